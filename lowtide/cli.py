@@ -1,0 +1,135 @@
+"""The command line: reads arguments and calls; everything else is imported when it is needed.
+
+    lowtide demo --quick          lowtide doctor            lowtide cache stats
+    lowtide explain pkg.mod:fn --shape 1000x4,500x4 --dtype float32
+
+Exit status: 0 done, 1 it ran and something is wrong, 2 the arguments make no sense, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+# Findings of the doctor without which nothing compiles; all others only cost speed.
+_REQUIRED = ("torch", "compiler", "kernel")
+
+
+def app(arguments: Sequence[str] | None = None) -> int:
+    """Run one command, given by `arguments` or the process. Returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `lowtide demo | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lowtide", description="A memory-first JIT compiler for PyTorch code."
+    )
+    parser.add_argument(
+        "--version", action=_VersionAction, help="print the version of Lowtide and of torch"
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    demo = commands.add_parser(
+        "demo", help="three programs under eager, torch.compile and Lowtide, side by side"
+    )
+    demo.add_argument("--device", choices=["cpu"], default="cpu", help="where to run (cpu)")
+    demo.add_argument("--quick", action="store_true", help="small sizes, for a first look")
+    demo.add_argument("--json", action="store_true", help="print the results as JSON")
+    demo.set_defaults(run=_demo)
+
+    doctor = commands.add_parser("doctor", help="what Lowtide finds on this machine")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.set_defaults(run=_doctor)
+
+    cache = commands.add_parser("cache", help="the compiled kernels on disk")
+    cache.add_argument("action", nargs="?", choices=["stats", "clear", "path"], default="stats")
+    cache.set_defaults(run=_cache)
+
+    explain = commands.add_parser("explain", help="how a function is compiled for given shapes")
+    explain.add_argument("target", metavar="pkg.mod:fn", help="a function, plain or compiled")
+    explain.add_argument(
+        "--shape",
+        required=True,
+        help="one shape for each tensor, e.g. 1000x4,500x4; `scalar` has no axes",
+    )
+    explain.add_argument(
+        "--dtype", default="float32", help="one dtype for all, or one for each: float32,int64"
+    )
+    explain.set_defaults(run=_explain)
+    return parser
+
+
+class _VersionAction(argparse.Action):
+    """`--version`, whose text costs an import of torch and so is made only when asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from lowtide.machine import this_machine
+
+        machine = this_machine()
+        print(f"lowtide {machine.lowtide}, torch {machine.torch}, Python {machine.python}")
+        parser.exit()
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from lowtide.demo import run_demo
+
+    return run_demo(is_quick=options.quick, as_json=options.json, device=options.device)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    import dataclasses
+
+    from lowtide.doctor import render, run_checks
+
+    checks = run_checks()
+    if options.json:
+        print(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
+    else:
+        print(render(checks))
+    return 0 if all(check.ok for check in checks if check.name in _REQUIRED) else 1
+
+
+def _cache(options: argparse.Namespace) -> int:
+    from lowtide.runtime import cache
+    from lowtide.tables import format_bytes
+
+    if options.action == "path":
+        print(cache.path())
+        return 0
+    size = cache.clear() if options.action == "clear" else cache.size()
+    verb = "removed " if options.action == "clear" else ""
+    print(f"{verb}{size.entries} kernels, {format_bytes(size.entry_bytes)}, in {cache.path()}")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from lowtide.errors import LowtideError
+    from lowtide.explain_command import ArgumentFault, explain
+
+    try:
+        print(explain(options.target, options.shape, options.dtype))
+    except ArgumentFault as fault:
+        print(f"lowtide explain: {fault}", file=sys.stderr)
+        return 2
+    except LowtideError as fault:
+        print(fault, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,403 @@
+"""The inside of a nest as C: each value in the outermost loop that knows all its axes.
+
+In:  a nest, the names of its kernel, and which `Variant` of the loops is printed.
+Out: C lines. A point names, for the axes held in registers, which row or vector is meant: a value
+     is computed once for each point of the axes that it depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+
+from lowtide.codegen.c import pointwise as pw
+from lowtide.codegen.c.indexing import c_index
+from lowtide.codegen.c.names import Names, buffer_place, number
+from lowtide.ir.dtypes import DType, boolean
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Load, Scalar, Select
+from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms
+from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
+from lowtide.tile.items import address, stride_along
+
+
+@dataclass(slots=True)
+class Variant:
+    """One way through the loops: vectors per block, rows per block, whether lanes are counted.
+
+    `everything`: over the whole vector axis, not just what whole blocks leave; `alone`: over all
+    rows too."""
+
+    vectors: int
+    rows: int
+    partial: bool
+    everything: bool = False
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class _Scope:
+    """Statements of one loop depth: before and after the inner loop."""
+
+    before: list[str] = field(default_factory=list[str])
+    after: list[str] = field(default_factory=list[str])
+
+
+Point = tuple[tuple[Axis, int], ...]
+
+
+class Body:
+    """Emits one variant. A point names, for blocked axes, which of the held rows or vectors."""
+
+    def __init__(self, nest: Nest, names: Names, variant: Variant) -> None:
+        self.nest = nest
+        self.names = names
+        self.variant = variant
+        self.order = [a for a in nest.order if a not in nest.full]
+        self.scopes = [_Scope() for _ in range(len(self.order) + 1)]
+        self.known: dict[tuple[Expr, Point], str] = {}
+        self.serial = 0
+        self.counts = dict.fromkeys(nest.unroll, variant.rows)
+        self.counts.update({a: a.extent.const or 1 for a in nest.full})
+        if nest.vector is not None:
+            self.counts[nest.vector] = variant.vectors
+        self.depths: dict[Axis, int] = {a: k + 1 for k, a in enumerate(self.order)}
+        self.watched: dict[str, dict[str, None]] = {}
+        self.written = {id(w.buffer) for w in nest.writes if isinstance(w, Stage)}
+
+    # -- the loops --
+
+    def lines(self) -> Iterator[str]:
+        for w in self.nest.writes:
+            if isinstance(w, Accumulate):
+                self._accumulate(w)
+            else:
+                for point in self.points(frozenset(self.nest.axes)):
+                    self._write(w, point)
+        self._watch()
+        yield from self._nested(0)
+
+    def _watch(self) -> None:
+        """One sum per round of all values that a fast minimum saw: NaN stays in it."""
+        if self.variant.alone:
+            return
+        inner = self.scopes[len(self.order)].before
+        for t, names in self.watched.items():
+            values = list(names)
+            while len(values) > 1:
+                values = [f"({' + '.join(values[k : k + 2])})" for k in range(0, len(values), 2)]
+            inner.append(f"seen_{t} += {values[0]};")
+
+    def _nested(self, depth: int) -> Iterator[str]:
+        scope = self.scopes[depth]
+        yield from scope.before
+        if depth < len(self.order):
+            yield self._for(self.order[depth]) + " {"
+            yield from ("  " + line for line in self._nested(depth + 1))
+            yield "}"
+        yield from scope.after
+
+    def _for(self, a: Axis) -> str:
+        n, low, high = f"n_{self.names.axis(a)}", "0", f"n_{self.names.axis(a)}"
+        step = 1
+        if a is self.nest.vector:
+            step = self.names.lanes * self.variant.vectors
+            width = self.names.lanes * self.nest.vectors
+            if self.variant.partial:
+                low = "0" if self.variant.everything else f"{n} - {n} % {width}"
+            else:
+                high = f"{n} - {width - 1}"
+        elif a in self.nest.unroll:
+            step = self.variant.rows
+            rows = self.nest.unroll[a]
+            if rows == step:
+                high = f"{n} - {rows - 1}"
+            elif not self.variant.alone:
+                low = f"{n} - {n} % {rows}"
+        local = self._local(a)
+        lanes = ""
+        if a is self.nest.vector and self.variant.partial:
+            self.scopes[self.depths[a]].before.insert(
+                0, f"const int lanes = (int)lt_min({self.names.lanes}, {n} - {local});"
+            )
+        return f"for (int64_t {local} = {low}; {local} < {high}; {local} += {step}){lanes}"
+
+    def _local(self, a: Axis) -> str:
+        return f"l_{self.names.axis(a)}"
+
+    def points(self, axes: frozenset[Axis]) -> Iterator[Point]:
+        blocked = [a for a in (*self.nest.axes,) if a in axes and self.counts.get(a, 1) > 1]
+        ranges = [range(self.counts[a]) for a in blocked]
+        for choice in product(*ranges):
+            yield tuple(zip(blocked, choice, strict=True))
+
+    def restrict(self, point: Point, axes: frozenset[Axis]) -> Point:
+        return tuple((a, k) for a, k in point if a in axes)
+
+    # -- coordinates --
+
+    def offset(self, a: Axis, point: Point) -> str:
+        """The place within the tile; for the vector axis, of its first lane."""
+        k = dict(point).get(a, 0)
+        if a in self.nest.full:
+            return str(k)
+        if a is self.nest.vector:
+            k *= self.names.lanes
+        local = self._local(a)
+        return f"{local} + {k}" if k else local
+
+    def coordinate(self, a: Axis, point: Point) -> str:
+        """The global index."""
+        if a in self.names.fixed:
+            return f"b_{self.names.axis(a)}"
+        return f"(b_{self.names.axis(a)} + {self.offset(a, point)})"
+
+    def depth(self, axes: frozenset[Axis]) -> int:
+        return max((self.depths.get(a, 0) for a in axes), default=0)
+
+    def _declare(self, vector: str, text: str, axes: frozenset[Axis]) -> str:
+        self.serial += 1
+        name = f"r{self.serial}"
+        self.scopes[self.depth(axes)].before.append(f"{vector} {name} = {text};")
+        return name
+
+    # -- expressions --
+
+    def value(self, e: Expr, point: Point) -> str:
+        """The C name of a value at a point."""
+        axes = ex.free_axes(e)
+        key = (e, self.restrict(point, axes))
+        if key not in self.known:
+            buffer = self.nest.reads.get(e)
+            if buffer is not None and id(buffer) not in self.written:
+                self.known[key] = self._from_buffer(buffer, key[1])
+            else:
+                text = self._text(e, key[1])
+                self.known[key] = self._declare(pw.VECTOR[e.dtype.name], text, axes)
+        return self.known[key]
+
+    def _text(self, e: Expr, point: Point) -> str:
+        use = self.names.use
+        if isinstance(e, Const):
+            return self.constant(e.value, e.dtype)
+        if isinstance(e, Load):
+            return self._load(e, point)
+        if isinstance(e, At):
+            return self._at(e.index, point)
+        if isinstance(e, Scalar):
+            t = pw.REGISTER[e.dtype.name]
+            return f"{use(f'splat_{t}')}(v_{e.name})"
+        if isinstance(e, Cast):
+            text, used = pw.cast(e.arg.dtype, e.dtype, self.value(e.arg, point))
+            self.names.library.update(dict.fromkeys(used))
+            return text
+        if isinstance(e, Select):
+            parts = [self.value(c, point) for c in e.children]
+            return f"{use(f'select_{pw.REGISTER[e.dtype.name]}')}({', '.join(parts)})"
+        assert isinstance(e, Apply)
+        dtype = e.args[0].dtype
+        self.names.library.update(dict.fromkeys(pw.uses(e.fn, dtype)))
+        if e.fn == "floordiv" and dtype.is_float:
+            self.names.floordivs.add(pw.REGISTER[dtype.name])
+        return pw.call(e.fn, dtype, [self.value(a, point) for a in e.args])
+
+    def constant(self, value: float | int | bool, dtype: DType) -> str:
+        t = pw.REGISTER[dtype.name]
+        if t == "bool":
+            return f"(i32v){{0}} - {int(value)}"
+        return f"{self.names.use(f'splat_{t}')}({number(value, t)})"
+
+    def _index(self, index: Index, point: Point, lane: str = "") -> str:
+        """A scalar index; with `lane`, at that lane of the vector axis."""
+        v = self.nest.vector
+
+        def coordinate(a: Axis) -> str:
+            text = self.coordinate(a, point)
+            return f"({text} + {lane})" if lane and a is v else text
+
+        def gathered(g: Gather) -> str:
+            name = self.value(g.expr, point)
+            along = v is not None and v in ex.free_axes(g.expr)
+            return f"{name}[{lane if lane and along else 0}]"
+
+        return c_index(index, coordinate, gathered)
+
+    def _gather_axes(self, index: Index) -> frozenset[Axis]:
+        axes: set[Axis] = set()
+        for atom in deep_atoms(index):
+            if isinstance(atom, Axis):
+                axes.add(atom)
+            elif isinstance(atom, Gather):
+                axes |= ex.free_axes(atom.expr)
+        return frozenset(axes)
+
+    def _at(self, index: Index, point: Point) -> str:
+        v = self.nest.vector
+        if v is None or v not in self._gather_axes(index):
+            return f"{self.names.use('splat_i64')}({self._index(index, point)})"
+        step = stride_along(index, v) if v in deep_atoms(index) else None
+        if step is not None and not self._gathers_along(index):
+            base = self._index(index, point)
+            lanes = self.iota("i64")
+            return f"{self.names.use('splat_i64')}({base}) + {lanes} * ({c_index(step)})"
+        items = [self._index(index, point, str(k)) for k in range(self.names.lanes)]
+        return f"(i64v){{{', '.join(items)}}}"
+
+    def _gathers_along(self, index: Index) -> bool:
+        v = self.nest.vector
+        return any(isinstance(g, Gather) and v in ex.free_axes(g.expr) for g in deep_atoms(index))
+
+    def iota(self, t: str) -> str:
+        return f"(({t}v){{{', '.join(map(str, range(self.names.lanes)))}}})"
+
+    # -- reading memory and buffers --
+
+    def _load(self, load: Load, point: Point) -> str:
+        buffer = self.names.values.get(load.source)
+        if buffer is not None:
+            return self._read(buffer, point)
+        dtype = self.names.memory[load.source]
+        offset = address(load, self.names.strides)
+        v, use = self.nest.vector, self.names.use
+        pointer = f"p_{load.source}"
+        if v is None or v not in self._gather_axes(offset):
+            return self._splat(f"{pointer}[{self._index(offset, point)}]", dtype)
+        step = None if self._gathers_along(offset) else stride_along(offset, v)
+        n = "lanes" if self.variant.partial else str(self.names.lanes)
+        if step is None:
+            return self._lane_by_lane(pointer, offset, point, dtype, n)
+        base = f"{pointer} + {self._index(offset, point)}"
+        if step.const == 1:
+            if self.variant.partial:
+                return f"{use(f'load_part_{dtype.name}')}({base}, lanes)"
+            return f"{use(f'load_{dtype.name}')}({base})"
+        return f"{use(f'load_strided_{dtype.name}')}({base}, {c_index(step)}, {n})"
+
+    def _splat(self, element: str, dtype: DType) -> str:
+        if dtype.name == "bool":
+            return f"(i32v){{0}} - (int32_t)({element} != 0)"
+        if dtype.name in ("bf16", "f16"):
+            return f"{self.names.use(f'cast_{dtype.name}_f32')}((u16v){{0}} + {element})"
+        return f"{self.names.use(f'splat_{dtype.name}')}({element})"
+
+    def _lane_by_lane(self, pointer: str, offset: Index, point: Point, dtype: DType, n: str) -> str:
+        depth = self.scopes[self.depth(self._gather_axes(offset))]
+        self.serial += 1
+        name = f"g{self.serial}"
+        element = f"{pointer}[{self._index(offset, point, 'q')}]"
+        depth.before.append(f"{pw.MEMORY[dtype.name]} {name}[{self.names.lanes}] = {{0}};")
+        depth.before.append(f"for (int q = 0; q < {n}; q++) {name}[q] = {element};")
+        return f"{self.names.use(f'load_{dtype.name}')}({name})"
+
+    def _from_buffer(self, buffer: Buffer, point: Point) -> str:
+        return self._declare(
+            pw.VECTOR[buffer.dtype.name], self._read(buffer, point), frozenset(buffer.axes)
+        )
+
+    def _read(self, buffer: Buffer, point: Point) -> str:
+        t = buffer.dtype.name
+        place = self.place(buffer, point)
+        v, use = self.nest.vector, self.names.use
+        if v not in buffer.axes:
+            return self._splat_register(place, t)
+        kind = "i32" if t == "bool" else t
+        if v is buffer.last:
+            return f"{use(f'load_{kind}')}(&{place})"
+        n = "lanes" if self.variant.partial else str(self.names.lanes)
+        return f"{use(f'load_strided_{kind}')}(&{place}, {self.stride(buffer, v)}, {n})"
+
+    def _splat_register(self, element: str, t: str) -> str:
+        kind = "i32" if t == "bool" else t
+        return f"{self.names.use(f'splat_{kind}')}({element})"
+
+    def stride(self, buffer: Buffer, a: Axis | None) -> str:
+        others = [b for b in buffer.axes if b is not buffer.last]
+        assert a is not None
+        behind = others[others.index(a) + 1 :]
+        lengths = [f"e_{buffer.name}_{self.names.axis(b)}" for b in behind]
+        lengths.append(str(buffer.panel) if buffer.panel else f"e_{buffer.name}_last")
+        return " * ".join(lengths)
+
+    def place(self, buffer: Buffer, point: Point) -> str:
+        """The element of a buffer, as an lvalue."""
+        block = self._block(buffer, point)
+        return buffer_place(buffer, self.names, lambda a: self._within(buffer, a, point), block)
+
+    def _block(self, buffer: Buffer, point: Point) -> tuple[str, int] | None:
+        """Where a panel begins and how far into it, if a whole block of the loops lies in one."""
+        last, width = buffer.last, self.names.lanes * self.variant.vectors
+        if not buffer.panel or last is None or last in buffer.whole:
+            return None
+        k = dict(point).get(last, 0)
+        if last is self.nest.vector and not self.variant.partial and buffer.panel == width:
+            return self._local(last), k * self.names.lanes
+        return None
+
+    def _within(self, buffer: Buffer, a: Axis, point: Point) -> str:
+        if a in buffer.whole:
+            return self.coordinate(a, point)
+        return self.offset(a, point)
+
+    # -- writing --
+
+    def _write(self, w: Store | Stage, point: Point) -> None:
+        value = self.value(w.expr, point)
+        axes = frozenset(self.nest.axes)
+        after = self.scopes[self.depth(axes)].before
+        use, v = self.names.use, self.nest.vector
+        if isinstance(w, Stage):
+            t = w.buffer.dtype.name
+            kind = "i32" if t == "bool" else t
+            place = self.place(w.buffer, point)
+            if v in w.buffer.axes:
+                if v is w.buffer.last:
+                    after.append(f"{use(f'store_{kind}')}(&{place}, {value});")
+                else:
+                    step = self.stride(w.buffer, v)
+                    n = "lanes" if self.variant.partial else str(self.names.lanes)
+                    after.append(f"{use(f'store_strided_{kind}')}(&{place}, {step}, {value}, {n});")
+            else:
+                after.append(f"{place} = {value}[0];")
+            return
+        dtype = self.names.memory[w.target]
+        offset = as_index(0)
+        for i, stride in zip(w.index, self.names.strides[w.target], strict=True):
+            offset = offset + i * stride
+        base = f"p_{w.target} + {self._index(offset, point)}"
+        step = stride_along(offset, v) if v is not None else as_index(0)
+        if v is None or step is None or step.const == 0:
+            after.append(f"{use(f'store_part_{dtype.name}')}({base}, {value}, 1);")
+        elif step.const == 1:
+            if self.variant.partial:
+                after.append(f"{use(f'store_part_{dtype.name}')}({base}, {value}, lanes);")
+            else:
+                after.append(f"{use(f'store_{dtype.name}')}({base}, {value});")
+        else:
+            n = "lanes" if self.variant.partial else str(self.names.lanes)
+            after.append(
+                f"{use(f'store_strided_{dtype.name}')}({base}, {c_index(step)}, {value}, {n});"
+            )
+
+    # -- reductions --
+
+    def _accumulate(self, w: Accumulate) -> None:
+        from lowtide.codegen.c.reduce import Accumulator
+
+        Accumulator(self, w).emit()
+
+    def masked(self, name: str, t: str, neutral: str) -> str:
+        """The value with lanes past the end replaced by a neutral one."""
+        v = self.nest.vector
+        if not self.variant.partial or v is None:
+            return name
+        mask = self.lane_mask()
+        return f"{self.names.use(f'select_{t}')}({mask}, {name}, {neutral})"
+
+    def lane_mask(self) -> str:
+        v = self.nest.vector
+        assert v is not None
+        key = (ex.const(True, boolean), ((v, -1),))
+        if key not in self.known:
+            self.known[key] = self._declare("i32v", f"{self.iota('i32')} < lanes", frozenset({v}))
+        return self.known[key]

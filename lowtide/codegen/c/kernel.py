@@ -1,0 +1,375 @@
+"""A `Kernel` as C: an entry, a task over a share of the tiles, buffers, the fold over threads.
+
+In:  a scheduled kernel and what lies in memory. Out: a `KernelText`: C, and the slots it takes.
+
+    static void k_task(slots, t, threads, exact, nan)  its share of the tiles, in its own buffers
+    int64_t k(slots)                                   runs the tasks; again, exact, if NaN was seen
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from lowtide.codegen.c import pointwise as pw
+from lowtide.codegen.c.indexing import c_index
+from lowtide.codegen.c.names import Names, buffer_place, number
+from lowtide.codegen.c.nest import nest_lines
+from lowtide.codegen.c.reduce import ARG
+from lowtide.codegen.c.transpose import transposed_lines
+from lowtide.ir.dtypes import DType
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import identity
+from lowtide.texpr.index import Axis, Index, Size, as_index, deep_atoms, floordiv, product
+from lowtide.tile.ir import Buffer, Combine, Fill, Kernel, Nest, Stmt, Store, sweeps
+from lowtide.tile.items import address
+
+SERIAL_POINTS = 1 << 14  # fewer points than this are not worth waking a thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelText:
+    """`tensors`, `sizes`, `numbers`: what the slots hold, in order, after the scratch pointer.
+
+    `thread_bytes`: work memory per thread, a polynomial in the sizes."""
+
+    name: str
+    text: str
+    tensors: list[str]
+    sizes: list[str]
+    numbers: list[str]
+    thread_bytes: Index
+    names: Names
+
+
+def kernel_text(
+    kernel: Kernel, memory: Mapping[str, DType], strides: Mapping[str, tuple[Index, ...]]
+) -> KernelText:
+    """Print one kernel. `memory` and `strides` cover the tensors that it reads and writes."""
+    return _Printer(kernel, memory, strides).text()
+
+
+class _Printer:
+    def __init__(
+        self,
+        kernel: Kernel,
+        memory: Mapping[str, DType],
+        strides: Mapping[str, tuple[Index, ...]],
+    ) -> None:
+        self.kernel = kernel
+        self.names = Names(
+            lanes=kernel.lanes,
+            strides=dict(strides),
+            memory=dict(memory),
+            values=kernel.values,
+            fixed=frozenset(t.axis for t in kernel.grid if t.tile == 1),
+            grid=frozenset(t.axis for t in kernel.grid),
+        )
+        self.grid_tiles = {t.axis: t.tile or 1 for t in kernel.grid}
+        self.sweeps = {s.axis: s.tile for s in sweeps(kernel.body)}
+        self.sizes: dict[str, None] = {}
+
+    # -- buffers --
+
+    def _length(self, b: Buffer, a: Axis) -> Index:
+        if a in b.whole:
+            return a.extent
+        if a in self.grid_tiles:
+            return as_index(self.grid_tiles[a])
+        return as_index(self.sweeps[a]) if a in self.sweeps else a.extent
+
+    def _padded(self, b: Buffer) -> Index:
+        """Elements of the contiguous axis: whole vectors, or whole panels."""
+        if b.last is None:
+            return as_index(1)
+        step = max(b.panel, self.kernel.lanes)
+        return floordiv(self._length(b, b.last) + step - 1, step) * step
+
+    def _elements(self, b: Buffer) -> Index:
+        others = [self._length(b, a) for a in b.axes if a is not b.last]
+        return product(others) * self._padded(b) + self.kernel.lanes
+
+    def _bytes(self, b: Buffer) -> Index:
+        size = 4 if b.dtype.name == "bool" else b.dtype.itemsize
+        return floordiv(self._elements(b) * size + 63, 64) * 64
+
+    def thread_bytes(self) -> Index:
+        total = as_index(0)
+        for b in self.kernel.buffers:
+            total = total + self._bytes(b)
+        return total
+
+    # -- text --
+
+    def text(self) -> KernelText:
+        body = list(self._body(self.kernel.body, frozenset()))
+        task = [*self._buffer_lines(), *self._thread_fills(), *self._tile_loop(body)]
+        combines = [line for c in self.kernel.combines for line in self._combine(c)]
+        for nest in self.kernel.epilogue:
+            combines += ["{", *("  " + line for line in self._last(nest)), "}"]
+        work = self._work()
+        tiles = self._tiles()
+        tensors = self._tensors()
+        for index in (work, tiles, self.thread_bytes(), *self._indices()):
+            self.sizes.update(dict.fromkeys(_size_names(index)))
+        numbers = sorted({s.name for s in self._scalars()})
+        slots = list(self._slots(tensors, numbers))
+        lines = [
+            f"static void {self.kernel.name}_task(const lt_slot *slots, int64_t t, "
+            "int64_t threads, int64_t tiles, int exact, int *nan) {",
+            *("  " + line for line in (*slots, *task)),
+            "}",
+            *self._entry(slots, combines, c_index(tiles), c_index(work)),
+        ]
+        return KernelText(
+            name=self.kernel.name,
+            text="\n".join(lines) + "\n",
+            tensors=tensors,
+            sizes=list(self.sizes),
+            numbers=numbers,
+            thread_bytes=self.thread_bytes(),
+            names=self.names,
+        )
+
+    def _tensors(self) -> list[str]:
+        read = {
+            load.source
+            for nest in self.kernel.nests()
+            for w in nest.writes
+            for load in ex.loads(w.expr)
+            if load.source not in self.names.values
+        }
+        return sorted(read - set(self.kernel.outputs)) + list(self.kernel.outputs)
+
+    def _scalars(self) -> Iterator[ex.Scalar]:
+        for nest in self.kernel.nests():
+            for w in nest.writes:
+                yield from (n for n in ex.walk(w.expr) if isinstance(n, ex.Scalar))
+
+    def _indices(self) -> Iterator[Index]:
+        """Every polynomial that the text prints: their sizes become slots."""
+        for b in self.kernel.buffers:
+            yield from (self._length(b, a) for a in b.axes)
+        for t in self.kernel.grid:
+            yield t.axis.extent
+        for nest in self.kernel.nests():
+            yield from (a.extent for a in nest.axes)
+            for w in nest.writes:
+                for node in ex.walk(w.expr):
+                    yield from ex.indices(node)
+                    if isinstance(node, ex.Load) and node.source not in self.names.values:
+                        yield address(node, self.names.strides)
+                if isinstance(w, Store):
+                    yield from self.names.strides[w.target]
+                    yield from w.index
+        for c in self.kernel.combines:
+            yield from self.names.strides[c.target]
+            yield from (a.extent for a in c.buffer.axes)
+
+    def _slots(self, tensors: list[str], numbers: list[str]) -> Iterator[str]:
+        yield "char *scratch = slots[2].p;"
+        k = 3
+        for name in tensors:
+            c = pw.MEMORY[self.names.memory[name].name]
+            const = "" if name in self.kernel.outputs else "const "
+            yield f"{const}{c} *restrict p_{name} = slots[{k}].p;"
+            k += 1
+        for name in self.sizes:
+            yield f"const int64_t z_{name} = slots[{k}].q;"
+            k += 1
+        for name in numbers:
+            yield f"const double v_{name} = slots[{k}].d;"
+            k += 1
+
+    def _buffer_lines(self) -> Iterator[str]:
+        yield f"scratch += t * ({c_index(self.thread_bytes())});"
+        yield from self._buffer_pointers()
+
+    def _buffer_pointers(self) -> Iterator[str]:
+        offset = as_index(0)
+        for b in self.kernel.buffers:
+            c = pw.SCALAR[b.dtype.name]
+            yield f"{c} *restrict s_{b.name} = ({c} *)(scratch + {c_index(offset)});"
+            for a in b.axes:
+                if a is not b.last:
+                    length = c_index(self._length(b, a))
+                    yield f"const int64_t e_{b.name}_{self.names.axis(a)} = {length};"
+            if b.last is not None:
+                yield f"const int64_t e_{b.name}_last = {c_index(self._padded(b))};"
+            offset = offset + self._bytes(b)
+
+    def _start(self, b: Buffer) -> str:
+        fn, is_index = b.fn, b.twin is not None
+        value = 0 if is_index else identity(ARG.get(fn, fn), b.dtype)
+        return self._scalar(value, b)
+
+    def _scalar(self, value: float | int | bool, b: Buffer) -> str:
+        t = pw.REGISTER[b.dtype.name]
+        return str(-int(value)) if t == "bool" else number(value, t)
+
+    def _thread_fills(self) -> Iterator[str]:
+        for b in self.kernel.buffers:
+            if b.per_thread:
+                yield self._fill(b, self._start(b))
+
+    def _fill(self, b: Buffer, value: str) -> str:
+        n = c_index(self._elements(b))
+        return f"for (int64_t q = 0; q < {n}; q++) s_{b.name}[q] = {value};"
+
+    def _tiles(self) -> Index:
+        return product(
+            floordiv(t.axis.extent + (t.tile or 1) - 1, t.tile or 1) for t in self.kernel.grid
+        )
+
+    def _tile_loop(self, body: list[str]) -> Iterator[str]:
+        yield "const int64_t from = tiles * t / threads, to = tiles * (t + 1) / threads;"
+        yield "for (int64_t tile = from; tile < to; tile++) {"
+        yield "  int64_t rest = tile;"
+        for k, t in reversed(list(enumerate(self.kernel.grid))):
+            a, n = self.names.axis(t.axis), c_index(t.axis.extent)
+            tile = t.tile or 1
+            count = c_index(floordiv(t.axis.extent + tile - 1, tile))
+            last = "rest" if k == 0 else f"rest % ({count})"
+            yield f"  const int64_t b_{a} = {last} * {tile};"
+            yield f"  const int64_t n_{a} = lt_min({tile}, {n} - b_{a});"
+            if k:
+                yield f"  rest /= {count};"
+        yield from ("  " + line for line in body)
+        yield "}"
+
+    def _in_full(self, nest: Nest, open_sweeps: frozenset[Axis]) -> Iterator[str]:
+        """Axes that a nest walks from end to end: their tile begins at 0 and is the extent."""
+        for a in nest.axes:
+            if a not in self.grid_tiles and a not in open_sweeps:
+                name = self.names.axis(a)
+                yield f"  const int64_t b_{name} = 0, n_{name} = {c_index(a.extent)};"
+                yield f"  (void)b_{name}; (void)n_{name};"
+
+    def _body(self, body: list[Stmt], open_sweeps: frozenset[Axis]) -> Iterator[str]:
+        for stmt in body:
+            if isinstance(stmt, Nest):
+                yield "{"
+                yield from self._in_full(stmt, open_sweeps)
+                print_nest = transposed_lines if stmt.transposed else nest_lines
+                yield from ("  " + line for line in print_nest(stmt, self.names))
+                yield "}"
+            elif isinstance(stmt, Fill):
+                yield self._fill(stmt.buffer, self._scalar(stmt.value, stmt.buffer))
+            else:
+                a, n = self.names.axis(stmt.axis), c_index(stmt.axis.extent)
+                yield f"for (int64_t b_{a} = 0; b_{a} < {n}; b_{a} += {stmt.tile}) {{"
+                yield f"  const int64_t n_{a} = lt_min({stmt.tile}, {n} - b_{a});"
+                yield from (
+                    "  " + line for line in self._body(stmt.body, open_sweeps | {stmt.axis})
+                )
+                yield "}"
+
+    # -- entry --
+
+    def _work(self) -> Index:
+        """Points of the largest nest, as a polynomial."""
+        best = as_index(1)
+        most = 0
+        grid = tuple(t.axis for t in self.kernel.grid)
+        for nest in self.kernel.nests():
+            axes = dict.fromkeys((*grid, *nest.axes))
+            if len(axes) > most:
+                most, best = len(axes), product(a.extent for a in axes)
+        return best
+
+    def _entry(self, slots: list[str], combines: list[str], tiles: str, work: str) -> Iterator[str]:
+        name = self.kernel.name
+        fields = "const lt_slot *slots; int64_t threads, tiles; int nan, exact;"
+        yield f"typedef struct {{ {fields} }} {name}_context;"
+        yield f"static void {name}_tasks(int64_t begin, int64_t end, void *context) {{"
+        yield f"  {name}_context *c = context;"
+        yield "  int nan = 0;"
+        yield "  for (int64_t t = begin; t < end; t++)"
+        yield f"    {name}_task(c->slots, t, c->threads, c->tiles, c->exact, &nan);"
+        yield "  if (nan) c->nan = 1;"
+        yield "}"
+        yield f"LT_EXPORT int64_t {name}(const void *args) {{"
+        yield "  const lt_slot *slots = args;"
+        yield from ("  " + line for line in slots)
+        yield f"  const int64_t tiles = {tiles};"
+        yield f"  const int64_t few = {work} < {SERIAL_POINTS};"
+        yield "  const int64_t threads = few ? 1 : lt_max(1, lt_min(slots[1].q, tiles));"
+        yield f"  {name}_context context = {{slots, threads, tiles, 0, 0}};"
+        yield f"  int64_t fault = lt_run(slots, 0, threads, 1, {name}_tasks, &context);"
+        if self.kernel.checks_nan:
+            yield "  if (context.nan) {"
+            yield "    context.exact = 1;"
+            yield f"    fault |= lt_run(slots, 0, threads, 1, {name}_tasks, &context);"
+            yield "  }"
+        if combines:
+            yield "  {"
+            yield from ("    " + line for line in self._buffer_pointers())
+            yield f"    const int64_t stride = {c_index(self.thread_bytes())};"
+            yield from ("    " + line for line in combines)
+            yield "  }"
+        yield "  (void)scratch;"
+        yield "  return fault;"
+        yield "}"
+
+    def _last(self, nest: Nest) -> Iterator[str]:
+        """A nest that runs once, after all tiles: what it reads lies in memory by then."""
+        held, self.names.values = self.names.values, {}
+        yield from nest_lines(nest, self.names)
+        self.names.values = held
+
+    def _combine(self, c: Combine) -> Iterator[str]:
+        b = c.buffer
+        loops = {a: f"c_{self.names.axis(a)}" for a in b.axes}
+        for a in b.axes:
+            var = loops[a]
+            yield f"for (int64_t {var} = 0; {var} < {c_index(a.extent)}; {var}++)"
+        yield "{"
+        place = buffer_place(b, self.names, lambda a: loops[a])
+        ctype = pw.SCALAR[b.dtype.name]
+        yield f"  {ctype} *first = &{place}, x = *first;"
+        if b.twin is not None:
+            yield from self._combine_arg(b, b.twin, loops)
+        else:
+            yield "  for (int64_t t = 1; t < threads; t++) {"
+            yield f"    const {ctype} h = *({ctype} *)((char *)first + t * stride);"
+            yield f"    {_scalar_step(b.fn, b.dtype.name)}"
+            yield "  }"
+        steps = zip(c.axes, self.names.strides[c.target], strict=True)
+        text = [f"{loops[a]} * ({c_index(s)})" for a, s in steps if a in loops]
+        yield f"  {self._store_scalar(c.target, ' + '.join(text) or '0')}"
+        yield "}"
+
+    def _combine_arg(self, b: Buffer, twin: Buffer, loops: dict[Axis, str]) -> Iterator[str]:
+        best = buffer_place(twin, self.names, lambda a: loops[a])
+        c = pw.SCALAR[twin.dtype.name]
+        sign = "<" if b.fn == "argmin" else ">"
+        yield f"  {c} *bests = &{best}, y = *bests;"
+        yield "  for (int64_t t = 1; t < threads; t++) {"
+        yield f"    const {c} h = *({c} *)((char *)bests + t * stride);"
+        yield f"    if (h {sign} y || (h != h && y == y)) {{"
+        yield "      y = h; x = *(int64_t *)((char *)first + t * stride);"
+        yield "    }"
+        yield "  }"
+
+    def _store_scalar(self, target: str, offset: str) -> str:
+        dtype = self.names.memory[target]
+        where = f"p_{target}[{offset}]"
+        if dtype.name == "bool":
+            return f"{where} = x != 0;"
+        if dtype.name in ("bf16", "f16"):
+            self.names.use(f"store_part_{dtype.name}", "splat_f32")
+            return f"store_part_{dtype.name}(&{where}, splat_f32(x), 1);"
+        return f"{where} = x;"
+
+
+def _scalar_step(fn: str, t: str) -> str:
+    if t == "bool":
+        return "x |= h;" if fn in ("any", "max", "sum") else "x &= h;"
+    if fn in ("sum", "prod"):
+        return f"x {'+' if fn == 'sum' else '*'}= h;"
+    sign = "<" if fn == "min" else ">"
+    return f"if (h {sign} x || h != h) x = h;"
+
+
+def _size_names(index: Index) -> Iterator[str]:
+    return iter(sorted(a.name for a in deep_atoms(index) if isinstance(a, Size)))

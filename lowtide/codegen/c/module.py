@@ -1,0 +1,37 @@
+"""All kernels of one program as one C file.
+
+In: kernel texts. Out: C source without any include; what it needs of the library is printed into it
+once per lane count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowtide.codegen.c.indexing import HELPERS
+from lowtide.codegen.c.kernel import KernelText
+from lowtide.codegen.c.pointwise import FLOORDIV
+from lowtide.codegen.c.reduce import arg_fold
+from lowtide.codegen.c.transpose import transpose_function
+from lowtide.codegen.c.vecmath import functions, types
+from lowtide.runtime import abi
+
+
+def module_text(kernels: Sequence[KernelText], lanes: int, vector_bytes: int) -> str:
+    """The C source of kernels that all have `lanes` lanes."""
+    library = list(dict.fromkeys(n for k in kernels for n in k.names.library))
+    special = [n[1:].split("_") for n in library if n.startswith("@")]
+    divisions = sorted({t for k in kernels for t in k.names.floordivs})
+    parts = [
+        types(lanes, vector_bytes),
+        abi.C_DECLARATIONS,
+        HELPERS,
+        functions([n for n in library if not n.startswith("@")], lanes, vector_bytes),
+        *(FLOORDIV.format(t=t, v=f"{t}v", m={"f32": "i32v", "f64": "i64v"}[t]) for t in divisions),
+        *(
+            transpose_function(t, lanes) if fn == "transpose" else arg_fold(fn, t)
+            for fn, t in special
+        ),
+        *(k.text for k in kernels),
+    ]
+    return "\n".join(parts)

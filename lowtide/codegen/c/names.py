@@ -1,0 +1,80 @@
+"""What a kernel's text calls things: axes, buffers, numbers.
+
+In: records of the tile program. Out: C names and lvalues, the same for every nest of a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lowtide.ir.dtypes import DType
+from lowtide.texpr.index import Axis, Index
+from lowtide.tile.ir import Buffer
+
+
+@dataclass(slots=True)
+class Names:
+    """What a kernel's text calls things, and what it turned out to use."""
+
+    lanes: int
+    strides: dict[str, tuple[Index, ...]]
+    memory: dict[str, DType]  # tensors in memory
+    values: dict[str, Buffer]  # definitions held in buffers
+    fixed: frozenset[Axis]
+    grid: frozenset[Axis]
+    axes: dict[Axis, str] = field(default_factory=dict[Axis, str])
+    library: dict[str, None] = field(default_factory=dict[str, None])
+    floordivs: set[str] = field(default_factory=set[str])
+
+    def axis(self, a: Axis) -> str:
+        if a not in self.axes:
+            self.axes[a] = f"{a.name}" if a.name not in self.axes.values() else f"x{len(self.axes)}"
+        return self.axes[a]
+
+    def use(self, *names: str) -> str:
+        self.library.update(dict.fromkeys(names))
+        return names[0]
+
+
+def buffer_place(
+    buffer: Buffer,
+    names: Names,
+    within: Callable[[Axis], str],
+    block: tuple[str, int] | None = None,
+) -> str:
+    """`name[…]` for a buffer element; `within(axis)` gives its C coordinate in the buffer.
+
+    `block`: the coordinate of the panel's first element, and the place within the panel."""
+    others = [a for a in buffer.axes if a is not buffer.last]
+    row = "0"
+    for a in others:
+        length = f"e_{buffer.name}_{names.axis(a)}"
+        row = f"({row}) * {length} + {within(a)}" if row != "0" else f"{within(a)}"
+    if buffer.last is None:
+        return f"s_{buffer.name}[{row}]"
+    column = within(buffer.last)
+    if not buffer.panel:
+        return f"s_{buffer.name}[({row}) * e_{buffer.name}_last + {column}]"
+    p = buffer.panel
+    rows = " * ".join(f"e_{buffer.name}_{names.axis(a)}" for a in others) or "1"
+    if block is not None:
+        return f"s_{buffer.name}[{block[0]} * ({rows}) + ({row}) * {p} + {block[1]}]"
+    return (
+        f"s_{buffer.name}[(({column}) / {p}) * ({rows} * {p}) + ({row}) * {p} + ({column}) % {p}]"
+    )
+
+
+def number(value: float | int | bool, t: str) -> str:
+    """A C constant."""
+    if t in ("f32", "f64"):
+        x = float(value)
+        if x != x:
+            return '__builtin_nanf("")' if t == "f32" else '__builtin_nan("")'
+        if x in (float("inf"), float("-inf")):
+            text = "__builtin_inff()" if t == "f32" else "__builtin_inf()"
+            return text if x > 0 else f"-{text}"
+        return f"(float){x.hex()}" if t == "f32" else x.hex()
+    if t == "i64" and int(value) == -(1 << 63):
+        return "(-0x7fffffffffffffffLL - 1)"
+    return f"{int(value)}LL" if t == "i64" else f"({int(value)})"

@@ -1,0 +1,118 @@
+"""Vector mathematics for generated kernels: C text without headers, without libc.
+
+In: names of functions, the lane count of the kernel, the bytes of a hardware vector. Out: C text.
+Always: only what is asked for and what that needs, callees first; every function is inlined; no
+undefined symbol.
+
+    types(16, 64) + functions(["exp_f32"], 16, 64)
+      → typedef float f32v …;  LT_INLINE f32v fma_f32(…) {…}  …  LT_INLINE f32v exp_f32(f32v x) {…}
+
+Where a kernel's vectors are wider than the hardware's (`f64v` of 16 lanes has 128 bytes), a
+function is printed for one hardware vector, its names ending in `x8`, and called once per part, so
+that what it computes stays in registers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from lowtide.codegen.c.vecmath import conversions, elementary, hardware, integers, lanes, memory
+from lowtide.codegen.c.vecmath.snippet import Layout, Prototype, Snippet, prototype
+from lowtide.codegen.c.vecmath.types import ITEMSIZE, types
+
+__all__ = ["NAMES", "Layout", "Snippet", "functions", "types"]
+
+_MODULES = (lanes, hardware, elementary, integers, conversions, memory)
+NAMES: dict[str, Snippet] = {s.name: s for module in _MODULES for s in module.SNIPPETS}
+
+# folds stand behind loops, where a call costs little; inlined, they cost the compiler most
+_CALLED = frozenset(n for n in NAMES if n.startswith(("hsum", "hprod", "hmin", "hmax", "hfast")))
+
+_WORD = re.compile(r"\b[a-z]\w*\b")
+_VECTOR = re.compile(r"\b([fiu]\d+)v(_u)?\b")
+_VECTOR_PARAM = re.compile(r"([fiu]\d+v)( ?\*)?")
+
+
+def functions(names: Iterable[str], lanes: int, vector_bytes: int) -> str:
+    """The C text of `names` and all they call, for kernels of `lanes` lanes.
+
+    Raises KeyError on an unknown name.
+    """
+    done: dict[tuple[str, int], str] = {}
+    for name in names:
+        _emit(NAMES[name], Layout(lanes=lanes, vector_bytes=vector_bytes), lanes, done)
+    return "\n".join(done.values())
+
+
+def _emit(
+    snippet: Snippet, layout: Layout, kernel_lanes: int, done: dict[tuple[str, int], str]
+) -> None:
+    """Appends `snippet` at `layout` to `done`, after what it calls."""
+    key = (snippet.name, layout.lanes)
+    if key in done:
+        return
+    text = snippet.text(layout)
+    narrow = layout.hardware_lanes(_widest(text)) if snippet.splits else layout.lanes
+    if narrow < layout.lanes:
+        part = Layout(lanes=narrow, vector_bytes=layout.vector_bytes)
+        _emit(snippet, part, kernel_lanes, done)
+        text = _in_parts(prototype(text), layout.lanes, narrow)
+    for word in dict.fromkeys(_WORD.findall(text)):
+        if word in NAMES and word != snippet.name:
+            _emit(NAMES[word], layout, kernel_lanes, done)
+    if layout.lanes != kernel_lanes:
+        text = _renamed(text, layout.lanes)
+    fits = layout.lanes * _widest(text) <= layout.vector_bytes  # a wider one is passed in memory
+    linkage = "LT_CALLED" if snippet.name in _CALLED and fits else "LT_INLINE"
+    done[key] = f"{linkage} {text}"
+
+
+def _widest(text: str) -> int:
+    """Bytes of the widest element among the vectors that `text` names."""
+    return max((ITEMSIZE[m[1]] for m in _VECTOR.finditer(text)), default=1)
+
+
+def _renamed(text: str, lanes: int) -> str:
+    """`text` with vector types and library functions named for `lanes` lanes."""
+    text = _VECTOR.sub(lambda m: f"{m[1]}x{lanes}{m[2] or ''}", text)
+    return _WORD.sub(lambda m: f"{m[0]}_x{lanes}" if m[0] in NAMES else m[0], text)
+
+
+def _in_parts(proto: Prototype, lanes: int, part: int) -> str:
+    """A function of `lanes` lanes: calls its `part`-lane version on each part of its arguments."""
+    head = ", ".join(f"{kind} {name}" for kind, name in proto.params)
+    count = lanes // part
+    lines: list[str] = []
+    outputs: list[str] = []
+    for kind, name in proto.params:
+        if match := _VECTOR_PARAM.fullmatch(kind):
+            start = "" if match[2] else f" = {{{name}}}"
+            lines.append(f"  {_union(match[1], count, part)} u_{name}{start};")
+            outputs += [f"  *{name} = u_{name}.v;"] if match[2] else []
+    if proto.result != "void":
+        lines.append(f"  {_union(proto.result, count, part)} u_result;")
+        outputs.append("  return u_result.v;")
+    strided = any(name == "stride" for _, name in proto.params)
+    for k in range(count):
+        step = f"{k * part} * stride" if strided else f"{k * part}"
+        args = ", ".join(_argument(kind, name, k, part, step) for kind, name in proto.params)
+        target = "" if proto.result == "void" else f"u_result.part[{k}] = "
+        lines.append(f"  {target}{proto.name}_x{part}({args});")
+    return f"{proto.result} {proto.name}({head}) {{\n" + "\n".join(lines + outputs) + "\n}"
+
+
+def _union(vector: str, count: int, part: int) -> str:
+    piece = _VECTOR.sub(lambda m: f"{m[1]}x{part}", vector)
+    return f"union {{ {vector} v; {piece} part[{count}]; }}"
+
+
+def _argument(kind: str, name: str, k: int, part: int, step: str) -> str:
+    if match := _VECTOR_PARAM.fullmatch(kind):
+        return f"{'&' if match[2] else ''}u_{name}.part[{k}]"
+    if "*" in kind:
+        return f"{name} + {step}"
+    if name == "n" and k:
+        rest = f"{name} - {k * part}"
+        return f"({rest} < 0 ? 0 : {rest} > {part} ? {part} : {rest})"
+    return f"({name} > {part} ? {part} : {name})" if name == "n" else name

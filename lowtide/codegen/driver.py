@@ -1,0 +1,83 @@
+"""The driver of a program: Python source that allocates and launches, nothing else.
+
+def run(tensors, sizes, numbers):
+    (x, y), (N, M), () = tensors, sizes, numbers
+    t3 = empty((N, M), float32)
+    run_k0(pack_k0(pool, threads, work, x.data_ptr(), y.data_ptr(), t3.data_ptr(), N, M))
+    return [t3]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lowtide.codegen.c.kernel import KernelText
+from lowtide.texpr.expr import Program
+from lowtide.texpr.index import Index
+from lowtide.tile.ir import Kernel
+from lowtide.tile.matmul import LEAST_POINTS, Matmul, Matrix
+
+
+def driver_text(
+    program: Program,
+    inputs: Sequence[str],
+    symbols: Sequence[str],
+    scalars: Sequence[str],
+    texts: Sequence[KernelText],
+    kernels: Sequence[Kernel],
+    products: Mapping[str, Matmul],
+) -> str:
+    """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`."""
+    lines = ["def run(tensors, sizes, numbers):"]
+    for names, source in ((inputs, "tensors"), (symbols, "sizes"), (scalars, "numbers")):
+        if names:
+            lines.append(f"    {', '.join(names)}, = {source}")
+    lines.append("    threads = threads_now()")
+    for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
+        for name in kernel.outputs:
+            d = program.defs[name]
+            shape = "".join(f"{size}, " for size in d.shape)
+            lines.append(f"    {name} = empty(({shape}), torch.{str(d.dtype.torch)[6:]})")
+        work = "0"
+        if text.thread_bytes.const != 0:
+            lines.append(f"    work = scratch(threads * ({text.thread_bytes}))")
+            work = "work.address"
+        pointers = [f"{name}.data_ptr()" for name in text.tensors]
+        slots = ", ".join(["pool", "threads", work, *pointers, *text.sizes, *text.numbers])
+        launch = f"run_{text.name}(pack_{text.name}({slots}))"
+        lines.extend(_choice(text.name, products[text.name], launch) if text.name in products
+                     else [f"    {launch}"])  # fmt: skip
+        dead = [n for n in text.tensors if n in program.defs and _dies(n, k, texts, program)]
+        if dead:
+            lines.append(f"    del {', '.join(dead)}")
+    lines.append(f"    return [{', '.join([*program.outputs, *program.checks])}]")
+    return "\n".join(lines) + "\n"
+
+
+def _choice(name: str, m: Matmul, launch: str) -> list[str]:
+    """PyTorch's matrix product or the kernel, whichever was faster at such sizes."""
+    left, right, result = (
+        f"{x.source}.as_strided(({_tuple(x.sizes)}), ({_tuple(x.strides)}), {x.offset}{base})"
+        for x, base in ((m.left, _base(m.left)), (m.right, _base(m.right)), (m.result, ""))
+    )
+    sizes = _tuple(dict.fromkeys((*m.left.sizes, m.right.sizes[-1])))
+    return [
+        f"    if {m.points} < {LEAST_POINTS}:",
+        f"        {launch}",
+        "    else:",
+        f"        choice_{name}.run(({sizes}), lambda: {launch},",
+        f"            lambda: matmul({left}, {right}, out={result}))",
+    ]
+
+
+def _base(x: Matrix) -> str:
+    return f" + {x.source}.storage_offset()"
+
+
+def _tuple(sizes: Iterable[Index]) -> str:
+    return "".join(f"{size}, " for size in sizes)
+
+
+def _dies(name: str, k: int, texts: Sequence[KernelText], program: Program) -> bool:
+    kept = name in program.outputs or name in program.checks
+    return not kept and not any(name in t.tensors for t in texts[k + 1 :])

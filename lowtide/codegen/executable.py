@@ -1,0 +1,244 @@
+"""Program → something to call: fuse, plan, print C, compile, and a driver that runs the kernels.
+
+In:  a `Program`, the order of its size symbols and numbers, likely sizes.
+Out: an `Executable`. C is compiled when it is first called; plans and memory need no compiler.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.codegen.c.kernel import KernelText, kernel_text
+from lowtide.codegen.c.module import module_text
+from lowtide.codegen.driver import driver_text
+from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.memory.plan import Held, MemoryPlan
+from lowtide.runtime import arena, cache, launch, toolchain
+from lowtide.runtime.choice import Choice
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Program
+from lowtide.texpr.index import Index, evaluate, product
+from lowtide.texpr.normalise import normalise
+from lowtide.tile.group import Group, group
+from lowtide.tile.ir import Kernel
+from lowtide.tile.items import memory_strides
+from lowtide.tile.matmul import as_matmul
+from lowtide.tile.plan import plan
+from lowtide.tile.schedule import schedule
+from lowtide.tile.target import target_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelInfo:
+    """One kernel for `explain()`: the ops written into it, each with its place, and a remark."""
+
+    name: str
+    ops: tuple[tuple[str, Loc], ...]
+    outputs: tuple[str, ...]
+    note: str
+
+
+class Executable:
+    """One signature's program. `exe(tensors, sizes, numbers)` gives outputs, then checks."""
+
+    def __init__(
+        self,
+        program: Program,
+        symbols: Sequence[str],
+        scalars: Sequence[str],
+        hints: Mapping[str, int],
+    ) -> None:
+        self.program = program
+        self.symbols = tuple(symbols)
+        self.scalars = tuple(scalars)
+        self.normal = normalise(program, hints)
+        vector_bytes = toolchain.target().vector_bytes
+        self.target = target_for(vector_bytes, torch.get_num_threads())
+        self.groups = group(self.normal, hints)
+        self.stored = _stored(self.groups, self.normal)
+        self.strides = memory_strides(self.normal.inputs, self.normal.defs)
+        self.plans = [self._plan(g, k, hints) for k, g in enumerate(self.groups)]
+        dtypes = {n: i.dtype for n, i in self.normal.inputs.items()}
+        dtypes.update({n: d.dtype for n, d in self.normal.defs.items()})
+        self.texts: list[KernelText] = [kernel_text(p, dtypes, self.strides) for p in self.plans]
+        self.source = self._source(vector_bytes)
+        self.products = {
+            p.name: m
+            for p, g in zip(self.plans, self.groups, strict=True)
+            if (m := as_matmul(g.defs, self.strides)) is not None
+        }
+        self.choices = {name: Choice(("kernel", "torch.matmul")) for name in self.products}
+        self.driver = driver_text(
+            self.normal,
+            list(program.inputs),
+            self.symbols,
+            self.scalars,
+            self.texts,
+            self.plans,
+            self.products,
+        )
+        self._run: Any = None
+        self._lock = threading.Lock()
+
+    def _plan(self, g: Group, k: int, hints: Mapping[str, int]) -> Kernel:
+        stores = [n for n in g.defs if n in self.stored]
+        name = f"k{k}"
+        made = plan(g, stores, self.normal.inputs, self.normal.defs, hints, self.target, name)
+        return schedule(made, hints, self.target, self.strides)
+
+    def _source(self, vector_bytes: int) -> str:
+        """One C file per lane count, joined: each is compiled by itself."""
+        return "\n".join(self._sources(vector_bytes).values())
+
+    def _sources(self, vector_bytes: int) -> dict[int, str]:
+        by_lanes: dict[int, list[KernelText]] = {}
+        for p, text in zip(self.plans, self.texts, strict=True):
+            by_lanes.setdefault(p.lanes, []).append(text)
+        return {n: module_text(ts, n, vector_bytes) for n, ts in by_lanes.items()}
+
+    # -- running --
+
+    def __call__(
+        self, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
+    ) -> list[Tensor]:
+        run = self._run or self._compiled()
+        return run(tensors, sizes, numbers)
+
+    def _compiled(self) -> Any:
+        with self._lock:
+            if self._run is None:
+                kernels = self._bound()
+                scope: dict[str, Any] = {
+                    "empty": arena.empty,
+                    "scratch": arena.scratch,
+                    "threads_now": torch.get_num_threads,
+                    "pool": launch.parallel_for_address(),
+                    "torch": torch,
+                    "matmul": torch.matmul,
+                }
+                for name, choice in self.choices.items():
+                    scope[f"choice_{name}"] = choice
+                for name, kernel in kernels.items():
+                    scope[f"run_{name}"] = kernel.function
+                    scope[f"pack_{name}"] = kernel.pack
+                self._kernels = kernels  # keeps the libraries loaded
+                exec(compile(self.driver, "<lowtide driver>", "exec"), scope)
+                self._run = scope["run"]
+        return self._run
+
+    def _bound(self) -> dict[str, launch.Kernel]:
+        vector_bytes = self.target.vector_bytes
+        found: dict[str, launch.Kernel] = {}
+        for lanes, source in self._sources(vector_bytes).items():
+            library = cache.load_library(source, "kernels")
+            for p, t in zip(self.plans, self.texts, strict=True):
+                if p.lanes == lanes:
+                    fmt = "P" * (1 + len(t.tensors)) + "q" * len(t.sizes) + "d" * len(t.numbers)
+                    found[t.name] = launch.bind(library, t.name, fmt)
+        return found
+
+    # -- telling --
+
+    @property
+    def kernels(self) -> list[KernelInfo]:
+        return [
+            KernelInfo(
+                name=p.name,
+                ops=self._sites(p),
+                outputs=tuple(p.outputs),
+                note=_note(p) + self._choice_note(p.name),
+            )
+            for p in self.plans
+        ]
+
+    def _choice_note(self, name: str) -> str:
+        if name not in self.choices:
+            return ""
+        found = sorted(set(self.choices[name].measured().values()))
+        return "; or torch.matmul, by measurement" + (f" (now {', '.join(found)})" if found else "")
+
+    def _sites(self, p: Kernel) -> tuple[tuple[str, Loc], ...]:
+        """The ops whose definitions went into a kernel, in program order."""
+        needed: set[str] = set()
+        todo = [n for n in p.outputs if n in self.program.defs]
+        todo += [n for n in self.program.defs for o in p.outputs if o.startswith(f"{n}r")]
+        while todo:
+            name = todo.pop()
+            if name in needed:
+                continue
+            needed.add(name)
+            for load in ex.loads(self.program.defs[name].expr):
+                if load.source in self.program.defs and load.source not in self.stored:
+                    todo.append(load.source)
+        defs = (d for n, d in self.program.defs.items() if n in needed and d.op)
+        return tuple(dict.fromkeys((d.op, d.loc) for d in defs))
+
+    @property
+    def stages(self) -> list[tuple[str, str]]:
+        return [
+            ("tensor expressions", str(self.program)),
+            ("normal form", str(self.normal)),
+            ("tile program", "\n".join(map(str, self.plans))),
+            ("driver", self.driver),
+            ("C", self.source),
+        ]
+
+    def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
+        """The peak of one run: outputs, temporaries while they live, work memory of the threads."""
+        threads = torch.get_num_threads()
+        held: list[tuple[Held, str]] = []
+        best: tuple[int, list[tuple[Held, str]]] = (0, [])
+        for k, (p, t) in enumerate(zip(self.plans, self.texts, strict=True)):
+            held = [h for h in held if self._alive(h[0].name, k)]
+            for name in p.outputs:
+                held.append(self._held(name, sizes))
+            work = evaluate(t.thread_bytes, sizes) * threads
+            now = [*held, (Held(name=p.name, nbytes=work, kind="work memory", loc=UNKNOWN_LOC),
+                           f"{threads}*({t.thread_bytes})")]  # fmt: skip
+            total = sum(h.nbytes for h, _ in now)
+            if total >= best[0]:
+                best = (total, [h for h in now if h[0].nbytes])
+        formula = " + ".join(text for _, text in best[1]) or "0"
+        return MemoryPlan(peak_bytes=best[0], formula=formula, buffers=tuple(h for h, _ in best[1]))
+
+    def _held(self, name: str, sizes: Mapping[str, int]) -> tuple[Held, str]:
+        d = self.normal.defs[name]
+        nbytes: Index = product(d.shape) * d.dtype.itemsize
+        kind = "output" if name in self._roots() else "temporary"
+        return Held(name=name, nbytes=evaluate(nbytes, sizes), kind=kind, loc=d.loc), str(nbytes)
+
+    def _roots(self) -> set[str]:
+        return {*self.program.outputs, *self.program.checks}
+
+    def _alive(self, name: str, k: int) -> bool:
+        return name in self._roots() or any(name in t.tensors for t in self.texts[k:])
+
+
+def _note(p: Kernel) -> str:
+    grid = " x ".join(f"{t.axis.extent} by {t.tile}" for t in p.grid)
+    return f"tiles: {grid}" if grid else "one task"
+
+
+def _stored(groups: Sequence[Group], program: Program) -> set[str]:
+    """What must lie in memory: outputs, checks, and what another group loads."""
+    needed = {*program.outputs, *program.checks}
+    for g in groups:
+        needed |= g.all_sources()
+    return needed
+
+
+def compile_program(
+    program: Program,
+    *,
+    symbols: Sequence[str],
+    scalars: Sequence[str],
+    hints: Mapping[str, int],
+) -> Executable:
+    """Plan a program for one signature; `hints` are the sizes of the first call."""
+    return Executable(program, symbols, scalars, hints)

@@ -1,0 +1,73 @@
+"""Every exception that Lowtide raises on purpose. All derive from `LowtideError`.
+
+In: what went wrong, where in the user's file, and what to write instead.
+Out: an exception whose text shows the user's own line with a caret.
+
+    CompileError: model.py:12: `yield` is not compiled
+        yield x
+        ^
+    write instead: return a list or a tuple
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Loc:
+    """A place in the user's file: `line` and `column` count from 1; `text` is that source line."""
+
+    file: str
+    line: int
+    column: int = 1
+    text: str = ""
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+UNKNOWN_LOC = Loc(file="<unknown>", line=0)
+
+
+class LowtideError(Exception):
+    """The root of Lowtide's own exceptions."""
+
+
+class CompileError(LowtideError):
+    """The program cannot be compiled: the user's line with a caret, what is wrong, the remedy."""
+
+    def __init__(self, problem: str, loc: Loc = UNKNOWN_LOC, remedy: str = "") -> None:
+        self.problem = problem
+        self.loc = loc
+        self.remedy = remedy
+        super().__init__(_with_caret(problem, loc, remedy))
+
+
+class BackendError(LowtideError):
+    """The C compiler failed: its own words, and where the generated source was kept."""
+
+    def __init__(self, problem: str, compiler_output: str = "", source_path: str = "") -> None:
+        self.problem = problem
+        self.compiler_output = compiler_output
+        self.source_path = source_path
+        kept = f"\nthe generated source was kept at {source_path}" if source_path else ""
+        words = f"\n{compiler_output.strip()}" if compiler_output.strip() else ""
+        super().__init__(f"{problem}{words}{kept}")
+
+
+class VerifyError(LowtideError):
+    """An internal fault: a pass left IR that breaks a rule. Names the pass and marks the op."""
+
+
+def _with_caret(problem: str, loc: Loc, remedy: str) -> str:
+    parts = [f"{loc}: {problem}" if loc.line else problem]
+    if loc.text:
+        stripped = loc.text.lstrip()
+        indent = len(loc.text) - len(stripped)
+        parts.append(f"    {stripped.rstrip()}")
+        parts.append("    " + " " * max(loc.column - 1 - indent, 0) + "^")
+    if remedy:
+        parts.append(f"write instead: {remedy}")
+    return "\n".join(parts)

@@ -1,0 +1,80 @@
+"""`lowtide explain pkg.mod:fn --shape 1000x4,500x4`: a function and shapes by name, explained.
+
+In: three texts. Out: what `explain()` of the compiled function says for tensors of those shapes.
+Nothing is run: the tensors are never written, so they take address space and no memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import torch
+
+SCALAR = "scalar"
+
+
+class ArgumentFault(Exception):
+    """The command's arguments make no sense; the text says what to write instead."""
+
+
+def explain(target: str, shapes: str, dtypes: str) -> str:
+    """The explanation, as text. Raises ArgumentFault, and LowtideError if it does not compile."""
+    function = resolve(target)
+    args = make_arguments(shapes, dtypes)
+    import lowtide as lt
+
+    compiled: Any = function if hasattr(function, "explain") else lt.script(function)
+    return str(compiled.explain(*args))
+
+
+def resolve(target: str) -> Any:
+    """The object that `pkg.mod:name` names; modules are looked for in the current folder too."""
+    module_name, colon, attribute = target.partition(":")
+    if not (colon and module_name and attribute):
+        raise ArgumentFault(f"{target!r} is not of the form pkg.mod:fn")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as fault:
+        raise ArgumentFault(
+            f"module {fault.name!r} was not found; run it from the folder that holds it"
+        ) from fault
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise ArgumentFault(f"{module_name} has no {attribute!r}")
+        found = getattr(found, name)
+    return found
+
+
+def make_arguments(shapes: str, dtypes: str) -> tuple[torch.Tensor, ...]:
+    """Uninitialised tensors for `"1000x4,500x4"` and `"float32"` or `"float32,int64"`."""
+    sizes = [parse_shape(text) for text in shapes.split(",")]
+    kinds = [parse_dtype(text) for text in dtypes.split(",")]
+    if len(kinds) == 1:
+        kinds *= len(sizes)
+    if len(kinds) != len(sizes):
+        raise ArgumentFault(f"{len(sizes)} shapes and {len(kinds)} dtypes; give one dtype or all")
+    return tuple(torch.empty(size, dtype=kind) for size, kind in zip(sizes, kinds, strict=True))
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """`"1000x4"` → `(1000, 4)`, `"scalar"` → `()`."""
+    text = text.strip().lower()
+    if text == SCALAR:
+        return ()
+    extents = text.split("x")
+    if not all(extent.isdecimal() for extent in extents):
+        raise ArgumentFault(f"{text!r} is not a shape; write 1000x4, or {SCALAR}")
+    return tuple(int(extent) for extent in extents)
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """`"float32"` or `"torch.float32"` → `torch.float32`."""
+    found: object = getattr(torch, text.strip().removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ArgumentFault(f"{text!r} is not a dtype; write float32, int64, bfloat16, …")
+    return found

@@ -1,0 +1,180 @@
+"""The state of compiling one script function, and the tables that say who compiles which syntax.
+
+In: AST nodes. Out: ops in the builder's block, variables in the innermost frame. The modules beside
+this one (`expressions`, `statements`, …) put their functions into the tables; they meet here, not
+in each other.
+
+Always holds: `builder.loc` is the place of the statement or expression being compiled.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, TypeVar
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script.nodes import Node, Poison, describe
+from lowtide.frontend.script.source import FunctionSource
+from lowtide.ir import types as t
+from lowtide.ir.builder import UNKNOWN, Builder
+from lowtide.ir.core import Value
+
+# Hidden variables: whether, and with what, control has left the straight road.
+RETURNED = "$returned"
+RETURN_VALUE = "$value"
+BROKE = "$broke"
+CONTINUED = "$continued"
+RAISED = "$raised"
+FLAGS = (RETURNED, BROKE, CONTINUED, RAISED)
+
+Step = Callable[[Sequence["Step"]], bool]  # compiles one statement; True: the rest was compiled too
+
+
+@dataclass(slots=True, kw_only=True)
+class Frame:
+    """One function being compiled: the scripted one, or one that is inlined into it."""
+
+    fn: FunctionType
+    source: FunctionSource
+    names: Mapping[str, object]  # closure, globals, builtins: what is not assigned in the function
+    local_names: frozenset[str]
+    vars: dict[str, Node | Poison] = field(default_factory=dict[str, "Node | Poison"])
+
+
+class Context:
+    """What every compiling function gets; `frame` is the function whose source is being read."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+        self.frames: list[Frame] = []
+        self.shared_lists: set[Value] = set()  # lists that a second name or a container holds
+
+    @property
+    def frame(self) -> Frame:
+        """The innermost function."""
+        return self.frames[-1]
+
+    def expr(self, node: ast.expr) -> Node:
+        """Compiles an expression."""
+        handler = EXPRESSIONS.get(type(node))
+        if handler is None:
+            raise self.error(node, f"`{ast.unparse(node)[:40]}` is not in the language")
+        with self.at(node):
+            return handler(self, node)
+
+    def value(self, node: ast.expr) -> Value:
+        """Compiles an expression that must be an SSA value."""
+        return self.as_value(self.expr(node), node)
+
+    def as_value(self, found: Node, node: ast.AST) -> Value:
+        """The SSA value of a compiled expression; raises CompileError for modules, functions, …."""
+        if isinstance(found, Value):
+            return found
+        raise self.error(node, f"{describe(found)} cannot be used as a value")
+
+    def step(self, node: ast.stmt) -> Step:
+        """The compiling of one statement, to be given to `run`."""
+
+        def compile_statement(rest: Sequence[Step]) -> bool:
+            handler = STATEMENTS.get(type(node))
+            if handler is None:
+                raise self.error(node, f"`{type(node).__name__}` is not in the language")
+            with self.at(node):
+                return bool(handler(self, node, rest))
+
+        return compile_statement
+
+    def steps(self, body: Sequence[ast.stmt]) -> list[Step]:
+        """The compiling of several statements."""
+        return [self.step(s) for s in body]
+
+    @contextmanager
+    def at(self, node: ast.AST) -> Generator[None]:
+        """Ops added inside stand for this node."""
+        outer = self.builder.loc
+        if hasattr(node, "lineno"):
+            self.builder.loc = self.frame.source.loc(node)
+        try:
+            yield
+        finally:
+            self.builder.loc = outer
+
+    def error(self, node: ast.AST, problem: str, remedy: str = "") -> CompileError:
+        """An error at this node, to be raised."""
+        return CompileError(problem, self.frame.source.loc(node), remedy)
+
+    def py(self, node: ast.AST, name: str, *operands: Value) -> Value:
+        """An op on Python values; raises CompileError if the operands' types do not fit."""
+        found = self.builder.py(name, *operands)
+        if found is None:
+            types = ", ".join(str(o.type) for o in operands)
+            raise self.error(node, f"{name.partition('.')[2]} does not take ({types})")
+        return found
+
+    def const(self, value: object) -> Value:
+        """A constant."""
+        return self.builder.const(value)
+
+    def constant(self, node: Node) -> object:
+        """What a compiled expression is if that is known now, else UNKNOWN."""
+        return self.builder.constant(node) if isinstance(node, Value) else UNKNOWN
+
+    def truth(self, value: Value) -> Value:
+        """`bool(value)`; for a tensor that is decided at run time."""
+        known = self.builder.constant(value)
+        if known is not UNKNOWN:
+            return self.const(bool(known))
+        if isinstance(value.type, t.TupleType):
+            return self.const(len(value.type.elems) > 0)
+        found = self.builder.py("py.bool", value)
+        assert found is not None
+        return found
+
+    def get(self, name: str) -> Node | Poison | None:
+        """A variable of the innermost function."""
+        return self.frame.vars.get(name)
+
+    def bind(self, name: str, value: Node) -> None:
+        """Assigns a variable; a list that gets a second name may no longer be changed."""
+        if isinstance(value, Value):
+            held = any(v is value for n, v in self.frame.vars.items() if n != name)
+            if held:
+                self.share(value)
+            if not value.name and not name.startswith("$"):
+                value.name = name
+        self.frame.vars[name] = value
+
+    def share(self, value: Node) -> None:
+        """Remembers that a list is reachable by a second way."""
+        if isinstance(value, Value) and isinstance(value.type, t.ListType):
+            self.shared_lists.add(value)
+
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+EXPRESSIONS: dict[type[ast.expr], Callable[[Context, Any], Node]] = {}
+STATEMENTS: dict[type[ast.stmt], Callable[[Context, Any, Sequence[Step]], bool | None]] = {}
+
+
+def expression(*kinds: type[ast.expr]) -> Callable[[Handler], Handler]:
+    """The decorated function compiles these expressions."""
+
+    def add(handler: Handler) -> Handler:
+        EXPRESSIONS.update(dict.fromkeys(kinds, handler))
+        return handler
+
+    return add
+
+
+def statement(*kinds: type[ast.stmt]) -> Callable[[Handler], Handler]:
+    """The decorated function compiles these statements."""
+
+    def add(handler: Handler) -> Handler:
+        STATEMENTS.update(dict.fromkeys(kinds, handler))
+        return handler
+
+    return add

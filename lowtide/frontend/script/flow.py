@@ -1,0 +1,324 @@
+"""Control flow: statement lists with early exits, branches and how their variables meet.
+
+In: compiling steps, one per statement. Out: `if` ops, the variables after them. `return`, `break`
+and `continue` only set hidden variables (flags); what follows a statement that may have set one is
+compiled into the branch in which it did not:
+
+    if c:                  %r: Tensor = if(%c)
+        return a             block():
+    b = f(x)                   yield(%a)
+    return b                 block():
+                               %b = …
+                               yield(%b)
+
+Always holds: a flag that is known while building is a constant; where it is not, what follows
+stands in an `if` on it. A variable that only one branch gives is poisoned: using it is a
+CompileError. `raise` does not count as an exit for the shape of the program: the other branch's
+variables simply go on. The flags are those of TorchScript's exit transforms.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lowtide.frontend.script.context import (
+    BROKE,
+    CONTINUED,
+    FLAGS,
+    RAISED,
+    RETURN_VALUE,
+    RETURNED,
+    Context,
+    Step,
+)
+from lowtide.frontend.script.nodes import Node, Poison
+from lowtide.ir import types as t
+from lowtide.ir.builder import UNKNOWN
+from lowtide.ir.core import Block, Value
+from lowtide.ir.literals import same_literal
+from lowtide.ir.types import Type
+
+Vars = dict[str, "Node | Poison"]
+
+
+@dataclass(slots=True)
+class Branch:
+    """One side of an `if`, its block still open: more can be compiled into it."""
+
+    block: Block
+    vars: Vars
+
+
+def run(c: Context, steps: Sequence[Step]) -> None:
+    """Compiles steps in order, each only where no step before it has left."""
+    for k, step in enumerate(steps):
+        left = exit_flag(c)
+        if left is True:
+            return  # dead code
+        if isinstance(left, Value):
+            skip_if(c, left, steps[k:])
+            return
+        if step(steps[k + 1 :]):
+            return
+
+
+def exit_flag(c: Context) -> bool | Value:
+    """Whether control has left the straight road, if known; else the bool value that tells."""
+    flags = [c.frame.vars[f] for f in FLAGS if f in c.frame.vars]
+    unknown: Value | None = None
+    for flag in flags:
+        assert isinstance(flag, Value)
+        known = c.builder.constant(flag)
+        if known is True:
+            return True
+        if known is UNKNOWN:
+            either = flag if unknown is None else c.builder.py("py.or", unknown, flag)
+            assert either is not None
+            unknown = either
+    return False if unknown is None else unknown
+
+
+def skip_if(c: Context, left: Value, steps: Sequence[Step]) -> None:
+    """Compiles steps into the branch where control has not left."""
+    node = c.frame.source.node
+    gone_by_return = not any(_may_be_set(c, f) for f in (BROKE, CONTINUED))
+
+    def stay_away() -> None:
+        if gone_by_return:
+            c.frame.vars[RETURNED] = c.const(True)
+
+    gone = open_branch(c, stay_away)
+
+    def go_on() -> None:
+        for flag in FLAGS:
+            if flag in c.frame.vars:
+                c.frame.vars[flag] = c.const(False)
+        run(c, steps)
+
+    here = open_branch(c, go_on)
+    merge(c, left, gone, here, node, RETURNED if gone_by_return else BROKE)
+
+
+def _may_be_set(c: Context, flag: str) -> bool:
+    value = c.frame.vars.get(flag)
+    return isinstance(value, Value) and c.builder.constant(value) is not False
+
+
+def open_branch(c: Context, compile_body: Callable[[], None]) -> Branch:
+    """Compiles into a new block with a copy of the variables."""
+    branch = Branch(Block(), dict(c.frame.vars))
+    extend_branch(c, branch, compile_body)
+    return branch
+
+
+def extend_branch(c: Context, branch: Branch, compile_body: Callable[[], None]) -> None:
+    """Compiles more into an open branch."""
+    outer, c.frame.vars = c.frame.vars, branch.vars
+    with c.builder.inside(branch.block):
+        compile_body()
+    branch.vars, c.frame.vars = c.frame.vars, outer
+
+
+def branch_on(
+    c: Context,
+    node: ast.AST,
+    condition: Value,
+    then: Callable[[], None],
+    otherwise: Callable[[], None],
+    rest: Sequence[Step] = (),
+) -> bool:
+    """An `if` statement; True if `rest` was compiled into the one branch that goes on."""
+    known = c.builder.constant(condition)
+    if known is not UNKNOWN:
+        (then if known else otherwise)()
+        return False
+    first, second = open_branch(c, then), open_branch(c, otherwise)
+    exits = how_it_left(c, first), how_it_left(c, second)
+    moved = False
+    if rest and RAISED not in exits:
+        if exits[0] in _JUMPS and exits[1] == "":
+            extend_branch(c, second, lambda: run(c, rest))
+            moved = True
+        elif exits[1] in _JUMPS and exits[0] == "":
+            extend_branch(c, first, lambda: run(c, rest))
+            moved = True
+    merge(c, condition, first, second, node)
+    return moved
+
+
+_JUMPS = (RETURNED, BROKE, CONTINUED)
+_MAYBE = "maybe"
+
+
+def how_it_left(c: Context, branch: Branch) -> str:
+    """The flag that is surely set at the end of a branch; "" if surely none is; else "maybe"."""
+    found = ""
+    for flag in FLAGS:
+        value = branch.vars.get(flag)
+        known = c.builder.constant(value) if isinstance(value, Value) else False
+        if known is True:
+            return flag
+        if known is UNKNOWN:
+            found = _MAYBE
+    return found
+
+
+def merge(
+    c: Context,
+    condition: Value,
+    then: Branch,
+    otherwise: Branch,
+    node: ast.AST,
+    then_left: str = "",
+) -> None:
+    """Closes both branches with an `if` op; the frame's variables are then what both give."""
+    left = then_left or how_it_left(c, then), how_it_left(c, otherwise)
+    meeting = _Meeting(c, then, otherwise, left, node)
+    names = {**then.vars, **otherwise.vars}
+    if RAISED in left and left[0] != left[1]:
+        names.pop(RAISED, None)
+        c.frame.vars[RAISED] = c.const(False)
+    merged: dict[str, Node | Poison] = {}
+    results: list[tuple[str, Type]] = []
+    for name in names:
+        found = meeting.variable(name)
+        if isinstance(found, tuple):
+            results.append((name, found[2]))
+            then_value, else_value, _ = found
+            meeting.yields(then_value, else_value)
+        elif found is not None:
+            merged[name] = found
+    op = c.builder.emit("if", [condition], [type_ for _, type_ in results], blocks=meeting.close())
+    for (name, _), value, sides in zip(results, op.results, meeting.sides(), strict=True):
+        value.name = "" if name.startswith("$") else name
+        if any(side in c.shared_lists for side in sides):
+            c.shared_lists.add(value)
+        merged[name] = value
+    if RAISED in c.frame.vars and RAISED not in merged:
+        merged[RAISED] = c.frame.vars[RAISED]
+    c.frame.vars = merged
+
+
+class _Meeting:
+    """Two branches about to be closed: what each variable becomes."""
+
+    def __init__(
+        self, c: Context, then: Branch, otherwise: Branch, left: tuple[str, str], node: ast.AST
+    ) -> None:
+        self.c = c
+        self.branches = then, otherwise
+        self.left = left
+        self.node = node
+        self.yielded: tuple[list[Value], list[Value]] = ([], [])
+
+    def variable(self, name: str) -> Node | Poison | tuple[Value, Value, Type] | None:
+        """The variable after the `if`: unchanged, poisoned, or to be yielded by both branches."""
+        a, b = self.branches[0].vars.get(name), self.branches[1].vars.get(name)
+        if a is b:
+            return a
+        if RAISED in self.left and self.left[0] != self.left[1]:
+            a, b = (None, b) if self.left[0] == RAISED else (a, None)
+        if not name.startswith("$"):  # what a branch that returned leaves is never looked at
+            a = None if self.left[0] == RETURNED and b is not None else a
+            b = None if self.left[1] == RETURNED and a is not None else b
+        a_gone, b_gone = self.is_gone(0, name), self.is_gone(1, name)
+        if isinstance(a, Value) and isinstance(b, Value):
+            return self.both(name, a, b)
+        if isinstance(a, Value) and b_gone:
+            return a, self.undef(1, a.type), a.type
+        if isinstance(b, Value) and a_gone:
+            return self.undef(0, b.type), b, b.type
+        if a_gone and b is not None and not isinstance(b, Value):
+            return b
+        if b_gone and a is not None and not isinstance(a, Value):
+            return a
+        return self.one_sided(name, a, b)
+
+    def is_gone(self, side: int, name: str) -> bool:
+        return self.left[side] not in ("", _MAYBE) or name.startswith("$")
+
+    def both(self, name: str, a: Value, b: Value) -> Node | Poison | tuple[Value, Value, Type]:
+        builder = self.c.builder
+        known = builder.constant(a), builder.constant(b)
+        if UNKNOWN not in known and same_literal(*known) and a.type == b.type:
+            return builder.const(known[0])
+        joined = t.join(a.type, b.type)
+        if joined is not None:
+            return a, b, joined
+        if name == RETURN_VALUE:
+            raise self.c.error(
+                self.node,
+                f"one branch returns {a.type}, another {b.type}",
+                "the same type in every `return`",
+            )
+        return self.poison(
+            f"{name!r} is {a.type} in one branch and {b.type} in the other",
+            f"two names, or the same type for {name!r} in both branches",
+        )
+
+    def one_sided(self, name: str, a: Node | Poison | None, b: Node | Poison | None) -> Poison:
+        for side in (a, b):
+            if isinstance(side, Poison):
+                return side
+        if a is None or b is None:
+            return self.poison(
+                f"{name!r} is assigned in only one branch of the `if`",
+                f"a value for {name!r} before the `if`, or in both branches",
+            )
+        return self.poison(f"{name!r} differs between the branches", "two names")
+
+    def poison(self, why: str, remedy: str) -> Poison:
+        return Poison(why, remedy, self.c.frame.source.loc(self.node))
+
+    def undef(self, side: int, type_: Type) -> Value:
+        with self.c.builder.inside(self.branches[side].block):
+            return self.c.builder.undef(type_)
+
+    def yields(self, a: Value, b: Value) -> None:
+        self.yielded[0].append(a)
+        self.yielded[1].append(b)
+
+    def sides(self) -> list[tuple[Value, Value]]:
+        return list(zip(*self.yielded, strict=True))
+
+    def close(self) -> list[Block]:
+        for branch, values in zip(self.branches, self.yielded, strict=True):
+            with self.c.builder.inside(branch.block):
+                self.c.builder.emit("yield", values)
+        return [branch.block for branch in self.branches]
+
+
+def choose(
+    c: Context,
+    node: ast.AST,
+    condition: Value,
+    then: Callable[[], Value],
+    otherwise: Callable[[], Value],
+) -> Value:
+    """An `if` that is an expression: only the branch that is taken is computed."""
+    known = c.builder.constant(condition)
+    if known is not UNKNOWN:
+        return then() if known else otherwise()
+    values: list[Value] = []
+    blocks: list[Block] = []
+    for side in (then, otherwise):
+        with c.builder.inside(Block()) as block:
+            values.append(side())
+            blocks.append(block)
+    joined = t.join(values[0].type, values[1].type)
+    if joined is None:
+        raise c.error(
+            node,
+            f"one side is {values[0].type}, the other {values[1].type}",
+            "the same type on both sides",
+        )
+    for block, value in zip(blocks, values, strict=True):
+        with c.builder.inside(block):
+            c.builder.emit("yield", [value])
+    result = c.builder.emit("if", [condition], [joined], blocks=blocks).result
+    for value in values:
+        if value in c.shared_lists:
+            c.share(result)
+    return result

@@ -1,0 +1,160 @@
+"""Subscripts: `x[1:, None, mask]` on tensors, items and slices of lists, tuples and strings.
+
+In: a subscript's AST. Out: `Items`, flat operands with a word for each item (see
+`opdefs.Indexing`), and the ops that read them.
+
+    x[1:n, None, idx]  →  torch.getitem(%x, %1, %n, %none, %idx) {spec=("slice", "none", "tensor")}
+    t[0]               →  tuple.get(%t) {index=0}
+    xs[1:]             →  list.slice(%xs, %1, %none, %none)
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lowtide.frontend.script.context import Context, expression
+from lowtide.frontend.script.nodes import Node, PythonObject, Slice, describe
+from lowtide.ir import types as t
+from lowtide.ir.builder import UNKNOWN
+from lowtide.ir.core import Value
+from lowtide.ir.types import ListType, OptionalType, TupleType, Type
+
+
+@dataclass(slots=True)
+class _Growing:
+    spec: list[str] = field(default_factory=list[str])
+    operands: list[Value] = field(default_factory=list[Value])
+
+    def add(self, word: str, *operands: Value) -> None:
+        self.spec.append(word)
+        self.operands.extend(operands)
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What stands in the brackets."""
+
+    spec: tuple[str, ...]
+    operands: tuple[Value, ...]
+
+
+@expression(ast.Subscript)
+def compile_subscript(c: Context, node: ast.Subscript) -> Node:
+    """`base[items]`."""
+    base = c.expr(node.value)
+    if isinstance(base, PythonObject) and hasattr(base.obj, "__getitem__"):
+        return _annotation(c, node)
+    if not isinstance(base, Value):
+        raise c.error(node, f"{describe(base)} has no items")
+    return load(c, node, base, index_items(c, node.slice, base.type))
+
+
+def _annotation(c: Context, node: ast.Subscript) -> Node:
+    """`List[Tensor]`, standing where a value could: an argument of annotate or isinstance."""
+    try:
+        return PythonObject(eval(ast.unparse(node), dict(c.frame.names)))
+    except Exception as error:
+        raise c.error(node, f"`{ast.unparse(node)}` cannot be used here: {error}") from error
+
+
+@expression(ast.Slice)
+def compile_slice(c: Context, node: ast.Slice) -> Node:
+    """`start:stop:step` inside brackets."""
+    parts = [
+        c.const(None) if p is None else c.value(p) for p in (node.lower, node.upper, node.step)
+    ]
+    return Slice(*parts)
+
+
+def index_items(c: Context, node: ast.expr, base: Type) -> Items:
+    """Compiles what stands in the brackets of a subscript of a value of type `base`."""
+    items = _Growing()
+    parts = node.elts if isinstance(node, ast.Tuple) else [node]
+    for part in parts:
+        if isinstance(part, ast.Starred):
+            raise c.error(part, "`*` in a subscript is not compiled", "the items one by one")
+        _add(c, part, c.expr(part), items)
+    return Items(tuple(items.spec), tuple(items.operands))
+
+
+def _add(c: Context, node: ast.expr, found: Node, items: _Growing) -> None:
+    if isinstance(found, Slice):
+        items.add("slice", found.start, found.stop, found.step)
+        return
+    if isinstance(found, PythonObject) and found.obj is Ellipsis:
+        items.add("ellipsis")
+        return
+    value = c.as_value(found, node)
+    match value.type:
+        case t.NONE:
+            items.add("none")
+        case t.BOOL:
+            items.add("bool", value)
+        case t.INT | t.NUMBER:
+            items.add("int", value)
+        case TupleType(elems) if not all(e in (t.INT, t.BOOL) for e in elems):
+            for k in range(len(elems)):
+                _add(c, node, c.builder.tuple_get(value, k), items)
+        case TupleType() if isinstance(node, ast.Name | ast.Attribute):
+            for k in range(len(value.type.elems)):  # a variable holding the whole index
+                _add(c, node, c.builder.tuple_get(value, k), items)
+        case type_ if _may_index(type_):
+            items.add("tensor", value)
+        case _:
+            raise c.error(
+                node, f"{describe(value)} is no index", "an int, a slice, None, ... or a tensor"
+            )
+
+
+def _may_index(type_: Type) -> bool:
+    match type_:
+        case OptionalType(elem):
+            return _may_index(elem)
+        case ListType() | TupleType() | t.ANY | t.STR:
+            return True
+        case _:
+            return t.may_be_tensor(type_)
+
+
+def load(c: Context, node: ast.Subscript, base: Value, items: Items) -> Node:
+    """`base[items]`, read."""
+    if t.may_be_tensor(base.type):
+        return c.builder.emit(
+            "torch.getitem", [base, *items.operands], [t.TENSOR], spec=items.spec
+        ).result
+    match base.type, items.spec:
+        case TupleType(elems), ("int",):
+            return _tuple_item(c, node, base, elems, items.operands[0])
+        case TupleType(elems), ("slice",):
+            return _tuple_slice(c, node, base, len(elems), items.operands)
+        case ((ListType() | t.STR | t.ANY | OptionalType()), ("int" | "tensor",)):
+            return c.py(node, "list.get", base, items.operands[0])
+        case ((ListType() | t.STR | OptionalType()), ("slice",)):
+            return c.py(node, "list.slice", base, *items.operands)
+        case _:
+            raise c.error(node, f"{describe(base)} has no items `{ast.unparse(node.slice)}`")
+
+
+def _tuple_item(
+    c: Context, node: ast.Subscript, base: Value, elems: Sequence[Type], index: Value
+) -> Node:
+    known = c.builder.constant(index)
+    if known is UNKNOWN:
+        return c.py(node, "list.get", base, index)
+    count = len(elems)
+    if not isinstance(known, int) or not -count <= known < count:
+        raise c.error(node, f"index {known} of a tuple of {count} elements")
+    return c.builder.tuple_get(base, known % count)
+
+
+def _tuple_slice(
+    c: Context, node: ast.Subscript, base: Value, count: int, bounds: Sequence[Value]
+) -> Node:
+    known = [c.builder.constant(b) for b in bounds]
+    start, stop, step = (k if isinstance(k, int) else None for k in known)
+    if UNKNOWN in known:
+        return c.py(node, "list.slice", base, *bounds)
+    picked = range(count)[start:stop:step]
+    return c.builder.tuple_make([c.builder.tuple_get(base, k) for k in picked])

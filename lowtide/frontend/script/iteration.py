@@ -1,0 +1,147 @@
+"""What `for` and comprehensions run over: how many elements, and the one at an index.
+
+In: a compiled expression (range, enumerate, zip, reversed, tuple, list, tensor, str). Out: an
+`Iteration`.
+
+    enumerate(xs)  →  length py.len(%xs), element(i) = (i, list.get(%xs, i))
+
+Always holds: a tuple is unrolled, for its elements may differ in type; anything else may stay a
+loop.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.nodes import (
+    Enumerate,
+    Node,
+    Range,
+    Reversed,
+    Zip,
+    describe,
+)
+from lowtide.frontend.script.torch_calls import torch_call
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+
+_LARGEST_UNROLLED = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Iteration:
+    """`length` is an int value; `element` compiles the element at an index value."""
+
+    length: Value
+    element: Callable[[Value], Node]
+    must_unroll: bool = False
+
+
+def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
+    """The iteration over a compiled expression; raises CompileError if it cannot be run over."""
+    match found:
+        case Range():
+            return _over_range(c, found, node)
+        case Enumerate(inner, start):
+            return _over_enumerate(c, iterate(c, inner, node), start, node)
+        case Zip(inners):
+            return _over_zip(c, [iterate(c, i, node) for i in inners], node)
+        case Reversed(inner):
+            return _over_reversed(c, iterate(c, inner, node), node)
+        case Value():
+            return _over_value(c, found, node)
+        case _:
+            raise c.error(node, f"{describe(found)} cannot be run over", "range, list, tuple, zip")
+
+
+def static_length(c: Context, iteration: Iteration) -> int | None:
+    """The number of elements, if it is known and small enough to unroll."""
+    known = c.builder.constant(iteration.length)
+    if not isinstance(known, int):
+        return None
+    return known if iteration.must_unroll or known <= _LARGEST_UNROLLED else None
+
+
+def _over_range(c: Context, r: Range, node: ast.expr) -> Iteration:
+    length = c.py(node, "py.range_len", r.start, r.stop, r.step)
+
+    def element(i: Value) -> Node:
+        step, start = c.builder.constant(r.step), c.builder.constant(r.start)
+        scaled = i if step == 1 else c.py(node, "py.mul", i, r.step)
+        return scaled if start == 0 else c.py(node, "py.add", scaled, r.start)
+
+    if c.builder.constant(r.start) == 0 and c.builder.constant(r.step) == 1:
+        stop = c.builder.constant(r.stop)
+        length = length if isinstance(stop, int) else r.stop  # a negative count runs zero times
+    return Iteration(length=length, element=element)
+
+
+def _over_enumerate(c: Context, inner: Iteration, start: Value, node: ast.expr) -> Iteration:
+    def element(i: Value) -> Node:
+        value = c.as_value(inner.element(i), node)
+        count = i if c.builder.constant(start) == 0 else c.py(node, "py.add", i, start)
+        return c.builder.tuple_make([count, value])
+
+    return Iteration(length=inner.length, element=element, must_unroll=inner.must_unroll)
+
+
+def _over_zip(c: Context, inners: list[Iteration], node: ast.expr) -> Iteration:
+    if not inners:
+        raise c.error(node, "zip() of nothing")
+    length = inners[0].length
+    for inner in inners[1:]:
+        length = c.py(node, "py.min", length, inner.length)
+    unroll = any(i.must_unroll for i in inners)
+    if unroll:  # the tuples' length is known; a list beside them must be as long
+        known = [n for i in inners if isinstance(n := c.builder.constant(i.length), int)]
+        length = c.const(min(known))
+
+    def element(i: Value) -> Node:
+        return c.builder.tuple_make([c.as_value(inner.element(i), node) for inner in inners])
+
+    return Iteration(length=length, element=element, must_unroll=unroll)
+
+
+def _over_reversed(c: Context, inner: Iteration, node: ast.expr) -> Iteration:
+    last = c.py(node, "py.sub", inner.length, c.const(1))
+    return Iteration(
+        length=inner.length,
+        element=lambda i: inner.element(c.py(node, "py.sub", last, i)),
+        must_unroll=inner.must_unroll,
+    )
+
+
+def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
+    match value.type:
+        case t.TupleType(elems):
+            return Iteration(
+                length=c.const(len(elems)),
+                element=lambda i: c.builder.tuple_get(value, _known(c, i)),
+                must_unroll=True,
+            )
+        case t.ListType() | t.STR:
+            return Iteration(
+                length=c.py(node, "py.len", value),
+                element=lambda i: c.py(node, "list.get", value, i),
+            )
+        case type_ if t.may_be_tensor(type_):
+            rows = torch_call(c, node, "Tensor.size", [value, c.const(0)], {})
+            return Iteration(
+                length=c.as_value(rows, node),
+                element=lambda i: (
+                    c.builder.emit("torch.getitem", [value, i], [t.TENSOR], spec=("int",)).result
+                ),
+            )
+        case _:
+            raise c.error(
+                node, f"a value of type {value.type} cannot be run over", "a list, a tuple, range"
+            )
+
+
+def _known(c: Context, i: Value) -> int:
+    known = c.builder.constant(i)
+    assert isinstance(known, int)
+    return known

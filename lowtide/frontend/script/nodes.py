@@ -1,0 +1,111 @@
+"""What an expression may be while compiling: an SSA value, or something known only to the compiler.
+
+In: the results of compiling expressions. Out: records that calls, attributes and loops take apart.
+
+    x.sum        →  Method(receiver=%x, name="sum")
+    torch.sum    →  PythonObject(torch.sum, "torch.sum")
+    range(n)     →  Range(0, n, 1)
+
+Always holds: nothing of these but `Value` ever stands in IR.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from lowtide.errors import Loc
+from lowtide.ir.core import Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PythonObject:
+    """A module, function or class; `path` is how the user reached it ("torch.sum"), or ""."""
+
+    obj: object
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Method:
+    """`receiver.name`, about to be called; `variable`: the receiver's name if it is a variable."""
+
+    receiver: Value
+    name: str
+    variable: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Range:
+    """`range(start, stop, step)`."""
+
+    start: Value
+    stop: Value
+    step: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Enumerate:
+    """`enumerate(inner, start)`."""
+
+    inner: Node
+    start: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Zip:
+    """`zip(*inners)`."""
+
+    inners: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reversed:
+    """`reversed(inner)`."""
+
+    inner: Node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slice:
+    """`slice(start, stop, step)`, or `a:b:c` in a subscript."""
+
+    start: Value
+    stop: Value
+    step: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Poison:
+    """A variable that must not be used: why, and since which line."""
+
+    why: str
+    remedy: str
+    loc: Loc
+
+
+Node = Value | PythonObject | Method | Range | Enumerate | Zip | Reversed | Slice
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """A call whose arguments have been compiled."""
+
+    node: ast.Call
+    args: list[Node]
+    keywords: dict[str, Node] = field(default_factory=dict[str, Node])
+    unpacked: bool = False  # the only argument is a list of all, their number being unknown
+
+
+def describe(node: Node) -> str:
+    """What it is, in words for an error message."""
+    match node:
+        case Value(type=type_):
+            return f"a value of type {type_}"
+        case PythonObject(obj):
+            name = getattr(obj, "__name__", None)
+            return f"the Python object {name or repr(obj)[:60]}"
+        case Method(_, name):
+            return f"the method {name!r}"
+        case _:
+            return f"a {type(node).__name__.lower()}"

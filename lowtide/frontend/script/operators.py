@@ -1,0 +1,188 @@
+"""Operators: on tensors they are PyTorch's, on numbers, strings, lists and tuples they are
+Python's.
+
+In: operator AST nodes. Out: ops. Which operator is which op stands in the tables.
+
+    x @ w + 1   →  torch.matmul, torch.add           a < b < c   →  both, `b` computed once
+    n // 2      →  py.floordiv                       a and b     →  `if`: `b` only where needed
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from lowtide.frontend.script.context import Context, expression
+from lowtide.frontend.script.flow import choose
+from lowtide.frontend.script.narrowing import narrowed
+from lowtide.frontend.script.nodes import Node, PythonObject
+from lowtide.frontend.script.torch_calls import torch_call
+from lowtide.ir import types as t
+from lowtide.ir.builder import UNKNOWN
+from lowtide.ir.core import Value
+from lowtide.ir.types import ListType
+
+# Python's operator: the name in module `operator`, the op on Python values.
+BINARY: dict[type[ast.operator], tuple[str, str]] = {
+    ast.Add: ("add", "py.add"),
+    ast.Sub: ("sub", "py.sub"),
+    ast.Mult: ("mul", "py.mul"),
+    ast.Div: ("truediv", "py.truediv"),
+    ast.FloorDiv: ("floordiv", "py.floordiv"),
+    ast.Mod: ("mod", "py.mod"),
+    ast.Pow: ("pow", "py.pow"),
+    ast.MatMult: ("matmul", ""),
+    ast.LShift: ("lshift", "py.lshift"),
+    ast.RShift: ("rshift", "py.rshift"),
+    ast.BitAnd: ("and_", "py.and"),
+    ast.BitOr: ("or_", "py.or"),
+    ast.BitXor: ("xor", "py.xor"),
+}
+_UNARY: dict[type[ast.unaryop], tuple[str, str]] = {
+    ast.USub: ("neg", "py.neg"),
+    ast.UAdd: ("pos", "py.pos"),
+    ast.Invert: ("invert", "py.invert"),
+}
+_COMPARE: dict[type[ast.cmpop], tuple[str, str]] = {
+    ast.Lt: ("lt", "py.lt"),
+    ast.LtE: ("le", "py.le"),
+    ast.Gt: ("gt", "py.gt"),
+    ast.GtE: ("ge", "py.ge"),
+    ast.Eq: ("eq", "py.eq"),
+    ast.NotEq: ("ne", "py.ne"),
+}
+_INPLACE = {"and_": "iand", "or_": "ior"}
+
+
+@expression(ast.BinOp)
+def compile_binary(c: Context, node: ast.BinOp) -> Node:
+    """`left op right`."""
+    left, right = c.value(node.left), c.value(node.right)
+    return binary(c, node, *BINARY[type(node.op)], left, right)
+
+
+def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, right: Value) -> Value:
+    """A binary operator on compiled operands."""
+    if t.may_be_tensor(left.type) or t.may_be_tensor(right.type):
+        found = torch_call(c, node, f"operator.{name}", [left, right], {})
+        return c.as_value(found, node)
+    known = c.builder.py(py_name, left, right) if py_name else None
+    if known is None:
+        raise c.error(node, f"`{_symbol(node)}` does not take ({left.type}, {right.type})")
+    return known
+
+
+def augmented(c: Context, node: ast.AugAssign, name: str, old: Value, value: Value) -> Value:
+    """`old op= value`: in place where `old` is a tensor, as in PyTorch."""
+    _, py_name = BINARY[type(node.op)]
+    if not t.may_be_tensor(old.type):
+        if isinstance(old.type, ListType) and isinstance(node.op, ast.Add):
+            return c.py(node, "list.extend", old, value)
+        return binary(c, node, name, py_name, old, value)
+    inplace = _INPLACE.get(name, f"i{name}")
+    return c.builder.emit(
+        "mutate", [old, value], [t.TENSOR], target=f"operator.{inplace}", kwnames=()
+    ).result
+
+
+@expression(ast.UnaryOp)
+def compile_unary(c: Context, node: ast.UnaryOp) -> Node:
+    """`-x`, `+x`, `~x`, `not x`."""
+    operand = c.value(node.operand)
+    if isinstance(node.op, ast.Not):
+        return c.py(node, "py.not", c.truth(operand))
+    name, py_name = _UNARY[type(node.op)]
+    if t.may_be_tensor(operand.type):
+        return torch_call(c, node, f"operator.{name}", [operand], {})
+    return c.py(node, py_name, operand)
+
+
+@expression(ast.Compare)
+def compile_compare(c: Context, node: ast.Compare) -> Node:
+    """`a < b`, chains of comparisons, `is`, `in`."""
+    left = c.expr(node.left)
+    return _chain(c, node, left, list(zip(node.ops, node.comparators, strict=True)))
+
+
+def _chain(
+    c: Context, node: ast.Compare, left: Node, rest: Sequence[tuple[ast.cmpop, ast.expr]]
+) -> Value:
+    (op, right_node), *more = rest
+    right = c.expr(right_node)
+    first = _compare(c, node, op, left, right)
+    if not more:
+        return first
+    return choose(c, node, c.truth(first), lambda: _chain(c, node, right, more), lambda: first)
+
+
+def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: Node) -> Value:
+    if isinstance(left, PythonObject) and isinstance(right, PythonObject):
+        return _compare_objects(c, node, op, left, right)
+    a, b = c.as_value(left, node), c.as_value(right, node)
+    match op:
+        case ast.Is():
+            return c.py(node, "py.is", a, b)
+        case ast.IsNot():
+            return c.py(node, "py.is_not", a, b)
+        case ast.In() | ast.NotIn():
+            found = _contains(c, node, b, a)
+            return c.py(node, "py.not", found) if isinstance(op, ast.NotIn) else found
+        case _:
+            return binary(c, node, *_COMPARE[type(op)], a, b)
+
+
+def _contains(c: Context, node: ast.AST, container: Value, item: Value) -> Value:
+    if t.may_be_tensor(container.type):
+        found = torch_call(c, node, "operator.contains", [container, item], {})
+        return c.as_value(found, node)
+    return c.py(node, "py.contains", container, item)
+
+
+def _compare_objects(
+    c: Context, node: ast.AST, op: ast.cmpop, left: PythonObject, right: PythonObject
+) -> Value:
+    same = left.obj is right.obj
+    if isinstance(op, ast.Is | ast.Eq):
+        return c.const(same)
+    if isinstance(op, ast.IsNot | ast.NotEq):
+        return c.const(not same)
+    raise c.error(node, "Python objects can only be compared by `is` and `==`")
+
+
+@expression(ast.BoolOp)
+def compile_bool(c: Context, node: ast.BoolOp) -> Node:
+    """`a and b or c`: the right side is computed only if it decides."""
+    return _bool(c, node, node.values)
+
+
+def _bool(c: Context, node: ast.BoolOp, parts: Sequence[ast.expr]) -> Value:
+    first, *rest = parts
+    value = c.value(first)
+    if not rest:
+        return value
+    truth = c.truth(value)
+    if isinstance(node.op, ast.And):
+        with_rest = narrowed(c, first, True, lambda: _bool(c, node, rest))
+        return choose(c, node, truth, with_rest, lambda: value)
+    with_rest = narrowed(c, first, False, lambda: _bool(c, node, rest))
+    return choose(c, node, truth, lambda: value, with_rest)
+
+
+@expression(ast.IfExp)
+def compile_ternary(c: Context, node: ast.IfExp) -> Node:
+    """`a if test else b`; a test that is known leaves only one side."""
+    truth = c.truth(c.value(node.test))
+    known = c.builder.constant(truth)
+    if known is not UNKNOWN:
+        return c.expr(node.body if known else node.orelse)
+    return choose(
+        c,
+        node,
+        truth,
+        narrowed(c, node.test, True, lambda: c.value(node.body)),
+        narrowed(c, node.test, False, lambda: c.value(node.orelse)),
+    )
+
+
+def _symbol(node: ast.AST) -> str:
+    return ast.unparse(node)[:60]

@@ -1,0 +1,118 @@
+"""From a Python function to a Function.
+
+In: a function object, and the types of the caller's arguments. Out: the program as IR, verified.
+
+    def f(x, n: int = 3):          script_function(f, [TENSOR, INT]) →
+        return x.sum(0) * n            def f(%x: Tensor, %n: int = 3) -> Tensor: ...
+
+Always holds: the same function and types give the same program. What is known from the types alone
+(a `None`, an isinstance) is decided here; nothing is known of a tensor but that it is one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script import calls, expressions, indexing, loops, operators, statements
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.functions import compile_body, outer_names, push_frame
+from lowtide.frontend.script.source import read_source, unwrap
+from lowtide.frontend.script.syntax import check_syntax
+from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.ir import types as t
+from lowtide.ir.builder import Builder
+from lowtide.ir.core import Block, Function, Value
+from lowtide.ir.literals import is_literal
+from lowtide.ir.types import ListType, OptionalType, TupleType, Type
+from lowtide.ir.verify import verify
+
+__all__ = ["check_syntax", "script_function", "signature_types"]
+
+# Importing these fills the tables of `context`.
+LANGUAGE = (calls, expressions, indexing, loops, operators, statements)
+
+
+def script_function(
+    fn: Callable[..., Any], arg_types: Sequence[Type | None] | None = None
+) -> Function:
+    """The program of a Python function for arguments of these types, one per parameter.
+
+    A type that is None, or left out at the end, comes from the annotation, else from the default,
+    else it is Tensor. Raises CompileError, with the place in the user's file.
+    """
+    plain = unwrap(fn)
+    source = read_source(plain)
+    types = signature_types(plain, arg_types)
+    builder = Builder(Block())
+    c = Context(builder)
+    frame = push_frame(c, plain, source)
+    builder.loc = source.loc(source.node)
+    for name, type_ in types.items():
+        value = Value(name, type_)
+        builder.block.args.append(value)
+        frame.vars[name] = value
+        c.share(value)
+    result = compile_body(c)
+    builder.emit("return", [result])
+    compiled = Function(
+        plain.__name__, builder.block, result.type, _defaults(plain), source.loc(source.node)
+    )
+    verify(compiled, after="script")
+    return compiled
+
+
+def signature_types(
+    fn: Callable[..., Any], arg_types: Sequence[Type | None] | None = None
+) -> dict[str, Type]:
+    """The type of every parameter, in order; see `script_function`."""
+    plain = unwrap(fn)
+    names = outer_names(plain)
+    given = list(arg_types or ())
+    parameters = inspect.signature(plain, follow_wrapped=False).parameters
+    if len(given) > len(parameters):
+        raise CompileError(
+            f"{plain.__name__}() takes {len(parameters)} arguments, {len(given)} were given"
+        )
+    given.extend([None] * (len(parameters) - len(given)))
+    return {
+        name: _parameter_type(parameter, type_, names)
+        for (name, parameter), type_ in zip(parameters.items(), given, strict=True)
+    }
+
+
+def _parameter_type(
+    parameter: inspect.Parameter, given: Type | None, names: Mapping[str, object]
+) -> Type:
+    annotated: Type | None = None
+    if parameter.annotation is not parameter.empty:
+        annotated = type_from_annotation(parameter.annotation, names)
+    if given is not None and not _is_vague(given):
+        return given
+    if annotated is not None:
+        return annotated
+    if parameter.default is not parameter.empty:
+        found = t.type_of(parameter.default)
+        if found is not None and found != t.NONE:
+            return found
+        if found == t.NONE:
+            return OptionalType(t.TENSOR)
+    return given or t.TENSOR
+
+
+def _is_vague(type_: Type) -> bool:
+    match type_:
+        case ListType(elem):
+            return _is_vague(elem)
+        case TupleType(elems):
+            return any(_is_vague(e) for e in elems)
+        case _:
+            return type_ == t.NEVER
+
+
+def _defaults(fn: FunctionType) -> dict[str, object]:
+    parameters = inspect.signature(fn, follow_wrapped=False).parameters.values()
+    return {p.name: p.default for p in parameters if is_literal(p.default)}

@@ -1,0 +1,108 @@
+"""A Python function's source as an AST whose every node knows its place in the user's file.
+
+In: a function object. Out: `FunctionSource`; raises CompileError where the source cannot be had
+(exec, REPL, lambda, C functions). Decorated, indented and nested functions keep their true lines
+and columns: the block is put under an `if 1:` instead of being dedented.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from lowtide.errors import CompileError, Loc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionSource:
+    """The parsed source; `lines` are the block's own, `first_line` the file's line of the first."""
+
+    node: ast.FunctionDef
+    file: str
+    lines: tuple[str, ...]
+    first_line: int
+    line_shift: int  # file line = node.lineno + line_shift
+
+    def loc(self, node: ast.AST) -> Loc:
+        """The place of a node, in the user's file."""
+        lineno: int = getattr(node, "lineno", self.node.lineno)
+        offset: int = getattr(node, "col_offset", 0)
+        line = lineno + self.line_shift
+        index = line - self.first_line
+        text = self.lines[index].rstrip("\n") if 0 <= index < len(self.lines) else ""
+        column = len(text.encode()[:offset].decode(errors="ignore")) + 1
+        return Loc(self.file, line, column, text, self.node.name)
+
+
+def unwrap(fn: Callable[..., Any]) -> FunctionType:
+    """The plain Python function behind a function, a bound method or an object of Lowtide's.
+
+    An object of Lowtide's tells it by `__lowtide_function__`. Raises CompileError.
+    """
+    own = getattr(fn, "__lowtide_function__", None)
+    if own is not None:
+        return unwrap(own)
+    if isinstance(fn, MethodType):
+        return unwrap(fn.__func__)
+    if isinstance(fn, FunctionType):
+        return fn
+    name = getattr(fn, "__name__", None) or type(fn).__name__
+    raise CompileError(
+        f"{name!r} is not a Python function, so there is no source to compile",
+        remedy="a `def`",
+    )
+
+
+def read_source(fn: FunctionType) -> FunctionSource:
+    """The parsed source of a function; raises CompileError if there is none."""
+    code = fn.__code__
+    if fn.__name__ == "<lambda>":
+        raise CompileError("a lambda is not compiled", _code_loc(code), "def f(...): return ...")
+    try:
+        lines, first_line = inspect.getsourcelines(code)
+    except (OSError, TypeError, IndexError) as error:
+        raise CompileError(
+            f"the source of {fn.__qualname__!r} ({code.co_filename}, line {code.co_firstlineno}) "
+            "is not available",
+            remedy="the function in a .py file",
+        ) from error
+    node, extra_lines = _parse(lines, code)
+    return FunctionSource(
+        node=node,
+        file=code.co_filename,
+        lines=tuple(lines),
+        first_line=first_line,
+        line_shift=first_line - 1 - extra_lines,
+    )
+
+
+def _parse(lines: list[str], code: CodeType) -> tuple[ast.FunctionDef, int]:
+    text = "".join(lines)
+    indented = text[:1].isspace()
+    try:
+        tree = ast.parse("if 1:\n" + text if indented else text)
+    except SyntaxError:  # a comment or a string that begins left of the function
+        tree, indented = ast.parse(textwrap.dedent(text)), False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            return node, 1 if indented else 0
+        if isinstance(node, ast.AsyncFunctionDef):
+            break
+    raise CompileError(
+        f"`async def {code.co_name}` is not compiled", _code_loc(code), f"def {code.co_name}(...)"
+    )
+
+
+def _code_loc(code: CodeType) -> Loc:
+    try:
+        lines, first = inspect.getsourcelines(code)
+    except (OSError, TypeError, IndexError):
+        return Loc(code.co_filename, code.co_firstlineno)
+    text = lines[0].rstrip("\n")
+    column = text.find("lambda") + 1 or len(text) - len(text.lstrip()) + 1
+    return Loc(code.co_filename, first, column, text, code.co_name)

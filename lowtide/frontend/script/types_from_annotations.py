@@ -1,0 +1,97 @@
+"""Annotations → types.
+
+In: what stands after `:` or `->`, evaluated or as text (from `from __future__ import annotations`).
+Out: a Type; None where there is no annotation or it says nothing that IR knows.
+
+    Optional[torch.Tensor], torch.Tensor | None  →  Optional[Tensor]
+    list[int], List[int], Sequence[int]          →  List[int]
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from lowtide.ir import types as t
+from lowtide.ir.types import ListType, TupleType, Type, UnionType
+
+_PLAIN: dict[object, Type] = {
+    torch.Tensor: t.TENSOR,
+    torch.nn.Parameter: t.TENSOR,
+    int: t.INT,
+    float: t.FLOAT,
+    bool: t.BOOL,
+    complex: t.COMPLEX,
+    str: t.STR,
+    None: t.NONE,
+    type(None): t.NONE,
+    torch.dtype: t.DTYPE,
+    torch.device: t.DEVICE,
+    torch.layout: t.LAYOUT,
+    torch.memory_format: t.MEMORY_FORMAT,
+    torch.Generator: t.GENERATOR,
+    torch.Size: ListType(t.INT),
+    list: ListType(t.TENSOR),
+    Any: t.ANY,
+    object: t.ANY,
+}
+
+
+def type_from_annotation(annotation: object, names: Mapping[str, object]) -> Type | None:
+    """The type an annotation means; `names` is where names in text are looked up."""
+    if isinstance(annotation, typing.ForwardRef):
+        annotation = annotation.__forward_arg__
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, dict(names))  # the user's own annotation, in his module
+        except Exception:
+            return None
+    try:
+        if annotation in _PLAIN:
+            return _PLAIN[annotation]
+    except TypeError:
+        return None
+    origin = typing.get_origin(annotation)
+    make = _GENERIC.get(origin)
+    if make is None:
+        return _named_tuple(annotation, names)
+    args = [type_from_annotation(a, names) for a in typing.get_args(annotation) if a is not ...]
+    known = [a for a in args if a is not None]
+    return make(known) if len(known) == len(args) and known else None
+
+
+def _union(args: list[Type]) -> Type:
+    some = tuple(a for a in args if a != t.NONE)
+    union = some[0] if len(some) == 1 else UnionType(some)
+    return t.optional(union) if len(some) < len(args) else union
+
+
+def _list(args: list[Type]) -> Type:
+    return ListType(args[0])
+
+
+_GENERIC: dict[object, Callable[[list[Type]], Type]] = {
+    typing.Union: _union,
+    types.UnionType: _union,
+    list: _list,
+    collections.abc.Sequence: _list,
+    collections.abc.Iterable: _list,
+    tuple: lambda args: TupleType(tuple(args)),
+    typing.Final: lambda args: args[0],
+    typing.Annotated: lambda args: args[0],
+}
+
+
+def _named_tuple(annotation: object, names: Mapping[str, object]) -> Type | None:
+    fields = getattr(annotation, "_fields", None)
+    if not isinstance(annotation, type) or not isinstance(fields, tuple):
+        return None
+    hints: dict[str, object] = getattr(annotation, "__annotations__", {})
+    labels = tuple(str(f) for f in fields)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    elems = [type_from_annotation(hints.get(f), names) or t.TENSOR for f in labels]
+    return TupleType(tuple(elems), labels)

@@ -1,0 +1,242 @@
+"""What PyTorch itself says about its functions: the types of their results.
+
+In: a target ("torch.cumsum", "Tensor.sort", "F.conv2d") and the arguments' types. Out: result types
+and names. The only module that reads torch's private schema tables; tested per torch minor.
+
+    results_of("Tensor.sort", (TENSOR,), {})  →  Results((TENSOR, TENSOR), ("values", "indices"))
+
+Always holds: where PyTorch says nothing, the answer is one Tensor.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import torch
+import torch.jit._builtins
+import torch.nn.functional
+
+from lowtide.ir import types as t
+from lowtide.ir.interpret import callable_of
+from lowtide.ir.signature import accepts, result_type
+from lowtide.ir.types import Type
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The types of what a call gives; several mean a tuple, `names` its fields."""
+
+    types: tuple[Type, ...]
+    names: tuple[str, ...] = ()
+
+
+_TENSOR = Results((t.TENSOR,))
+
+# Python-level members that no schema describes.
+_KNOWN: dict[str, Type] = {
+    "Tensor.tolist": t.ANY,
+    "Tensor.item": t.NUMBER,
+    "Tensor.dtype": t.DTYPE,
+    "Tensor.device": t.DEVICE,
+    "Tensor.layout": t.LAYOUT,
+    "Tensor.shape": t.ListType(t.INT),
+    "Tensor.ndim": t.INT,
+    "Tensor.nbytes": t.INT,
+    "Tensor.itemsize": t.INT,
+    "Tensor.requires_grad": t.BOOL,
+    "Tensor.is_leaf": t.BOOL,
+    "Tensor.is_cuda": t.BOOL,
+    "Tensor.is_cpu": t.BOOL,
+    "Tensor.is_sparse": t.BOOL,
+    "Tensor.is_quantized": t.BOOL,
+    "Tensor.is_meta": t.BOOL,
+    "Tensor.is_mkldnn": t.BOOL,
+    "Tensor.is_contiguous": t.BOOL,
+    "Tensor.get_device": t.INT,
+    "Tensor.dim": t.INT,
+    "Tensor.numel": t.INT,
+    "Tensor.stride": t.ListType(t.INT),
+    "Tensor.name": t.optional(t.STR),
+    "Tensor.grad": t.optional(t.TENSOR),
+    "Tensor.numpy": t.ANY,
+    "Tensor.backward": t.NONE,
+    "torch.is_tensor": t.BOOL,
+    "torch.is_grad_enabled": t.BOOL,
+    "torch.get_default_dtype": t.DTYPE,
+    "torch.manual_seed": t.ANY,
+    "operator.contains": t.BOOL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """One argument of a schema; satisfies `signature.ParamLike`."""
+
+    name: str
+    types: tuple[str, ...]
+    optional: bool
+    keyword_only: bool
+    has_default: bool
+    is_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Schema:
+    arguments: tuple[_Argument, ...]
+    results: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def results_of(target: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> Results:
+    """What calling the target with arguments of these types gives."""
+    if target in _KNOWN and not (target == "Tensor.stride" and len(args) > 1):
+        return Results((_KNOWN[target],))
+    schemas = _schemas(target)
+    for schema in schemas:
+        if _takes(schema, args, keywords):
+            return _results(schema)
+    plain = [s for s in schemas if not any(a.is_out for a in s.arguments)]
+    if plain:
+        return _results(plain[0])
+    return _annotated(target)
+
+
+def is_attribute(name: str) -> bool:
+    """Whether `Tensor.NAME` is a property, so that it is read without a call."""
+    found = getattr(torch.Tensor, name, None)
+    return found is not None and not callable(found)
+
+
+@cache
+def torch_paths() -> Mapping[int, str]:
+    """By `id`: how PyTorch's public functions are reached, for `from torch import relu`."""
+    roots: list[tuple[str, Any]] = [("F", torch.nn.functional), ("torch", torch)]
+    for name in ("linalg", "fft", "special"):
+        roots.append((f"torch.{name}", getattr(torch, name)))
+    found: dict[int, str] = {}
+    for path, module in roots:
+        members = cast("dict[str, object]", vars(module))
+        for name, member in members.items():
+            if callable(member) and not name.startswith("_") and not inspect.isclass(member):
+                found[id(member)] = f"{path}.{name}"
+    return found
+
+
+@cache
+def _schemas(target: str) -> tuple[_Schema, ...]:
+    root, _, name = target.partition(".")
+    if root == "Tensor":
+        aten = f"aten::{name}"
+    elif root == "operator":
+        aten = f"aten::__{name}__"
+    else:
+        try:
+            aten = torch.jit._builtins._find_builtin(callable_of(target))  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
+        except AttributeError:
+            aten = None
+    if aten is None:
+        return ()
+    raw: list[Any] = torch._C._jit_get_schemas_for_operator(str(aten))  # pyright: ignore
+    return tuple(_schema(s) for s in raw)
+
+
+def _schema(raw: Any) -> _Schema:
+    arguments = tuple(_argument(a) for a in raw.arguments)
+    results = tuple(_type_text(str(r.type))[0] for r in raw.returns)
+    names = tuple(str(r.name) for r in raw.returns)
+    return _Schema(arguments, results, names if all(names) else ())
+
+
+def _argument(raw: Any) -> _Argument:
+    text, optional = _type_text(str(raw.type))
+    alias = raw.alias_info
+    return _Argument(
+        name=str(raw.name),
+        types=tuple(text.split("|")),
+        optional=optional,
+        keyword_only=bool(raw.kwarg_only),
+        has_default=bool(raw.has_default_value()),
+        is_out=bool(raw.kwarg_only) and alias is not None and bool(alias.is_write),
+    )
+
+
+_TEXTS = {
+    "number": "Scalar",
+    "Device": "device",
+    "Layout": "layout",
+    "MemoryFormat": "memory_format",
+    "Generator": "Generator",
+    "int": "int|dtype|layout|memory_format",  # schemas print ScalarType and the like as int
+}
+_RESULT_TYPES = ("Tensor", "int", "float", "bool", "str", "Scalar", "dtype", "device", "complex")
+
+
+def _type_text(text: str) -> tuple[str, bool]:
+    """A schema's type as records of `lowtide.ops` write it, and whether None is accepted."""
+    if text.startswith("Optional["):
+        return _type_text(text[len("Optional[") : -1])[0], True
+    if text.startswith("List["):
+        inner = _type_text(text[len("List[") : -1])[0]
+        return f"{inner.split('|')[0]}[]", False
+    return _TEXTS.get(text, text), False
+
+
+def _takes(schema: _Schema, args: Sequence[Type], keywords: Mapping[str, Type]) -> bool:
+    left = dict(keywords)
+    rest = list(args)
+    for a in schema.arguments:
+        name = next((k for k in (a.name, *_ALIASES.get(a.name, ())) if k in left), None)
+        if name is not None:
+            given = left.pop(name)
+        elif rest and not a.keyword_only:
+            given = rest.pop(0)
+        elif a.has_default:
+            continue
+        else:
+            return False
+        if not accepts(a, given) and not accepts(a, t.tuple_of(given)):
+            return False
+    return not rest and not left
+
+
+_ALIASES = {"self": ("input",), "dim": ("axis",), "keepdim": ("keepdims",)}
+
+
+def _results(schema: _Schema) -> Results:
+    types: list[Type] = []
+    for text in schema.results:
+        first = text.split("|")[0]
+        known = first.removesuffix("[]") in _RESULT_TYPES
+        types.append(result_type(first) if known else t.ANY)
+    if not types:
+        return Results((t.NONE,))
+    return Results(tuple(types), schema.names if len(types) > 1 else ())
+
+
+_PYTHON: dict[object, Type] = {
+    torch.Tensor: t.TENSOR,
+    bool: t.BOOL,
+    int: t.INT,
+    float: t.FLOAT,
+    str: t.STR,
+    type(None): t.NONE,
+}
+
+
+@cache
+def _annotated(target: str) -> Results:
+    """The result that the Python function's annotation tells; a Tensor if there is none."""
+    try:
+        hints = typing.get_type_hints(callable_of(target))
+    except (TypeError, NameError, AttributeError):
+        return _TENSOR
+    result = hints.get("return")
+    if typing.get_origin(result) is tuple:
+        elems = typing.get_args(result)
+        return Results(tuple(_PYTHON.get(e, t.ANY) for e in elems))
+    return Results((_PYTHON.get(result, t.TENSOR),))

@@ -1,0 +1,189 @@
+"""The one IR of Lowtide: typed SSA with structured control flow.
+
+In: built by the front ends, or parsed from text. Out: read by every pass.
+
+    def f(%x: Tensor, %n: int = 3) -> Tensor:
+      %0: int = const {value=1}                    # model.py:2
+      %y: Tensor = torch.add(%x, %0, %0)           # model.py:2
+      %r: Tensor = loop(%n, %true, %y)             # model.py:3
+        block(%i: int, %t: Tensor):
+          %u: Tensor = torch.relu(%t)              # model.py:4
+          yield(%true, %u)
+      return(%r)
+
+Always holds (see `verify`): a value is made once, by an op's result or as an argument of a block;
+it is used only where that op comes earlier in the same or an enclosing block; a function's block
+ends in `return`, any other in `yield`. A value's name is a hint: identity is what counts, and the
+printer makes names unique.
+
+The ops (types and meaning of each: `opdefs`):
+    const {value}                    None, bool, int, float, str, dtype, device, …, or a tuple
+    tuple.make, tuple.get {index}, list.make, list.get, list.append, …, unpack {count}
+    py.add, py.len, …, math.sqrt, …  operators and builtins on Python values
+    if(cond), 2 blocks               each yields the results
+    loop(trips, cond, carried…)      one block, arguments (i, carried…), yielding (cond, carried…);
+                                     runs while i < trips and cond; results: the carried values
+    torch.NAME(operands…)            a record of `lowtide.ops`: all operands, in canonical order
+    torch.getitem(x, items…) {spec}  see `opdefs.Indexing`
+    call_torch(args…) {target, kwnames}         a PyTorch function without a record, as written
+    mutate(args…) {target, kwnames[, spec]}     as call_torch; changes its first operand
+    undef                            a value that is never looked at
+    raise(message) {exception}, assert(cond, message), print(values…)
+The loop op is TorchScript's `prim::Loop`; blocks with arguments follow MLIR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.ir.types import NONE, Type
+
+Attr = object  # None, bool, int, float, str, a torch constant, or a tuple of these
+
+TERMINATORS = ("return", "yield")
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """One SSA value; two values are the same only if they are the same object."""
+
+    name: str
+    type: Type
+
+    def __repr__(self) -> str:
+        return f"%{self.name or '_'}: {self.type}"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Op:
+    """One operation; `blocks` are nested ones (of `if` and `loop`)."""
+
+    name: str
+    operands: list[Value] = field(default_factory=list[Value])
+    attrs: dict[str, Attr] = field(default_factory=dict[str, Attr])
+    results: list[Value] = field(default_factory=list[Value])
+    blocks: list[Block] = field(default_factory=list["Block"])
+    loc: Loc = UNKNOWN_LOC
+
+    @property
+    def result(self) -> Value:
+        """The only result; raises ValueError if there is not exactly one."""
+        (only,) = self.results
+        return only
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(map(repr, self.results))} = {self.name}>"
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A straight list of ops, the last of which is a terminator."""
+
+    args: list[Value] = field(default_factory=list[Value])
+    ops: list[Op] = field(default_factory=list[Op])
+
+    @property
+    def terminator(self) -> Op:
+        """The last op: `return` or `yield`."""
+        return self.ops[-1]
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    """A whole program; its parameters are the arguments of `block`.
+
+    `defaults[name]` is the value of a parameter that a caller leaves out.
+    """
+
+    name: str
+    block: Block
+    result: Type = NONE
+    defaults: Mapping[str, object] = field(default_factory=dict[str, object])
+    loc: Loc = UNKNOWN_LOC
+
+    @property
+    def params(self) -> list[Value]:
+        """The parameters, in order."""
+        return self.block.args
+
+    def walk(self) -> Iterator[Op]:
+        """Every op, nested ones after the op that holds them."""
+        return walk(self.block)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both print the same text, places in the source left out."""
+        if not isinstance(other, Function):
+            return NotImplemented
+        from lowtide.ir.printer import print_function  # the printer reads this module
+
+        return print_function(self, locs=False) == print_function(other, locs=False)
+
+    __hash__ = object.__hash__
+
+    def __str__(self) -> str:
+        from lowtide.ir.printer import print_function  # the printer reads this module
+
+        return print_function(self)
+
+
+def walk(block: Block) -> Iterator[Op]:
+    """Every op of a block, nested ones after the op that holds them."""
+    for op in block.ops:
+        yield op
+        for inner in op.blocks:
+            yield from walk(inner)
+
+
+def clone_block(block: Block, mapping: dict[Value, Value]) -> Block:
+    """A copy with fresh values; `mapping` gives stand-ins for outer values, learns the new ones."""
+    args = [_fresh(a, mapping) for a in block.args]
+    return Block(args, [clone_op(op, mapping) for op in block.ops])
+
+
+def clone_op(op: Op, mapping: dict[Value, Value]) -> Op:
+    """A copy of one op with fresh results; see `clone_block`."""
+    operands = [mapping.get(v, v) for v in op.operands]
+    blocks = [clone_block(b, mapping) for b in op.blocks]
+    results = [_fresh(r, mapping) for r in op.results]
+    return Op(
+        name=op.name,
+        operands=operands,
+        attrs=dict(op.attrs),
+        results=results,
+        blocks=blocks,
+        loc=op.loc,
+    )
+
+
+def clone(fn: Function) -> Function:
+    """A copy that shares nothing changeable with `fn`."""
+    return with_block(fn, clone_block(fn.block, {}))
+
+
+def with_block(fn: Function, block: Block) -> Function:
+    """The same function around another body."""
+    return Function(fn.name, block, fn.result, dict(fn.defaults), fn.loc)
+
+
+def free_values(ops: Sequence[Op]) -> list[Value]:
+    """Values that `ops` and their nested blocks use and do not make, in order of first use."""
+    made: set[Value] = set()
+    free: dict[Value, None] = {}
+    _collect_free(ops, made, free)
+    return list(free)
+
+
+def _collect_free(ops: Sequence[Op], made: set[Value], free: dict[Value, None]) -> None:
+    for op in ops:
+        free.update((v, None) for v in op.operands if v not in made)
+        for block in op.blocks:
+            made.update(block.args)
+            _collect_free(block.ops, made, free)
+        made.update(op.results)
+
+
+def _fresh(value: Value, mapping: dict[Value, Value]) -> Value:
+    mapping[value] = Value(value.name, value.type)
+    return mapping[value]

@@ -1,0 +1,225 @@
+"""The reference interpreter: what a Function means, op by op, on real tensors.
+
+In: a Function and the caller's arguments. Out: what the Python function would have returned. The
+pipeline also runs single ops and blocks through it: whatever it does not compile, PyTorch computes
+here.
+
+    run(fn, x, 3)                     a whole function
+    run_op(op, env)                   reads operands from env, writes results into it
+    run_block(block, env) -> list     the operands of the terminator
+
+Always holds: an exception raised by an op keeps its type, and carries a note with the user's line.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional
+
+from lowtide.ir import opdefs
+from lowtide.ir.core import Block, Function, Op, Value
+
+Env = MutableMapping[Value, Any]
+
+
+def run(fn: Function, *args: object) -> object:
+    """Calls the function; arguments left out at the end take their defaults."""
+    values = list(args)
+    for param in fn.params[len(args) :]:
+        if param.name not in fn.defaults:
+            raise TypeError(f"{fn.name}() missing argument: {param.name!r}")
+        values.append(fn.defaults[param.name])
+    if len(values) > len(fn.params):
+        raise TypeError(f"{fn.name}() takes {len(fn.params)} arguments, {len(values)} were given")
+    env: dict[Value, Any] = dict(zip(fn.params, values, strict=True))
+    (result,) = run_block(fn.block, env)
+    return result
+
+
+def run_block(block: Block, env: Env) -> list[Any]:
+    """Runs every op; gives the operands of the terminator. The block's arguments are in `env`."""
+    for op in block.ops[:-1]:
+        run_op(op, env)
+    return [env[v] for v in block.terminator.operands]
+
+
+def run_op(op: Op, env: Env) -> None:
+    """Runs one op: operands come from `env`, results go there."""
+    try:
+        results = _STRUCTURED.get(op.name, _run_plain)(op, env)
+    except Exception as error:
+        _note(error, op)
+        raise
+    if len(results) != len(op.results):
+        raise ValueError(f"{op.name} gave {len(results)} results instead of {len(op.results)}")
+    env.update(zip(op.results, results, strict=True))
+
+
+def callable_of(target: str) -> Callable[..., Any]:
+    """The Python function behind the target of `call_torch` or `mutate`; properties included."""
+    root, *path = target.split(".")
+    found: Any = _ROOTS[root]
+    for part in path:
+        found = getattr(found, part)
+    if callable(found):
+        return cast("Callable[..., Any]", found)
+    return cast("Callable[..., Any]", found.__get__)  # a property of tensors
+
+
+_ROOTS: dict[str, object] = {
+    "torch": torch,
+    "F": torch.nn.functional,
+    "Tensor": torch.Tensor,
+    "operator": operator,
+}
+
+
+def call_with_keywords(op: Op, operands: Sequence[Any]) -> Any:
+    """Calls the target of a `call_torch` or `mutate`; the last operands go by `kwnames`."""
+    kwnames = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
+    split = len(operands) - len(kwnames)
+    keywords = dict(zip(kwnames, operands[split:], strict=True))
+    return callable_of(str(op.attrs["target"]))(*operands[:split], **keywords)
+
+
+def _run_plain(op: Op, env: Env) -> list[Any]:
+    operands = [env[v] for v in op.operands]
+    definition = opdefs.find(op.name)
+    if definition is not None:
+        return [definition.run(*operands)]
+    return _spread(op, opdefs.torch_record(op.name).eager(*operands))
+
+
+def _spread(op: Op, result: Any) -> list[Any]:
+    return [result] if len(op.results) == 1 else list(result)
+
+
+def _const(op: Op, env: Env) -> list[Any]:
+    return [op.attrs["value"]]
+
+
+def _undef(op: Op, env: Env) -> list[Any]:
+    return [None]
+
+
+def _tuple_make(op: Op, env: Env) -> list[Any]:
+    return [tuple(env[v] for v in op.operands)]
+
+
+def _tuple_get(op: Op, env: Env) -> list[Any]:
+    return [env[op.operands[0]][op.attrs["index"]]]
+
+
+def _list_make(op: Op, env: Env) -> list[Any]:
+    return [[env[v] for v in op.operands]]
+
+
+def _unpack(op: Op, env: Env) -> list[Any]:
+    values = list(env[op.operands[0]])
+    count = len(op.results)
+    if len(values) < count:
+        raise ValueError(f"not enough values to unpack (expected {count}, got {len(values)})")
+    if len(values) > count:
+        raise ValueError(f"too many values to unpack (expected {count})")
+    return values
+
+
+def _cast(op: Op, env: Env) -> list[Any]:
+    return [env[op.operands[0]]]
+
+
+def _format(op: Op, env: Env) -> list[Any]:
+    return [str(op.attrs["template"]).format(*(env[v] for v in op.operands))]
+
+
+def _getattr(op: Op, env: Env) -> list[Any]:
+    return [getattr(env[op.operands[0]], str(op.attrs["name"]))]
+
+
+def _getitem(op: Op, env: Env) -> list[Any]:
+    x, *items = (env[v] for v in op.operands)
+    spec = cast("tuple[str, ...]", op.attrs["spec"])
+    return [x[opdefs.Indexing.index(spec, items)]]
+
+
+def _call_torch(op: Op, env: Env) -> list[Any]:
+    return _spread(op, call_with_keywords(op, [env[v] for v in op.operands]))
+
+
+def _mutate(op: Op, env: Env) -> list[Any]:
+    operands = [env[v] for v in op.operands]
+    spec = cast("tuple[str, ...] | None", op.attrs.get("spec"))
+    if spec is None:
+        return [call_with_keywords(op, operands)]
+    x, *items, value = operands
+    x[opdefs.Indexing.index(spec, items)] = value
+    return [x]
+
+
+def _if(op: Op, env: Env) -> list[Any]:
+    return run_block(op.blocks[0 if env[op.operands[0]] else 1], env)
+
+
+def _loop(op: Op, env: Env) -> list[Any]:
+    trips, going, *carried = (env[v] for v in op.operands)
+    (block,) = op.blocks
+    i = 0
+    while i < trips and going:
+        env.update(zip(block.args, (i, *carried), strict=True))
+        going, *carried = run_block(block, env)
+        i += 1
+    return carried
+
+
+def _assert(op: Op, env: Env) -> list[Any]:
+    condition, *message = (env[v] for v in op.operands)
+    if not condition:
+        raise AssertionError(*message)
+    return []
+
+
+def _raise(op: Op, env: Env) -> list[Any]:
+    exception: type[Exception] = getattr(builtins, str(op.attrs["exception"]))
+    raise exception(*(env[v] for v in op.operands))
+
+
+def _print(op: Op, env: Env) -> list[Any]:
+    print(*(env[v] for v in op.operands))
+    return []
+
+
+_STRUCTURED: dict[str, Callable[[Op, Env], list[Any]]] = {
+    "const": _const,
+    "undef": _undef,
+    "cast": _cast,
+    "tuple.make": _tuple_make,
+    "tuple.get": _tuple_get,
+    "list.make": _list_make,
+    "unpack": _unpack,
+    "py.format": _format,
+    "py.getattr": _getattr,
+    "torch.getitem": _getitem,
+    "call_torch": _call_torch,
+    "mutate": _mutate,
+    "if": _if,
+    "loop": _loop,
+    "assert": _assert,
+    "raise": _raise,
+    "print": _print,
+}
+
+
+def _note(error: Exception, op: Op) -> None:
+    notes: list[str] = getattr(error, "__notes__", [])
+    if op.loc.line and not any(n.startswith(_NOTE) for n in notes):
+        where = f" in {op.loc.function}" if op.loc.function else ""
+        text = f"\n    {op.loc.text.strip()}" if op.loc.text else ""
+        error.add_note(f"{_NOTE}{op.loc}{where}{text}")
+
+
+_NOTE = "compiled from "

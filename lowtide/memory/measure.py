@@ -1,0 +1,239 @@
+"""How much memory a call really takes at its peak, and how long it takes.
+
+In: a callable without arguments. Out: `Peak` (bytes resident beyond what was resident before the
+call) and `Timing` (nanoseconds of each call). Nothing here knows the compiler.
+
+The peak is the kernel's own high-water mark of resident memory, which sees every allocator, every
+thread and pages that were reserved but never touched. It is exact to a few hundred KiB: the
+kernel counts pages in per-CPU batches. Memory that the process holds in a warm cache before the
+call is not counted as the call's, so a cache of outputs must be emptied first: see `release`.
+
+    peak, result = measure_peak(lambda: torch.rand(1000, 1000) + 1)
+    peak.peak_bytes                                     # 8_000_000, and a little
+    timings = time_alternating({"eager": f, "compiled": g}, repeats=10)
+    timings["eager"].median_ns
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+_RESET_HIGH_WATER_MARK = "5"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """`peak_bytes` beyond the start of the call, its result counted; `method` says how it was seen:
+    `"resident"` (the kernel's high-water mark) or `"profiler"` (PyTorch's allocations only)."""
+
+    peak_bytes: int
+    time_ns: int
+    method: str
+
+
+@dataclass(kw_only=True)
+class Timing:
+    """Times of single calls, in the order in which they were made."""
+
+    samples_ns: list[float] = field(default_factory=list[float])
+
+    @property
+    def min_ns(self) -> float:
+        """The fastest call."""
+        return min(self.samples_ns)
+
+    @property
+    def median_ns(self) -> float:
+        """The call in the middle."""
+        return statistics.median(self.samples_ns)
+
+
+def measure_peak(
+    call: Callable[[], T], *, release: Callable[[], None] | None = None
+) -> tuple[Peak, T]:
+    """Run `call` once and return its peak memory and its result.
+
+    `release` is called before, to give cached memory back to the system, so that memory which the
+    call takes out of a cache counts as its own. Warm the call up first: what a first call loads,
+    compiles and starts would count as well.
+    """
+    _give_back_free_memory(release)
+    if can_measure_resident():
+        return _resident_peak(call)
+    return _profiled_peak(call)
+
+
+def can_measure_resident() -> bool:
+    """Whether this system lets a process reset and read its high-water mark (Linux with /proc)."""
+    try:
+        _CLEAR_REFS.write_text(_RESET_HIGH_WATER_MARK)
+        return _status_bytes("VmHWM") > 0
+    except (OSError, LookupError):
+        return False
+
+
+def time_call(call: Callable[[], T]) -> tuple[float, T]:
+    """Run `call` once: nanoseconds and the result."""
+    with _quiet_gc():
+        start = time.perf_counter_ns()
+        result = call()
+        return float(time.perf_counter_ns() - start), result
+
+
+def time_alternating(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int = 10,
+    seconds: float = 2.0,
+    min_sample_ns: float = 0.0,
+    on_round: Callable[[int], None] | None = None,
+) -> dict[str, Timing]:
+    """Time several callables turn by turn: a, b, a, b, …, so that drift of the machine hits all.
+
+    Each is called at least once and at most `repeats` times, and not again once its own calls
+    have taken `seconds`. With `min_sample_ns` one sample is the mean of as many calls as fill that
+    time: for calls of microseconds. `on_round(i)` is called before each turn. Warm up first.
+    """
+    timings = {name: Timing() for name in calls}
+    inner = {name: _calls_per_sample(call, min_sample_ns) for name, call in calls.items()}
+    spent_ns = dict.fromkeys(calls, 0.0)
+    with _quiet_gc():
+        for turn in range(max(repeats, 1)):
+            if on_round is not None:
+                on_round(turn)
+            due = [name for name in calls if turn == 0 or spent_ns[name] < seconds * 1e9]
+            if not due:
+                break
+            for name in due:
+                sample_ns = _time_repeated(calls[name], inner[name])
+                spent_ns[name] += sample_ns * inner[name]
+                timings[name].samples_ns.append(sample_ns)
+    return timings
+
+
+def tensor_bytes(value: object, *, beyond: object = ()) -> int:
+    """Bytes of the storages of all tensors in a nest of tuples, lists and dicts, each storage once;
+    those that tensors in `beyond` share are left out."""
+    known = {storage.data_ptr() for storage in _storages(beyond)}
+    total = 0
+    for storage in _storages(value):
+        if storage.data_ptr() not in known:
+            known.add(storage.data_ptr())
+            total += storage.nbytes()
+    return total
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Every tensor in a nest of tuples, lists and dicts, from left to right."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():  # pyright: ignore[reportUnknownVariableType]
+            yield from tensors_in(item)  # pyright: ignore[reportUnknownArgumentType]
+    elif isinstance(value, list | tuple):
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from tensors_in(item)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _storages(value: object) -> list[torch.UntypedStorage]:
+    return [tensor.untyped_storage() for tensor in tensors_in(value)]
+
+
+def _resident_peak(call: Callable[[], T]) -> tuple[Peak, T]:
+    _CLEAR_REFS.write_text(_RESET_HIGH_WATER_MARK)
+    # Right after the reset the mark is what is resident now, counted the way the peak will be.
+    before_bytes = _status_bytes("VmHWM")
+    time_ns, result = time_call(call)
+    peak_bytes = max(_status_bytes("VmHWM") - before_bytes, 0)
+    return Peak(peak_bytes=peak_bytes, time_ns=int(time_ns), method="resident"), result
+
+
+def _profiled_peak(call: Callable[[], T]) -> tuple[Peak, T]:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        time_ns, result = time_call(call)
+    live_bytes = peak_bytes = 0
+    for event in sorted(_memory_events(profile), key=lambda event: event[0]):
+        live_bytes += event[1]
+        peak_bytes = max(peak_bytes, live_bytes)
+    return Peak(peak_bytes=peak_bytes, time_ns=int(time_ns), method="profiler"), result
+
+
+def _memory_events(profile: torch.profiler.profile) -> list[tuple[int, int]]:
+    """(start in ns, bytes allocated or, negative, freed) of each event of the allocator."""
+    results: Any = profile.profiler.kineto_results if profile.profiler is not None else None
+    if results is None:
+        return []
+    return [
+        (event.start_ns(), event.nbytes())
+        for event in results.events()
+        if event.name() == "[memory]"
+    ]
+
+
+def _status_bytes(key: str) -> int:
+    found = re.search(rf"^{key}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    if found is None:
+        raise LookupError(f"{_STATUS} has no {key}")
+    return int(found[1]) * 1024
+
+
+def _give_back_free_memory(release: Callable[[], None] | None) -> None:
+    gc.collect()
+    if release is not None:
+        release()
+    # glibc keeps freed blocks resident; the next call would reuse them unseen.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if _STATUS.exists() else None
+    if trim is not None:
+        trim(0)
+
+
+def _calls_per_sample(call: Callable[[], object], min_sample_ns: float) -> int:
+    count = 1
+    while min_sample_ns > 0 and _time_repeated(call, count) * count < min_sample_ns:
+        count *= 2
+    return count
+
+
+def _time_repeated(call: Callable[[], object], count: int) -> float:
+    """Mean nanoseconds of one of `count` calls, each result dropped before the next."""
+    if count == 1:
+        # Freeing a large result takes as long as some kernels: it is kept out of the time.
+        start = time.perf_counter_ns()
+        result = call()
+        taken = time.perf_counter_ns() - start
+        del result
+        return float(taken)
+    start = time.perf_counter_ns()
+    for _ in range(count):
+        call()
+    return (time.perf_counter_ns() - start) / count
+
+
+@contextmanager
+def _quiet_gc() -> Generator[None]:
+    """No garbage collection inside: a collection of a large program takes many milliseconds."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

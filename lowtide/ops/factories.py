@@ -1,0 +1,316 @@
+"""Factories: tensors from sizes and numbers.
+
+    torch.arange(n)   →   t[i] = i          zeros_like(x)   →   t[i, j] = 0
+
+Only for the CPU: `device` must be left out or name it. `empty` gives zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from lowtide.ir import dtypes
+from lowtide.ir.dtypes import DType
+from lowtide.ops.operands import (
+    Number,
+    Size,
+    Term,
+    default_float,
+    from_torch,
+    number,
+    number_dtype,
+    size_list,
+)
+from lowtide.ops.registry import Lower, add_op, op
+from lowtide.texpr.build import Builder, Unsupported, Val
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import Index, as_index, floordiv
+
+CPU: Final = torch.device("cpu")
+OPTIONS: Final = (
+    "*, dtype: dtype? = None, layout: any? = None, device: device? = None, "
+    "requires_grad: bool = False, pin_memory: bool? = None"
+)
+LIKE: Final = (
+    "*, dtype: dtype? = None, layout: any? = None, device: device? = None, "
+    "requires_grad: bool = False, memory_format: any? = None"
+)
+Fill = Callable[[Builder, DType], Expr]
+
+
+def check_device(device: Any) -> None:
+    """Tensors live on the CPU."""
+    if device is not None and torch.device(device) != CPU:
+        raise Unsupported(f"device {device}")
+
+
+def _check_options(layout: Any, device: Any, requires_grad: Any, rest: Any) -> None:
+    check_device(device)
+    if layout not in (None, torch.strided) or requires_grad or rest not in (None, False):
+        raise Unsupported("layout, requires_grad, pin_memory or memory_format")
+
+
+def filled(b: Builder, shape: Sequence[Size], dtype: DType, value: Number) -> Val:
+    """One number everywhere."""
+    for s in shape:
+        if not b.at_least(s, 0):
+            raise b.error(f"size {s} in a shape")
+    return b.tensor(shape, dtype, lambda _: _cast_number(b, value, dtype))
+
+
+def _cast_number(b: Builder, value: Number, dtype: DType) -> Expr:
+    if isinstance(value, bool | int | float):
+        if not dtype.is_float and isinstance(value, float):
+            if not math.isfinite(value):
+                raise Unsupported("infinity or NaN as an int")
+            value = bool(value) if dtype is dtypes.boolean else int(value)
+        if dtype is dtypes.boolean:
+            value = bool(value)
+    return number(b, value, dtype)
+
+
+# ---- of given sizes ---------------------------------------------------------------------------
+
+_VALUE: Final = {"zeros": 0, "ones": 1, "empty": 0}
+
+
+def _sized(value: int) -> Lower:
+    def lower(
+        b: Builder, size: Any, dtype: Any, layout: Any, device: Any, requires_grad: Any, pin: Any
+    ) -> Val:
+        _check_options(layout, device, requires_grad, pin)
+        record = default_float() if dtype is None else from_torch(dtype)
+        return filled(b, size_list(size), record, value)
+
+    return lower
+
+
+def _like(value: int) -> Lower:
+    def lower(
+        b: Builder, x: Val, dtype: Any, layout: Any, device: Any, requires_grad: Any, rest: Any
+    ) -> Val:
+        _check_options(layout, device, requires_grad, None)
+        del rest  # memory_format: how it lies in memory is ours to choose
+        return filled(b, x.shape, x.dtype if dtype is None else from_torch(dtype), value)
+
+    return lower
+
+
+def _new(value: int) -> Lower:
+    def lower(
+        b: Builder, x: Val, size: Any, dtype: Any, layout: Any, device: Any, grad: Any, pin: Any
+    ) -> Val:
+        _check_options(layout, device, grad, pin)
+        record = x.dtype if dtype is None else from_torch(dtype)
+        return filled(b, size_list(size), record, value)
+
+    return lower
+
+
+for _name, _value in _VALUE.items():
+    add_op(
+        _name,
+        f"(*size: int[], {OPTIONS}) -> Tensor",
+        f"torch.{_name}",
+        kind="factory",
+        lower=_sized(_value),
+    )
+    add_op(
+        f"{_name}_like",
+        f"(self: Tensor, {LIKE}) -> Tensor",
+        f"torch.{_name}_like",
+        kind="factory",
+        lower=_like(_value),
+    )
+    add_op(
+        f"new_{_name}",
+        f"(self: Tensor, *size: int[], {OPTIONS}) -> Tensor",
+        f"Tensor.new_{_name}",
+        kind="factory",
+        lower=_new(_value),
+    )
+
+
+@op(
+    "full",
+    f"(size: int[], fill_value: Scalar, {OPTIONS}) -> Tensor",
+    "torch.full",
+    kind="factory",
+)
+def lower_full(
+    b: Builder, size: Any, value: Number, dtype: Any, layout: Any, device: Any, grad: Any, pin: Any
+) -> Val:
+    """One number everywhere; its kind is the dtype's by default."""
+    _check_options(layout, device, grad, pin)
+    record = number_dtype(value) if dtype is None else from_torch(dtype)
+    return filled(b, size_list(size), record, value)
+
+
+@op(
+    "full_like",
+    f"(self: Tensor, fill_value: Scalar, {LIKE}) -> Tensor",
+    "torch.full_like",
+    kind="factory",
+)
+def lower_full_like(
+    b: Builder, x: Val, value: Number, dtype: Any, layout: Any, device: Any, grad: Any, rest: Any
+) -> Val:
+    """One number in the shape of self."""
+    _check_options(layout, device, grad, None)
+    del rest
+    return filled(b, x.shape, x.dtype if dtype is None else from_torch(dtype), value)
+
+
+@op(
+    "new_full",
+    f"(self: Tensor, size: int[], fill_value: Scalar, {OPTIONS}) -> Tensor",
+    "Tensor.new_full",
+    kind="factory",
+)
+def lower_new_full(
+    b: Builder, x: Val, size: Any, value: Number, dtype: Any, layout: Any, device: Any, grad: Any,
+    pin: Any,
+) -> Val:  # fmt: skip
+    """One number, in the dtype of self."""
+    _check_options(layout, device, grad, pin)
+    return filled(b, size_list(size), x.dtype if dtype is None else from_torch(dtype), value)
+
+
+@op(
+    "tensor",
+    "(data: Scalar, *, dtype: dtype? = None, device: device? = None, requires_grad: bool = False)"
+    " -> Tensor",
+    "torch.tensor",
+    kind="factory",
+)
+def lower_tensor(b: Builder, value: Number, dtype: Any, device: Any, grad: Any) -> Val:
+    """A single number; `torch.tensor` of a list is left to PyTorch."""
+    _check_options(None, device, grad, None)
+    return filled(b, (), number_dtype(value) if dtype is None else from_torch(dtype), value)
+
+
+# ---- ranges -----------------------------------------------------------------------------------
+
+
+def _arange(b: Builder, start: Number, end: Number, step: Number, options: Sequence[Any]) -> Val:
+    dtype, layout, device, grad, pin = options
+    _check_options(layout, device, grad, pin)
+    numbers = (start, end, step)
+    if any(isinstance(v, Expr | bool) for v in numbers):
+        raise Unsupported("arange with a number of the run")
+    whole = all(isinstance(v, int | Index) for v in numbers)
+    record = (dtypes.i64 if whole else default_float()) if dtype is None else from_torch(dtype)
+    if record is dtypes.boolean:
+        raise Unsupported("arange of bools")
+    if whole:
+        return _arange_ints(b, as_index_(start), as_index_(end), as_index_(step), record)
+    first, last, by = (_plain_float(v) for v in numbers)
+    if by == 0 or not record.is_float or (last - first) / by < 0:
+        raise Unsupported("arange of no floats, or of floats as ints")
+    within = dtypes.f64
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        i = Term(b, b.cast(b.at(idx[0]), within))
+        return (first + i * by).cast(record).expr
+
+    return b.tensor([math.ceil((last - first) / by)], record, body)
+
+
+def _plain_float(v: Number) -> float:
+    if isinstance(v, int | float):
+        return float(v)
+    if isinstance(v, Index) and v.const is not None:
+        return float(v.const)
+    raise Unsupported("arange of floats up to a size of the run")
+
+
+def as_index_(v: Number) -> Index:
+    assert isinstance(v, int | Index)
+    return as_index(v)
+
+
+def _arange_ints(b: Builder, start: Index, end: Index, step: Index, dtype: DType) -> Val:
+    forward = b.at_least(step, 1)
+    if not forward:
+        if b.at_least(step, 0):
+            raise b.error("arange with a step of 0")
+        start, end, step, sign = -start, -end, -step, -1
+    else:
+        sign = 1
+    if not b.at_least(end - start, 0):
+        raise b.error("arange: the end lies before the start")
+    length = floordiv(end - start + step - 1, step)
+    return b.tensor(
+        [length], dtype, lambda idx: b.cast(b.at((start + idx[0] * step) * sign), dtype)
+    )
+
+
+@op("arange.end", f"(end: Scalar, {OPTIONS}) -> Tensor", "torch.arange", kind="factory")
+def lower_arange_end(b: Builder, end: Number, *options: Any) -> Val:
+    """0, 1, ... below end."""
+    return _arange(b, 0, end, 1, options)
+
+
+@op(
+    "arange",
+    f"(start: Scalar, end: Scalar, step: Scalar = 1, {OPTIONS}) -> Tensor",
+    "torch.arange",
+    kind="factory",
+)
+def lower_arange(b: Builder, start: Number, end: Number, step: Number, *options: Any) -> Val:
+    """start, start + step, ... before end."""
+    return _arange(b, start, end, step, options)
+
+
+@op(
+    "linspace",
+    f"(start: Scalar, end: Scalar, steps: int, {OPTIONS}) -> Tensor",
+    "torch.linspace",
+    kind="factory",
+)
+def lower_linspace(b: Builder, start: Number, end: Number, steps: Size, *options: Any) -> Val:
+    """`steps` numbers from start to end, counted from the nearer one."""
+    dtype, layout, device, grad, pin = options
+    _check_options(layout, device, grad, pin)
+    record = default_float() if dtype is None else from_torch(dtype)
+    if not record.is_float:
+        raise Unsupported("linspace of ints")
+    first, last = _plain_float(start), _plain_float(end)
+    if not b.at_least(steps, 0):
+        raise b.error("linspace: a negative number of steps")
+    if not b.at_least(steps, 2):
+        return filled(b, [steps], record, first)
+    within = dtypes.f64 if record is dtypes.f64 else dtypes.f32
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        def count(i: Index) -> Term:
+            return Term(b, b.cast(b.at(i), within))
+
+        i, n = idx[0], as_index(steps)
+        by = Term(b, b.const(last - first, within)) / count(n - 1)
+        low = Term(b, b.apply("lt", b.at(i), b.at(floordiv(n, 2))))
+        return low.where(first + by * count(i), last - by * count(n - 1 - i)).cast(record).expr
+
+    return b.tensor([steps], record, body)
+
+
+@op("eye", f"(n: int, m: int? = None, {OPTIONS}) -> Tensor", "torch.eye", kind="factory",
+    eager=lambda n, m, dtype, layout, device, requires_grad, pin_memory: torch.eye(
+        n, n if m is None else m, dtype=dtype, device=device))  # fmt: skip
+def lower_eye(b: Builder, n: Size, m: Size | None, *options: Any) -> Val:
+    """1 on the diagonal, else 0."""
+    dtype, layout, device, grad, pin = options
+    _check_options(layout, device, grad, pin)
+    record = default_float() if dtype is None else from_torch(dtype)
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        return b.cast(b.apply("eq", b.at(idx[0]), b.at(idx[1])), record)
+
+    for s in (n, n if m is None else m):
+        if not b.at_least(s, 0):
+            raise b.error("eye of a negative size")
+    return b.tensor([n, n if m is None else m], record, body)

@@ -1,0 +1,147 @@
+"""Gathers: indices that are data, in a dim of another tensor.
+
+    embedding(i: [N], w: [V, D])   →   t[n, d] = w[[i[n]], d]
+
+Negative indices do not wrap here; the recorded check finds them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lowtide.ir import dtypes
+from lowtide.ops.indexing import check_index, gathered
+from lowtide.ops.operands import broadcast, broadcast_index, dim_of
+from lowtide.ops.registry import op
+from lowtide.ops.views import view
+from lowtide.texpr.build import Builder, Unsupported, Val
+from lowtide.texpr.index import Index, as_index
+
+# ---- indices that are data --------------------------------------------------------------------
+
+
+@op(
+    "index_select",
+    "(self: Tensor, dim: int, index: Tensor) -> Tensor",
+    "torch.index_select Tensor.index_select",
+    kind="copy",
+)
+def lower_index_select(b: Builder, x: Val, dim: Any, index: Val) -> Val:
+    """The slices that a vector of indices names."""
+    if x.ndim == 0 or index.ndim != 1:
+        raise Unsupported("index_select of a 0-dim tensor or by a tensor that is not a vector")
+    d = dim_of(b, dim, x.ndim)
+    size = x.shape[d]
+    check_index(b, index, size, wraps=False)
+
+    def at(idx: tuple[Index, ...]) -> list[Index]:
+        pick = gathered(b, index, [idx[d]], size, wraps=False)
+        return [pick if k == d else i for k, i in enumerate(idx)]
+
+    return view(b, x, [*x.shape[:d], index.shape[0], *x.shape[d + 1 :]], at)
+
+
+@op(
+    "gather",
+    "(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor",
+    "torch.gather Tensor.gather",
+    kind="copy",
+)
+def lower_gather(b: Builder, x: Val, dim: Any, index: Val, sparse_grad: Any) -> Val:
+    """t[.., k, ..] = x[.., index[.., k, ..], ..]."""
+    if x.ndim == 0 or index.ndim != x.ndim or sparse_grad:
+        raise Unsupported("gather of other ranks, or with a sparse gradient")
+    d = dim_of(b, dim, x.ndim)
+    for k in range(x.ndim):
+        if k != d and not b.at_least(as_index(x.shape[k]) - index.shape[k], 0):
+            raise b.error("gather: the index is larger than the tensor")
+    size = x.shape[d]
+    check_index(b, index, size, wraps=False)
+
+    def at(idx: tuple[Index, ...]) -> list[Index]:
+        pick = gathered(b, index, idx, size, wraps=False)
+        return [pick if k == d else i for k, i in enumerate(idx)]
+
+    return view(b, x, index.shape, at)
+
+
+@op(
+    "take_along_dim",
+    "(self: Tensor, indices: Tensor, dim: int? = None) -> Tensor",
+    "torch.take_along_dim Tensor.take_along_dim",
+    kind="copy",
+)
+def lower_take_along_dim(b: Builder, x: Val, index: Val, dim: Any) -> Val:
+    """gather, with the other dims broadcast."""
+    if dim is None or x.ndim == 0 or index.ndim != x.ndim:
+        raise Unsupported("take_along_dim of the flattened tensor or of other ranks")
+    d = dim_of(b, dim, x.ndim)
+    size = x.shape[d]
+    check_index(b, index, size, wraps=False)
+    x_rest = [1 if k == d else s for k, s in enumerate(x.shape)]
+    index_rest = [1 if k == d else s for k, s in enumerate(index.shape)]
+    shape = list(broadcast(b, x_rest, index_rest))
+    shape[d] = index.shape[d]
+
+    def at(idx: tuple[Index, ...]) -> list[Index]:
+        pick = gathered(b, index, broadcast_index(b, index.shape, idx), size, wraps=False)
+        rest = broadcast_index(b, x_rest, idx)
+        return [pick if k == d else i for k, i in enumerate(rest)]
+
+    return view(b, x, shape, at)
+
+
+@op(
+    "embedding",
+    "(input: Tensor, weight: Tensor, padding_idx: int? = None, max_norm: float? = None, "
+    "norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor",
+    "F.embedding",
+    kind="copy",
+    eager="F.embedding",
+)
+def lower_embedding(
+    b: Builder,
+    index: Val,
+    weight: Val,
+    padding_idx: Any,
+    max_norm: Any,
+    norm_type: Any,
+    scale_grad_by_freq: Any,
+    sparse: Any,
+) -> Val:
+    """The rows of `weight` that the indices name."""
+    del norm_type
+    if padding_idx is not None or max_norm is not None or scale_grad_by_freq or sparse:
+        raise Unsupported("embedding with a gradient of its own, or with max_norm")
+    if weight.ndim != 2:
+        raise b.error("embedding of a weight that is not a matrix")
+    size = weight.shape[0]
+    check_index(b, index, size, wraps=False)
+    return view(
+        b,
+        weight,
+        [*index.shape, weight.shape[1]],
+        lambda idx: [gathered(b, index, idx[:-1], size, wraps=False), idx[-1]],
+    )
+
+
+@op(
+    "one_hot",
+    "(tensor: Tensor, num_classes: int = -1) -> Tensor",
+    "F.one_hot",
+    kind="pointwise",
+    eager=lambda tensor, num_classes: torch.nn.functional.one_hot(tensor, num_classes),
+)
+def lower_one_hot(b: Builder, index: Val, num_classes: Any) -> Val:
+    """1 at the class, else 0; the number of classes must be given."""
+    if index.dtype is not dtypes.i64 or not b.at_least(num_classes, 1):
+        raise Unsupported("one_hot with a number of classes found in the data")
+    b.check_bounds(index, 0, num_classes)
+
+    def body(idx: tuple[Index, ...]) -> Any:
+        hit = b.apply("eq", b.load(index, idx[:-1]), b.at(idx[-1]))
+        return b.cast(hit, dtypes.i64)
+
+    return b.tensor([*index.shape, num_classes], dtypes.i64, body)

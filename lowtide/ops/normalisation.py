@@ -1,0 +1,325 @@
+"""Softmax and its kin, and the normalisation layers.
+
+    softmax(x: [N, M], 1)   →   m[i] = max(j: x[i, j]) · s[i] = sum(j: exp(x[i, j] - m[i]))
+                                t[i, j] = exp(x[i, j] - m[i]) / s[i]
+
+Statistics are kept in the compute dtype (f32 for bf16 and f16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lowtide.ops.operands import (
+    Size,
+    Term,
+    cast_to,
+    compute,
+    constant_float,
+    dim_of,
+    from_torch,
+    require_float,
+    same_dtype,
+    size_list,
+)
+from lowtide.ops.reductions import mean_over, reduce_over
+from lowtide.ops.registry import Lower, add_op, op
+from lowtide.ops.views import reshape
+from lowtide.texpr.build import Builder, Unsupported, Val
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import Index, as_index, product
+
+# ---- softmax ----------------------------------------------------------------------------------
+
+
+def softmax(b: Builder, x: Val, dim: Any, *, log: bool = False, negate: bool = False) -> Val:
+    """softmax or log_softmax along a dim, of -x if `negate`."""
+    require_float(x)
+    dims = [dim_of(b, dim, x.ndim)] if x.ndim else []
+    dim_of(b, dim, x.ndim)
+    if any(not b.at_least(x.shape[d], 1) for d in dims):
+        raise Unsupported("softmax over an empty dimension")
+    within = compute(x.dtype)
+
+    def signed(v: Term) -> Term:
+        return -v if negate else v
+
+    top = reduce_over(
+        b, x, dims, True, "max", within=within, result=within,
+        term=lambda v, _full, _kept: signed(v),
+    )  # fmt: skip
+    total = reduce_over(
+        b, x, dims, True, "sum", within=within, result=within,
+        term=lambda v, _full, kept: (signed(v) - Term(b, b.load(top, kept))).fn("exp"),
+    )  # fmt: skip
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        kept = [as_index(0) if d in dims else i for d, i in enumerate(idx)]
+        below = signed(Term(b, b.cast(b.load(x, idx), within))) - Term(b, b.load(top, kept))
+        mass = Term(b, b.load(total, kept))
+        return (below - mass.fn("log") if log else below.fn("exp") / mass).cast(x.dtype).expr
+
+    return b.tensor(x.shape, x.dtype, body)
+
+
+def _softmax(log: bool, negate: bool, where: int) -> Lower:
+    def lower(b: Builder, x: Val, dim: Any, *rest: Any) -> Val:
+        if dim is None:
+            raise Unsupported("softmax along a dim chosen by PyTorch")
+        dtype = rest[where]
+        x = x if dtype is None else cast_to(b, x, from_torch(dtype))
+        return softmax(b, x, dim, log=log, negate=negate)
+
+    return lower
+
+
+def _eager(name: str) -> Callable[..., torch.Tensor]:
+    fn = getattr(torch, name)
+
+    def call(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+        return fn(x, dim, dtype=dtype)
+
+    return call
+
+
+_F_SIGNATURE = (
+    "(input: Tensor, dim: int? = None, _stacklevel: int = 3, dtype: dtype? = None) -> Tensor"
+)
+_T_SIGNATURE = "(self: Tensor, dim: int, dtype: dtype? = None) -> Tensor"
+for _name, _log in (("softmax", False), ("log_softmax", True)):
+    add_op(
+        _name,
+        _T_SIGNATURE,
+        f"torch.{_name} Tensor.{_name} torch.special.{_name}",
+        kind="composite",
+        eager=_eager(_name),
+        lower=_softmax(_log, False, 0),
+    )
+    add_op(
+        f"F.{_name}", _F_SIGNATURE, f"F.{_name}", kind="composite", lower=_softmax(_log, False, 1)
+    )
+add_op("softmin", _F_SIGNATURE, "F.softmin", kind="composite", lower=_softmax(False, True, 1))
+
+
+# ---- over groups of elements ------------------------------------------------------------------
+
+
+def standardise(
+    b: Builder, x: Val, dims: Sequence[int], eps: float, *, centred: bool = True
+) -> tuple[Val | None, Val]:
+    """Mean and reciprocal root of (variance + eps) over dims, keepdim, in the compute dtype."""
+    within = compute(x.dtype)
+    mean = mean_over(b, x, dims, True, within) if centred else None
+    n = product(x.shape[d] for d in dims)
+
+    def squared(v: Term, _full: list[Index], kept: list[Index]) -> Term:
+        apart = v if mean is None else v - Term(b, b.load(mean, kept))
+        return apart * apart
+
+    def finish(total: Term) -> Term:
+        return (total / Term(b, b.cast(b.at(n), within)) + eps).fn("rsqrt")
+
+    root = reduce_over(
+        b, x, dims, True, "sum", within=within, result=within, term=squared, finish=finish
+    )
+    return mean, root
+
+
+def _scaled(
+    b: Builder,
+    x: Val,
+    dims: Sequence[int],
+    mean: Val | None,
+    root: Val,
+    weight: Val | None,
+    bias: Val | None,
+    channel: Any,
+) -> Val:
+    """(x - mean) * root * weight + bias; `channel` gives the index into weight and bias."""
+    within = compute(x.dtype)
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        kept = [as_index(0) if d in dims else i for d, i in enumerate(idx)]
+        v = Term(b, b.cast(b.load(x, idx), within))
+        if mean is not None:
+            v = v - Term(b, b.load(mean, kept))
+        v = v * Term(b, b.load(root, kept))
+        if weight is not None:
+            v = v * Term(b, b.load(weight, channel(idx))).cast(within)
+        if bias is not None:
+            v = v + Term(b, b.load(bias, channel(idx))).cast(within)
+        return v.expr
+
+    return b.tensor(x.shape, x.dtype, body)
+
+
+def _last_dims(b: Builder, x: Val, normalized_shape: Any, *params: Val | None) -> list[int]:
+    sizes = size_list(normalized_shape)
+    if not sizes or len(sizes) > x.ndim:
+        raise b.error("normalized_shape")
+    same_dtype(x, *params)
+    dims = list(range(x.ndim - len(sizes), x.ndim))
+    for d, s in zip(dims, sizes, strict=True):
+        b.require_equal(x.shape[d], s, "normalized_shape differs from the tensor's")
+        if not b.at_least(x.shape[d], 1):
+            raise Unsupported("normalisation over an empty dimension")
+    for p in params:
+        if p is not None:
+            if p.ndim != len(sizes):
+                raise b.error("a weight or bias of another rank than normalized_shape")
+            for s, t in zip(p.shape, sizes, strict=True):
+                b.require_equal(s, t, "a weight or bias of another shape")
+    return dims
+
+
+@op(
+    "layer_norm",
+    "(input: Tensor, normalized_shape: int[], weight: Tensor? = None, bias: Tensor? = None, "
+    "eps: float = 1e-05) -> Tensor",
+    "F.layer_norm torch.layer_norm",
+    kind="composite",
+)
+def lower_layer_norm(
+    b: Builder, x: Val, shape: Any, weight: Val | None, bias: Val | None, eps: Any
+) -> Val:
+    """The last dims brought to mean 0 and variance 1, then weight and bias."""
+    require_float(x)
+    dims = _last_dims(b, x, shape, weight, bias)
+    mean, root = standardise(b, x, dims, constant_float(eps))
+    return _scaled(b, x, dims, mean, root, weight, bias, lambda idx: idx[dims[0] :])
+
+
+@op(
+    "rms_norm",
+    "(input: Tensor, normalized_shape: int[], weight: Tensor? = None, eps: float? = None) "
+    "-> Tensor",
+    "F.rms_norm torch.rms_norm",
+    kind="composite",
+)
+def lower_rms_norm(b: Builder, x: Val, shape: Any, weight: Val | None, eps: Any) -> Val:
+    """The last dims over their root mean square, then weight."""
+    require_float(x)
+    dims = _last_dims(b, x, shape, weight)
+    if eps is None and x.dtype.itemsize < 4:
+        raise Unsupported("rms_norm of half floats without eps")
+    small = torch.finfo(x.dtype.torch).eps if eps is None else constant_float(eps)
+    _, root = standardise(b, x, dims, small, centred=False)
+    return _scaled(b, x, dims, None, root, weight, None, lambda idx: idx[dims[0] :])
+
+
+def _check_channels(b: Builder, x: Val, *params: Val | None) -> None:
+    for p in params:
+        if p is not None:
+            if p.ndim != 1:
+                raise b.error("a weight, bias or statistic that is not a vector")
+            b.require_equal(p.shape[0], x.shape[1], "channels differ")
+
+
+@op(
+    "batch_norm",
+    "(input: Tensor, running_mean: Tensor?, running_var: Tensor?, weight: Tensor? = None, "
+    "bias: Tensor? = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-05) "
+    "-> Tensor",
+    "F.batch_norm",
+    kind="composite",
+)
+def lower_batch_norm(
+    b: Builder,
+    x: Val,
+    running_mean: Val | None,
+    running_var: Val | None,
+    weight: Val | None,
+    bias: Val | None,
+    training: Any,
+    momentum: Any,
+    eps: Any,
+) -> Val:
+    """Each channel by the running mean and variance, then weight and bias; not when training."""
+    del momentum
+    require_float(x)
+    if training or running_mean is None or running_var is None:
+        raise Unsupported("batch_norm in training, which writes its running statistics")
+    if x.ndim < 2:
+        raise b.error("batch_norm of fewer than two dimensions")
+    _check_channels(b, x, running_mean, running_var, weight, bias)
+    same_dtype(x, running_mean, running_var, weight, bias)
+    within, small = compute(x.dtype), constant_float(eps)
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        def of(p: Val) -> Term:
+            return Term(b, b.cast(b.load(p, [idx[1]]), within))
+
+        v = Term(b, b.cast(b.load(x, idx), within)) - of(running_mean)
+        v = v * (of(running_var) + small).fn("rsqrt")
+        v = v if weight is None else v * of(weight)
+        return (v if bias is None else v + of(bias)).expr
+
+    return b.tensor(x.shape, x.dtype, body)
+
+
+@op(
+    "group_norm",
+    "(input: Tensor, num_groups: int, weight: Tensor? = None, bias: Tensor? = None, "
+    "eps: float = 1e-05) -> Tensor",
+    "F.group_norm",
+    kind="composite",
+)
+def lower_group_norm(
+    b: Builder, x: Val, num_groups: Any, weight: Val | None, bias: Val | None, eps: Any
+) -> Val:
+    """Each group of channels brought to mean 0 and variance 1, then weight and bias."""
+    require_float(x)
+    if x.ndim < 2 or not b.at_least(num_groups, 1) or not b.divides(num_groups, x.shape[1]):
+        raise b.error("group_norm: the channels do not divide into groups")
+    _check_channels(b, x, weight, bias)
+    same_dtype(x, weight, bias)
+    if any(not b.at_least(s, 1) for s in x.shape):
+        raise Unsupported("group_norm of an empty tensor")
+    shape: list[Size] = [x.shape[0], num_groups, -1, *x.shape[2:]]
+    grouped = reshape(b, x, shape)
+    dims = list(range(2, grouped.ndim))
+    mean, root = standardise(b, grouped, dims, constant_float(eps))
+    inner = grouped.shape[2]
+    scaled = _scaled(
+        b, grouped, dims, mean, root, weight, bias, lambda idx: [idx[1] * inner + idx[2]]
+    )
+    return reshape(b, scaled, x.shape)
+
+
+@op(
+    "instance_norm",
+    "(input: Tensor, running_mean: Tensor? = None, running_var: Tensor? = None, "
+    "weight: Tensor? = None, bias: Tensor? = None, use_input_stats: bool = True, "
+    "momentum: float = 0.1, eps: float = 1e-05) -> Tensor",
+    "F.instance_norm",
+    kind="composite",
+)
+def lower_instance_norm(
+    b: Builder,
+    x: Val,
+    running_mean: Val | None,
+    running_var: Val | None,
+    weight: Val | None,
+    bias: Val | None,
+    use_input_stats: Any,
+    momentum: Any,
+    eps: Any,
+) -> Val:
+    """Each channel of each sample brought to mean 0 and variance 1, then weight and bias."""
+    require_float(x)
+    if not use_input_stats:
+        return lower_batch_norm(b, x, running_mean, running_var, weight, bias, False, momentum, eps)
+    if running_mean is not None or running_var is not None:
+        raise Unsupported("instance_norm that writes its running statistics")
+    if x.ndim < 3 or any(not b.at_least(s, 1) for s in x.shape):
+        raise Unsupported("instance_norm of fewer than three dimensions or an empty tensor")
+    if not b.at_least(product(x.shape[2:]), 2):
+        raise b.error("instance_norm of a single element")
+    _check_channels(b, x, weight, bias)
+    same_dtype(x, weight, bias)
+    dims = list(range(2, x.ndim))
+    mean, root = standardise(b, x, dims, constant_float(eps))
+    return _scaled(b, x, dims, mean, root, weight, bias, lambda idx: [idx[1]])

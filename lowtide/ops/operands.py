@@ -1,0 +1,364 @@
+"""What lowerings share: promotion, broadcasting, dims, elements of operands, formulas of terms.
+
+In: abstract operands (`Val`, Python numbers, `Index`, `Expr`). Out: dtypes, shapes and expressions.
+
+    pointwise(b, [x, 2], common, lambda x, two: x * two)      x: [N, M] bf16
+    →  t[i, j] = bf16(f32(x[i, j]) * 2.0)
+
+Arithmetic is done in the compute dtype (f32 for bf16 and f16) and cast back at the end of the op.
+Promotion is PyTorch's own rule: tensors with dimensions first, then 0-dim tensors, then numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard, cast
+
+import torch
+
+from lowtide.ir import dtypes
+from lowtide.ir.dtypes import DType
+from lowtide.texpr.build import Builder, Unsupported, Val
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import Index, as_index, floordiv, mod, product
+
+Size = Index | int
+Number = int | float | bool | Index | Expr
+Operand = Val | Number
+Body = Callable[[tuple[Index, ...]], Expr]
+
+INF = float("inf")
+
+
+class Term:
+    """An expression with Python's operators, to write formulas in: `0.5 * x * (1 + x.fn("tanh"))`.
+
+    Python numbers become constants of the term's own dtype."""
+
+    __slots__ = ("b", "expr")
+
+    def __init__(self, b: Builder, expr: Expr) -> None:
+        self.b = b
+        self.expr = expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.expr.dtype
+
+    def like(self, value: Term | float) -> Term:
+        """A number as a constant of this term's dtype."""
+        if isinstance(value, Term):
+            return value
+        return Term(self.b, self.b.const(value, self.dtype))
+
+    def fn(self, name: str, *others: Term | float) -> Term:
+        """A pointwise function of this term, by its texpr name."""
+        args = [self.expr, *(self.like(o).expr for o in others)]
+        return Term(self.b, self.b.apply(name, *args))
+
+    def cast(self, dtype: DType) -> Term:
+        return Term(self.b, self.b.cast(self.expr, dtype))
+
+    def where(self, yes: Term | float, no: Term | float) -> Term:
+        """`yes` where this bool term holds, else `no`; one of them must be a term."""
+        like = yes if isinstance(yes, Term) else no
+        assert isinstance(like, Term)
+        picked = self.b.select(self.expr, like.like(yes).expr, like.like(no).expr)
+        return Term(self.b, picked)
+
+    def __add__(self, o: Term | float) -> Term:
+        return self.fn("add", o)
+
+    def __sub__(self, o: Term | float) -> Term:
+        return self.fn("sub", o)
+
+    def __mul__(self, o: Term | float) -> Term:
+        return self.fn("mul", o)
+
+    def __truediv__(self, o: Term | float) -> Term:
+        return self.fn("div", o)
+
+    def __radd__(self, o: float) -> Term:
+        return self.like(o) + self
+
+    def __rsub__(self, o: float) -> Term:
+        return self.like(o) - self
+
+    def __rmul__(self, o: float) -> Term:
+        return self.like(o) * self
+
+    def __rtruediv__(self, o: float) -> Term:
+        return self.like(o) / self
+
+    def __neg__(self) -> Term:
+        return self.fn("neg")
+
+    def __lt__(self, o: Term | float) -> Term:
+        return self.fn("lt", o)
+
+    def __le__(self, o: Term | float) -> Term:
+        return self.fn("le", o)
+
+    def __gt__(self, o: Term | float) -> Term:
+        return self.fn("gt", o)
+
+    def __ge__(self, o: Term | float) -> Term:
+        return self.fn("ge", o)
+
+    def equals(self, o: Term | float) -> Term:
+        return self.fn("eq", o)
+
+    def __and__(self, o: Term) -> Term:
+        return self.fn("and", o)
+
+    def __or__(self, o: Term) -> Term:
+        return self.fn("or", o)
+
+
+Formula = (
+    Callable[[Term], Term]
+    | Callable[[Term, Term], Term]
+    | Callable[[Term, Term, Term], Term]
+    | Callable[[Term, Term, Term, Term], Term]
+)
+
+# ---- dtypes -----------------------------------------------------------------------------------
+
+
+def compute(dtype: DType) -> DType:
+    """The dtype in which arithmetic on `dtype` is done; u8 for bool."""
+    return dtypes.u8 if dtype is dtypes.boolean else dtypes.BY_NAME[dtype.compute]
+
+
+def from_torch(dtype: torch.dtype) -> DType:
+    """The record of a torch dtype; raises Unsupported for complex, int16, ..."""
+    found = dtypes.from_torch(dtype)
+    if found is None:
+        raise Unsupported(f"dtype {dtype}")
+    return found
+
+
+def default_float() -> DType:
+    return from_torch(torch.get_default_dtype())
+
+
+def number_dtype(x: Number) -> DType:
+    """The dtype that a number has in promotion: bool, i64, or the default float."""
+    if isinstance(x, bool):
+        return dtypes.boolean
+    if isinstance(x, int | Index):
+        return dtypes.i64
+    if isinstance(x, float):
+        return default_float()
+    return default_float() if x.dtype.is_float else x.dtype
+
+
+def promote(*operands: Operand) -> DType:
+    """`torch.result_type` of any number of operands."""
+    groups: list[DType | None] = [None, None, None]  # with dimensions, 0-dim, numbers
+    for x in operands:
+        if isinstance(x, Val):
+            which, dtype = (0 if x.ndim else 1), x.dtype
+        else:
+            which, dtype = 2, number_dtype(x)
+        groups[which] = promote_types(groups[which], dtype)
+    dims, zero, number = groups
+    found = _over(dims, _over(zero, number))
+    assert found is not None
+    return found
+
+
+def promote_types(a: DType | None, b: DType | None) -> DType | None:
+    if a is None or b is None:
+        return a or b
+    return from_torch(torch.promote_types(a.torch, b.torch))
+
+
+def _over(higher: DType | None, lower: DType | None) -> DType | None:
+    """`combine_categories` of ATen: the lower category counts only if it is of a higher kind."""
+    if higher is None or lower is None:
+        return higher or lower
+    if higher.is_float:
+        return higher
+    if higher is dtypes.boolean or lower.is_float:
+        return promote_types(higher, lower)
+    return higher
+
+
+def to_float(dtype: DType) -> DType:
+    """`dtype`, or the default float for ints and bools."""
+    return dtype if dtype.is_float else default_float()
+
+
+def require_float(*xs: Val | None) -> None:
+    """All tensors are floats, else PyTorch says what it thinks of it."""
+    for x in xs:
+        if x is not None and not x.dtype.is_float:
+            raise Unsupported(f"a float operation on {x.dtype}")
+
+
+def same_dtype(*xs: Val | None) -> DType:
+    """The one dtype of all tensors; mixed ones are left to PyTorch."""
+    found = {x.dtype for x in xs if x is not None}
+    if len(found) != 1:
+        raise Unsupported(f"mixed dtypes {sorted(d.name for d in found)}")
+    return found.pop()
+
+
+# ---- shapes -----------------------------------------------------------------------------------
+
+
+def dim_of(b: Builder, dim: Any, ndim: int) -> int:
+    """A dimension in [0, ndim); 0-dim tensors count as having one."""
+    value = b.static_int(dim)
+    bound = max(ndim, 1)
+    if not -bound <= value < bound:
+        raise b.error(f"dim {value} of a tensor with {ndim} dimensions")
+    return value % bound
+
+
+def dims_of(b: Builder, dim: Any, ndim: int) -> tuple[int, ...]:
+    """Distinct dimensions in order; None or an empty list means all."""
+    if dim is None or (is_list(dim) and not dim):
+        return tuple(range(ndim))
+    given = dim if is_list(dim) else [dim]
+    dims = sorted(dim_of(b, d, ndim) for d in given)
+    if len(set(dims)) != len(dims):
+        raise b.error("a dim appears twice")
+    return tuple(dims) if ndim else ()
+
+
+def broadcast(b: Builder, *shapes: Sequence[Size]) -> tuple[Size, ...]:
+    """The broadcast shape; sizes that must agree are required to."""
+    ndim = max((len(s) for s in shapes), default=0)
+    out: list[Size] = []
+    for back in range(ndim, 0, -1):
+        size: Size = 1
+        for shape in shapes:
+            if back > len(shape) or b.equal(shape[-back], 1):
+                continue
+            if isinstance(size, int) and size == 1:
+                size = shape[-back]
+            else:
+                b.require_equal(size, shape[-back], f"sizes {size} and {shape[-back]}")
+        out.append(size)
+    return tuple(out)
+
+
+def broadcast_index(b: Builder, shape: Sequence[Size], idx: Sequence[Index]) -> list[Index]:
+    """The index into a tensor of `shape` for an element `idx` of what it is broadcast to."""
+    last = idx[len(idx) - len(shape) :]
+    return [as_index(0) if b.equal(s, 1) else i for s, i in zip(shape, last, strict=True)]
+
+
+def ravel(idx: Sequence[Index], shape: Sequence[Size]) -> Index:
+    """The row-major linear index."""
+    linear = as_index(0)
+    for i, size in zip(idx, shape, strict=True):
+        linear = linear * size + i
+    return linear
+
+
+def unravel(linear: Index, shape: Sequence[Size]) -> tuple[Index, ...]:
+    """The inverse of `ravel`."""
+    idx: list[Index] = []
+    for k in range(len(shape)):
+        inner = product(shape[k + 1 :])
+        part = floordiv(linear, inner) if inner.const != 0 else as_index(0)
+        if k and not (isinstance(shape[k], int) and shape[k] == 0):
+            part = mod(part, shape[k])
+        idx.append(part)
+    return tuple(idx)
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Is it a list operand?"""
+    return isinstance(value, list | tuple)
+
+
+def size_list(value: Any) -> list[Size]:
+    """The sizes in a list operand: (2, 3), or 5 for (5,)."""
+    if is_list(value):
+        return list(value)
+    return [value]
+
+
+def numel(x: Val) -> Size:
+    total = product(x.shape)
+    return total if total.const is None else total.const
+
+
+# ---- elements ---------------------------------------------------------------------------------
+
+
+def element(b: Builder, x: Operand, idx: Sequence[Index], dtype: DType) -> Expr:
+    """The element of an operand at an index of the broadcast shape, in the compute dtype."""
+    target = compute(dtype)
+    if isinstance(x, Val):
+        value = b.load(x, broadcast_index(b, x.shape, idx))
+        return b.cast(b.cast(value, dtype), target)
+    return number(b, x, target)
+
+
+def number(b: Builder, x: Number, dtype: DType) -> Expr:
+    """A number as an expression."""
+    if isinstance(x, Index):
+        return b.cast(b.at(x), dtype)
+    if isinstance(x, Expr):
+        return b.cast(x, dtype)
+    if not dtype.is_float:
+        if isinstance(x, float) and not x.is_integer():
+            raise Unsupported(f"the number {x} in {dtype}")
+        top = 8 * dtype.itemsize - (1 if dtype.is_signed else 0)
+        if not -(1 << top) <= x < 1 << top or (x < 0 and not dtype.is_signed):
+            raise Unsupported(f"the number {x} does not fit {dtype}")
+    return b.const(x, dtype)
+
+
+def pointwise(
+    b: Builder,
+    operands: Sequence[Operand],
+    common: DType,
+    formula: Formula,
+    result: DType | None = None,
+    conditions: Sequence[Val] = (),
+) -> Val:
+    """One element of the result is `formula` of the broadcast operands' elements.
+
+    Computed in the compute dtype of `common`; the result is `common` unless told otherwise.
+    `conditions` are bool tensors: their elements come first in the formula, as bools."""
+    tensors = [*conditions, *(x for x in operands if isinstance(x, Val))]
+    shape = broadcast(b, *(x.shape for x in tensors))
+    out = result or common
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        loads = [b.load(c, broadcast_index(b, c.shape, idx)) for c in conditions]
+        terms = [Term(b, e) for e in loads]
+        terms.extend(Term(b, element(b, x, idx, common)) for x in operands)
+        return cast(Callable[..., Term], formula)(*terms).cast(out).expr
+
+    return b.tensor(shape, out, body)
+
+
+def cast_to(b: Builder, x: Val, dtype: DType) -> Val:
+    """The tensor in another dtype; itself if it has it."""
+    if x.dtype is dtype:
+        return x
+    return b.tensor(x.shape, dtype, lambda idx: b.cast(b.load(x, idx), dtype))
+
+
+def constant_float(x: Any) -> float:
+    """A number that must be known when compiling."""
+    if isinstance(x, bool | int | float):
+        return float(x)
+    if isinstance(x, Index) and x.const is not None:
+        return float(x.const)
+    raise Unsupported("a number that is known only at run time")
+
+
+def is_zero(x: Any) -> bool:
+    return isinstance(x, int | float) and x == 0
+
+
+def is_one(x: Any) -> bool:
+    return isinstance(x, int | float) and x == 1

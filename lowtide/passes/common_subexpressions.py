@@ -1,0 +1,75 @@
+"""Computes what is computed twice once.
+
+In, out: a Function. Always holds: only pure ops are shared (see `opdefs.is_pure`), and results of
+torch ops only where nothing in the function changes a tensor in place; its size counts as fixed.
+
+    %1: int = const {value=1}
+    %a: Tensor = torch.add(%x, %y, %1)      %1: int = const {value=1}
+    %2: int = const {value=1}          →  %a: Tensor = torch.add(%x, %y, %1)
+    %b: Tensor = torch.add(%x, %y, %2)      %c: Tensor = torch.mul(%a, %a)
+    %c: Tensor = torch.mul(%a, %b)
+
+An op in a block may take its value from an enclosing one, which dominates it; never the other way
+round.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import MutableMapping
+
+from lowtide.ir import opdefs
+from lowtide.ir.core import Block, Function, Op, Value, clone
+from lowtide.ir.literals import print_literal
+
+Key = tuple[object, ...]
+
+
+def eliminate_common_subexpressions(fn: Function) -> Function:
+    """The function with equal pure ops computed once."""
+    result = clone(fn)
+    changed = {str(op.attrs["target"]) for op in result.walk() if "target" in op.attrs}
+    unsafe: tuple[str, ...] = ("size", *opdefs.PURE_KINDS) if changed & _RESIZING else ()
+    if changed and not unsafe:
+        unsafe = tuple(k for k in opdefs.PURE_KINDS if k != "size")
+    _share(result.block, ChainMap[Key, list[Value]](), {}, unsafe)
+    return result
+
+
+_RESIZING = {
+    f"Tensor.{name}_"
+    for name in ("resize", "resize_as", "set", "t", "transpose", "swapaxes", "squeeze", "unsqueeze")
+}
+
+
+def _share(
+    block: Block,
+    known: ChainMap[Key, list[Value]],
+    stand_ins: MutableMapping[Value, Value],
+    unsafe: tuple[str, ...],
+) -> None:
+    kept: list[Op] = []
+    for op in block.ops:
+        op.operands = [stand_ins.get(v, v) for v in op.operands]
+        for inner in op.blocks:
+            _share(inner, known.new_child(), stand_ins, unsafe)
+        key = _key(op, unsafe)
+        if key is not None and key in known:
+            stand_ins.update(zip(op.results, known[key], strict=True))
+            continue
+        if key is not None:
+            known[key] = op.results
+        kept.append(op)
+    block.ops = kept
+
+
+def _key(op: Op, unsafe: tuple[str, ...]) -> Key | None:
+    if op.blocks or op.name == "undef" or not opdefs.is_pure(op.name):
+        return None
+    if unsafe and op.name in ("unpack", "torch.getitem"):
+        return None
+    if opdefs.has_kind(op.name, unsafe):
+        return None
+    attrs = tuple((k, print_literal(v)) for k, v in op.attrs.items())
+    types = tuple(r.type for r in op.results)
+    return (op.name, tuple(id(v) for v in op.operands), attrs, types)

@@ -1,0 +1,146 @@
+"""Removes ops whose results nobody uses, and what `if` and `loop` carry for nobody.
+
+In, out: a Function. Always holds: what raises, prints, mutates or draws random numbers stays.
+
+    %a: Tensor = torch.exp(%x)
+    %b: Tensor = torch.add(%x, %x, %1)   →   %b: Tensor = torch.add(%x, %x, %1)
+    return(%b)                               return(%b)
+
+A carried value that the body hands on unchanged is replaced by what it was before the loop.
+"""
+
+from __future__ import annotations
+
+from lowtide.ir import opdefs
+from lowtide.ir.core import Block, Function, Op, Value, clone, walk
+
+
+def eliminate_dead_code(fn: Function) -> Function:
+    """The function without ops that have no effect on what it returns or does."""
+    result = clone(fn)
+    while True:
+        _forward_unchanged(result.block, {})
+        used = _used_values(result.block)
+        if not _sweep(result.block, used):
+            return result
+
+
+def _has_effect(op: Op) -> bool:
+    if op.blocks:
+        endless = op.name == "loop" and _may_be_endless(op)
+        return endless or any(_has_effect(o) for b in op.blocks for o in b.ops[:-1])
+    return not opdefs.is_removable(op.name)
+
+
+def _may_be_endless(op: Op) -> bool:
+    """A `while` may hang on purpose; only a `for` may go."""
+    block = op.blocks[0]
+    condition = block.terminator.operands[0]
+    return not any(o.name == "const" and condition in o.results for o in block.ops)
+
+
+def _used_values(block: Block) -> set[Value]:
+    """Values that something with an effect, or the result, needs: marked from the end backwards."""
+    used: set[Value] = set()
+    _mark(block, used, set(block.terminator.operands))
+    return used
+
+
+def _mark(block: Block, used: set[Value], wanted: set[Value]) -> None:
+    used |= wanted
+    for op in reversed(block.ops):
+        if op is block.terminator or not (_has_effect(op) or any(r in used for r in op.results)):
+            continue
+        if op.name == "loop":
+            _mark_loop(op, used)
+        elif op.name == "if":
+            used.add(op.operands[0])
+            for inner in op.blocks:
+                ends = zip(op.results, inner.terminator.operands, strict=True)
+                _mark(inner, used, {v for r, v in ends if r in used})
+        else:
+            used.update(op.operands)
+
+
+def _mark_loop(op: Op, used: set[Value]) -> None:
+    (block,) = op.blocks
+    used.update(op.operands[:2])
+    condition, *yielded = block.terminator.operands
+    needed = {condition}
+    while True:
+        before = len(used)
+        for result, arg, value in zip(op.results, block.args[1:], yielded, strict=True):
+            if result in used or arg in used:
+                needed.add(value)
+        _mark(block, used, needed)
+        if len(used) == before:
+            break
+    for result, arg, value in zip(op.results, block.args[1:], op.operands[2:], strict=True):
+        if result in used or arg in used:
+            used.add(value)
+
+
+def _sweep(block: Block, used: set[Value]) -> bool:
+    """Drops what is not used; tells whether anything went."""
+    changed = False
+    kept: list[Op] = []
+    for op in block.ops:
+        is_needed = op is block.terminator or _has_effect(op) or any(r in used for r in op.results)
+        if not is_needed:
+            changed = True
+            continue
+        if op.name == "if":
+            changed |= _shrink_if(op, used)
+        elif op.name == "loop":
+            changed |= _shrink_loop(op, used)
+        for inner in op.blocks:
+            changed |= _sweep(inner, used)
+        kept.append(op)
+    block.ops = kept
+    return changed
+
+
+def _shrink_if(op: Op, used: set[Value]) -> bool:
+    keep = [r in used for r in op.results]
+    op.results = _only(op.results, keep)
+    for inner in op.blocks:
+        inner.terminator.operands = _only(inner.terminator.operands, keep)
+    return not all(keep)
+
+
+def _shrink_loop(op: Op, used: set[Value]) -> bool:
+    (block,) = op.blocks
+    keep = [r in used or a in used for r, a in zip(op.results, block.args[1:], strict=True)]
+    op.results = _only(op.results, keep)
+    op.operands = [*op.operands[:2], *_only(op.operands[2:], keep)]
+    block.args = [block.args[0], *_only(block.args[1:], keep)]
+    end = block.terminator
+    end.operands = [end.operands[0], *_only(end.operands[1:], keep)]
+    return not all(keep)
+
+
+def _only(values: list[Value], keep: list[bool]) -> list[Value]:
+    return [v for v, k in zip(values, keep, strict=True) if k]
+
+
+def _forward_unchanged(block: Block, stand_ins: dict[Value, Value]) -> None:
+    for op in block.ops:
+        op.operands = [stand_ins.get(v, v) for v in op.operands]
+        if op.name == "loop":
+            inner = op.blocks[0]
+            yielded = inner.terminator.operands[1:]
+            rows = zip(op.operands[2:], inner.args[1:], yielded, op.results, strict=True)
+            for before, arg, after, result in rows:
+                if arg is after and before.type == result.type:
+                    stand_ins[arg] = stand_ins[result] = before
+        for inner in op.blocks:
+            _forward_unchanged(inner, stand_ins)
+        if op.name == "if":
+            then, otherwise = (b.terminator.operands for b in op.blocks)
+            for a, b, result in zip(then, otherwise, op.results, strict=True):
+                if a is b and a.type == result.type and not _made_inside(a, op):
+                    stand_ins[result] = a
+
+
+def _made_inside(value: Value, op: Op) -> bool:
+    return any(value in o.results for block in op.blocks for o in walk(block))

@@ -1,0 +1,127 @@
+"""Abstract values: what is known about an SSA value while a region is specialised.
+
+    Val       a tensor of the region           Index   an int made of sizes and free ints
+    Expr      a float known at the call        Seq     a tuple, list or torch.Size of these
+    OPAQUE    a number known at the call of which nothing can be said now
+    all else  a constant: None, bool, int, float, str, dtype, device, ...
+
+Always holds: an `Abs` that is no constant and no Index of plain sizes says how real Python makes
+it at run time: a place among the live-ins, or an `Origin`. A tensor without either is made by a
+kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from lowtide.texpr.build import Unsupported, Val
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import Index
+
+
+class _Opaque:
+    def __repr__(self) -> str:
+        return "OPAQUE"
+
+
+OPAQUE: Final = _Opaque()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value stands among the live-ins: `position`, then subscripts."""
+
+    position: int
+    path: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """One call of a Python function on operands: how a number or a view is made at run time."""
+
+    fn: Callable[..., Any]
+    operands: tuple[Abs, ...]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seq:
+    """A sequence whose length is known; `kind` is the Python type."""
+
+    kind: type
+    elems: tuple[Abs, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Abs:
+    """An abstract value.
+
+    `item`: the element of the origin's result that this is, None for the whole.
+    `base`: the tensor that this one is a view of. `dynamic`: it depends on the value of a float."""
+
+    value: object
+    origin: Place | Origin | None = None
+    item: int | None = None
+    base: Abs | None = None
+    dynamic: bool = False
+
+
+def constant(value: object) -> Abs:
+    """A Python constant; tuples and lists become sequences."""
+    if isinstance(value, Index) and value.const is not None:
+        return Abs(value.const)
+    if isinstance(value, tuple | list):
+        elems = cast("Sequence[object]", value)
+        return Abs(Seq(type(elems), tuple(constant(v) for v in elems)))
+    return Abs(value)
+
+
+def is_constant(x: Abs) -> bool:
+    """Whether the value is the same in every run of the signature."""
+    if isinstance(x.value, Seq):
+        return all(is_constant(e) for e in x.value.elems)
+    return not isinstance(x.value, Val | Index | Expr) and x.value is not OPAQUE
+
+
+def is_int(x: Abs) -> bool:
+    """Whether the value is an int (or bool) of which more is known than that."""
+    return isinstance(x.value, int | Index)
+
+
+def concrete(x: Abs) -> Any:
+    """The Python value of a constant."""
+    if isinstance(x.value, Seq):
+        return build(x.value.kind, [concrete(e) for e in x.value.elems])
+    return x.value
+
+
+def build(kind: type, elems: list[Any]) -> Any:
+    """A sequence of this type, named tuples included."""
+    make: Any = getattr(kind, "_make", None)
+    return make(elems) if make is not None else kind(elems)
+
+
+def raw(x: Abs) -> Any:
+    """What a lowering is handed; raises Unsupported for a number that only the call knows."""
+    if x.value is OPAQUE:
+        raise Unsupported("a number that is known only at run time")
+    if isinstance(x.value, Seq):
+        elems = [raw(e) for e in x.value.elems]
+        return elems if x.value.kind is list else tuple(elems)
+    return x.value
+
+
+def tensors_in(x: Abs) -> list[Abs]:
+    """Every tensor in a value, in order."""
+    if isinstance(x.value, Seq):
+        return [t for e in x.value.elems for t in tensors_in(e)]
+    return [x] if isinstance(x.value, Val) else []
+
+
+def is_dynamic(x: Abs) -> bool:
+    """Whether a float's value decides it."""
+    if isinstance(x.value, Seq):
+        return any(is_dynamic(e) for e in x.value.elems)
+    return x.dynamic

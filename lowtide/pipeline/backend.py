@@ -1,0 +1,33 @@
+"""Where Programs become executables; one name, so that a test can put a stand-in in its place.
+
+In: a Program. Out: an object that is called as `exe(tensors, sizes, numbers)` and gives the
+outputs, then the checks. `use(fn)` replaces the code generator; `use(None)` puts it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lowtide.texpr.expr import Program
+
+_chosen: list[Callable[..., Any] | None] = [None]
+
+
+def use(compiler: Callable[..., Any] | None) -> None:
+    """Replaces the code generator of this process."""
+    _chosen[0] = compiler
+
+
+def compile_program(
+    program: Program,
+    *,
+    symbols: Sequence[str],
+    scalars: Sequence[str],
+    hints: Mapping[str, int],
+) -> Any:
+    """The executable of a program; raises BackendError."""
+    compiler = _chosen[0]
+    if compiler is None:
+        from lowtide.codegen.executable import compile_program as compiler  # costs time to import
+    return compiler(program, symbols=symbols, scalars=scalars, hints=hints)

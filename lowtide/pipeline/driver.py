@@ -1,0 +1,218 @@
+"""The driver: walks a Function's blocks on real values.
+
+In: a Function and its arguments. Out: the operands of its terminator.
+
+    y = x * 2 + n            Region 0: one kernel
+    y[mask] = 0              PyTorch, through the reference interpreter
+    if y.sum() > 0: ...      the driver chooses the block, and walks it
+    return y.exp()           Region 3
+
+A region ends at what is not compiled; after it the next region has a signature of its own. A value
+is let go as soon as nothing further on uses it. If a region's check fails, or its sizes do not
+fit, PyTorch runs the same ops instead, so that its own error (or result) comes out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lowtide.ir.core import Block, Function, Op, Value, free_values
+from lowtide.ir.interpret import run_op
+from lowtide.pipeline import stats
+from lowtide.pipeline.hostcode import CheckFailed, HostFault
+from lowtide.pipeline.region import Entry, Region
+from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.specialise import static_reason
+
+Env = dict[Value, Any]
+
+
+class BlockPlan:
+    """What the driver knows of one block: its regions by position, and which values live where."""
+
+    def __init__(self, block: Block, name: str, mutates: bool, live_ins: Sequence[Value]) -> None:
+        self.block = block
+        self.ops = block.ops
+        self.name = name
+        self.mutates = mutates
+        self.last = len(block.ops) - 1
+        self.live_at = _liveness(block)
+        self._first_live_ins = list(live_ins)
+        self._regions: dict[int, Region | None] = {}
+        self._inner: dict[int, BlockPlan] = {}
+        self._lock = threading.Lock()
+
+    def region(self, pos: int) -> Region | None:
+        """The region that begins at `pos`, None where there is nothing to compile."""
+        try:
+            return self._regions[pos]
+        except KeyError:
+            with self._lock:
+                return self._regions.setdefault(pos, self._region(pos))
+
+    def _region(self, pos: int) -> Region | None:
+        end = pos
+        while end < self.last and not static_reason(self.ops[end]):
+            end += 1
+        if not any(_is_work(op) for op in self.ops[pos:end]):
+            return None
+        stop = end + 1 if end == self.last else end
+        used = free_values(self.ops[pos:stop])
+        live_ins = self._first_live_ins if pos == 0 and self._first_live_ins else used
+        return Region(
+            block=self.block,
+            start=pos,
+            end=end,
+            live_ins=live_ins,
+            live_at=self.live_at,
+            mutates=self.mutates,
+            name=f"{self.name}:{self.ops[pos].loc.line or pos}",
+        )
+
+    def inner(self, block: Block) -> BlockPlan:
+        """The plan of a nested block."""
+        found = self._inner.get(id(block))
+        if found is None:
+            with self._lock:
+                made = BlockPlan(block, self.name, self.mutates, ())
+                found = self._inner.setdefault(id(block), made)
+        return found
+
+    def run(self, env: Env) -> list[Any]:
+        """Runs the block; `env` has its live-ins, and is used up."""
+        pos = 0
+        while pos < self.last:
+            region = self.region(pos)
+            if region is not None:
+                stop = self._run_region(region, pos, env)
+                if isinstance(stop, list):
+                    return stop
+                if stop < 0:  # no op is left to PyTorch there
+                    pos = ~stop
+                    continue
+                pos = stop
+            self.run_op(pos, env)
+            pos += 1
+        return [env[v] for v in self.block.terminator.operands]
+
+    def _run_region(self, region: Region, pos: int, env: Env) -> int | list[Any]:
+        """Runs what is compiled from `pos` on. Gives the results if that was all; else the position
+        of the op that the driver has to run, or `~position` of where the next region begins."""
+        values = [env[v] for v in region.live_ins]
+        try:
+            entry = region.find(values)
+        except Ineligible:
+            return ~self.run_eager(pos, region.end, env)
+        spec = entry.spec
+        if entry.run is None:
+            return ~self.run_eager(pos, region.end, env) if entry.eager else pos
+        try:
+            results = entry.run(values, entry.z, entry.sizes)
+        except (CheckFailed, HostFault):
+            results = None  # PyTorch's own error shall not be "during handling of" ours
+        del values
+        if results is None:
+            return ~self.run_eager(pos, min(spec.stop, self.last), env)
+        if spec.finished:
+            return list(results)
+        for v in spec.dead:
+            del env[v]
+        env.update(zip(spec.results, results, strict=True))
+        return spec.stop if spec.reason else ~spec.stop
+
+    def run_eager(self, start: int, stop: int, env: Env) -> int:
+        """PyTorch runs ops [start, stop); gives `stop`."""
+        stats.count("regions_eager")
+        for pos in range(start, stop):
+            self.run_op(pos, env)
+        return stop
+
+    def run_op(self, pos: int, env: Env) -> None:
+        """Runs one op outside of any region, then drops what nobody uses any more."""
+        op = self.ops[pos]
+        alive = self.live_at[pos + 1]
+        if op.name == "if":
+            results = self._if(op, env, alive)
+        elif op.name == "loop":
+            results = self._loop(op, env, alive)
+        else:
+            run_op(op, env)
+            _drop(env, alive, (*op.operands, *op.results))
+            return
+        env.update(zip(op.results, results, strict=True))
+        _drop(env, alive, op.results)
+
+    def _if(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        plan = self.inner(op.blocks[0 if env[op.operands[0]] else 1])
+        inner = {v: env[v] for v in plan.live_at[0]}
+        _drop(env, alive, tuple(env))
+        return plan.run(inner)
+
+    def _loop(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        trips, going, *carried = (env[v] for v in op.operands)
+        (block,) = op.blocks
+        plan = self.inner(block)
+        outer = {v: env[v] for v in plan.live_at[0] if v in env}
+        _drop(env, alive, tuple(env))
+        i = 0
+        while i < trips and going:
+            inner = {**outer, **dict(zip(block.args, (i, *carried), strict=True))}
+            carried.clear()
+            going, *carried = plan.run(inner)
+            i += 1
+        return carried
+
+
+class Driver:
+    """A Function, ready to be called with positional arguments."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        mutates = any(op.name == "mutate" for op in function.walk())
+        self.plan = BlockPlan(function.block, function.name, mutates, function.params)
+        self._first = self.plan.region(0)
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """Runs the function; raises Ineligible, before anything ran, if PyTorch must do it."""
+        first = self._first
+        if first is None:
+            return self._walk(args)
+        entry: Entry = first.find(args)
+        run: Callable[..., tuple[Any, ...]] | None = entry.run
+        if run is None or not entry.spec.finished:
+            return self._walk(args)
+        try:
+            return run(args, entry.z, entry.sizes)[0]
+        except (CheckFailed, HostFault):
+            pass  # PyTorch's own error shall not be "during handling of" ours
+        env = dict(zip(self.function.params, args, strict=True))
+        self.plan.run_eager(0, self.plan.last, env)
+        return env[self.function.block.terminator.operands[0]]
+
+    def _walk(self, args: Sequence[Any]) -> Any:
+        env = dict(zip(self.function.params, args, strict=True))
+        return self.plan.run(env)[0]
+
+
+def _is_work(op: Op) -> bool:
+    if op.blocks:
+        return any(_is_work(inner) for block in op.blocks for inner in block.ops)
+    return op.name.startswith("torch.") and not static_reason(op)
+
+
+def _drop(env: Env, alive: set[Value], candidates: Sequence[Value]) -> None:
+    for v in candidates:
+        if v not in alive:
+            env.pop(v, None)
+
+
+def _liveness(block: Block) -> list[set[Value]]:
+    """For each position, the values that ops from there on use; one more entry than ops, empty."""
+    live: set[Value] = set()
+    found = [live]
+    for op in reversed(block.ops):
+        live = (live - set(op.results)) | set(free_values([op]))
+        found.append(live)
+    return found[::-1]

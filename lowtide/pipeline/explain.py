@@ -1,0 +1,155 @@
+"""`explain()`: what a call does, in the order in which it happens.
+
+boxes: 1 kernel, 0 ops left to PyTorch, peak 4,000 bytes
+kernel boxes.py:12
+  k0 -> out                          one sweep over [i, j]
+    min        boxes.py:14
+    mul        boxes.py:15
+PyTorch  boxes.py:17  nonzero        is not lowered
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lowtide.errors import Loc
+from lowtide.pipeline.memory import MemoryPlan, plan_memory
+from lowtide.pipeline.walk import KernelStep, Walk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLine:
+    """One kernel: what it stores, which ops it fuses and where they stand in the user's file."""
+
+    name: str
+    outputs: tuple[str, ...]
+    ops: tuple[tuple[str, str], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionLine:
+    """A run of ops that became kernels."""
+
+    loc: str
+    kernels: tuple[KernelLine, ...]
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchLine:
+    """An op that PyTorch (or Python) runs."""
+
+    op: str
+    loc: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a call does; prints as text. `plain`: why nothing of it is compiled, "" if it is."""
+
+    name: str
+    plain: str
+    steps: tuple[RegionLine | TorchLine, ...]
+    memory: MemoryPlan
+    notes: tuple[str, ...]
+
+    @property
+    def regions(self) -> tuple[RegionLine, ...]:
+        """The compiled parts, in order."""
+        return tuple(s for s in self.steps if isinstance(s, RegionLine))
+
+    @property
+    def kernels(self) -> tuple[KernelLine, ...]:
+        """All kernels, in order."""
+        return tuple(k for r in self.regions for k in r.kernels)
+
+    @property
+    def torch_ops(self) -> tuple[TorchLine, ...]:
+        """What is left to PyTorch, in order."""
+        return tuple(s for s in self.steps if isinstance(s, TorchLine))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The predicted peak."""
+        return self.memory.peak_bytes
+
+    def __str__(self) -> str:
+        kernels, left = len(self.kernels), len(self.torch_ops)
+        lines = [
+            f"{self.name}: {kernels} kernel{'s' * (kernels != 1)}, "
+            f"{left} op{'s' * (left != 1)} left to PyTorch, peak {self.peak_bytes:,} bytes"
+        ]
+        if self.plain:
+            lines.append(f"a call with these arguments runs as plain Python: {self.plain}")
+        for step in self.steps:
+            if isinstance(step, TorchLine):
+                lines.append(f"PyTorch  {step.op:<20} {step.loc}  {step.reason}")
+                continue
+            lines.append(f"region at {step.loc}")
+            for k in step.kernels:
+                lines.append(f"  {k.name} -> {', '.join(k.outputs)}  {k.note}".rstrip())
+                lines.extend(f"    {op:<20} {loc}" for op, loc in k.ops)
+        lines.append(f"peak {self.peak_bytes:,} bytes = {self.memory.formula}")
+        lines.extend(f"note: {n}" for n in self.notes)
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as for JSON."""
+        return {
+            "name": self.name,
+            "plain": self.plain,
+            "regions": [
+                {
+                    "loc": r.loc,
+                    "signature": r.signature,
+                    "kernels": [
+                        {"name": k.name, "outputs": list(k.outputs), "note": k.note,
+                         "ops": [{"op": op, "loc": loc} for op, loc in k.ops]}
+                        for k in r.kernels
+                    ],
+                }
+                for r in self.regions
+            ],
+            "torch": [{"op": s.op, "loc": s.loc, "reason": s.reason} for s in self.torch_ops],
+            "memory": self.memory.to_dict(),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def explain(name: str, walk: Walk, plain: str = "") -> Explanation:
+    """The explanation of a walked call."""
+    memory = plan_memory(walk, plain)
+    steps: list[RegionLine | TorchLine] = []
+    for step in walk.steps:
+        if isinstance(step, KernelStep):
+            steps.append(_region(step))
+        else:
+            steps.append(TorchLine(op=step.label, loc=str(step.loc), reason=step.reason))
+    return Explanation(
+        name=name, plain=plain, steps=tuple(steps), memory=memory, notes=memory.notes
+    )
+
+
+def _region(step: KernelStep) -> RegionLine:
+    host = step.entry.spec.host
+    assert host is not None
+    inputs = [
+        f"{i.name}: {i.dtype}[{', '.join(map(str, i.shape))}]" for i in host.program.inputs.values()
+    ]
+    kernels = tuple(
+        KernelLine(
+            name=k.name,
+            outputs=tuple(k.outputs),
+            ops=_places(k.ops),
+            note=k.note,
+        )
+        for k in step.executable().kernels
+    )
+    return RegionLine(loc=str(step.loc), kernels=kernels, signature=", ".join(inputs))
+
+
+def _places(ops: list[tuple[str, Loc]]) -> tuple[tuple[str, str], ...]:
+    return tuple(dict.fromkeys((op, str(loc)) for op, loc in ops))

@@ -1,0 +1,35 @@
+"""Faults of Lowtide itself: shown in tests, survived (with one warning) in the user's program.
+
+`LOWTIDE_STRICT=1`, or `strict(True)`, lets them through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Generator
+
+_state = {"strict": os.environ.get("LOWTIDE_STRICT") == "1"}
+_warned: set[str] = set()
+
+
+@contextlib.contextmanager
+def strict(on: bool = True) -> Generator[None]:
+    """Internal faults are raised (or, with False, survived) inside the block."""
+    before, _state["strict"] = _state["strict"], on
+    try:
+        yield
+    finally:
+        _state["strict"] = before
+
+
+def survive(error: Exception, where: str) -> str:
+    """Raises the fault if faults are to be seen; else warns once, and says it in one line."""
+    if _state["strict"]:
+        raise error
+    text = f"{where}: internal error, PyTorch runs it instead ({type(error).__name__}: {error})"
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    return text

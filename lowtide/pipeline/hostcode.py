@@ -1,0 +1,353 @@
+"""The Python text around one Executable: what happens before and after the kernels of a call.
+
+In: a Trace and the values that outlive its region. Out: a `Program` cut to what is needed, and two
+functions, written as source since each call runs them:
+
+    def prepare(a, z):                          # once per new set of sizes: derived ints
+        z.append(k0(z[0], a[1]))
+
+    def run(a, z, sizes):                       # each call
+        o = exe([a[0], a[1]], sizes, [a[2]])
+        if not o[1]: raise CheckFailed
+        v0 = k1(a[0], 0)                        # a view, by PyTorch's own op
+        return (o[0], v0)
+
+`a` are the live-ins, `z` the ints, `o` the kernels' outputs. A view of a live-in or of another
+value that outlives the region is made by PyTorch from the real tensor, so that it aliases as it
+does in eager mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from lowtide.pipeline.abstract import Abs, Origin, Place, Seq, is_constant, tensors_in
+from lowtide.pipeline.abstract import concrete as concrete_value
+from lowtide.texpr import expr as ex
+from lowtide.texpr.build import Builder, Val
+from lowtide.texpr.build import symbols as symbols_of
+from lowtide.texpr.expr import Def, Program
+from lowtide.texpr.index import Atom, Clamp, FloorDiv, Index, Mod, as_index
+
+
+class CheckFailed(Exception):
+    """A data-dependent index was out of bounds, or a size did not fit."""
+
+
+class HostFault(Exception):
+    """A number or a view could not be made; its cause is Python's or PyTorch's own exception."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HostCode:
+    """`symbols` and `scalars` are what the program needs, in order; `pick` their places in `z`.
+
+    `names` are all of `z`. `bind(exe)` gives the `run` function."""
+
+    program: Program
+    names: tuple[str, ...]
+    symbols: tuple[str, ...]
+    scalars: tuple[str, ...]
+    pick: tuple[int, ...]
+    prepare: Callable[[Sequence[Any], list[int]], None] | None
+    bind: Callable[[Any], Callable[..., tuple[Any, ...]]]
+    text: str
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing for a kernel to do."""
+        return not self.program.outputs and not self.program.checks
+
+
+def write(
+    builder: Builder,
+    numbers: Sequence[str],
+    tensors: Mapping[str, Place],
+    floats: Mapping[str, Place],
+    derived: Mapping[str, Abs],
+    results: Sequence[Abs],
+    mutates: bool,
+) -> HostCode:
+    """The host code of a trace whose `results` outlive it. `mutates`: the function changes tensors
+    in place somewhere, so that two views of one tensor must share memory."""
+    ints = [n for n, x in derived.items() if isinstance(x.value, Index)]
+    order = {name: k for k, name in enumerate([*numbers, *ints])}
+    writer = _Writer(builder, order, _kept(results, mutates))
+    prepare = writer.preparation([derived[n] for n in ints])
+    texts = writer.results(results)
+    program = _cut(builder.program, list(writer.outputs))
+    symbols = tuple(n for n in order if n in _symbols(program))
+    scalars = tuple(sorted(_scalars(program)))
+    known = {n: Abs(None, place) for n, place in floats.items()} | dict(derived)
+    head = writer.call(program, tensors, [known[n] for n in scalars])
+    lines = ["def run(a, z, sizes):", *head, *writer.guarded(writer.lines), f"    return {texts}"]
+    text = "\n".join(lines)
+
+    def bind(exe: Any) -> Callable[..., tuple[Any, ...]]:
+        return _compiled(text, "run", {**writer.constants, "exe": exe})
+
+    return HostCode(
+        program=program,
+        names=tuple(order),
+        symbols=symbols,
+        scalars=scalars,
+        pick=tuple(order[n] for n in symbols),
+        prepare=_compiled(prepare, "prepare", writer.constants) if prepare else None,
+        bind=bind,
+        text=f"{prepare}\n\n{text}" if prepare else text,
+    )
+
+
+def _compiled(text: str, name: str, constants: Mapping[str, Any]) -> Any:
+    space: dict[str, Any] = {**constants, "CheckFailed": CheckFailed, "HostFault": HostFault}
+    exec(compile(text, f"<lowtide {name}>", "exec"), space)
+    return space[name]
+
+
+# ---- which values are stored ------------------------------------------------------------------
+
+
+def _kept(results: Sequence[Abs], mutates: bool) -> set[int]:
+    """Tensors (by id) that exist for real anyway, so that views of them are views."""
+    leaves = {id(t): t for r in results for t in tensors_in(r)}
+    kept = set(leaves)
+    if mutates:
+        views: dict[int, int] = {}
+        for leaf in leaves.values():
+            root = leaf
+            while root.base is not None:
+                root = root.base
+            views[id(root)] = views.get(id(root), 0) + 1
+        kept |= {root for root, count in views.items() if count > 1}
+    return kept
+
+
+class _Writer:
+    def __init__(self, builder: Builder, order: Mapping[str, int], kept: set[int]) -> None:
+        self.builder = builder
+        self.order = order
+        self.kept = kept
+        self.constants: dict[str, Any] = {}
+        self.lines: list[str] = []
+        self.outputs: dict[str, Abs] = {}  # in order; a name stands once
+        self._names: dict[int, str] = {}  # by id of an Abs or Origin
+        self._alive: list[object] = []  # so that ids stay unique
+
+    # -- the parts of the text --
+
+    def preparation(self, ints: Sequence[Abs]) -> str:
+        """Source of `prepare`, "" where no int is derived."""
+        for x in ints:
+            assert isinstance(x.origin, Origin)
+            self.lines.append(f"    z.append({self._call_text(x.origin)})")
+        body, self.lines = self.lines, []
+        self._names.clear()  # `run` has its own locals
+        return "\n".join(["def prepare(a, z):", *body]) if body else ""
+
+    def results(self, results: Sequence[Abs]) -> str:
+        """The tuple of results, after lines that make them."""
+        texts = [self.of(r) for r in results]
+        return f"({', '.join(texts)},)" if texts else "()"
+
+    def call(
+        self, program: Program, tensors: Mapping[str, Place], scalars: Sequence[Abs]
+    ) -> list[str]:
+        """The lines that call the kernels."""
+        if not program.outputs and not program.checks:
+            return []
+        rest, names = self.lines, self._names
+        self.lines, self._names = [], {}  # lines of before the call know no locals of after it
+        numbers = ", ".join(self.of(x) for x in scalars)
+        before, self.lines, self._names = self.lines, rest, names
+        inputs = ", ".join(_place(tensors[name]) for name in program.inputs)
+        lines = [*self.guarded(before), f"    o = exe([{inputs}], sizes, [{numbers}])"]
+        for k in range(len(program.outputs), len(program.outputs) + len(program.checks)):
+            lines.append(f"    if not o[{k}]: raise CheckFailed")
+        return lines
+
+    def guarded(self, lines: Sequence[str]) -> list[str]:
+        """Lines of Python's or PyTorch's own functions, which may raise."""
+        if not lines:
+            return []
+        inner = [f"    {line}" for line in lines]
+        return [
+            "    try:",
+            *inner,
+            "    except Exception as error:",
+            "        raise HostFault from error",
+        ]
+
+    # -- values --
+
+    def of(self, x: Abs) -> str:
+        """The text of a value; whatever must be made only once gets a line of its own."""
+        if isinstance(x.value, Val):
+            return self._tensor(x)
+        if isinstance(x.origin, Place) and not is_constant(x):
+            return _place(x.origin)
+        if isinstance(x.value, Seq) and not is_constant(x):
+            return self._once(x, lambda: self._sequence(x))
+        if isinstance(x.value, Index):
+            return self.index(x.value)
+        if isinstance(x.origin, Origin):
+            return self._origin(x)
+        if isinstance(x.origin, Place):
+            return _place(x.origin)
+        return self._constant(concrete_value(x))
+
+    def _tensor(self, x: Abs) -> str:
+        if isinstance(x.origin, Place):
+            return _place(x.origin)
+        if x.base is not None and self._exists(x.base):
+            return self._origin(x)
+        return self._output(x)
+
+    def _exists(self, x: Abs) -> bool:
+        """Whether the tensor is real without being asked for by a view of it."""
+        if isinstance(x.origin, Place) or id(x) in self.kept:
+            return True
+        return x.base is not None and self._exists(x.base)
+
+    def _output(self, x: Abs) -> str:
+        for k, made in enumerate(self.outputs.values()):
+            if made is x:
+                return f"o[{k}]"
+        assert isinstance(x.value, Val)
+        val = x.value
+        if val.name in self.outputs or val.name in self.builder.program.inputs:
+            val = self.builder.tensor(val.shape, val.dtype, lambda idx: self.builder.load(val, idx))
+        self.outputs[val.name] = x
+        return f"o[{len(self.outputs) - 1}]"
+
+    def _origin(self, x: Abs) -> str:
+        origin = x.origin
+        assert isinstance(origin, Origin)
+        whole = self._once(origin, lambda: self._call_text(origin))
+        return whole if x.item is None else f"{whole}[{x.item}]"
+
+    def _call_text(self, origin: Origin) -> str:
+        args = ", ".join(self._operand(x) for x in origin.operands)
+        return f"{self._constant(origin.fn)}({args})"
+
+    def _operand(self, x: Abs) -> str:
+        """An operand of a view: of tensors that are not real, only the sizes count."""
+        if isinstance(x.value, Val) and not self._exists(x):
+            sizes = ", ".join(self.index(as_index(s)) for s in x.value.shape)
+            return f"{self._constant(_shape_only)}(({sizes}{',' if sizes else ''}))"
+        if isinstance(x.value, Seq) and not is_constant(x) and not isinstance(x.origin, Place):
+            inner = ", ".join(self._operand(e) for e in x.value.elems)
+            return f"[{inner}]" if x.value.kind is list else f"({inner},)"
+        return self.of(x)
+
+    def _sequence(self, x: Abs) -> str:
+        assert isinstance(x.value, Seq)
+        inner = ", ".join(self.of(e) for e in x.value.elems)
+        if x.value.kind is list:
+            return f"[{inner}]"
+        if x.value.kind is tuple:
+            return f"({inner},)"
+        make: Any = getattr(x.value.kind, "_make", x.value.kind)
+        return f"{self._constant(make)}(({inner},))"
+
+    def _once(self, key: object, text: Callable[[], str]) -> str:
+        name = self._names.get(id(key))
+        if name is None:
+            line = text()
+            name = f"v{len(self._alive)}"
+            self._alive.append(key)
+            self.lines.append(f"    {name} = {line}")
+            self._names[id(key)] = name
+        return name
+
+    def _constant(self, value: object) -> str:
+        if value is None or value is True or value is False or type(value) in (int, str):
+            return repr(value)
+        for name, known in self.constants.items():
+            if known is value:
+                return name
+        if type(value) is list:
+            inner = cast("list[object]", value)
+            return f"[{', '.join(map(self._constant, inner))}]"  # a fresh list in each call
+        name = f"k{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    # -- sizes --
+
+    def index(self, index: Index) -> str:
+        """The Python text of a size polynomial."""
+        parts = [
+            "*".join([str(factor), *(self._atom(a) for a in monomial)]).removeprefix("1*")
+            for monomial, factor in index.terms
+        ]
+        return " + ".join(parts) or "0"
+
+    def _atom(self, atom: Atom) -> str:
+        if isinstance(atom, FloorDiv):
+            return f"(({self.index(atom.num)}) // ({self.index(atom.den)}))"
+        if isinstance(atom, Mod):
+            return f"(({self.index(atom.num)}) % ({self.index(atom.den)}))"
+        if isinstance(atom, Clamp):
+            return f"min(max({self.index(atom.num)}, 0), ({self.index(atom.extent)}) - 1)"
+        return f"z[{self.order[repr(atom)]}]"
+
+
+def _place(place: Place) -> str:
+    return f"a[{place.position}]" + "".join(f"[{i}]" for i in place.path)
+
+
+def _shape_only(sizes: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(sizes, device="meta")
+
+
+# ---- what of the program is needed -------------------------------------------------------------
+
+
+def _cut(program: Program, outputs: list[str]) -> Program:
+    """The program without definitions and inputs that nothing needs."""
+    needed: dict[str, Def] = {}
+    used: set[str] = set()
+    wanted = {*outputs, *program.checks}
+    for name, d in reversed(program.defs.items()):
+        if name in wanted:
+            needed[name] = d
+            sources = {load.source for load in ex.loads(d.expr)}
+            used |= sources
+            wanted |= sources
+    return Program(
+        inputs={n: i for n, i in program.inputs.items() if n in used},
+        defs=dict(reversed(needed.items())),
+        outputs=outputs,
+        checks=list(program.checks),
+        equalities=list(program.equalities),
+    )
+
+
+def _symbols(program: Program) -> frozenset[str]:
+    found: set[str] = set()
+    for i in program.inputs.values():
+        for index in (*i.shape, *i.strides):
+            found |= symbols_of(index)
+    for d in program.defs.values():
+        for extent in d.shape:
+            found |= symbols_of(extent)
+        for node in ex.walk(d.expr):
+            for index in ex.indices(node):
+                found |= symbols_of(index)
+            if isinstance(node, ex.Reduce):
+                for axis in node.axes:
+                    found |= symbols_of(axis.extent)
+    return frozenset(found)
+
+
+def _scalars(program: Program) -> set[str]:
+    return {
+        node.name
+        for d in program.defs.values()
+        for node in ex.walk(d.expr)
+        if isinstance(node, ex.Scalar)
+    }

@@ -1,0 +1,49 @@
+"""When a call runs as plain Python: what Lowtide must not get in the way of.
+
+In: the state of the process and the thread. Out: a reason, "" where compiled code may run.
+PyTorch's private flags are read here and nowhere else; one that this PyTorch lacks counts as off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.autograd import forward_ad
+
+from lowtide import config
+
+_C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
+
+
+def _never(*_: object) -> Any:
+    return False
+
+
+def _flag(name: str) -> Callable[..., Any]:
+    return getattr(_C, name, _never)
+
+
+_function_mode = _flag("_is_torch_function_mode_enabled")
+_dispatch_modes = _flag("_len_torch_dispatch_stack")
+_transform = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+_autocast: Callable[[], bool] = getattr(
+    _C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu")
+)
+_config = config.current
+
+
+def reason() -> str:
+    """Why nothing is compiled just now."""
+    if _function_mode() or _dispatch_modes():
+        return "a TorchFunctionMode or TorchDispatchMode is on"
+    if _transform() is not None:
+        return "inside a torch.func transform"
+    if _autocast():
+        return "autocast is on"
+    if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+        return "inside forward-mode differentiation"
+    if torch.get_default_dtype() is not torch.float32:
+        return "the default dtype is not float32"
+    return "LOWTIDE_DISABLE=1" if _config().disable else ""

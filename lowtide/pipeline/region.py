@@ -1,0 +1,299 @@
+"""A region: the ops of a block from one position on, and the Programs that they became.
+
+In: the live-ins of a call. Out: an `Entry`, ready to run. Two caches are asked in turn: one by
+exact sizes (a dict look-up, no more), one by signature. A miss in the second specialises and
+compiles.
+
+    exact:    (f32, (1000, 4), (4, 1), ...)  ->  Entry(run, z=[1000], sizes=[1000])
+    classes:  (f32, 's0', '4', ...)          ->  Specialisation, or Split(s0 - 101 >= 0 ? ... : ...)
+
+Always holds: look-ups take no lock; whatever changes the caches does so under the region's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from lowtide.errors import Loc, LowtideError
+from lowtide.ir.core import Block, Value
+from lowtide.pipeline import backend, debug, hostcode, stats
+from lowtide.pipeline.abstract import Place
+from lowtide.pipeline.faults import survive
+from lowtide.pipeline.hostcode import HostCode
+from lowtide.pipeline.signature import Binding, Levels, escalated, exact_key
+from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
+from lowtide.texpr.build import NeedConst
+from lowtide.texpr.index import Index, evaluate
+
+MAX_EXACT: Final = 256  # sizes remembered before the first cache starts anew
+MAX_CLASSES: Final = 64  # signatures compiled before the rest runs as PyTorch
+_MAX_ATTEMPTS: Final = 200
+
+_default_dtype = torch.get_default_dtype
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Specialisation:
+    """Ops [start, stop) for one signature. `eager`: why PyTorch runs them, "" if kernels do."""
+
+    stop: int
+    finished: bool
+    reason: str
+    loc: Loc
+    results: list[Value]
+    dead: list[Value]
+    ops: int = 0
+    eager: str = ""
+    size_names: dict[str, str] = field(default_factory=dict[str, str])
+    host: HostCode | None = None
+    executable: Any = None
+    run: Callable[..., tuple[Any, ...]] | None = None
+
+    @property
+    def advances(self) -> bool:
+        """Whether there is anything before `stop`."""
+        return self.host is not None
+
+
+@dataclass(slots=True, eq=False)
+class Split:
+    """Two signatures told apart by whether `index >= 0`."""
+
+    index: Index
+    yes: Node | None = None
+    no: Node | None = None
+
+
+Node = Specialisation | Split
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A specialisation at exact sizes. `run` is None where PyTorch runs the ops."""
+
+    spec: Specialisation
+    z: list[int]
+    sizes: list[int]
+    run: Callable[..., tuple[Any, ...]] | None
+    eager: str = ""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Region:
+    """See the module's text. `end` is the first op that ends every trace; `live_at[k]` are the
+    values that ops from k on use."""
+
+    block: Block
+    start: int
+    end: int
+    live_ins: list[Value]
+    live_at: Sequence[set[Value]]
+    mutates: bool
+    name: str
+    exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
+    classes: dict[tuple[Any, ...], Node] = field(default_factory=dict[tuple[Any, ...], Node])
+    levels: Levels = field(default_factory=Levels)
+    floats_constant: bool = False
+    count: int = 0
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def find(self, values: Sequence[Any]) -> Entry:
+        """The entry for these live-ins; raises Ineligible."""
+        key = tuple(exact_key(values, [_default_dtype()], self.floats_constant))
+        return self.exact.get(key) or self._miss(values, key)
+
+    def _miss(self, values: Sequence[Any], key: tuple[Any, ...]) -> Entry:
+        with self.lock:
+            entry = self.resolve(values)
+            spec = entry.spec
+            if spec.host is not None and not entry.eager:
+                try:
+                    entry.run = self._runner(spec, entry)
+                except LowtideError:
+                    raise
+                except Exception as error:
+                    spec.eager = entry.eager = survive(error, f"{self.name}: code generation")
+            if len(self.exact) >= MAX_EXACT:
+                self.exact.clear()
+            if self.floats_constant:  # perhaps only since this call
+                key = tuple(exact_key(values, [_default_dtype()], True))
+            self.exact[key] = entry
+            return entry
+
+    def _runner(self, spec: Specialisation, entry: Entry) -> Callable[..., tuple[Any, ...]]:
+        if spec.run is None:
+            assert spec.host is not None
+            spec.run = spec.host.bind(self.executable(spec, entry))
+        return spec.run
+
+    def executable(self, spec: Specialisation, entry: Entry) -> Any:
+        """The compiled kernels of a specialisation, None where it needs none."""
+        host = spec.host
+        if host is None or host.is_empty:
+            return None
+        with self.lock:
+            if spec.executable is None:
+                hints = dict(zip(host.symbols, entry.sizes, strict=True))
+                stats.count("compiles")
+                spec.executable = backend.compile_program(
+                    host.program, symbols=host.symbols, scalars=host.scalars, hints=hints
+                )
+                self._show(spec.executable)
+            return spec.executable
+
+    def _show(self, executable: Any) -> None:
+        name = self.name.partition(":")[0]
+        stages: list[tuple[str, str]] = executable.stages
+        for k, (stage, text) in enumerate(stages):
+            topic = "kernels" if k == len(stages) - 1 else "tile"
+            debug.show(topic, name, lambda stage=stage, text=text: f"{stage} {self.name}\n{text}")
+
+    # -- the second cache --
+
+    def resolve(self, values: Sequence[Any]) -> Entry:
+        """The entry for these live-ins (meta tensors too), with nothing compiled yet."""
+        with self.lock:
+            binding, spec = self._specialisation(list(values))
+            if spec.eager or not spec.advances:
+                return Entry(spec, [], [], None, spec.eager)
+            return self._entry(spec, binding, values)
+
+    def _entry(self, spec: Specialisation, binding: Binding, values: Sequence[Any]) -> Entry:
+        host = spec.host
+        assert host is not None
+        z = list(binding.numbers.values())
+        if host.prepare is not None:
+            try:
+                host.prepare(values, z)
+            except Exception as error:
+                return Entry(spec, z, [], None, f"{type(error).__name__} in the user's arithmetic")
+        numbers = dict(zip(host.names, z, strict=True))
+        for a, b, message in host.program.equalities:
+            if evaluate(a, numbers) != evaluate(b, numbers):
+                return Entry(spec, z, [], None, message)
+        return Entry(spec, z, [z[k] for k in host.pick], None)
+
+    def _specialisation(self, values: list[Any]) -> tuple[Binding, Specialisation]:
+        """Found, or made: with more constants, or split further, until the lowering is content."""
+        for _ in range(_MAX_ATTEMPTS):
+            binding = Binding(values, self.levels, self.floats_constant)
+            key = (_default_dtype(), *binding.key)
+            assumed: dict[Index, bool] = {}
+            node = self.classes.get(key)
+            parent: Split | None = None
+            while isinstance(node, Split):
+                parent, holds = node, evaluate(node.index, binding.numbers) >= 0
+                assumed[node.index] = holds
+                node = node.yes if holds else node.no
+            if node is not None:
+                return binding, node
+            made = self._make(binding, assumed, values)
+            if made is None:
+                continue  # the signature has become another
+            if parent is None:
+                self.classes[key] = made
+            elif assumed[parent.index]:
+                parent.yes = made
+            else:
+                parent.no = made
+            if isinstance(made, Specialisation):
+                return binding, made
+        raise AssertionError(f"the signature of {self.name} does not settle")
+
+    def _make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:
+        """A specialisation, a split, or None after the levels have been raised."""
+        if self.count >= MAX_CLASSES:
+            return self._eager(f"{MAX_CLASSES} signatures are compiled already")
+        floats = {name: _at(values, place) for name, place in binding.floats.items()}
+        stats.count("traces")
+        try:
+            trace = specialise(self.block, self.start, self.live_ins, binding, assumed, floats)
+            return self._specialised(trace, binding)
+        except NeedGuard as need:
+            return Split(need.index)
+        except NeedFloats:
+            self.floats_constant = True
+        except NeedConst as need:
+            levels = escalated(self.levels, binding, need.symbols)
+            if levels is None:
+                return self._eager(f"sizes that are known only at run time: {need}")
+            self.levels = levels
+        except LowtideError:
+            raise
+        except Exception as error:
+            return self._eager(survive(error, f"{self.name}: lowering"))
+        self.exact.clear()
+        self.classes.clear()
+        return None
+
+    def _specialised(self, trace: Trace, binding: Binding) -> Specialisation:
+        if trace.misfit:
+            return self._eager(f"shapes do not fit: {trace.reason}")
+        finished = trace.stop == len(self.block.ops)
+        if finished:
+            results = list(self.block.terminator.operands)
+        else:
+            born = trace.env.keys() - set(self.live_ins)
+            alive = self.live_at[trace.stop]
+            results = [v for v in trace.env if v in alive and v in born]
+        host = None
+        if trace.stop > self.start:
+            host = hostcode.write(
+                trace.builder,
+                list(binding.numbers),
+                binding.tensors,
+                binding.floats,
+                trace.derived,
+                [trace.env[v] for v in results],
+                self.mutates,
+            )
+        self.count += 1
+        stats.count("specialisations")
+        return Specialisation(
+            stop=trace.stop,
+            finished=finished,
+            reason=trace.reason,
+            loc=trace.loc,
+            results=results,
+            dead=self._dead(trace.stop),
+            ops=trace.ops,
+            size_names=self._size_names(binding),
+            host=host,
+        )
+
+    def _size_names(self, binding: Binding) -> dict[str, str]:
+        """Where in the user's program each symbol stands first: {"s0": "x.shape[0]"}."""
+        found: dict[str, str] = {}
+        for symbol, spots in binding.spots.items():
+            for (place, dim), *_ in [spots] if spots else []:
+                path = "".join(f"[{i}]" for i in place.path)
+                name = (self.live_ins[place.position].name or "_") + path
+                found[symbol] = name if dim < 0 else f"{name}.shape[{dim}]"
+        return found
+
+    def _eager(self, why: str) -> Specialisation:
+        return Specialisation(
+            stop=self.end,
+            finished=False,
+            reason="",
+            loc=self.block.ops[self.start].loc,
+            results=[],
+            dead=self._dead(self.end),
+            eager=why,
+        )
+
+    def _dead(self, stop: int) -> list[Value]:
+        alive = set(self.live_at[stop]) if stop < len(self.live_at) else set[Value]()
+        return [v for v in self.live_ins if v not in alive]
+
+
+def _at(values: list[Any], place: Place) -> Any:
+    found = values[place.position]
+    for i in place.path:
+        found = found[i]
+    return found

@@ -1,0 +1,382 @@
+"""Abstract evaluation of ops on Python values: arithmetic on sizes, comparisons, lists.
+
+In: an op of `ir.opdefs` and abstract operands. Out: an abstract result.
+
+    py.mul(s0, 2) -> 2*s0          py.lt(s0, 33) -> False          list.get([s0, 4], 1) -> 4
+    math.sqrt(s0) -> $c0           a runtime float, computed by Python itself before the kernels run
+
+What index arithmetic can say stays an Index. Any other number becomes a derived symbol or runtime
+float that the host computes with the op's own Python function, so its meaning is Python's in every
+case. A comparison that the ranges leave open is asked of `Host.decide`, which may split the
+signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import torch
+
+from lowtide.ir import types as t
+from lowtide.ir.core import Op
+from lowtide.ir.opdefs import OpDef
+from lowtide.pipeline.abstract import (
+    OPAQUE,
+    Abs,
+    Origin,
+    Seq,
+    concrete,
+    constant,
+    is_constant,
+    is_dynamic,
+    is_int,
+    tensors_in,
+)
+from lowtide.texpr.build import NeedConst, Unsupported, symbols
+from lowtide.texpr.index import Index, Size, as_index, floordiv, mod, nonnegative
+
+
+class Host(Protocol):
+    """What the specialiser offers here."""
+
+    def decide(self, index: Index) -> bool | None:
+        """Is index >= 0? None where that is only known at run time."""
+        ...
+
+    def derive_int(self, origin: Origin) -> Abs: ...
+    def derive_float(self, origin: Origin) -> Abs: ...
+
+
+def evaluate(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> Abs:
+    """The abstract result; raises Unsupported where the op has to wait for the run."""
+    if all(is_constant(x) for x in operands):
+        return _folded(definition, operands)
+    rule = _RULES.get(op.name)
+    if rule is not None:
+        result = rule(host, *operands)
+        if result is not None:
+            return result
+    layout = _SEQUENCES.get(op.name)
+    if layout is not None and isinstance(operands[0].value, Seq):
+        return _on_sequence(definition, layout, operands)
+    return _derived(host, op, definition, operands)
+
+
+def _folded(definition: OpDef, operands: Sequence[Abs]) -> Abs:
+    try:
+        return constant(definition.run(*map(concrete, operands)))
+    except Exception as error:
+        raise Unsupported(f"raises {type(error).__name__}") from error
+
+
+# ---- sequences --------------------------------------------------------------------------------
+
+# How operands reach the Python function: s a sequence, i a constant number or None, v any value.
+_SEQUENCES: Final = {
+    "list.get": "si", "list.slice": "siii", "list.append": "sv", "list.extend": "ss",
+    "list.set": "siv", "list.insert": "siv", "list.without": "si", "list.reversed": "s",
+    "list.of": "s", "py.len": "s", "py.mul": "si",
+}  # fmt: skip
+
+
+def _on_sequence(definition: OpDef, layout: str, operands: Sequence[Abs]) -> Abs:
+    """Runs the op's own function on sequences of abstract values."""
+    args: list[Any] = []
+    for kind, x in zip(layout, operands, strict=True):
+        if kind == "s":
+            args.append(_elements(x))
+        elif kind == "v":
+            args.append(x)
+        else:
+            args.append(_constant_number(x))
+    try:
+        return _wrapped(definition.run(*args))
+    except (IndexError, TypeError, ValueError) as error:
+        raise Unsupported(f"raises {type(error).__name__}") from error
+
+
+def _elements(x: Abs) -> list[Abs] | tuple[Abs, ...]:
+    if not isinstance(x.value, Seq):
+        raise Unsupported("a sequence that is known only at run time")
+    return list(x.value.elems) if x.value.kind is list else x.value.elems
+
+
+def _constant_number(x: Abs) -> Any:
+    if isinstance(x.value, Index):
+        raise NeedConst(symbols(x.value))
+    if not is_constant(x):
+        raise Unsupported("a position that is known only at run time")
+    return x.value
+
+
+def _wrapped(found: object) -> Abs:
+    if isinstance(found, Abs):
+        return found
+    if isinstance(found, list | tuple):
+        elems: list[Abs] = list(found)  # pyright: ignore[reportUnknownArgumentType]
+        return Abs(Seq(list if isinstance(found, list) else tuple, tuple(elems)))
+    return constant(found)
+
+
+# ---- numbers ----------------------------------------------------------------------------------
+
+
+def _index(x: Abs) -> Index | None:
+    return as_index(x.value) if isinstance(x.value, int | Index) else None
+
+
+def _known(index: Index) -> Abs:
+    number = index.const
+    return Abs(index if number is None else number)
+
+
+def _arithmetic(fn: Callable[[Index, Index], Index | None]) -> Callable[..., Abs | None]:
+    def rule(host: Host, a: Abs, b: Abs) -> Abs | None:
+        x, y = _index(a), _index(b)
+        if x is None or y is None:
+            return None
+        found = fn(x, y)
+        return None if found is None else _known(found)
+
+    return rule
+
+
+def _floordiv(x: Index, y: Index) -> Index | None:
+    return floordiv(x, y) if nonnegative(y - 1) else None
+
+
+def _mod(x: Index, y: Index) -> Index | None:
+    return mod(x, y) if nonnegative(y - 1) else None
+
+
+def _power(x: Index, y: Index) -> Index | None:
+    n = y.const
+    if n is None or not 0 <= n <= 8:
+        return None
+    total = as_index(1)
+    for _ in range(n):
+        total = total * x
+    return total
+
+
+def _concatenated(host: Host, a: Abs, b: Abs) -> Abs | None:
+    """Two sequences, or two numbers."""
+    if isinstance(a.value, Seq) and isinstance(b.value, Seq):
+        same = a.value.kind is b.value.kind
+        kind = a.value.kind if same and a.value.kind in (list, tuple) else tuple
+        if list in (a.value.kind, b.value.kind):
+            kind = list
+        return Abs(Seq(kind, (*a.value.elems, *b.value.elems)))
+    return _arithmetic(lambda x, y: x + y)(host, a, b)
+
+
+def _negated(host: Host, a: Abs) -> Abs | None:
+    x = _index(a)
+    return None if x is None else _known(-x)
+
+
+def _absolute(host: Host, a: Abs) -> Abs | None:
+    x = _index(a)
+    if x is None:
+        return None
+    positive = host.decide(x)
+    return None if positive is None else _known(x if positive else -x)
+
+
+def _same_int(host: Host, a: Abs) -> Abs | None:
+    return a if isinstance(a.value, Index) else None
+
+
+# ---- comparisons ------------------------------------------------------------------------------
+
+
+def _truth(known: bool | None) -> Abs | None:
+    return None if known is None else Abs(known)
+
+
+def _compare(difference: Callable[[Index, Index], Index]) -> Callable[..., Abs | None]:
+    def rule(host: Host, a: Abs, b: Abs) -> Abs | None:
+        x, y = _index(a), _index(b)
+        return None if x is None or y is None else _truth(host.decide(difference(x, y)))
+
+    return rule
+
+
+def _equal(host: Host, a: Abs, b: Abs) -> bool | None:
+    x, y = _index(a), _index(b)
+    if x is not None and y is not None:
+        if x is y:
+            return True
+        if _is_size(x) and _is_size(y):
+            return False  # equal sizes of a signature share one symbol
+        above = host.decide(x - y - 1)
+        if above is None or above:
+            return None if above is None else False
+        below = host.decide(y - x - 1)
+        return None if below is None else not below
+    if isinstance(a.value, Seq) and isinstance(b.value, Seq):
+        return _equal_sequences(host, a.value, b.value)
+    if is_constant(a) and is_constant(b):
+        return bool(concrete(a) == concrete(b))
+    plain = [v.value for v in (a, b) if is_constant(v)]
+    if any(v is None or isinstance(v, str | torch.dtype | torch.device) for v in plain):
+        return None if tensors_in(a) or tensors_in(b) else False
+    return None
+
+
+def _is_size(x: Index) -> bool:
+    atoms = list(x.atoms())
+    plain = len(atoms) == 1 and x is as_index(atoms[0])
+    return plain and isinstance(atoms[0], Size) and atoms[0].low is not None
+
+
+def _equal_sequences(host: Host, a: Seq, b: Seq) -> bool | None:
+    if (a.kind is list) != (b.kind is list) or len(a.elems) != len(b.elems):
+        return False
+    for x, y in zip(a.elems, b.elems, strict=True):
+        same = _equal(host, x, y)
+        if same is not True:
+            return same
+    return True
+
+
+def _eq(host: Host, a: Abs, b: Abs) -> Abs | None:
+    return _truth(_equal(host, a, b))
+
+
+def _ne(host: Host, a: Abs, b: Abs) -> Abs | None:
+    same = _equal(host, a, b)
+    return None if same is None else Abs(not same)
+
+
+def _is(host: Host, a: Abs, b: Abs) -> Abs | None:
+    """Only None (and other constants) can be told apart now."""
+    for x, y in ((a, b), (b, a)):
+        if x.value is None and y.value is not OPAQUE:
+            return Abs(y.value is None)
+    return None
+
+
+def _is_not(host: Host, a: Abs, b: Abs) -> Abs | None:
+    same = _is(host, a, b)
+    return None if same is None else Abs(not same.value)
+
+
+def _bool(host: Host, a: Abs) -> Abs | None:
+    if isinstance(a.value, Seq):
+        return Abs(bool(a.value.elems))
+    return _ne(host, a, Abs(0)) if is_int(a) else None
+
+
+def _not(host: Host, a: Abs) -> Abs | None:
+    known = _bool(host, a)
+    return None if known is None else Abs(not known.value)
+
+
+def _contains(host: Host, xs: Abs, item: Abs) -> Abs | None:
+    if not isinstance(xs.value, Seq):
+        return None
+    for x in xs.value.elems:
+        same = _equal(host, x, item)
+        if same is not False:
+            return _truth(same)
+    return Abs(False)
+
+
+def _extremum(sign: int) -> Callable[..., Abs | None]:
+    def rule(host: Host, *xs: Abs) -> Abs | None:
+        if len(xs) == 1:
+            if not isinstance(xs[0].value, Seq):
+                return None
+            xs = xs[0].value.elems
+        best: Abs | None = None
+        for x in xs:
+            index = _index(x)
+            if index is None:
+                return None
+            if best is None:
+                best = x
+                continue
+            top = _index(best)
+            assert top is not None
+            keeps = host.decide((top - index) * sign)
+            if keeps is None:
+                return None
+            best = best if keeps else x
+        return best
+
+    return rule
+
+
+def _sum(host: Host, xs: Abs) -> Abs | None:
+    if not isinstance(xs.value, Seq):
+        return None
+    total = as_index(0)
+    for x in xs.value.elems:
+        index = _index(x)
+        if index is None:
+            return None
+        total = total + index
+    return _known(total)
+
+
+def _range_len(host: Host, start: Abs, stop: Abs, step: Abs) -> Abs | None:
+    low, high, by = _index(start), _index(stop), _index(step)
+    if low is None or high is None or by is None or by.const is None or by.const <= 0:
+        return None
+    some = host.decide(high - low)
+    if some is None:
+        return None
+    return _known(floordiv(high - low + (by.const - 1), by)) if some else Abs(0)
+
+
+_RULES: Final[dict[str, Callable[..., Abs | None]]] = {
+    "py.add": _concatenated,
+    "py.sub": _arithmetic(lambda x, y: x - y),
+    "py.mul": _arithmetic(lambda x, y: x * y),
+    "py.floordiv": _arithmetic(_floordiv),
+    "py.mod": _arithmetic(_mod),
+    "py.pow": _arithmetic(_power),
+    "py.neg": _negated,
+    "py.pos": _same_int,
+    "py.int": _same_int,
+    "py.abs": _absolute,
+    "py.lt": _compare(lambda x, y: y - x - 1),
+    "py.le": _compare(lambda x, y: y - x),
+    "py.gt": _compare(lambda x, y: x - y - 1),
+    "py.ge": _compare(lambda x, y: x - y),
+    "py.eq": _eq,
+    "py.ne": _ne,
+    "py.is": _is,
+    "py.is_not": _is_not,
+    "py.bool": _bool,
+    "py.not": _not,
+    "py.contains": _contains,
+    "py.max": _extremum(1),
+    "py.min": _extremum(-1),
+    "py.sum": _sum,
+    "py.range_len": _range_len,
+}
+
+
+# ---- what the host computes -------------------------------------------------------------------
+
+
+def _derived(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> Abs:
+    """A number that the op's own function gives before the kernels run."""
+    if any(tensors_in(x) for x in operands):
+        raise Unsupported("it needs the values of a tensor")
+    origin = Origin(definition.run, tuple(operands), op.name)
+    return derived(host, op, origin)
+
+
+def derived(host: Host, op: Op, origin: Origin) -> Abs:
+    """A number of the op's result type that `origin` makes at run time."""
+    result = op.result.type
+    if result == t.FLOAT:
+        return host.derive_float(origin)
+    dynamic = any(is_dynamic(x) for x in origin.operands)
+    if result == t.INT and not dynamic and not any(x.value is OPAQUE for x in origin.operands):
+        return host.derive_int(origin)
+    return Abs(OPAQUE, origin, dynamic=dynamic)

@@ -1,0 +1,198 @@
+"""`lt.script`: a Python function that is compiled when it is called.
+
+In: a function. Out: a `ScriptFunction`. Its syntax is checked at once, its program built for each
+tuple of argument types, its kernels for each signature of sizes.
+
+    @lt.script
+    def f(x, n: int = 3): return x.sum(0) * n
+
+    f(torch.rand(1000, 4))       # as if it were the Python function
+    f.explain(torch.rand(10, 4))
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, overload
+
+import torch
+
+from lowtide.errors import CompileError, LowtideError
+from lowtide.frontend.script.script import check_syntax, script_function, signature_types
+from lowtide.ir import types as ir_types
+from lowtide.ir.core import Function
+from lowtide.passes.standard import tidy
+from lowtide.pipeline import debug, plain, stats
+from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.explain import Explanation, explain
+from lowtide.pipeline.memory import MemoryPlan, plan_memory
+from lowtide.pipeline.pycode import python_text
+from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.walk import Walk, ineligible
+
+_SCALAR_TYPES = frozenset(
+    {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
+)
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+_reason = plain.reason
+
+
+class ScriptFunction:
+    """A compiled function; see the module's text. Safe to call from many threads."""
+
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        check_syntax(fn)
+        functools.update_wrapper(self, fn)
+        self.__lowtide_function__ = fn
+        self._fn = fn
+        self._signature = inspect.signature(fn)
+        parameters = self._signature.parameters.values()
+        named = any(p.kind is p.KEYWORD_ONLY for p in parameters)
+        self._arity = -1 if named else len(parameters)  # arguments of a call that needs no binding
+        self._plain_drivers: dict[tuple[type, ...], Driver] = {}
+        self._drivers: dict[tuple[object, ...], Driver] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the Python function would return."""
+        if _is_compiling():
+            return self._fn(*args, **kwargs)
+        if _reason():
+            return self._python(*args, **kwargs)
+        values = args
+        if kwargs or len(args) != self._arity:
+            values = self.bind(args, kwargs)
+        driver = self._plain_drivers.get(tuple(map(type, values)))
+        if driver is None:
+            driver = self.driver(values)
+        try:
+            return driver(values)
+        except Ineligible:
+            return self._python(*args, **kwargs)
+
+    def _python(self, *args: Any, **kwargs: Any) -> Any:
+        stats.count("calls_eager")
+        return self._fn(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method: plain Python's binding."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __deepcopy__(self, memo: object) -> ScriptFunction:
+        return self  # as a function
+
+    def __reduce__(self) -> str:
+        return self._fn.__qualname__  # pickled by name, as a function
+
+    def __repr__(self) -> str:
+        return f"<lt.ScriptFunction {self._fn.__qualname__}{self._signature}>"
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments in order, with defaults; raises Python's own TypeError."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._fn.__name__}() {error}") from None
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def driver(self, args: tuple[Any, ...]) -> Driver:
+        """The program for the types of these arguments, built if need be; raises CompileError."""
+        types = tuple(map(self._type_of, self._signature.parameters, args))
+        with self._lock:
+            driver = self._drivers.get(types)
+            if driver is None:
+                function = tidy(script_function(self._fn, types))
+                debug.show("ir", function.name, lambda: str(function))
+                driver = self._drivers[types] = Driver(function)
+            kinds = tuple(map(type, args))
+            if _SCALAR_TYPES.issuperset(kinds):
+                self._plain_drivers[kinds] = driver
+            return driver
+
+    def _type_of(self, name: str, value: object) -> ir_types.Type:
+        found = ir_types.type_of(value)
+        if found is None:
+            raise CompileError(
+                f"argument `{name}` of {self._fn.__name__}() is a {type(value).__name__}, "
+                "which is not compiled",
+                remedy="tensors, numbers, strings, dtypes, devices, and lists and tuples of them",
+            )
+        return found
+
+    # -- what can be asked of it --
+
+    def _function(self) -> Function:
+        with self._lock:
+            if self._drivers:
+                return next(reversed(self._drivers.values())).function
+        types = tuple(signature_types(self._fn).values())
+        return tidy(script_function(self._fn, types))
+
+    @property
+    def graph(self) -> Function:
+        """The program, for the latest types of arguments (else as annotated); prints as IR."""
+        return self._function()
+
+    @property
+    def code(self) -> str:
+        """The program as Python-like source."""
+        return python_text(self._function())
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """For these inputs (meta tensors too): kernels, what PyTorch runs and why, the peak."""
+        why, walk = self._walk(args, kwargs)
+        return explain(self._fn.__name__, walk, why)
+
+    def memory(self, *args: Any, **kwargs: Any) -> MemoryPlan:
+        """The predicted peak for these inputs (meta tensors too); nothing is run or allocated."""
+        why, walk = self._walk(args, kwargs)
+        return plan_memory(walk, why)
+
+    def stages(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
+        """The program after each stage for these inputs, the generated source last."""
+        _, walk = self._walk(args, kwargs)
+        return walk.stages()
+
+    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
+        values = self.bind(args, kwargs)
+        why = _reason() or ineligible(values)
+        return why, Walk(self.driver(values), values)
+
+
+@overload
+def script(
+    obj: Callable[..., Any], *, budget: None = None, tune: bool = False
+) -> ScriptFunction: ...
+@overload
+def script(
+    obj: None = None, *, budget: None = None, tune: bool = False
+) -> Callable[[Callable[..., Any]], ScriptFunction]: ...
+
+
+def script(obj: Any = None, *, budget: object = None, tune: bool = False) -> Any:
+    """Compiles a Python function from its source, control flow kept; a decorator too.
+
+    Raises CompileError for what is outside the language, with the place and what to write instead.
+    `budget` and `tune` are names that are kept free: they raise until they do something."""
+    if budget is not None:
+        raise LowtideError("budget= is not there yet: peaks are predicted, not yet bounded")
+    if tune:
+        raise LowtideError("tune=True is not there yet: schedules come from the cost model")
+    if obj is None:
+        return functools.partial(script, budget=budget, tune=tune)
+    if isinstance(obj, ScriptFunction):
+        return obj
+    if isinstance(obj, type | torch.nn.Module | MethodType):
+        kind = "a class" if isinstance(obj, type) else f"a {type(obj).__name__}"
+        raise CompileError(
+            f"{kind} is not compiled yet, only functions are",
+            remedy="a function of tensors, called from the module's forward",
+        )
+    return ScriptFunction(obj)

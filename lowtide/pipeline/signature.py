@@ -1,0 +1,221 @@
+"""Signatures: what of a region's live-ins is constant in a Program, and what a symbol.
+
+In: live values. Out: a `Binding`: a class key that equal programs share, abstract values, and the
+numbers of this call.
+
+    x: [1000, 4], y: [1000], n = 7   ->   x: [s0, 4], y: [s0], n: n1     {s0: 1000, n1: 7}
+
+A dim up to 32 is a constant, a larger one a symbol; equal sizes share one symbol. Strides are
+derived from the sizes of a contiguous tensor, else each is 0, 1, or a symbol. An int is a symbol
+of its own, a float a runtime number, all else a constant. Positions in `Levels` are escalated
+towards constants.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lowtide.ir import dtypes
+from lowtide.pipeline.abstract import Abs, Place, Seq, constant
+from lowtide.texpr import expr as ex
+from lowtide.texpr.build import Builder, Val
+from lowtide.texpr.index import Index, Size, as_index
+
+SMALL = 32  # sizes up to this are constants of the signature
+
+LARGE = 1 << 40  # ints from here on are constants, so that products of symbols stay within 64 bits
+
+FREE, SIZE_LIKE, CONSTANT = 0, 1, 2
+Spot = tuple[Place, int]  # an int at a place (dim -1), or one dim of a tensor there
+Levels = dict[Spot, int]
+
+_PLAIN_TYPES = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+_GRAD_ON = torch.is_grad_enabled
+_STRIDED = torch.strided
+
+
+class Ineligible(Exception):
+    """PyTorch itself must handle these values. The text says why, for `explain()`."""
+
+
+def exact_key(
+    values: Any, parts: list[Any], floats: bool = False, device: str = "cpu"
+) -> list[Any]:
+    """Appends all that a Specialisation may depend on; `floats`: the values of floats too.
+
+    Raises Ineligible for tensors that are not plain ones on `device`."""
+    for v in values:
+        kind = type(v)  # pyright: ignore[reportUnknownVariableType]
+        if kind in _TENSOR_TYPES:
+            if not (v.is_cpu if device == "cpu" else v.is_meta) or v.layout is not _STRIDED:
+                raise Ineligible(f"a tensor that is not a dense one on the {device}")
+            if v.requires_grad and _GRAD_ON():
+                raise Ineligible("a tensor requires grad: gradients are not compiled yet")
+            if v.is_neg():
+                raise Ineligible("a lazily negated tensor")
+            parts += (v.dtype, v.shape, v.stride())
+        elif kind is float:
+            parts += (float, v.hex()) if floats else (float,)
+        elif kind is int or kind in _PLAIN_TYPES:
+            parts += (kind, v)
+        elif isinstance(v, tuple | list):
+            parts += (kind, len(v))  # pyright: ignore[reportUnknownArgumentType]
+            exact_key(v, parts, floats, device)
+        else:
+            raise Ineligible(f"a value of type {kind.__name__}")
+    return parts
+
+
+Code = int | str  # a size: a constant, or the name of a symbol
+
+
+class Binding:
+    """One call's live-ins seen through the signature; raises Ineligible for a dtype not computed
+    in.
+
+    `key` tells the signature; `numbers` are the symbols' values in this call; `spots` the places
+    where each symbol stands; `tensors` and `floats` the places of what a Program calls by name."""
+
+    def __init__(self, values: Sequence[Any], levels: Levels, floats_constant: bool) -> None:
+        self.values = values
+        self.numbers: dict[str, int] = {}
+        self.spots: dict[str, list[Spot]] = {}
+        self.tensors: dict[str, Place] = {}
+        self.floats: dict[str, Place] = {}
+        self._levels = levels
+        self._floats_constant = floats_constant
+        self._shared_names: dict[int, str] = {}
+        self._forms: list[Any] = []
+        for i, v in enumerate(values):
+            self._describe(v, Place(i))
+        self.key = tuple(self._forms)
+
+    def _describe(self, v: Any, place: Place) -> None:
+        if isinstance(v, torch.Tensor):
+            self._forms.append(self._tensor(v, place))
+        elif type(v) is int:
+            self._forms.append((int, self._int(v, place)))
+        elif type(v) is float:
+            if not self._floats_constant:
+                self.floats[f"f{len(self.floats)}"] = place
+            self._forms.append((float, v.hex() if self._floats_constant else ""))
+        elif isinstance(v, tuple | list):
+            elems: list[Any] = list(v)  # pyright: ignore[reportUnknownArgumentType]
+            self._forms.append((type(v), len(elems)))  # pyright: ignore[reportUnknownArgumentType]
+            for i, e in enumerate(elems):
+                self._describe(e, Place(place.position, (*place.path, i)))
+        else:
+            self._forms.append((type(v), v))
+
+    def _int(self, v: int, place: Place) -> Code:
+        spot = (place, -1)
+        level = self._levels.get(spot, FREE) if abs(v) < LARGE else CONSTANT
+        if level == FREE:
+            return self._symbol("n", v, spot)
+        return v if level == CONSTANT or v <= SMALL else self._shared(v, spot)
+
+    def _tensor(self, t: torch.Tensor, place: Place) -> tuple[Any, ...]:
+        dtype = dtypes.from_torch(t.dtype)
+        if dtype is None:
+            raise Ineligible(f"a tensor of {t.dtype}")
+        self.tensors[f"x{len(self.tensors)}"] = place
+        levels = self._levels
+        shape = tuple(
+            size
+            if size <= SMALL or (levels and levels.get((place, d), FREE) == CONSTANT)
+            else self._shared(size, (place, d))
+            for d, size in enumerate(t.shape)
+        )
+        if t.is_contiguous():
+            return (dtype, shape, None)
+        strides = tuple(
+            0 if size == 1 else stride if stride in (0, 1) else self._symbol("d", stride, None)
+            for size, stride in zip(t.shape, t.stride(), strict=True)
+        )
+        return (dtype, shape, strides)
+
+    def _shared(self, value: int, spot: Spot) -> str:
+        found = self._shared_names.get(value)
+        if found is None:
+            found = self._shared_names[value] = self._symbol("s", value, spot)
+        else:
+            self.spots[found].append(spot)
+        return found
+
+    def _symbol(self, letter: str, value: int, spot: Spot | None) -> str:
+        name = f"{letter}{len(self.numbers)}"
+        self.numbers[name] = value
+        self.spots[name] = [spot] if spot is not None else []
+        return name
+
+    def abstract(self) -> tuple[Builder, list[Abs]]:
+        """A builder with the tensors as inputs, and the abstract live-ins."""
+        builder, forms = Builder(), iter(self._forms)
+        names = iter(self.tensors)
+        floats = iter(self.floats)
+
+        def make(v: Any, place: Place) -> Abs:
+            kind, *form = next(forms)
+            if isinstance(v, torch.Tensor):
+                return Abs(_input(builder, next(names), kind, *form), place)
+            if kind is int:
+                code: Code = form[0]
+                return Abs(code if isinstance(code, int) else size_of(code), place)
+            if kind is float and not self._floats_constant:
+                return Abs(ex.scalar(next(floats), dtypes.f64), place, dynamic=True)
+            if isinstance(v, tuple | list):
+                elems: list[Any] = list(v)  # pyright: ignore[reportUnknownArgumentType]
+                inner = [Place(place.position, (*place.path, i)) for i in range(len(elems))]
+                return Abs(Seq(kind, tuple(map(make, elems, inner))), place)
+            return constant(v)
+
+        return builder, [make(v, Place(i)) for i, v in enumerate(self.values)]
+
+
+def _input(
+    builder: Builder,
+    name: str,
+    dtype: dtypes.DType,
+    shape: tuple[Code, ...],
+    strides: tuple[Code, ...] | None,
+) -> Val:
+    sizes = [size_of(code) for code in shape]
+    if strides is not None:
+        return builder.input(name, sizes, [size_of(code) for code in strides], dtype)
+    steps: list[Index] = []
+    step = as_index(1)
+    for size in reversed(sizes):
+        steps.insert(0, step)
+        step = step * size
+    return builder.input(name, sizes, steps, dtype)
+
+
+def size_of(code: Code) -> Index:
+    """A constant, or the symbol of this name: shared sizes ("s") are above SMALL, others
+    anything."""
+    if isinstance(code, int):
+        return as_index(code)
+    return size_symbol(code, SMALL + 1 if code[0] == "s" else None)
+
+
+@functools.cache
+def size_symbol(name: str, low: int | None) -> Index:
+    """The symbol of this name; the same object in every signature, so that guards can be
+    compared."""
+    return as_index(Size(name, low))
+
+
+def escalated(levels: Levels, binding: Binding, symbols: frozenset[str]) -> Levels | None:
+    """The levels with these symbols nearer to constants: free ints first, then size-like ints, then
+    dims. None where none of them can be raised further."""
+    spots = [s for name in symbols for s in binding.spots.get(name, [])]
+    ints = [s for s in spots if s[1] == -1]
+    if ints:
+        return levels | {s: min(levels.get(s, FREE) + 1, CONSTANT) for s in ints}
+    dims = dict.fromkeys(spots, CONSTANT)
+    return levels | dims if dims else None

@@ -1,0 +1,380 @@
+"""Specialisation: abstract interpretation of a block's ops into one tensor-expression Program.
+
+In: a block, where to start, abstract live-ins. Out: a `Trace`: how far the ops could be followed,
+why not further, and the abstract value of everything made on the way.
+
+    y = x[:, None] - c      sub           t1[i, j, k] = x[i, k] - c[j, k]
+    d = (y * y).sum(-1)     mul, sum      t2[i, j] = sum[k](t1[i, j, k] * t1[i, j, k])
+    print(d.min())          print         stops here: "print"
+
+An `if` whose condition is known is its live branch; a `loop` whose trips are known and few is
+unrolled. Either is followed whole or not at all, so that a trace ends between two ops of the outer
+block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.errors import Loc
+from lowtide.ir import dtypes, opdefs
+from lowtide.ir.core import Block, Op, Value
+from lowtide.pipeline import scalars
+from lowtide.pipeline.abstract import (
+    OPAQUE,
+    Abs,
+    Origin,
+    Seq,
+    constant,
+    is_constant,
+    raw,
+    tensors_in,
+)
+from lowtide.pipeline.signature import Binding, size_symbol
+from lowtide.texpr import expr as ex
+from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import Index, nonnegative
+
+UNROLL_TRIPS: Final = 32
+UNROLL_OPS: Final = 2000
+MAX_GUARDS: Final = 12
+
+# Why PyTorch or Python runs an op, wherever it stands.
+STOPPING: Final = {
+    "mutate": "changes a tensor in place",
+    "call_torch": "has no record",
+    "print": "prints",
+    "raise": "raises",
+}
+
+
+class Stop(Exception):
+    """This op ends the region; the text says why."""
+
+
+class NeedGuard(Exception):
+    """The signature must be split by whether `index >= 0`."""
+
+    def __init__(self, index: Index) -> None:
+        super().__init__(str(index))
+        self.index = index
+
+
+class NeedFloats(Exception):
+    """The values of floats must be constants of the signature."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trace:
+    """Ops [start, stop) of the block are followed. `reason` says why `stop` is not, and is empty
+    where the block ended or the region was only cut; `misfit`: shapes do not fit, PyTorch will say
+    so."""
+
+    stop: int
+    reason: str
+    loc: Loc
+    env: dict[Value, Abs]
+    builder: Builder
+    derived: dict[str, Abs]
+    ops: int
+    misfit: bool = False
+
+
+def static_reason(op: Op) -> str:
+    """Why this op ends every region, "" if it need not."""
+    if op.name in STOPPING:
+        return STOPPING[op.name]
+    if op.name.startswith("torch."):
+        try:
+            record: Any = opdefs.torch_record(op.name)
+        except KeyError:
+            return "has no record"
+        return "" if record.lower is not None else "is not lowered"
+    return ""
+
+
+def specialise(
+    block: Block,
+    start: int,
+    live: Sequence[Value],
+    binding: Binding,
+    assumed: Mapping[Index, bool],
+    floats: Mapping[str, float],
+) -> Trace:
+    """Follows ops from `start`. `assumed` answers guards; `floats` are this call's, to see whether
+    an op could be lowered if it knew them. Raises NeedConst, NeedGuard and NeedFloats."""
+    run = _Specialiser(binding, assumed, floats)
+    env = dict(zip(live, run.live, strict=True))
+    return run.trace(block, start, env)
+
+
+class _Specialiser:
+    def __init__(
+        self, binding: Binding, assumed: Mapping[Index, bool], floats: Mapping[str, float]
+    ) -> None:
+        self.b, self.live = binding.abstract()
+        self.numbers = binding.numbers
+        self.spots = binding.spots
+        self.assumed = assumed
+        self.floats = floats
+        self.derived: dict[str, Abs] = {}
+        self.ops = 0
+
+    def trace(self, block: Block, start: int, env: dict[Value, Abs]) -> Trace:
+        stop, reason, misfit = start, "", False
+        for op in block.ops[start:]:
+            if op is block.terminator:
+                stop += 1
+                break
+            if self.ops > UNROLL_OPS:
+                break
+            mark = self._mark()
+            try:
+                self.op(op, env)
+            except (Stop, Unsupported, ShapeError) as why:
+                self._reset(mark)
+                reason, misfit = str(why), isinstance(why, ShapeError)
+                break
+            except NeedConst as need:
+                if any(self.spots.get(name) for name in need.symbols):
+                    raise
+                self._reset(mark)
+                reason = f"needs a size that is known only at run time: {need}"
+                break
+            stop += 1
+        loc = block.ops[min(stop, len(block.ops) - 1)].loc
+        return Trace(
+            stop=stop,
+            reason=reason,
+            loc=loc,
+            env=env,
+            builder=self.b,
+            derived=self.derived,
+            ops=self.ops,
+            misfit=misfit,
+        )
+
+    # -- what scalars asks --
+
+    def decide(self, index: Index) -> bool | None:
+        """Is index >= 0, in every run of this signature?"""
+        if nonnegative(index):
+            return True
+        if nonnegative(-index - 1):
+            return False
+        if index in self.assumed:
+            return self.assumed[index]
+        if not symbols(index) <= self.numbers.keys() or len(self.assumed) >= MAX_GUARDS:
+            return None
+        raise NeedGuard(index)
+
+    def derive_int(self, origin: Origin) -> Abs:
+        name = f"c{len(self.derived)}"
+        found = self.derived[name] = Abs(size_symbol(name, None), origin)
+        return found
+
+    def derive_float(self, origin: Origin) -> Abs:
+        name = f"c{len(self.derived)}"
+        found = Abs(ex.scalar(name, dtypes.f64), origin, dynamic=True)
+        found.dynamic = any(scalars.is_dynamic(x) for x in origin.operands)
+        self.derived[name] = found
+        return found
+
+    # -- ops --
+
+    def op(self, op: Op, env: dict[Value, Abs]) -> None:
+        self.ops += 1
+        reason = static_reason(op)
+        if reason:
+            raise Stop(reason)
+        operands = [env[v] for v in op.operands]
+        if op.name == "if":
+            results = self._if(op, operands[0], env)
+        elif op.name == "loop":
+            results = self._loop(op, operands, env)
+        elif op.name == "assert":
+            if operands[0].value is not True:
+                raise Stop("asserts what is known only at run time")
+            results = []
+        elif op.name.startswith("torch."):
+            results = self._torch(op, operands)
+        else:
+            results = self._python(op, operands)
+        env.update(zip(op.results, results, strict=True))
+
+    def _python(self, op: Op, operands: list[Abs]) -> list[Abs]:
+        match op.name:
+            case "const":
+                return [constant(op.attrs["value"])]
+            case "undef":
+                return [Abs(None)]
+            case "cast":
+                return [operands[0]]
+            case "tuple.make":
+                return [Abs(Seq(tuple, tuple(operands)))]
+            case "list.make":
+                return [Abs(Seq(list, tuple(operands)))]
+            case "tuple.get":
+                return [_elements(operands[0])[cast("int", op.attrs["index"])]]
+            case "unpack":
+                elems = _elements(operands[0])
+                if len(elems) != len(op.results):
+                    raise Unsupported("raises ValueError")
+                return list(elems)
+            case "py.getattr":
+                return [self._attribute(operands[0], str(op.attrs["name"]))]
+            case "py.format":
+                if any(tensors_in(x) for x in operands):
+                    raise Stop("prints a tensor")
+                return [
+                    Abs(OPAQUE, Origin(str(op.attrs["template"]).format, tuple(operands), op.name))
+                ]
+            case _:
+                definition = opdefs.find(op.name)
+                if definition is None:
+                    raise Stop("is run by Python")
+                return [scalars.evaluate(self, op, definition, operands)]
+
+    def _attribute(self, x: Abs, name: str) -> Abs:
+        if isinstance(x.value, Seq) and name in getattr(x.value.kind, "_fields", ()):
+            return x.value.elems[x.value.kind._fields.index(name)]  # pyright: ignore
+        if is_constant(x):
+            return constant(getattr(x.value, name))
+        raise Unsupported(f"attribute {name}")
+
+    # -- torch --
+
+    def _torch(self, op: Op, operands: list[Abs]) -> list[Abs]:
+        record: Any = opdefs.torch_record(op.name)
+        self.b.loc, self.b.op = op.loc, record.name
+        leading: tuple[Abs, ...] = ()
+        kind: str = record.kind
+        if op.name == "torch.getitem":
+            spec = cast("tuple[str, ...]", op.attrs["spec"])
+            leading = (constant(spec),)
+            kind = "gather" if {"tensor", "bool"} & set(spec) else "view"
+        args = [raw(x) for x in (*leading, *operands)]
+        mark = self._mark()
+        try:
+            found = record.lower(self.b, *args)
+        except Unsupported as why:
+            self._reset(mark)
+            if any(_has_float(x) for x in args):
+                self._try_floats(record, args, why)
+            raise
+        origin = Origin(record.eager, (*leading, *operands), record.name)
+        if len(op.results) > 1:
+            return [self._result(r, kind, origin, i) for i, r in enumerate(found)]
+        return [self._result(found, kind, origin, None)]
+
+    def _result(self, found: object, kind: str, origin: Origin, item: int | None) -> Abs:
+        if isinstance(found, Val):
+            if kind != "view":
+                return Abs(found)
+            return Abs(found, origin, item, base=_viewed(origin, item))
+        if isinstance(found, list | tuple):
+            elems: list[Any] = list(found)  # pyright: ignore[reportUnknownArgumentType]
+            parts = tuple(self._result(e, kind, origin, i) for i, e in enumerate(elems))
+            as_shape = origin.name in ("shape", "size", "Tensor.shape", "Tensor.size")
+            return Abs(Seq(_SIZE if as_shape else tuple, parts))
+        return constant(found)
+
+    def _try_floats(self, record: Any, args: list[Any], why: Unsupported) -> None:
+        """Raises NeedFloats if the op is lowered once it knows the floats of this call."""
+        mark = self._mark()
+        try:
+            record.lower(self.b, *[_with_floats(x, self.floats) for x in args])
+        except (Unsupported, ShapeError, NeedConst):
+            return
+        finally:
+            self._reset(mark)
+        raise NeedFloats from why
+
+    def _mark(self) -> tuple[int, int, int]:
+        program = self.b.program
+        return (len(program.defs), len(program.checks), len(program.equalities))
+
+    def _reset(self, mark: tuple[int, int, int]) -> None:
+        """Forgets what an op that failed half-way left behind."""
+        program = self.b.program
+        for name in list(program.defs)[mark[0] :]:
+            del program.defs[name]
+        del program.checks[mark[1] :]
+        del program.equalities[mark[2] :]
+
+    # -- control flow --
+
+    def _if(self, op: Op, condition: Abs, env: dict[Value, Abs]) -> list[Abs]:
+        if isinstance(condition.value, Val):
+            raise Stop("branches on the value of a tensor")
+        if not is_constant(condition):
+            raise Stop("branches on what is known only at run time")
+        return self._inline(op.blocks[0 if condition.value else 1], env)
+
+    def _loop(self, op: Op, operands: list[Abs], env: dict[Value, Abs]) -> list[Abs]:
+        trips, going, *carried = operands
+        if not isinstance(trips.value, int) or not is_constant(going):
+            raise Stop("loops as often as only the run knows")
+        if UNROLL_TRIPS < trips.value < opdefs.MAX_TRIPS:
+            raise Stop(f"loops {trips.value} times: too often to unroll")
+        (block,) = op.blocks
+        for i in range(min(trips.value, UNROLL_TRIPS + 1)):
+            if not going.value:
+                return carried
+            if i == UNROLL_TRIPS or self.ops > UNROLL_OPS:
+                raise Stop("is too long to unroll")
+            env.update(zip(block.args, (Abs(i), *carried), strict=True))
+            going, *carried = self._inline(block, env)
+            if not is_constant(going):
+                raise Stop("loops until a tensor or the run says so")
+        return carried
+
+    def _inline(self, block: Block, env: dict[Value, Abs]) -> list[Abs]:
+        for op in block.ops[:-1]:
+            try:
+                self.op(op, env)
+            except (Stop, Unsupported) as why:
+                raise Stop(f"{why} (in {op.name} at {op.loc})") from why
+        return [env[v] for v in block.terminator.operands]
+
+
+_SIZE: Final = torch.Size
+
+
+def _viewed(origin: Origin, item: int | None) -> Abs | None:
+    """The tensor that a view is one of: the first operand, or its element of the same number."""
+    for x in origin.operands:
+        found = tensors_in(x)
+        if found:
+            return (
+                found[item]
+                if item is not None and len(found) > item and len(found) > 1
+                else found[0]
+            )
+    return None
+
+
+def _elements(x: Abs) -> tuple[Abs, ...]:
+    if not isinstance(x.value, Seq):
+        raise Unsupported("a sequence that is known only at run time")
+    return x.value.elems
+
+
+def _has_float(x: object) -> bool:
+    if isinstance(x, list | tuple):
+        return any(map(_has_float, cast("list[object]", x)))
+    return isinstance(x, Expr)
+
+
+def _with_floats(x: Any, floats: Mapping[str, float]) -> Any:
+    if isinstance(x, list | tuple):
+        elems: list[Any] = list(x)  # pyright: ignore[reportUnknownArgumentType]
+        return [_with_floats(e, floats) for e in elems]
+    if isinstance(x, ex.Scalar):
+        return floats.get(x.name, 1.0)
+    return x

@@ -1,0 +1,370 @@
+"""The driver's road on meta tensors: what a call would do, without doing it.
+
+In: a `Driver` and arguments (their values are not looked at, only dtypes, sizes and strides). Out:
+the steps of the call, in order, and for each what is alive beside it.
+
+Where the road depends on data, both branches of an `if` are walked, and the body of a loop once;
+the notes say so. Where a size depends on data, the walk ends, and the notes say that too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from lowtide.errors import Loc
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Op
+from lowtide.ir.interpret import run_op
+from lowtide.pipeline.driver import BlockPlan, Driver, Env
+from lowtide.pipeline.region import Entry, Region
+from lowtide.pipeline.signature import Ineligible, exact_key
+from lowtide.pipeline.specialise import static_reason
+from lowtide.texpr.index import evaluate
+
+MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
+_UNSEEN: Final = ("const", "undef", "cast", "tuple.make", "tuple.get", "list.make", "unpack")
+
+
+class Unknown:
+    """A value that only the data knows."""
+
+    def __repr__(self) -> str:
+        return "<unknown>"
+
+
+UNKNOWN: Final = Unknown()
+_STAND_INS: Final[dict[t.Type, Any]] = {t.BOOL: True, t.FLOAT: 1.0, t.NUMBER: 1.0}
+
+
+class WalkEnds(Exception):
+    """From here on nothing is known; the text says why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class KernelStep:
+    """A region's kernels run. `held_bytes`: what else the program has made and still holds."""
+
+    region: Region
+    entry: Entry
+    loc: Loc
+    held_bytes: int
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The size symbols and their values."""
+        host = self.entry.spec.host
+        assert host is not None
+        return dict(zip(host.symbols, self.entry.sizes, strict=True))
+
+    def executable(self) -> Any:
+        """The compiled program."""
+        return self.region.executable(self.entry.spec, self.entry)
+
+
+@dataclass(slots=True, kw_only=True)
+class TorchStep:
+    """PyTorch or Python runs an op. `held_bytes` counts its results."""
+
+    op: Op
+    reason: str
+    held_bytes: int
+    new_bytes: int
+
+    @property
+    def loc(self) -> Loc:
+        """Where it stands."""
+        return self.op.loc
+
+    @property
+    def label(self) -> str:
+        """What it is called in PyTorch."""
+        return str(self.op.attrs.get("target") or self.op.name).removeprefix("torch.")
+
+
+Step = KernelStep | TorchStep
+
+
+def ineligible(values: Sequence[Any]) -> str:
+    """Why a call with these arguments would run as plain Python; meta tensors count as dense
+    ones."""
+    for v in values:
+        if isinstance(v, tuple | list):
+            why = ineligible(v)  # pyright: ignore[reportUnknownArgumentType]
+            if why:
+                return why
+            continue
+        on_meta = isinstance(v, torch.Tensor) and v.is_meta
+        try:
+            exact_key((v,), [], device="meta" if on_meta else "cpu")
+        except Ineligible as why:
+            return str(why)
+    return ""
+
+
+class Walk:
+    """See the module's text; everything is found out when it is made."""
+
+    def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
+        self.function = driver.function
+        self.steps: list[Step] = []
+        self.notes: list[str] = []
+        self._known: dict[int, torch.Tensor] = {}
+        self._envs: list[Env] = []
+        metas = [self._meta(a) for a in args]
+        self._given = {_storage(m) for m in _tensors(metas)}
+        try:
+            with torch.no_grad():
+                self._block(driver.plan, dict(zip(driver.function.params, metas, strict=True)))
+        except WalkEnds as why:
+            self.notes.append(str(why))
+
+    def stages(self) -> list[tuple[str, str]]:
+        """(name, text) of each stage, of each region in turn."""
+        found = [("ir", str(self.function))]
+        kernels = [s for s in self.steps if isinstance(s, KernelStep)]
+        seen: set[int] = set()
+        for step in kernels:
+            host, executable = step.entry.spec.host, step.executable()
+            if executable is None or host is None or id(host) in seen:
+                continue
+            seen.add(id(host))
+            where = f"@{step.loc.line}" if len(kernels) > 1 else ""
+            found.append((f"signature{where}", str(host.program)))
+            found.append((f"driver{where}", host.text))
+            found.extend((f"{name}{where}", text) for name, text in executable.stages)
+        return found
+
+    # -- walking --
+
+    def _block(self, plan: BlockPlan, env: Env) -> list[Any]:
+        self._envs.append(env)
+        try:
+            pos = 0
+            while pos < plan.last:
+                pos = self._region(plan, pos, env)
+                if pos < plan.last:
+                    reason = self._reason
+                    pos = self._op(plan, pos, env, reason)
+            if pos > plan.last:
+                return self._finished
+            return [env[v] for v in plan.block.terminator.operands]
+        finally:
+            self._envs.pop()
+
+    _reason = ""
+    _finished: list[Any]
+
+    def _region(self, plan: BlockPlan, pos: int, env: Env) -> int:
+        """Walks the region at `pos`, if there is one; gives where it ends."""
+        self._reason = ""
+        region = plan.region(pos)
+        if region is None:
+            return pos
+        first = plan.ops[pos]
+        if first.blocks and any(env[v] is UNKNOWN for v in first.operands):
+            return pos  # both branches are to be shown
+        values = [env[v] for v in region.live_ins]
+        for k, v in enumerate(region.live_ins):
+            if values[k] is UNKNOWN:
+                if v.type not in _STAND_INS:
+                    self._reason = "shown alone, since a number that only the data knows is near"
+                    return pos
+                values[k] = _STAND_INS[v.type]
+                self.notes.append(
+                    f"{first.loc}: shown for a data-dependent {v.type} of {values[k]}"
+                )
+        try:
+            exact_key(values, [], device="meta")
+            entry = region.resolve(values)
+        except Ineligible as why:
+            return self._eager(plan, pos, region.end, env, str(why))
+        spec = entry.spec
+        if entry.eager:
+            return self._eager(plan, pos, region.end, env, entry.eager)
+        self._reason = spec.reason
+        if spec.host is None:
+            return pos
+        results = spec.host.bind(_meta_outputs(entry))(values, entry.z, entry.sizes)
+        for v in spec.dead:
+            env.pop(v, None)
+        if not spec.host.is_empty:
+            made = {_storage(m) for m in _tensors(results)}
+            loc = plan.ops[pos].loc
+            held = self._held(without=made)
+            self.steps.append(KernelStep(region=region, entry=entry, loc=loc, held_bytes=held))
+        if spec.finished:
+            self._finished = list(results)
+            return plan.last + 1
+        env.update(zip(spec.results, results, strict=True))
+        return spec.stop if spec.reason else self._region(plan, spec.stop, env)
+
+    def _eager(self, plan: BlockPlan, pos: int, stop: int, env: Env, why: str) -> int:
+        while pos < stop:
+            pos = self._op(plan, pos, env, why)
+        self._reason = ""
+        return pos
+
+    def _op(self, plan: BlockPlan, pos: int, env: Env, reason: str) -> int:
+        op = plan.ops[pos]
+        if op.name == "if":
+            results = self._if(plan, op, env)
+        elif op.name == "loop":
+            results = self._loop(plan, op, env)
+        else:
+            before = self._held()
+            results = self._plain(op, env)
+            env.update(zip(op.results, results, strict=True))
+            if not _is_unseen(op):
+                held = self._held()
+                self.steps.append(
+                    TorchStep(
+                        op=op,
+                        reason=reason or static_reason(op),
+                        held_bytes=held,
+                        new_bytes=max(held - before, 0),
+                    )
+                )
+        env.update(zip(op.results, results, strict=True))
+        alive = plan.live_at[pos + 1]
+        for v in [v for v in env if v not in alive]:
+            del env[v]
+        return pos + 1
+
+    def _plain(self, op: Op, env: Env) -> list[Any]:
+        if op.name in ("print", "assert", "raise"):
+            return []
+        scratch = dict(env)
+        for v in op.operands:
+            if scratch[v] is UNKNOWN and _is_torch(op):
+                scratch[v] = _STAND_INS.get(v.type, UNKNOWN)
+        if not any(scratch[v] is UNKNOWN for v in op.operands):
+            try:
+                run_op(op, scratch)
+                return [scratch[v] for v in op.results]
+            except (RuntimeError, NotImplementedError, ValueError):
+                pass  # the data decide; PyTorch has many words for it
+        known: list[Any] = []
+        for result in op.results:
+            if t.may_be_tensor(result.type):
+                name = op.name.removeprefix("torch.")
+                raise WalkEnds(
+                    f"{op.loc}: the size of what `{name}` gives depends on the data; "
+                    "nothing after it is counted"
+                )
+            known.append(UNKNOWN)
+        return known
+
+    def _if(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
+        condition = env[op.operands[0]]
+        if condition is not UNKNOWN:
+            return self._nested(plan, op.blocks[0 if condition else 1], env)
+        self.notes.append(f"{op.loc}: the data decide which branch runs; both are shown")
+        taken = [self._nested(plan, block, env) for block in op.blocks]
+        return taken[0]
+
+    def _nested(self, plan: BlockPlan, block: Block, env: Env) -> list[Any]:
+        inner = plan.inner(block)
+        return self._block(inner, {v: env[v] for v in inner.live_at[0] if v in env})
+
+    def _loop(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
+        trips, going, *carried = (env[v] for v in op.operands)
+        (block,) = op.blocks
+        inner = plan.inner(block)
+        outer = {v: env[v] for v in inner.live_at[0] if v in env}
+        i = 0
+        while trips is UNKNOWN or i < trips:
+            if going is False:
+                break
+            if i == MAX_ROUNDS or (i and (trips is UNKNOWN or going is UNKNOWN)):
+                self.notes.append(f"{op.loc}: a loop is shown for {i} of its iterations")
+                break
+            start = len(self.steps)
+            args = dict(zip(block.args, (i, *carried), strict=True))
+            going, *after = self._block(inner, {**outer, **args})
+            same = i > 0 and _forms(after) == _forms(carried)
+            carried = after
+            i += 1
+            if same and trips is not UNKNOWN and i < trips:
+                self.notes.append(f"{op.loc}: {trips} iterations, of which one is shown")
+                del self.steps[start:]
+                break
+        return carried
+
+    # -- memory --
+
+    def _held(self, without: set[int] | None = None) -> int:
+        """Bytes of all tensors alive that the program has made."""
+        skip = self._given | (without or set())
+        found: dict[int, int] = {}
+        for env in self._envs:
+            for tensor in _tensors(list(env.values())):
+                key = _storage(tensor)
+                if key not in skip:
+                    found[key] = tensor.untyped_storage().nbytes()
+        return sum(found.values())
+
+    def _meta(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            found = self._known.get(id(value))
+            if found is None:
+                found = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="meta"
+                )
+                self._known[id(value)] = found
+            return found
+        if isinstance(value, tuple | list):
+            elems = [self._meta(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
+            return elems if isinstance(value, list) else tuple(elems)
+        return value
+
+
+def _meta_outputs(entry: Entry) -> Any:
+    host = entry.spec.host
+    assert host is not None
+    numbers = dict(zip(host.names, entry.z, strict=True))
+
+    def outputs(tensors: object, sizes: object, scalars: object) -> list[Any]:
+        made: list[Any] = []
+        for name in host.program.outputs:
+            d = host.program.defs[name]
+            shape = [evaluate(s, numbers) for s in d.shape]
+            made.append(torch.empty(shape, dtype=d.dtype.torch, device="meta"))
+        return [*made, *[True] * len(host.program.checks)]
+
+    return outputs
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [x for v in value for x in _tensors(v)]  # pyright: ignore[reportUnknownVariableType]
+    return []
+
+
+def _forms(values: Sequence[Any]) -> list[Any]:
+    """What of carried values decides about memory."""
+    return [
+        (v.shape, v.dtype)
+        if isinstance(v, torch.Tensor)
+        else type(v)
+        if isinstance(v, float)
+        else v
+        for v in values
+    ]
+
+
+def _is_torch(op: Op) -> bool:
+    return op.name in ("call_torch", "mutate") or op.name.startswith("torch.")
+
+
+def _is_unseen(op: Op) -> bool:
+    return op.name in _UNSEEN or op.name.partition(".")[0] in ("py", "list", "math")

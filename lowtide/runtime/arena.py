@@ -1,0 +1,441 @@
+"""Memory for outputs and scratch that is warm: pages the machine has already handed out, huge ones.
+
+In: shape, dtype, strides. Out: an uninitialised CPU tensor, of PyTorch's own kind.
+Large tensors lie in blocks of anonymous memory, 2 MiB-aligned and on huge pages where the system
+has them. A tensor's death, wherever it happens, gives its block back to the pool; the next tensor
+of about that size takes it. A fresh 256 MB costs 150 ms of page faults, a warm one nothing.
+
+    t = empty((4096, 4096), torch.float32)      # a miss: 64 MiB mapped
+    del t                                       # stats().cached_bytes == 64 MiB
+    u = empty((4000, 4000), torch.float32)      # a hit: the same block
+
+Always: a block has at most a quarter more bytes than asked for; blocks that are free never hold
+more than `Config.arena_cap_bytes` (those freed longest ago are unmapped first); a tensor may
+outlive the pool.
+One difference from torch.empty: the storage of a large tensor cannot grow, as that of a tensor from
+numpy cannot. `resize_` to more elements, or `out=` with too small a tensor, raises; views, `set_`,
+`share_memory_`, pickling and copies are as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import math
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowtide import config
+
+# Below this, malloc's own reuse is as warm, and torch.empty costs the same time.
+SMALL_BYTES = 1 << 20
+_HUGE_PAGE_BYTES = 2 << 20
+_PAGE_BYTES = mmap.PAGESIZE
+_CAN_MAP = hasattr(mmap, "MAP_ANONYMOUS") and hasattr(mmap, "MAP_PRIVATE")
+_HUGE_ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaStats:
+    """Bytes and counts of the pool at one moment.
+
+    `in_use_bytes`: asked for by what is alive; `peak_in_use_bytes`: its most since `reset_peak`;
+    `reserved_bytes`: mapped, in use or not; `cached_bytes`: free and kept warm.
+    """
+
+    reserved_bytes: int
+    in_use_bytes: int
+    peak_in_use_bytes: int
+    cached_bytes: int
+    cap_bytes: int
+    hits: int
+    misses: int
+
+
+class _Block:
+    """A piece of mapped memory. It is unmapped when the last reference to it goes."""
+
+    __slots__ = (
+        "address",
+        "asked_bytes",
+        "block_bytes",
+        "freed",
+        "is_pooled",
+        "mapping",
+        "new_lease",
+    )
+
+    def __init__(self, block_bytes: int) -> None:
+        """Maps the memory. Raises OSError if there is none."""
+        is_huge = block_bytes >= _HUGE_PAGE_BYTES and _HUGE_ADVICE is not None
+        # Only address space: what alignment skips is never touched.
+        slack_bytes = _HUGE_PAGE_BYTES if is_huge else 0
+        self.mapping = _map_pages(block_bytes + slack_bytes)
+        probe = ctypes.c_char.from_buffer(self.mapping)
+        begin = ctypes.addressof(probe)
+        del probe
+        skipped_bytes = -begin % _HUGE_PAGE_BYTES if is_huge else 0
+        self.address = begin + skipped_bytes
+        self.block_bytes = block_bytes
+        self.asked_bytes = 0
+        self.freed = 0  # which give-back of all it was: tells the oldest
+        self.is_pooled = True
+        self.new_lease: Callable[[], Any] | None = None  # made for the first tensor
+        if is_huge and _HUGE_ADVICE is not None:
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                self.mapping.madvise(_HUGE_ADVICE, skipped_bytes, block_bytes)
+
+
+def _map_pages(nbytes: int) -> mmap.mmap:
+    if not _CAN_MAP:  # Windows
+        return mmap.mmap(-1, nbytes)
+    # Private, not shared as Python's default is: after a fork the child has its own copy.
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def class_bytes(asked_bytes: int) -> int:
+    """The size of the block that serves a request: at most a quarter more, in whole pages.
+
+    Sizes go in four steps from each power of two to the next, so that a request that shrinks or
+    grows a little finds the block of the one before.
+    """
+    step_bytes = max((1 << (asked_bytes - 1).bit_length()) >> 3, _PAGE_BYTES)
+    return -(-asked_bytes // step_bytes) * step_bytes
+
+
+class _Pool:
+    """The free blocks by size class, and the account of all.
+
+    A finalizer may run at any line of Python, also inside `take` on the same thread. So it never
+    waits: it leaves its block in `_returned`, an atomic deque, and whoever is at the account books
+    it, or does so on leaving. The lock may be entered twice by one thread, and `_busy` tells: then
+    the inner one, say a finalizer that computes, keeps off the account.
+    """
+
+    def __init__(self) -> None:
+        self._cap_bytes = -1  # not known yet: importing this file reads no settings
+        self._lock = threading.RLock()
+        self._busy = False
+        self._returned: deque[_Block] = deque()
+        self._free: dict[int, deque[_Block]] = {}
+        self._give_backs = 0
+        self._reserved_bytes = 0
+        self._in_use_bytes = 0
+        self._peak_in_use_bytes = 0
+        self._cached_bytes = 0
+        self._hits = 0
+        self._misses = 0
+        self._held_for_fork = False
+
+    def take(self, asked_bytes: int) -> _Block:
+        """A block of at least `asked_bytes` > 0. Raises OSError if the system has no memory."""
+        block_bytes = class_bytes(asked_bytes)
+        block = None
+        with self._lock:
+            if not self._busy:
+                self._busy = True
+                try:
+                    if self._returned:
+                        self._book_returned()
+                    free = self._free.get(block_bytes)
+                    if free:
+                        block = free.pop()
+                        block.asked_bytes = asked_bytes
+                        self._cached_bytes -= block_bytes
+                        self._hits += 1
+                        in_use_bytes = self._in_use_bytes = self._in_use_bytes + asked_bytes
+                        self._peak_in_use_bytes = max(self._peak_in_use_bytes, in_use_bytes)
+                finally:
+                    self._busy = False
+        if block is None:
+            block = self._take_new(block_bytes, asked_bytes)
+        if self._returned:
+            self._settle()
+        return block
+
+    def give_back(self, block: _Block) -> None:
+        """Takes a block back. Safe anywhere: in finalizers, on any thread, at exit."""
+        if block.is_pooled:
+            self._returned.append(block)
+            if not self._busy:
+                self._settle()
+
+    def shrink(self, limit_bytes: int) -> None:
+        """Unmaps free blocks, those freed longest ago first, until `limit_bytes` are left."""
+        with self._account() as is_ours:
+            if is_ours:
+                self._shrink(limit_bytes)
+
+    def set_cap(self, cap_bytes: int) -> None:
+        self._cap_bytes = cap_bytes
+        self.shrink(cap_bytes)
+
+    def reset_peak(self) -> None:
+        with self._account() as is_ours:
+            if is_ours:
+                self._peak_in_use_bytes = self._in_use_bytes
+
+    def stats(self) -> ArenaStats:
+        self._read_cap()
+        with self._account():
+            return ArenaStats(
+                reserved_bytes=self._reserved_bytes,
+                in_use_bytes=self._in_use_bytes,
+                peak_in_use_bytes=self._peak_in_use_bytes,
+                cached_bytes=self._cached_bytes,
+                cap_bytes=self._cap_bytes,
+                hits=self._hits,
+                misses=self._misses,
+            )
+
+    @contextlib.contextmanager
+    def _account(self) -> Generator[bool, None, None]:
+        """The account, up to date; False if this thread is at it already, further out."""
+        with self._lock:
+            is_ours = not self._busy
+            if is_ours:
+                self._busy = True
+                try:
+                    self._book_returned()
+                    yield True
+                finally:
+                    self._busy = False
+            else:
+                yield False
+        self._settle()
+
+    def _take_new(self, block_bytes: int, asked_bytes: int) -> _Block:
+        self._read_cap()
+        block = self._map(block_bytes)
+        with self._account() as is_ours:
+            block.is_pooled = is_ours
+            if is_ours:
+                self._misses += 1
+                self._reserved_bytes += block_bytes
+                block.asked_bytes = asked_bytes
+                self._in_use_bytes += asked_bytes
+                self._peak_in_use_bytes = max(self._peak_in_use_bytes, self._in_use_bytes)
+        return block
+
+    def _map(self, block_bytes: int) -> _Block:
+        try:
+            return _Block(block_bytes)
+        except (OSError, OverflowError, ValueError):
+            self.shrink(0)  # perhaps our own free blocks are in the way
+        try:
+            return _Block(block_bytes)
+        except (OverflowError, ValueError) as fault:
+            raise OSError(f"{block_bytes} bytes cannot be mapped") from fault
+
+    def _read_cap(self) -> None:
+        if self._cap_bytes < 0:
+            self._cap_bytes = config.current().arena_cap_bytes
+
+    def _settle(self) -> None:
+        """Books what was returned, unless somebody is at the account: he does it on leaving."""
+        while self._returned and self._lock.acquire(blocking=False):
+            if self._busy:  # this thread, further out
+                self._lock.release()
+                return
+            try:
+                self._busy = True
+                self._book_returned()
+            finally:
+                self._busy = False
+                self._lock.release()
+
+    # What follows needs the account: the lock, and `_busy` set by this caller.
+
+    def _book_returned(self) -> None:
+        """Moves returned blocks to the free ones, and keeps to the cap."""
+        self._read_cap()
+        while self._returned:
+            block = self._returned.popleft()
+            self._in_use_bytes -= block.asked_bytes
+            self._cached_bytes += block.block_bytes
+            free = self._free.get(block.block_bytes)
+            if free is None:
+                free = self._free[block.block_bytes] = deque()
+            free.append(block)
+            self._give_backs += 1
+            block.freed = self._give_backs
+        if self._cached_bytes > self._cap_bytes:
+            self._shrink(self._cap_bytes)
+
+    def _shrink(self, limit_bytes: int) -> None:
+        while self._cached_bytes > limit_bytes:
+            oldest = min(filter(None, self._free.values()), key=lambda free: free[0].freed)
+            block = oldest.popleft()
+            self._cached_bytes -= block.block_bytes
+            self._reserved_bytes -= block.block_bytes
+            block.mapping.close()
+
+    def before_fork(self) -> None:
+        """Waits until nobody is at the account, so that it is not copied half booked."""
+        self._held_for_fork = self._lock.acquire(timeout=1.0)
+
+    def after_fork_in_parent(self) -> None:
+        if self._held_for_fork:
+            self._held_for_fork = False
+            self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.RLock()
+        self._busy = False
+        self._held_for_fork = False
+        self.shrink(0)  # to write to free blocks would first copy the parent's bytes
+
+
+_pool = _Pool()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_pool.before_fork,
+        after_in_parent=_pool.after_fork_in_parent,
+        after_in_child=_pool.after_fork_in_child,
+    )
+
+
+class _Lease:
+    """Mixed into a ctypes array over one block: what PyTorch holds as the owner of the memory."""
+
+    __slots__ = ()
+    block: _Block
+
+    # Bound now: at exit the names of this file may go before the last tensor does.
+    def __del__(self, give_back: Callable[[_Block], None] = _pool.give_back) -> None:
+        give_back(self.block)
+
+
+def _lease_maker(block: _Block) -> Callable[[], Any]:
+    """What makes leases of a block. A type for each block: an instance then needs no fields."""
+    array: Any = ctypes.c_char * block.block_bytes
+    lease: Any = type("Lease", (_Lease, array), {"__slots__": (), "block": block})
+    return functools.partial(lease.from_address, block.address)
+
+
+class Scratch:
+    """Work memory, uninitialised, at `address`, aligned to a page; free again when this dies."""
+
+    __slots__ = ("_block", "address", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        """Raises OSError if there is no memory."""
+        self._block = None
+        self._block = _pool.take(max(nbytes, 1))
+        self.address = self._block.address
+        self.nbytes = nbytes
+
+    def data_ptr(self) -> int:
+        """The address, under the name that tensors have for it."""
+        return self.address
+
+    def __del__(self, give_back: Callable[[_Block], None] = _pool.give_back) -> None:
+        if self._block is not None:
+            give_back(self._block)
+
+
+def empty(
+    shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """An uninitialised CPU tensor of `shape`; `strides` in elements, row-major if None.
+
+    From `SMALL_BYTES` up its memory is the arena's, aligned to 2 MiB; it cannot be resized to more.
+    Raises what torch.empty raises, also where the system has no memory.
+    """
+    elements = math.prod(shape) if strides is None else _span(shape, strides)
+    nbytes = elements * dtype.itemsize
+    if nbytes < SMALL_BYTES or not _CAN_MAP:
+        return _torch_empty(shape, dtype, strides)
+    try:
+        block = _pool.take(nbytes)
+    except OSError:
+        return _torch_empty(shape, dtype, strides)  # so that the error is PyTorch's own
+    if block.new_lease is None:
+        block.new_lease = _lease_maker(block)
+    lease = block.new_lease()
+    numpy_dtype = _numpy_dtypes.get(dtype)
+    if numpy_dtype is None:  # bfloat16 and the like
+        flat = torch.frombuffer(lease, dtype=dtype, count=elements)
+        shaped = flat.view(shape) if strides is None else flat.as_strided(shape, strides)
+        return shaped.data  # not a view of anything, as far as autograd knows
+    if strides is None:
+        return _from_numpy(_ndarray(shape, numpy_dtype, lease))
+    steps = tuple(stride * dtype.itemsize for stride in strides)
+    return _from_numpy(_ndarray(shape, numpy_dtype, lease, 0, steps))
+
+
+def scratch(nbytes: int) -> Scratch:
+    """Work memory of at least `nbytes`, warm if some of that size was in use before.
+
+    Raises OSError if there is no memory. Keep the object while a kernel uses the address.
+    """
+    return Scratch(nbytes)
+
+
+def empty_cache() -> None:
+    """Gives all free blocks back to the system."""
+    _pool.shrink(0)
+
+
+def stats() -> ArenaStats:
+    """The account of the arena; tensors under `SMALL_BYTES` are not in it."""
+    return _pool.stats()
+
+
+def reset_peak() -> None:
+    """Starts `peak_in_use_bytes` anew from what is in use now."""
+    _pool.reset_peak()
+
+
+def set_cap_bytes(cap_bytes: int) -> None:
+    """Sets the most bytes kept warm, and unmaps what is over; `Config.arena_cap_bytes` at first."""
+    _pool.set_cap(cap_bytes)
+
+
+def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last of a strided tensor, both counted."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+
+
+def _torch_empty(
+    shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None
+) -> torch.Tensor:
+    if strides is None:
+        return torch.empty(shape, dtype=dtype, device=_CPU)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=_CPU)
+
+
+# Through numpy a tensor is made with its shape at once, in 2 µs; by frombuffer and view in 4.5.
+_numpy_dtypes: dict[torch.dtype, Any] = {}
+_ndarray: Any = None
+_from_numpy: Any = None
+
+
+def _find_numpy() -> None:
+    global _ndarray, _from_numpy
+    try:
+        numpy: Any = importlib.import_module("numpy")
+        from_numpy: Any = getattr(torch, "from_numpy")  # noqa: B009 - it has no type
+        from_numpy(numpy.empty(1))  # raises where torch was built for another numpy
+    except (ImportError, RuntimeError):
+        return
+    _ndarray, _from_numpy = numpy.ndarray, from_numpy
+    names = ("float16 float32 float64 complex64 complex128 bool "
+             "int8 int16 int32 int64 uint8 uint16 uint32 uint64")  # fmt: skip
+    _numpy_dtypes.update({getattr(torch, name): numpy.dtype(name) for name in names.split()})
+
+
+_find_numpy()

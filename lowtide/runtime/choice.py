@@ -1,0 +1,47 @@
+"""Two ways to compute one thing: measured once per class of sizes, then the faster one is taken.
+
+In: two callables that write the same result. Out: which of them to run.
+Sizes are of one class when they have the same number of bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+ROUNDS = 3
+
+
+class Choice:
+    """`names` of the two ways, for reports; `taken` counts what was measured to be faster."""
+
+    __slots__ = ("_faster", "names")
+
+    def __init__(self, names: tuple[str, str]) -> None:
+        self.names = names
+        self._faster: dict[tuple[int, ...], int] = {}
+
+    def run(
+        self, sizes: tuple[int, ...], first: Callable[[], object], second: Callable[[], object]
+    ) -> None:
+        """Run the faster way, or both in turn, a few times, where that is not known yet."""
+        key = tuple(n.bit_length() for n in sizes)
+        found = self._faster.get(key)
+        if found is None:
+            self._faster[key] = _measured(first, second)
+        else:
+            (first, second)[found]()
+
+    def measured(self) -> dict[tuple[int, ...], str]:
+        """What was found, by class of sizes."""
+        return {key: self.names[k] for key, k in self._faster.items()}
+
+
+def _measured(first: Callable[[], object], second: Callable[[], object]) -> int:
+    best = [float("inf"), float("inf")]
+    for _ in range(ROUNDS):
+        for k, way in enumerate((first, second)):
+            start = time.perf_counter_ns()
+            way()
+            best[k] = min(best[k], time.perf_counter_ns() - start)
+    return 0 if best[0] <= best[1] else 1

@@ -1,0 +1,170 @@
+"""Is this machine ready? What `lowtide doctor` prints.
+
+In: nothing. Out: a list of `Check`; each says what was found, and what to do if it is not well.
+A check never raises: what goes wrong inside it is its finding.
+
+    [Check(name='compiler', ok=True, detail='gcc 12.2.0, /usr/bin/gcc', remedy=''), …]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lowtide import config
+from lowtide.errors import LowtideError
+from lowtide.runtime import abi, cache, folder, launch, toolchain
+
+_TORCH_AT_LEAST: tuple[int, int] = (2, 11)
+_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+
+_KERNEL = """
+typedef struct { int64_t *out; } lt_doctor;
+static void fill(int64_t begin, int64_t end, void *context) {
+  for (int64_t i = begin; i < end; i++) ((lt_doctor *)context)->out[i] = 3 * i;
+}
+LT_EXPORT int64_t lowtide_doctor(const void *args) {
+  const lt_slot *slots = (const lt_slot *)args;
+  lt_doctor context = {(int64_t *)slots[2].p};
+  return lt_run(slots, 0, slots[3].q, 16, fill, &context);
+}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One finding. `remedy` is empty where there is nothing to do."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+def checks() -> list[Check]:
+    """All findings, those that others rest on first. Compiles and runs one small kernel."""
+    named: list[tuple[str, Callable[[], Check]]] = [
+        ("settings", _settings),
+        ("torch", _torch),
+        ("compiler", _compiler),
+        ("vector width", _vectors),
+        ("kernel", _kernel),
+        ("threads", _threads),
+        ("cache folder", _cache_folder),
+        ("huge pages", _huge_pages),
+        ("zig", _zig),
+    ]
+    return [_guarded(name, check) for name, check in named]
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except (LowtideError, OSError) as fault:
+        return Check(name=name, ok=False, detail=str(fault), remedy=_remedy_of(name))
+
+
+def _remedy_of(name: str) -> str:
+    return toolchain.REMEDY if name in ("compiler", "vector width", "kernel") else ""
+
+
+def _settings() -> Check:
+    found = config.current()
+    cap_mib = found.arena_cap_bytes >> 20
+    state = "off (LOWTIDE_DISABLE=1)" if found.disable else "on"
+    return Check(name="settings", ok=True, detail=f"compiling is {state}; arena cap {cap_mib} MiB")
+
+
+def _torch() -> Check:
+    import torch
+
+    numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    version: tuple[int, int] = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    ok = version >= _TORCH_AT_LEAST
+    remedy = "" if ok else f"`pip install 'torch>={_TORCH_AT_LEAST[0]}.{_TORCH_AT_LEAST[1]}'`"
+    return Check(name="torch", ok=ok, detail=torch.__version__, remedy=remedy)
+
+
+def _compiler() -> Check:
+    found = toolchain.compiler()
+    version = found.version if found.kind != "zig" else f"zig cc, {found.version}"
+    return Check(name="compiler", ok=True, detail=f"{found.kind} {version}, {found.path}")
+
+
+def _vectors() -> Check:
+    found = toolchain.target()
+    bits = 8 * found.vector_bytes
+    detail = f"{bits} bits on {found.arch}"
+    return Check(name="vector width", ok=True, detail=detail)
+
+
+def _kernel() -> Check:
+    """Compiles a kernel, past the cache, runs it on torch's threads, checks the result."""
+    count = 4096
+    stem = os.path.join(folder.private(), f"doctor-{time.time_ns()}")
+    with open(f"{stem}.c", "w", encoding="utf-8") as source:
+        source.write(abi.C_DECLARATIONS + _KERNEL)
+    toolchain.compiler().shared_library(f"{stem}.c", f"{stem}.so")
+    library = ctypes.CDLL(f"{stem}.so")
+    out = (ctypes.c_int64 * count)()
+    status = launch.bind(library, "lowtide_doctor", "Pq")(ctypes.addressof(out), count)
+    if status != 0 or list(out) != [3 * i for i in range(count)]:
+        return Check(
+            name="kernel",
+            ok=False,
+            detail=f"a test kernel gave wrong values (status {status})",
+            remedy="try another compiler with LOWTIDE_CC, and report this, please",
+        )
+    return Check(name="kernel", ok=True, detail="a test kernel compiles and runs")
+
+
+def _threads() -> Check:
+    import torch
+
+    threads = torch.get_num_threads()
+    if launch.parallel_for_address():
+        return Check(name="threads", ok=True, detail=f"{threads}, of PyTorch's own pool")
+    return Check(
+        name="threads",
+        ok=False,
+        detail="this PyTorch does not export torch_parallel_for: kernels run on one thread",
+        remedy="`pip install 'torch>=2.11'`",
+    )
+
+
+def _cache_folder() -> Check:
+    fault = folder.fault()
+    if fault is None:
+        held = cache.size()
+        detail = f"{cache.path()}: {held.entries} libraries, {held.entry_bytes / 1e6:.1f} MB"
+        return Check(name="cache folder", ok=True, detail=detail)
+    return Check(
+        name="cache folder",
+        ok=False,
+        detail=f"{config.current().cache_dir}: {fault}; each process compiles its kernels anew",
+        remedy="set LOWTIDE_CACHE_DIR to a folder that only you can write to",
+    )
+
+
+def _huge_pages() -> Check:
+    try:
+        with open(_HUGE_PAGES, encoding="ascii") as file:
+            text = file.read().strip()
+    except OSError:
+        detail = "this system has no transparent huge pages; large outputs cost more at first"
+        return Check(name="huge pages", ok=True, detail=detail)
+    chosen = re.search(r"\[(\w+)\]", text)
+    mode = chosen[1] if chosen else text
+    ok = mode in ("always", "madvise")
+    remedy = "" if ok else f"as root: `echo madvise > {_HUGE_PAGES}`; first runs get faster"
+    return Check(name="huge pages", ok=ok, detail=mode, remedy=remedy)
+
+
+def _zig() -> Check:
+    path = toolchain.zig_path()
+    detail = path or "not installed; only needed where there is no other C compiler"
+    return Check(name="zig", ok=True, detail=detail)

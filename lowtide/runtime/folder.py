@@ -1,0 +1,110 @@
+"""Where files may be kept: the user's cache folder if it can be trusted, else a private one.
+
+In: `Config.cache_dir`. Out: `trusted()`, a folder that outlives the process, or None; `private()`,
+a folder of this process alone, removed when it exits.
+Always: nobody but this user, and root, can put a file into either. Code is loaded from them.
+
+    <cache_dir>/lowtide-1/kernels/…   libraries        /failed/…   sources that did not compile
+                         /targets/…   compiler facts   /locks/…    one file per lock
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import warnings
+
+from lowtide import config
+
+_LAYOUT = "lowtide-1"  # another layout of files gets another number
+_warned: set[str] = set()
+_private: tuple[int, str] | None = None  # process id, path
+
+
+def trusted() -> str | None:
+    """The folder of files that outlive the process; None, and one warning, if none is safe."""
+    reason = fault()
+    if reason is None:
+        return os.path.join(config.current().cache_dir, _LAYOUT)
+    warn_once(
+        f"the cache folder {config.current().cache_dir} is not used: {reason}; each process "
+        "compiles its kernels anew. Set LOWTIDE_CACHE_DIR to a folder that only you can write to"
+    )
+    return None
+
+
+def fault() -> str | None:
+    """Why the cache folder, which is made if it is not there, cannot be used; None if it can."""
+    root = os.path.join(config.current().cache_dir, _LAYOUT)
+    try:
+        return _fault(root)
+    except FileNotFoundError:
+        return _make(root)
+    except OSError as error:
+        return str(error)
+
+
+def private() -> str:
+    """A folder of this process alone, made at the first call. Raises OSError if that fails."""
+    global _private
+    if _private is None or _private[0] != os.getpid():  # a forked child makes its own
+        _private = (os.getpid(), tempfile.mkdtemp(prefix="lowtide-"))
+    return _private[1]
+
+
+def warn_once(message: str) -> None:
+    """Warns, but not twice in the same words."""
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def subfolder(root: str, name: str) -> str:
+    """The path of `root/name`, which is made if it is not there. Raises OSError."""
+    path = os.path.join(root, name)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    return path
+
+
+def _make(root: str) -> str | None:
+    try:
+        os.makedirs(os.path.dirname(root), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another process was quicker
+            os.mkdir(root, 0o700)
+        return _fault(root)
+    except OSError as error:
+        return str(error)
+
+
+def _fault(root: str) -> str | None:
+    """Why others could put files into `root`, or None. Raises OSError if it cannot be looked at."""
+    inner = os.lstat(root)
+    outer = os.stat(os.path.dirname(root))
+    if not stat.S_ISDIR(inner.st_mode):
+        return f"{root} is not a folder"
+    if sys.platform == "win32":  # a user's folder there is closed to others by its own list
+        return None
+    owners = (os.geteuid(), 0)
+    if inner.st_uid not in owners or outer.st_uid not in owners:
+        return "it belongs to another user"
+    shared = stat.S_IWGRP | stat.S_IWOTH
+    if inner.st_mode & shared:
+        return f"others may write to it; `chmod go-w {root}` if that is not meant"
+    if outer.st_mode & shared and not outer.st_mode & stat.S_ISVTX:
+        path = os.path.dirname(root)
+        return f"others may write to it; `chmod go-w {path}` if that is not meant"
+    return None
+
+
+def _remove_private() -> None:
+    if _private is not None and _private[0] == os.getpid():
+        shutil.rmtree(_private[1], ignore_errors=True)
+
+
+atexit.register(_remove_private)

@@ -1,0 +1,298 @@
+"""The C compiler: which one, with which flags, for which CPU.
+
+In: `LOWTIDE_CC`, else gcc, cc or clang on PATH, else the `ziglang` package's compiler.
+Out: a `Compiler` that turns one C file into a shared library, and a `Target`, the CPU it sees.
+Always: `Compiler.identity` differs whenever the machine code could, also between two machines that
+share one cache folder: it covers path, time, size and version of the compiler, flags and CPU.
+
+    compiler()   Compiler(path='/usr/bin/gcc', kind='gcc', version='12.2.0', …)
+    target()     Target(arch='x86_64', vector_bytes=64, features={'avx512f', 'fma', …})
+
+Asking the compiler costs a process (about 20 ms), so its answers are kept in the cache folder;
+with them the first call takes under a millisecond, and those after it nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from lowtide import config
+from lowtide.errors import BackendError
+from lowtide.runtime import folder
+
+# The one place to choose. Kernels spell their vectors and unrolling out; -O3 adds its own of both.
+OPTIMIZE = "-O2"
+
+_FLAGS = (
+    "-std=gnu11",
+    OPTIMIZE,
+    "-ffp-contract=off",  # a*b+c rounds twice, as in PyTorch; codegen asks for fma by name
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-stack-protector",
+    "-fvisibility=hidden",
+    "-w",
+)
+REMEDY = "install one: `apt install gcc` or `pip install lowtide[zig]`; or point LOWTIDE_CC at one"
+_PROBE_SECONDS = 120  # the first run of zig unpacks itself
+_COMPILE_SECONDS = 600
+_FEATURE = re.compile(
+    r"__(AVX\w*|SSE\w*|FMA|F16C|BMI2?|AMX_\w+|ARM_NEON|ARM_FEATURE_\w+|VSX|riscv_v)__$"
+    r"|__(ARM_NEON|ARM_FEATURE_\w+|riscv_v|VSX)$"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The CPU that is compiled for. `vector_bytes`: its widest vector register; 16 if unknown."""
+
+    arch: str
+    vector_bytes: int
+    features: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiler:
+    """A C compiler: `command` starts it, `flags` make a shared library, `identity` is for keys."""
+
+    command: tuple[str, ...]
+    path: str
+    kind: str  # gcc, clang or zig
+    version: str
+    flags: tuple[str, ...]
+    identity: str
+    target: Target
+
+    def shared_library(self, source_path: str, output_path: str) -> None:
+        """Compiles one C file. Raises BackendError with the compiler's words; leaves the source."""
+        command = [*self.command, *self.flags, source_path, "-o", output_path]
+        result = run(command, _COMPILE_SECONDS)
+        if result.returncode == 0 and os.path.exists(output_path):
+            return
+        words = result.stdout.decode(errors="replace")
+        problem = f"the C compiler {self.path} failed (exit status {result.returncode})"
+        raise BackendError(problem, words, source_path)
+
+
+def compiler() -> Compiler:
+    """The C compiler in use. Raises BackendError, saying what to install, if there is none."""
+    return _compiler(config.current().compiler)
+
+
+def target() -> Target:
+    """The CPU as the compiler sees it. Raises BackendError if there is no compiler."""
+    return compiler().target
+
+
+def find_command(asked: str = "") -> tuple[str, ...]:
+    """The command of the first compiler there is, `asked` (`LOWTIDE_CC`) before all others.
+
+    Raises BackendError if `asked` is not there, or nothing is.
+    """
+    if asked:
+        words = shlex.split(asked)
+        path = shutil.which(words[0]) if words else None
+        if path is None:
+            raise BackendError(f"LOWTIDE_CC={asked!r} was not found; {REMEDY}")
+        extra = ["cc"] if words[1:] == [] and _is_zig(path) else words[1:]
+        return (path, *extra)
+    for name in ("gcc", "cc", "clang"):
+        path = shutil.which(name)
+        if path is not None:
+            return (path,)
+    path = zig_path()
+    if path:
+        return (path, "cc")
+    raise BackendError(f"no C compiler was found; {REMEDY}")
+
+
+def zig_path() -> str:
+    """The binary of the `ziglang` package, empty if it is not installed. Imports nothing of it."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("ziglang")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        path = os.path.join(place, "zig.exe" if sys.platform == "win32" else "zig")
+        if os.access(path, os.X_OK):
+            return path
+    return ""
+
+
+def run(command: Sequence[str], limit_seconds: float) -> subprocess.CompletedProcess[bytes]:
+    """Runs a compiler, both its streams joined in `stdout`, and never in another language."""
+    environ = {**os.environ, "LC_ALL": "C"}
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            timeout=limit_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as fault:
+        raise BackendError(f"`{command[0]}` gave no answer in {limit_seconds:.0f} s") from fault
+    except OSError as fault:
+        raise BackendError(f"`{command[0]}` cannot be run: {fault}") from fault
+
+
+@functools.cache
+def _compiler(asked: str) -> Compiler:
+    command = find_command(asked)
+    path = command[0]
+    base = _flags(path, command)
+    stat = os.stat(os.path.realpath(path))
+    # What the answer of the compiler may depend on; found without running it.
+    parts = ("2", *command, str(stat.st_mtime_ns), str(stat.st_size), *base, cpu_identity())
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    facts = _macros(command, base, key)
+    found = _target(facts)
+    flags = base
+    if found.vector_bytes == 64 and found.arch == "x86_64":
+        flags = (*base, "-mprefer-vector-width=512")
+    kind = "zig" if _is_zig(path) else "clang" if "__clang__" in facts else "gcc"
+    version = facts.get("__VERSION__", "").strip('"')
+    identity = hashlib.sha256("\0".join((key, kind, version, *flags)).encode()).hexdigest()
+    return Compiler(
+        command=command,
+        path=path,
+        kind=kind,
+        version=version,
+        flags=flags,
+        identity=identity,
+        target=found,
+    )
+
+
+def _flags(path: str, command: tuple[str, ...]) -> tuple[str, ...]:
+    machine = platform.machine().lower()
+    native = "-march=native" if machine in ("x86_64", "amd64", "i686") else "-mcpu=native"
+    flags = [*_FLAGS, native, "-shared"]
+    if sys.platform == "darwin":  # its loader wants every library linked with libSystem
+        flags += ["-fPIC", "-undefined", "dynamic_lookup"]
+    elif sys.platform == "win32":
+        flags += ["-nostdlib"]
+    else:
+        flags += ["-fPIC", "-fno-semantic-interposition", "-nostdlib"]
+    if _is_zig(path):
+        flags.append("-fno-sanitize=all")
+    return tuple(flags)
+
+
+def _is_zig(path: str) -> bool:
+    return os.path.basename(os.path.realpath(path)).lower().startswith("zig")
+
+
+def _macros(command: tuple[str, ...], flags: Sequence[str], key: str) -> dict[str, str]:
+    """The macros predefined by the compiler that tell version and CPU, from the cache if there."""
+    root = folder.trusted()
+    kept = _read_facts(root, key) if root else {}
+    if kept:
+        return kept
+    wanted = [flag for flag in flags if flag.startswith(("-m", "-std"))]
+    # A compiler reads "-" as its input; an empty file of the machine's is not there on Windows.
+    result = run([*command, *wanted, "-dM", "-E", "-x", "c", "-"], _PROBE_SECONDS)
+    text = result.stdout.decode(errors="replace")
+    if result.returncode != 0 or "__VERSION__" not in text:
+        raise BackendError(f"`{shlex.join(command)}` does not work as a C compiler", text)
+    facts: dict[str, str] = {}
+    for line in text.splitlines():
+        words = line.split(" ", 2)
+        if len(words) >= 2 and words[0] == "#define" and _is_fact(words[1]):
+            facts[words[1]] = words[2] if len(words) == 3 else ""
+    if root:
+        _write_facts(root, key, facts)
+    return facts
+
+
+def _is_fact(macro: str) -> bool:
+    known = ("__VERSION__", "__clang__", "__x86_64__", "__aarch64__", "__powerpc64__", "__riscv")
+    return macro in known or _FEATURE.match(macro) is not None
+
+
+def _target(facts: dict[str, str]) -> Target:
+    arches = {"__x86_64__": "x86_64", "__aarch64__": "aarch64", "__powerpc64__": "ppc64"}
+    arch = next((name for macro, name in arches.items() if macro in facts), "unknown")
+    if arch == "unknown":
+        arch = "riscv64" if "__riscv" in facts else platform.machine().lower()
+    features = frozenset(name.strip("_").lower() for name in facts if _FEATURE.match(name))
+    vector_bytes = 64 if "avx512f" in features else 32 if "avx" in features else 16
+    return Target(arch=arch, vector_bytes=vector_bytes, features=features)
+
+
+def _read_facts(root: str, key: str) -> dict[str, str]:
+    """Facts kept by an earlier process; empty if there are none, or they are not whole."""
+    try:
+        with open(os.path.join(root, "targets", f"{key}.json"), encoding="utf-8") as file:
+            data: object = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(data, dict):
+        return {}
+    facts = cast("dict[str, object]", data)
+    return {name: str(value) for name, value in facts.items()} if "__VERSION__" in facts else {}
+
+
+def _write_facts(root: str, key: str, facts: dict[str, str]) -> None:
+    """Keeps facts for later processes; where that fails, each pays for the question again."""
+    temporary = ""
+    try:
+        path = os.path.join(folder.subfolder(root, "targets"), f"{key}.json")
+        temporary = f"{path}.{os.getpid()}.tmp"
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(facts, file)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def cpu_identity() -> str:
+    """What tells this machine's CPU from others: model and features, of its first core."""
+    found = _cpuinfo() or _sysctl_brand() or platform.processor() or platform.node()
+    return f"{sys.platform} {platform.machine()} {found}"
+
+
+def _cpuinfo() -> str:
+    """Model and features as Linux lists them for the first core; empty elsewhere."""
+    try:
+        # Unbuffered: the kernel writes this file core by core, which takes long if there are 256.
+        with open("/proc/cpuinfo", "rb", buffering=0) as file:
+            text = file.read(8192).decode(errors="replace")
+    except OSError:
+        return ""
+    wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags",
+              "Features", "CPU implementer", "CPU part", "isa", "cpu")  # fmt: skip
+    lines: list[str] = []
+    for line in text.split("\n\n", 1)[0].splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in wanted:
+            lines.append(f"{name.strip()}={value.strip()}")
+    return ";".join(lines)
+
+
+def _sysctl_brand() -> str:
+    """The CPU's name on macOS; empty elsewhere."""
+    if sys.platform != "darwin":
+        return ""
+    import ctypes
+
+    size = ctypes.c_size_t(256)
+    buffer = ctypes.create_string_buffer(256)
+    name = b"machdep.cpu.brand_string"
+    failed = ctypes.CDLL(None).sysctlbyname(name, buffer, ctypes.byref(size), None, 0)
+    return "" if failed else buffer.value.decode(errors="replace")

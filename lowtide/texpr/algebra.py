@@ -1,0 +1,240 @@
+"""Local rewrites of expressions: constants folded, neutral elements dropped, short sums unrolled.
+
+In and out: an expression of the same value. Float rules keep NaN, infinity and signed zero.
+
+    sum[c:2](mul(a[i, c], b[j, c]))  ->  fma(a[i,1], b[j,1], mul(a[i,0], b[j,0]))
+    sum[j](div(e[i, j], l[i]))       ->  div(sum[j](e[i, j]), l[i])
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Reduce, Rewriter, Select
+from lowtide.texpr.index import Atom, Axis, Index, as_index
+
+UNROLL_EXTENT = 16  # reductions at most this long, over constants, are written out …
+UNROLL_NODES = 256  # … if that takes at most this many nodes
+
+_FOLD: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "neg": operator.neg,
+    "abs": operator.abs,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+}
+_NEUTRAL_RIGHT = {("mul", 1), ("div", 1)}
+_NEUTRAL_LEFT = {("mul", 1)}
+COMBINE = {
+    "sum": "add",
+    "prod": "mul",
+    "min": "minimum",
+    "max": "maximum",
+    "any": "or",
+    "all": "and",
+}
+
+
+def identity(fn: str, dtype: ex.DType) -> float | int | bool:
+    """What a reduction starts from."""
+    if fn == "sum":
+        return 0
+    if fn == "prod":
+        return 1
+    if fn in ("any", "all"):
+        return fn == "all"
+    low = fn in ("max", "argmax")
+    if dtype.is_float:
+        return -math.inf if low else math.inf
+    bits = dtype.itemsize * 8 - dtype.is_signed
+    if dtype.name == "bool":
+        return not low
+    return (-(1 << bits) if dtype.is_signed else 0) if low else (1 << bits) - 1
+
+
+def simplify(expr: Expr) -> Expr:
+    """All local rules, bottom up."""
+    return Rewriter(_rule)(expr)
+
+
+def _rule(node: Expr) -> Expr | None:
+    if isinstance(node, Apply):
+        return _apply(node)
+    if isinstance(node, Select):
+        if isinstance(node.cond, Const):
+            return node.yes if node.cond.value else node.no
+        return node.yes if node.yes is node.no else None
+    if isinstance(node, Cast):
+        return _cast(node)
+    if isinstance(node, At) and (value := node.index.const) is not None:
+        return ex.const(value, node.dtype)
+    if isinstance(node, Reduce):
+        return _reduce(node)
+    return None
+
+
+def _apply(node: Apply) -> Expr | None:
+    if all(isinstance(a, Const) for a in node.args) and node.fn in _FOLD:
+        value = _FOLD[node.fn](*(a.value for a in node.args if isinstance(a, Const)))
+        fits = node.dtype.is_float or abs(value) < 2**31
+        return ex.const(value, node.dtype) if fits else None
+    if len(node.args) == 2:
+        left, right = node.args
+        if isinstance(right, Const) and (node.fn, right.value) in _NEUTRAL_RIGHT:
+            return left
+        if isinstance(left, Const) and (node.fn, left.value) in _NEUTRAL_LEFT:
+            return right
+        if not node.dtype.is_float and node.fn == "add":
+            if isinstance(right, Const) and right.value == 0:
+                return left
+            if isinstance(left, Const) and left.value == 0:
+                return right
+    return None
+
+
+def _cast(node: Cast) -> Expr | None:
+    arg = node.arg
+    if isinstance(arg, Const):
+        wide = node.dtype.name in ("f32", "f64")
+        takes_ints = node.dtype.is_float or node.dtype.name in ("i64", "bool")
+        if wide or (takes_ints and not arg.dtype.is_float):
+            return ex.const(arg.value, node.dtype)
+    if isinstance(arg, Cast) and _widens(arg.arg.dtype, arg.dtype):
+        return ex.cast(arg.arg, node.dtype)
+    return None
+
+
+def _widens(small: ex.DType, large: ex.DType) -> bool:
+    """Does the larger dtype hold every value of the smaller one?"""
+    if small.name == "bool":
+        return True
+    if small.is_float != large.is_float:
+        return False
+    return (small.name, large.name) in {
+        ("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"),
+        ("i32", "i64"), ("u8", "i64"), ("u8", "i32"),
+    }  # fmt: skip
+
+
+# ---- reductions -----------------------------------------------------------------------------
+
+
+def _reduce(node: Reduce) -> Expr | None:
+    if node.fn in ("argmin", "argmax"):
+        return None
+    if (written_out := _unroll(node)) is not None:
+        return written_out
+    return _pull_factors(node) if node.fn == "sum" and node.dtype.is_float else None
+
+
+def _unroll(node: Reduce) -> Expr | None:
+    extents = [a.extent.const for a in node.axes]
+    known = [e for e in extents if e is not None]
+    if len(known) < len(extents):
+        small = [a for a in node.axes if a.extent.const is not None and a.extent.const <= 4]
+        if not small:
+            return None
+        rest = tuple(a for a in node.axes if a not in small)
+        inner = _unroll(ex.reduce(node.fn, small, node.body, node.dtype))
+        return None if inner is None else _rule_again(ex.reduce(node.fn, rest, inner, node.dtype))
+    count = math.prod(known)
+    nodes = sum(1 for _ in ex.walk(node.body))
+    if count > UNROLL_EXTENT or (count > 1 and count * nodes > UNROLL_NODES):
+        return None
+    if count == 0:
+        return ex.const(identity(node.fn, node.dtype), node.dtype)
+    terms = [
+        simplify(at_indices(node.body, dict(zip(node.axes, map(as_index, point), strict=True))))
+        for point in itertools.product(*(range(e) for e in known))
+    ]
+    return _combined(node.fn, terms)
+
+
+def _rule_again(node: Reduce) -> Expr:
+    return _reduce(node) or node
+
+
+def _combined(fn: str, terms: Sequence[Expr]) -> Expr:
+    total = terms[0]
+    for term in terms[1:]:
+        if fn == "sum" and term.dtype.is_float and isinstance(term, Apply) and term.fn == "mul":
+            total = ex.apply("fma", (*term.args, total), total.dtype)
+        else:
+            total = ex.apply(COMBINE[fn], (total, term), total.dtype)
+    return total
+
+
+def _pull_factors(node: Reduce) -> Expr | None:
+    """Factors that do not depend on the reduced axes leave the sum."""
+    axes = frozenset(node.axes)
+    inside: list[Expr] = []
+    over: list[Expr] = []
+    under: list[Expr] = []
+
+    def split(e: Expr, inverse: bool) -> None:
+        if not ex.free_axes(e) & axes:
+            (under if inverse else over).append(e)
+        elif isinstance(e, Apply) and e.fn == "mul" and not inverse:
+            for a in e.args:
+                split(a, inverse)
+        elif isinstance(e, Apply) and e.fn == "div" and not ex.free_axes(e.args[1]) & axes:
+            split(e.args[0], inverse)
+            split(e.args[1], not inverse)
+        else:
+            inside.append(e)
+
+    split(node.body, False)
+    if not inside or not (over or under):
+        return None
+    body = inside[0]
+    for e in inside[1:]:
+        body = ex.apply("mul", (body, e), body.dtype)
+    result: Expr = ex.reduce("sum", node.axes, body, node.dtype)
+    for e in over:
+        result = ex.apply("mul", (result, e), result.dtype)
+    for e in under:
+        result = ex.apply("div", (result, e), result.dtype)
+    return result
+
+
+# functions through which a last-bit change of an operand stays a last-bit change
+_SMOOTH = frozenset({
+    "add", "sub", "mul", "neg", "abs", "fma", "exp", "exp2", "sqrt", "tanh", "sigmoid", "minimum",
+    "maximum", "log", "log1p",
+})  # fmt: skip
+
+
+def multiply_by_reciprocal(node: Reduce) -> Reduce:
+    """sum[j](exp(s[j] / c)) -> sum[j](exp(s[j] * (1 / c))), for a c without axes.
+
+    Only where the quotient reaches the reduction through smooth functions: behind a comparison or a
+    rounding the last bit could change the result by a whole step."""
+    if node.fn not in ("sum", "min", "max"):
+        return node
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Apply) and e.fn == "div" and not ex.free_axes(e.args[1]):
+            one = ex.apply("div", (ex.const(1, e.dtype), e.args[1]), e.dtype)
+            return ex.apply("mul", (visit(e.args[0]), one), e.dtype)
+        if isinstance(e, Apply) and e.fn in _SMOOTH:
+            return ex.apply(e.fn, [visit(a) for a in e.args], e.dtype)
+        return e
+
+    return ex.reduce(node.fn, node.axes, visit(node.body), node.dtype)
+
+
+def at_indices(expr: Expr, values: dict[Axis, Index]) -> Expr:
+    """The expression with axes replaced by indices."""
+    lookup: dict[Atom, Index] = dict(values.items())
+    return Rewriter(replace_atom=lookup.get)(expr)

@@ -1,0 +1,233 @@
+"""What an op's `lower` is handed: a builder of one region's tensor expressions.
+
+In:  the region's inputs as `Val`, sizes as ints or `Index`, numbers as Python values or `Expr`.
+Out: a `Program`. A question about sizes that the known ranges cannot answer raises `NeedConst`:
+the pipeline then takes these sizes as constants of the signature and lowers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.ir import dtypes
+from lowtide.ir.dtypes import DType
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Def, Expr, Input, Program
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    Index,
+    Size,
+    as_index,
+    clamp,
+    deep_atoms,
+    exact_division,
+    gather,
+    nonnegative,
+)
+
+COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf", "isfinite"})
+
+
+class Unsupported(Exception):
+    """This case is not lowered; PyTorch runs the op. The text says why, for `explain()`."""
+
+
+class ShapeError(Exception):
+    """The user's shapes or dtypes do not fit; PyTorch then raises its own error."""
+
+
+class NeedConst(Exception):
+    """These symbols must be constants of the signature."""
+
+    def __init__(self, symbols: frozenset[str]) -> None:
+        super().__init__(", ".join(sorted(symbols)))
+        self.symbols = symbols
+
+
+@dataclass(frozen=True, slots=True)
+class Val:
+    """A tensor of the region: its name in the program, sizes and dtype."""
+
+    name: str
+    shape: tuple[Index | int, ...]
+    dtype: DType
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+class Builder:
+    """Collects the definitions of one region. `loc` and `op` name where the next ones come from."""
+
+    def __init__(self) -> None:
+        self.program = Program()
+        self.loc: Loc = UNKNOWN_LOC
+        self.op = ""
+        self._serial = 0
+
+    # -- values --
+
+    def input(
+        self, name: str, shape: Sequence[Index | int], strides: Sequence[Index | int], dtype: DType
+    ) -> Val:
+        sizes = tuple(as_index(s) for s in shape)
+        steps = tuple(as_index(s) for s in strides)
+        self.program.inputs[name] = Input(name=name, dtype=dtype, shape=sizes, strides=steps)
+        return Val(name, plain(sizes), dtype)
+
+    def tensor(
+        self,
+        shape: Sequence[Index | int],
+        dtype: DType,
+        body: Callable[[tuple[Index, ...]], Expr],
+    ) -> Val:
+        """A new value whose element at `idx` is `body(idx)`, cast to `dtype`."""
+        axes = tuple(self.axis(size) for size in shape)
+        expr = ex.cast(body(tuple(as_index(a) for a in axes)), dtype)
+        self._serial += 1
+        name = f"t{self._serial}"
+        self.program.defs[name] = Def(name=name, axes=axes, expr=expr, loc=self.loc, op=self.op)
+        return Val(name, plain(shape), dtype)
+
+    def axis(self, extent: Index | int) -> Axis:
+        self._serial += 1
+        return Axis(f"i{self._serial}", as_index(extent))
+
+    # -- expressions --
+
+    def load(self, val: Val, idx: Sequence[Index | int]) -> Expr:
+        if len(idx) != val.ndim:
+            raise AssertionError(f"{val.name} has {val.ndim} dimensions, not {len(idx)}")
+        return ex.load(val.name, [as_index(i) for i in idx], val.dtype)
+
+    def const(self, value: float | int | bool, dtype: DType) -> Expr:
+        return ex.const(value, dtype)
+
+    def at(self, index: Index | int) -> Expr:
+        return ex.at(index, dtypes.i64)
+
+    def gather(self, expr: Expr, extent: Index | int) -> Index:
+        """The data-dependent index `expr` (i64), held to [0, extent) so that it is safe to load.
+
+        Whether it was in bounds is for `check_bounds` to say."""
+        return clamp(gather(ex.cast(expr, dtypes.i64)), extent)
+
+    def clamp(self, index: Index | int, extent: Index | int) -> Index:
+        """An index held to [0, extent), for a load whose value a select drops outside."""
+        return clamp(index, extent)
+
+    def apply(self, fn: str, *args: Expr) -> Expr:
+        first = args[0].dtype
+        if any(a.dtype is not first for a in args):
+            raise AssertionError(f"{fn} of {[a.dtype for a in args]}")
+        return ex.apply(fn, args, dtypes.boolean if fn in COMPARISONS else first)
+
+    def select(self, cond: Expr, yes: Expr, no: Expr) -> Expr:
+        if yes.dtype is not no.dtype or cond.dtype is not dtypes.boolean:
+            raise AssertionError(f"select of {cond.dtype}, {yes.dtype}, {no.dtype}")
+        return ex.select(cond, yes, no)
+
+    def cast(self, expr: Expr, dtype: DType) -> Expr:
+        return ex.cast(expr, dtype)
+
+    def reduce(
+        self, fn: str, extents: Sequence[Index | int], body: Callable[[tuple[Index, ...]], Expr]
+    ) -> Expr:
+        """Reduce `body` over fresh axes. argmin and argmax take one axis and give an i64."""
+        axes = tuple(self.axis(size) for size in extents)
+        inner = body(tuple(as_index(a) for a in axes))
+        if not axes and fn not in ("argmin", "argmax"):
+            return inner
+        dtype = dtypes.i64 if fn in ("argmin", "argmax") else inner.dtype
+        return ex.reduce(fn, axes, inner, dtype)
+
+    # -- questions about sizes --
+
+    def equal(self, a: Index | int, b: Index | int) -> bool:
+        """Are two sizes the same, for every run of this signature?"""
+        a, b = as_index(a), as_index(b)
+        if a is b:
+            return True
+        if nonnegative(a - b - 1) or nonnegative(b - a - 1):
+            return False
+        if _is_symbol(a) and _is_symbol(b):
+            return False  # equal sizes of a signature share one symbol
+        raise NeedConst(symbols(a) | symbols(b))
+
+    def at_least(self, size: Index | int, least: int) -> bool:
+        size = as_index(size)
+        if nonnegative(size - least):
+            return True
+        if nonnegative(as_index(least) - 1 - size):
+            return False
+        raise NeedConst(symbols(size))
+
+    def divides(self, den: Index | int, num: Index | int) -> bool:
+        """Is `num` a multiple of `den`?"""
+        num, den = as_index(num), as_index(den)
+        if (n := num.const) is not None and (d := den.const) is not None:
+            return d != 0 and n % d == 0
+        if exact_division(num, den) is not None:
+            return True
+        raise NeedConst(symbols(num) | symbols(den))
+
+    def static_int(self, value: object) -> int:
+        """A value that must be a constant of the signature (a dim, a count)."""
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, Index):
+            if (number := value.const) is not None:
+                return number
+            raise NeedConst(symbols(value))
+        raise Unsupported(f"{value!r} is not a constant int")
+
+    def require_equal(self, a: Index | int, b: Index | int, message: str) -> None:
+        """The sizes must be equal: decided now, or compared before each run."""
+        a, b = as_index(a), as_index(b)
+        if a is b:
+            return
+        if nonnegative(a - b - 1) or nonnegative(b - a - 1) or (_is_symbol(a) and _is_symbol(b)):
+            raise ShapeError(message)
+        self.program.equalities.append((a, b, message))
+
+    def check_bounds(self, val: Val, low: Index | int, high: Index | int) -> None:
+        """Every element of an integer tensor must lie in [low, high), else PyTorch's IndexError."""
+        i64 = dtypes.i64
+
+        def inside(idx: tuple[Index, ...]) -> Expr:
+            e = ex.cast(self.load(val, idx), i64)
+            above = self.apply("ge", e, self.at(low))
+            return self.apply("and", above, self.apply("lt", e, self.at(high)))
+
+        ok = self.tensor((), dtypes.boolean, lambda _: self.reduce("all", val.shape, inside))
+        self.program.checks.append(ok.name)
+
+    def error(self, message: str) -> ShapeError:
+        return ShapeError(message)
+
+
+def plain(sizes: Sequence[Index | int]) -> tuple[Index | int, ...]:
+    """Sizes with constants as Python ints."""
+    result: list[Index | int] = []
+    for s in sizes:
+        number = s.const if isinstance(s, Index) else s
+        result.append(s if number is None else number)
+    return tuple(result)
+
+
+def symbols(index: Index) -> frozenset[str]:
+    """The names of the size symbols in it."""
+    atoms: set[Atom] = deep_atoms(index)
+    return frozenset(a.name for a in atoms if isinstance(a, Size))
+
+
+def _is_symbol(index: Index) -> bool:
+    """Is it one size of a tensor? (A free int has no known range and shares no symbol.)"""
+    if len(index.terms) != 1 or index.terms[0][1] != 1 or len(index.terms[0][0]) != 1:
+        return False
+    atom = index.terms[0][0][0]
+    return isinstance(atom, Size) and atom.low is not None

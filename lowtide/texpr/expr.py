@@ -1,0 +1,375 @@
+"""Tensor expressions: what a program computes, in any order.
+
+    Program = Input*, Def*, output names
+    Def     = name, Axis*, Expr, dtype           -- one value: a formula for the element at its axes
+    Expr    = Load(value, Index*) | Const | At(Index) | Scalar(name) | Apply(fn, Expr*)
+            | Select(cond, Expr, Expr) | Cast(dtype, Expr) | Reduce(fn, Axis*, Expr)
+
+Expressions are hash-consed: equal ones are the same object, so common subexpressions cost nothing
+to find and a rewrite visits each once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.ir.dtypes import DType
+from lowtide.texpr.index import Atom, Axis, Gather, Index, as_index, deep_atoms, gather, rebuild
+
+
+class Expr:
+    """One node; `children` are expressions, `fields` everything that tells two nodes apart."""
+
+    __slots__ = ("__weakref__", "dtype")
+    dtype: DType
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return ()
+
+    def __repr__(self) -> str:
+        return show(self)
+
+
+class Load(Expr):
+    """The element of a tensor (an input or a Def) at an index."""
+
+    __slots__ = ("index", "source")
+    source: str
+    index: tuple[Index, ...]
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return tuple(gathered(self.index))
+
+
+class Const(Expr):
+    __slots__ = ("value",)
+    value: float | int | bool
+
+
+class At(Expr):
+    """An index as an i64 value."""
+
+    __slots__ = ("index",)
+    index: Index
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return tuple(gathered((self.index,)))
+
+
+class Scalar(Expr):
+    """A number handed in at run time."""
+
+    __slots__ = ("name",)
+    name: str
+
+
+class Apply(Expr):
+    """A pointwise function of operands of one dtype."""
+
+    __slots__ = ("args", "fn")
+    fn: str
+    args: tuple[Expr, ...]
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+class Select(Expr):
+    """`yes` where `cond` (a bool) holds, else `no`."""
+
+    __slots__ = ("cond", "no", "yes")
+    cond: Expr
+    yes: Expr
+    no: Expr
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return (self.cond, self.yes, self.no)
+
+
+class Cast(Expr):
+    __slots__ = ("arg",)
+    arg: Expr
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return (self.arg,)
+
+
+class Reduce(Expr):
+    """A reduction of `body` over its own axes: sum prod min max any all argmin argmax."""
+
+    __slots__ = ("axes", "body", "fn")
+    fn: str
+    axes: tuple[Axis, ...]
+    body: Expr
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return (self.body,)
+
+
+_interned: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
+
+
+def _make(kind: type[Any], dtype: DType, key: tuple[Any, ...], **fields: Any) -> Any:
+    full = (kind, dtype.name, *key)
+    found = _interned.get(full)
+    if found is None:
+        found = object.__new__(kind)
+        found.dtype = dtype
+        for name, value in fields.items():
+            setattr(found, name, value)
+        _interned[full] = found
+    return found
+
+
+def load(source: str, index: Sequence[Index], dtype: DType) -> Load:
+    at = tuple(as_index(i) for i in index)
+    return _make(Load, dtype, (source, at), source=source, index=at)
+
+
+def const(value: float | int | bool, dtype: DType) -> Const:
+    value = (
+        float(value) if dtype.is_float else (bool(value) if dtype.name == "bool" else int(value))
+    )
+    return _make(Const, dtype, (repr(value),), value=value)
+
+
+def at(index: Index | int, dtype: DType) -> At:
+    return _make(At, dtype, (as_index(index),), index=as_index(index))
+
+
+def scalar(name: str, dtype: DType) -> Scalar:
+    return _make(Scalar, dtype, (name,), name=name)
+
+
+def apply(fn: str, args: Sequence[Expr], dtype: DType) -> Apply:
+    return _make(Apply, dtype, (fn, *args), fn=fn, args=tuple(args))
+
+
+def select(cond: Expr, yes: Expr, no: Expr) -> Select:
+    return _make(Select, yes.dtype, (cond, yes, no), cond=cond, yes=yes, no=no)
+
+
+def cast(arg: Expr, dtype: DType) -> Expr:
+    if arg.dtype is dtype:
+        return arg
+    return _make(Cast, dtype, (arg,), arg=arg)
+
+
+def reduce(fn: str, axes: Sequence[Axis], body: Expr, dtype: DType) -> Reduce:
+    return _make(Reduce, dtype, (fn, tuple(axes), body), fn=fn, axes=tuple(axes), body=body)
+
+
+# ---- programs -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A tensor handed in: `strides` in elements, one per dimension."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Def:
+    """One value: the element at `axes` is `expr`. Its shape is the extents of the axes."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    expr: Expr
+    loc: Loc = UNKNOWN_LOC
+    op: str = ""
+
+    @property
+    def dtype(self) -> DType:
+        return self.expr.dtype
+
+    @property
+    def shape(self) -> tuple[Index, ...]:
+        return tuple(a.extent for a in self.axes)
+
+
+@dataclass(slots=True, kw_only=True)
+class Program:
+    """Definitions in an order in which each comes after what it loads.
+
+    `checks` names bool scalars that must come out true (data-dependent indices in bounds);
+    `equalities` are pairs of sizes, with a message, to be compared before the run."""
+
+    inputs: dict[str, Input] = field(default_factory=dict[str, Input])
+    defs: dict[str, Def] = field(default_factory=dict[str, Def])
+    outputs: list[str] = field(default_factory=list[str])
+    checks: list[str] = field(default_factory=list[str])
+    equalities: list[tuple[Index, Index, str]] = field(
+        default_factory=list[tuple[Index, Index, str]]
+    )
+
+    def __str__(self) -> str:
+        lines = [
+            f"input {i.name}: {i.dtype}[{', '.join(map(str, i.shape))}]"
+            f" strides ({', '.join(map(str, i.strides))})"
+            for i in self.inputs.values()
+        ]
+        for d in self.defs.values():
+            axes = ", ".join(f"{a.name}:{a.extent}" for a in d.axes)
+            place = f"    # {d.loc}" if d.loc.line else ""
+            lines.append(f"{d.name}[{axes}]: {d.dtype} = {d.expr}{place}")
+        lines.append(f"output {', '.join(self.outputs)}")
+        if self.checks:
+            lines.append(f"check {', '.join(self.checks)}")
+        return "\n".join(lines)
+
+
+# ---- walking and rewriting --------------------------------------------------------------------
+
+
+def gathered(index: Sequence[Index]) -> Iterator[Expr]:
+    """The expressions inside data-dependent indices."""
+    for i in index:
+        for atom in deep_atoms(i):
+            if isinstance(atom, Gather):
+                yield atom.expr
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """Every node once, operands before users."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(expr, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        stack.append((node, True))
+        stack.extend((child, False) for child in reversed(node.children))
+
+
+def loads(expr: Expr) -> Iterator[Load]:
+    return (node for node in walk(expr) if isinstance(node, Load))
+
+
+def indices(node: Expr) -> tuple[Index, ...]:
+    """The index expressions that a node itself holds."""
+    if isinstance(node, Load):
+        return node.index
+    return (node.index,) if isinstance(node, At) else ()
+
+
+class Rewriter:
+    """Rebuilds expressions bottom up: `visit` may replace a node whose operands are new already.
+
+    `replace_atom` may replace atoms of indices. Each distinct node is visited once."""
+
+    def __init__(
+        self,
+        visit: Callable[[Expr], Expr | None] = lambda _: None,
+        replace_atom: Callable[[Atom], Index | None] = lambda _: None,
+    ) -> None:
+        self._visit = visit
+        self._replace_atom = replace_atom
+        self._done: dict[Expr, Expr] = {}
+
+    def __call__(self, expr: Expr) -> Expr:
+        for node in walk(expr):
+            if node not in self._done:
+                new = self._rebuilt(node)
+                self._done[node] = self._visit(new) or new
+        return self._done[expr]
+
+    def index(self, index: Index) -> Index:
+        return rebuild(index, self._atom)
+
+    def _atom(self, atom: Atom) -> Index | None:
+        new = self._replace_atom(atom)
+        if new is None and isinstance(atom, Gather):
+            inner = self(atom.expr)
+            return None if inner is atom.expr else gather(inner)
+        return new
+
+    def _rebuilt(self, node: Expr) -> Expr:
+        done = self._done
+        if isinstance(node, Load):
+            return load(node.source, [self.index(i) for i in node.index], node.dtype)
+        if isinstance(node, At):
+            return at(self.index(node.index), node.dtype)
+        if isinstance(node, Apply):
+            return apply(node.fn, [done[a] for a in node.args], node.dtype)
+        if isinstance(node, Select):
+            return select(done[node.cond], done[node.yes], done[node.no])
+        if isinstance(node, Cast):
+            return cast(done[node.arg], node.dtype)
+        if isinstance(node, Reduce):
+            return reduce(node.fn, self._axes(node.axes), done[node.body], node.dtype)
+        return node
+
+    def _axes(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        renamed: list[Axis] = []
+        for a in axes:
+            new = self._replace_atom(a)
+            atoms = new.atoms() if new is not None else {a}
+            only = next(iter(atoms)) if len(atoms) == 1 else a
+            renamed.append(only if isinstance(only, Axis) else a)
+        return tuple(renamed)
+
+
+def free_axes(expr: Expr) -> frozenset[Axis]:
+    """The axes an expression depends on, without those of reductions inside it."""
+    return _FreeAxes().of(expr)
+
+
+class _FreeAxes:
+    """Memoised over one query; the cache below keeps answers for live nodes."""
+
+    _known: ClassVar[weakref.WeakKeyDictionary[Expr, frozenset[Axis]]] = weakref.WeakKeyDictionary()
+
+    def of(self, expr: Expr) -> frozenset[Axis]:
+        for node in walk(expr):
+            if node in self._known:
+                continue
+            found: set[Axis] = set()
+            for i in indices(node):
+                found |= {a for a in deep_atoms(i) if isinstance(a, Axis)}
+            for child in node.children:
+                found |= self._known[child]
+            if isinstance(node, Reduce):
+                found -= set(node.axes)
+            self._known[node] = frozenset(found)
+        return self._known[expr]
+
+
+def show(expr: Expr) -> str:
+    """One line of text; meant to be read."""
+    if isinstance(expr, Load):
+        return f"{expr.source}[{', '.join(map(str, expr.index))}]"
+    if isinstance(expr, Const):
+        return f"{expr.value!r}"
+    if isinstance(expr, At):
+        return f"at({expr.index})"
+    if isinstance(expr, Scalar):
+        return f"${expr.name}"
+    if isinstance(expr, Apply):
+        return f"{expr.fn}({', '.join(map(show, expr.args))})"
+    if isinstance(expr, Select):
+        return f"select({show(expr.cond)}, {show(expr.yes)}, {show(expr.no)})"
+    if isinstance(expr, Cast):
+        return f"{expr.dtype}({show(expr.arg)})"
+    if isinstance(expr, Reduce):
+        axes = ", ".join(f"{a.name}:{a.extent}" for a in expr.axes)
+        return f"{expr.fn}[{axes}]({show(expr.body)})"
+    return type(expr).__name__

@@ -1,0 +1,474 @@
+"""Index arithmetic: integer polynomials over axes and sizes, kept in one canonical form.
+
+In:  axes (loop variables), size symbols, Python ints, and values read from memory (`Gather`).
+Out: `Index`, a sum of products; two equal polynomials are equal objects.
+Always: floor division and modulo simplify when the ranges of the axes prove it, so that a reshape
+of a contiguous tensor leaves no division behind.
+
+    i in [0, N), j in [0, 4):   floordiv(4*i + j, 4) -> i        mod(4*i + j, 4) -> j
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+_serial = itertools.count()
+
+
+class Atom:
+    """What a polynomial is made of. Atoms are compared by identity; `key` orders them stably."""
+
+    __slots__ = ("__weakref__", "key")
+    key: tuple[int, str, int]
+
+
+class Size(Atom):
+    """A size known only at run time; `low` is the least value it can have, None if unknown."""
+
+    __slots__ = ("low", "name")
+
+    def __init__(self, name: str, low: int | None = 0) -> None:
+        self.name = name
+        self.low = low
+        self.key = (0, name, next(_serial))
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Axis(Atom):
+    """A loop variable that runs over [0, extent)."""
+
+    __slots__ = ("extent", "name")
+
+    def __init__(self, name: str, extent: Index) -> None:
+        self.name = name
+        self.extent = extent
+        self.key = (1, name, next(_serial))
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class FloorDiv(Atom):
+    """`num // den`, rounded down, where nothing simpler is known; `den` is positive."""
+
+    __slots__ = ("den", "num")
+
+    def __init__(self, num: Index, den: Index) -> None:
+        self.num = num
+        self.den = den
+        self.key = (2, "", next(_serial))
+
+    def __repr__(self) -> str:
+        return f"(({self.num}) // ({self.den}))"
+
+
+class Mod(Atom):
+    """`num % den`, in [0, den)."""
+
+    __slots__ = ("den", "num")
+
+    def __init__(self, num: Index, den: Index) -> None:
+        self.num = num
+        self.den = den
+        self.key = (3, "", next(_serial))
+
+    def __repr__(self) -> str:
+        return f"(({self.num}) % ({self.den}))"
+
+
+class Clamp(Atom):
+    """`num` held to [0, extent): what makes a border index or a data-dependent one safe to load."""
+
+    __slots__ = ("extent", "num")
+
+    def __init__(self, num: Index, extent: Index) -> None:
+        self.num = num
+        self.extent = extent
+        self.key = (4, "", next(_serial))
+
+    def __repr__(self) -> str:
+        return f"clamp({self.num}, {self.extent})"
+
+
+class Gather(Atom):
+    """An index that is data: the value of an i64 expression."""
+
+    __slots__ = ("expr",)
+
+    def __init__(self, expr: Any) -> None:
+        self.expr = expr  # texpr.expr.Expr; typed Any, since expressions are made of indices too
+        self.key = (5, "", next(_serial))
+
+    def __repr__(self) -> str:
+        return f"[{self.expr}]"
+
+
+Monomial = tuple[Atom, ...]
+_interned: weakref.WeakValueDictionary[tuple[Any, ...], Index]
+_atoms: weakref.WeakValueDictionary[tuple[Any, ...], Atom] = weakref.WeakValueDictionary()
+
+
+class Index:
+    """A polynomial with integer coefficients: `terms` maps a product of atoms to its factor."""
+
+    __slots__ = ("__weakref__", "_hash", "terms")
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __new__(cls, terms: tuple[tuple[Monomial, int], ...]) -> Index:
+        found = _interned.get(terms)
+        if found is None:
+            found = object.__new__(cls)
+            found.terms = terms
+            found._hash = hash(terms)
+            _interned[terms] = found
+        return found
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return self.const == other
+        return self is other
+
+    @property
+    def const(self) -> int | None:
+        """The value, where it is a plain number."""
+        if not self.terms:
+            return 0
+        if len(self.terms) == 1 and not self.terms[0][0]:
+            return self.terms[0][1]
+        return None
+
+    def __add__(self, other: Index | int) -> Index:
+        return _from_terms(itertools.chain(self.terms, as_index(other).terms))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Index:
+        return Index(tuple((m, -c) for m, c in self.terms))
+
+    def __sub__(self, other: Index | int) -> Index:
+        return self + (-as_index(other))
+
+    def __rsub__(self, other: Index | int) -> Index:
+        return as_index(other) - self
+
+    def __mul__(self, other: Index | int) -> Index:
+        right = as_index(other).terms
+        return _from_terms(
+            (tuple(sorted(a + b, key=_atom_key)), c * d) for a, c in self.terms for b, d in right
+        )
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return _show(self)
+
+    def atoms(self) -> set[Atom]:
+        """The atoms that stand in it directly (not those within divisions)."""
+        return {atom for monomial, _ in self.terms for atom in monomial}
+
+
+_interned = weakref.WeakValueDictionary()
+
+
+def _atom_key(atom: Atom) -> tuple[int, str, int]:
+    return atom.key
+
+
+def _term_key(term: tuple[Monomial, int]) -> tuple[Any, ...]:
+    return (-len(term[0]), tuple(a.key for a in term[0]))
+
+
+def _from_terms(terms: Iterable[tuple[Monomial, int]]) -> Index:
+    total: dict[Monomial, int] = {}
+    for monomial, factor in terms:
+        total[monomial] = total.get(monomial, 0) + factor
+    kept = [(m, c) for m, c in total.items() if c]
+    kept.sort(key=_term_key)
+    return Index(tuple(kept))
+
+
+def _show(index: Index) -> str:
+    if not index.terms:
+        return "0"
+    parts: list[str] = []
+    for monomial, factor in index.terms:
+        names = "*".join(repr(a) for a in monomial)
+        body = (
+            names
+            if factor in (1, -1) and names
+            else "*".join(filter(None, [str(abs(factor)), names]))
+        )
+        sign = "-" if factor < 0 else "+"
+        parts.append(f"{sign} {body}" if parts else (f"-{body}" if factor < 0 else body))
+    return " ".join(parts)
+
+
+def as_index(value: Index | int | Atom) -> Index:
+    """An int or an atom as a polynomial."""
+    if isinstance(value, Index):
+        return value
+    if isinstance(value, Atom):
+        return Index((((value,), 1),))
+    return Index(() if value == 0 else (((), int(value)),))
+
+
+def axis(name: str, extent: Index | int) -> Index:
+    """A fresh axis, as an index."""
+    return as_index(Axis(name, as_index(extent)))
+
+
+def the_axis(index: Index) -> Axis | None:
+    """The axis, where the index is one plain axis and nothing else."""
+    if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
+        atom = index.terms[0][0][0]
+        return atom if isinstance(atom, Axis) else None
+    return None
+
+
+def product(values: Iterable[Index | int]) -> Index:
+    """The product of all, 1 for none."""
+    total = as_index(1)
+    for value in values:
+        total = total * value
+    return total
+
+
+def gather(expr: Any) -> Index:
+    """The index that an i64 expression holds at run time."""
+    return as_index(_intern_atom(Gather, expr))
+
+
+def clamp(num: Index | int, extent: Index | int) -> Index:
+    """`num` held to [0, extent)."""
+    num, extent = as_index(num), as_index(extent)
+    if nonnegative(num) and nonnegative(extent - num - 1):
+        return num
+    return as_index(_intern_atom(Clamp, num, extent))
+
+
+def _intern_atom(kind: type[Any], *fields: Any) -> Atom:
+    key = (kind, *fields)
+    found = _atoms.get(key)
+    if found is None:
+        found = kind(*fields)
+        _atoms[key] = found
+    return found
+
+
+# ---- division -------------------------------------------------------------------------------
+
+
+def floordiv(num: Index | int, den: Index | int) -> Index:
+    """`num // den` for a positive `den`, simplified as far as the ranges allow."""
+    num, den = as_index(num), as_index(den)
+    if (d := den.const) is not None and d <= 0:
+        raise ZeroDivisionError("an index is divided by a size that is not positive")
+    quotient, rest = _split(num, den)
+    if rest.const == 0 or (nonnegative(rest) and nonnegative(den - 1 - rest)):
+        return quotient
+    return quotient + _division_atom(rest, den)
+
+
+def mod(num: Index | int, den: Index | int) -> Index:
+    """`num % den` for a positive `den`: in [0, den)."""
+    num, den = as_index(num), as_index(den)
+    if (d := den.const) is not None and d <= 0:
+        raise ZeroDivisionError("an index is divided by a size that is not positive")
+    _, rest = _split(num, den)
+    if rest.const == 0 or (nonnegative(rest) and nonnegative(den - 1 - rest)):
+        return rest
+    if (whole := exact_division(rest, den)) is not None and whole.const is not None:
+        return as_index(0)
+    return as_index(_intern_atom(Mod, rest, den))
+
+
+def _split(num: Index, den: Index) -> tuple[Index, Index]:
+    """num == quotient * den + rest, with every term that `den` divides moved to the quotient."""
+    if den.const == 1:
+        return num, as_index(0)
+    if len(den.terms) != 1:
+        whole = exact_division(num, den)
+        return (whole, as_index(0)) if whole is not None else (as_index(0), num)
+    monomial, factor = den.terms[0]
+    quotient: list[tuple[Monomial, int]] = []
+    rest: list[tuple[Monomial, int]] = []
+    for m, c in num.terms:
+        left = _remove(m, monomial)
+        if left is None:
+            rest.append((m, c))
+            continue
+        whole, over = divmod(c, factor)
+        if whole:
+            quotient.append((left, whole))
+        if over:
+            rest.append((m, over))
+    return _from_terms(quotient), _from_terms(rest)
+
+
+def _remove(monomial: Monomial, part: Monomial) -> Monomial | None:
+    left = list(monomial)
+    for atom in part:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _division_atom(num: Index, den: Index) -> Index:
+    """FloorDiv with common factors dropped: (4*i + j) // 8 -> i // 2 for j in [0, 4)."""
+    if (d := den.const) is not None:
+        for factor in sorted({abs(c) for _, c in num.terms if abs(c) > 1}, reverse=True):
+            g = math.gcd(factor, d)
+            if g == 1:
+                continue
+            coarse, fine = _split(num, as_index(g))
+            if nonnegative(fine) and nonnegative(as_index(g - 1) - fine):
+                return floordiv(coarse, d // g)
+    if len(num.terms) == 1 and num.terms[0][1] == 1 and len(num.terms[0][0]) == 1:
+        inner = num.terms[0][0][0]
+        if isinstance(inner, FloorDiv):
+            return floordiv(inner.num, inner.den * den)
+    return as_index(_intern_atom(FloorDiv, num, den))
+
+
+def exact_division(num: Index, den: Index) -> Index | None:
+    """The polynomial q with q * den == num, or None if there is none."""
+    if not num.terms:
+        return num
+    quotient: list[tuple[Monomial, int]] = []
+    rest = num
+    lead_m, lead_c = den.terms[0]
+    for _ in range(32):
+        if not rest.terms:
+            return _from_terms(quotient)
+        m, c = rest.terms[0]
+        left = _remove(m, lead_m)
+        if left is None or c % lead_c:
+            return None
+        term = ((left, c // lead_c),)
+        quotient.extend(term)
+        rest = rest - Index(term) * den
+    return None
+
+
+# ---- ranges ---------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8192)
+def nonnegative(index: Index) -> bool:
+    """True where `index >= 0` is certain for all values of its axes and sizes."""
+    if (value := index.const) is not None:
+        return value >= 0
+    if all(c >= 0 for _, c in index.terms) and all(_known_nonnegative(a) for a in index.atoms()):
+        return True
+    for atom in index.atoms():
+        if isinstance(atom, Axis | Mod | Clamp):
+            return _without(index, atom)
+        if not isinstance(atom, Size) or atom.low is None:
+            return False
+    shifted = substitute(
+        index, {a: as_index(a) + a.low for a in index.atoms() if isinstance(a, Size) and a.low}
+    )
+    return all(c >= 0 for _, c in shifted.terms)
+
+
+def _known_nonnegative(atom: Atom) -> bool:
+    if isinstance(atom, Size):
+        return atom.low is not None and atom.low >= 0
+    if isinstance(atom, FloorDiv):
+        return nonnegative(atom.num)
+    return not isinstance(atom, Gather)
+
+
+def _without(index: Index, atom: Axis | Mod | Clamp) -> bool:
+    """Is index >= 0 at both ends of the atom's range, which is enough since it is linear in it?"""
+    if any(m.count(atom) > 1 for m, _ in index.terms):
+        return False
+    top = (atom.den if isinstance(atom, Mod) else atom.extent) - 1
+    at_zero = substitute(index, {atom: as_index(0)})
+    at_top = substitute(index, {atom: top})
+    return nonnegative(at_zero) and nonnegative(at_top)
+
+
+def substitute(index: Index, values: Mapping[Atom, Index]) -> Index:
+    """The index with atoms replaced, inside divisions too (not inside gathered expressions)."""
+    return rebuild(index, lambda atom: values.get(atom))
+
+
+def rebuild(index: Index, replace: Callable[[Atom], Index | None]) -> Index:
+    """The index with each atom replaced by `replace(atom)`; None keeps it and goes inside."""
+    total = as_index(0)
+    changed = False
+    for monomial, factor in index.terms:
+        part = as_index(factor)
+        for atom in monomial:
+            new = replace(atom)
+            if new is None:
+                new = _inside(atom, replace)
+            changed = changed or new is not None
+            part = part * (new if new is not None else atom_index(atom))
+        total = total + part
+    return total if changed else index
+
+
+def _inside(atom: Atom, replace: Callable[[Atom], Index | None]) -> Index | None:
+    if isinstance(atom, FloorDiv | Mod):
+        num, den = rebuild(atom.num, replace), rebuild(atom.den, replace)
+        if num is atom.num and den is atom.den:
+            return None
+        return floordiv(num, den) if isinstance(atom, FloorDiv) else mod(num, den)
+    if isinstance(atom, Clamp):
+        num, extent = rebuild(atom.num, replace), rebuild(atom.extent, replace)
+        return None if num is atom.num and extent is atom.extent else clamp(num, extent)
+    return None
+
+
+def atom_index(atom: Atom) -> Index:
+    """One atom as a polynomial."""
+    return Index((((atom,), 1),))
+
+
+def deep_atoms(index: Index) -> set[Atom]:
+    """All atoms, those within divisions and clamps too; gathered expressions are not entered."""
+    found: set[Atom] = set()
+    for atom in index.atoms():
+        found.add(atom)
+        if isinstance(atom, FloorDiv | Mod):
+            found |= deep_atoms(atom.num) | deep_atoms(atom.den)
+        elif isinstance(atom, Clamp):
+            found |= deep_atoms(atom.num) | deep_atoms(atom.extent)
+    return found
+
+
+def evaluate(index: Index, values: Mapping[str, int]) -> int:
+    """The number that a size polynomial has for these values of its symbols."""
+    total = 0
+    for monomial, factor in index.terms:
+        part = factor
+        for atom in monomial:
+            part *= _evaluate_atom(atom, values)
+        total += part
+    return total
+
+
+def _evaluate_atom(atom: Atom, values: Mapping[str, int]) -> int:
+    if isinstance(atom, Size | Axis):
+        return values[atom.name]
+    if isinstance(atom, FloorDiv):
+        return evaluate(atom.num, values) // evaluate(atom.den, values)
+    if isinstance(atom, Mod):
+        return evaluate(atom.num, values) % evaluate(atom.den, values)
+    if isinstance(atom, Clamp):
+        return min(max(evaluate(atom.num, values), 0), evaluate(atom.extent, values) - 1)
+    raise TypeError(f"{atom!r} has no value before the run")

@@ -1,0 +1,311 @@
+"""What a kernel will look like: its grid, its items, which axes are swept, in which order.
+
+In:  a `Group`, what of it must be stored, likely sizes, the machine.
+Out: an `Arrangement`, which `plan` turns into nests.
+
+    chamfer: i and j are common, both are reduced by one member: i becomes the grid, 256 rows a
+    task; j is swept by 512, since its coordinates are staged; min over i is kept per thread
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from lowtide.ir.dtypes import BY_NAME
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Def, Expr, Input, Load, Reduce
+from lowtide.texpr.index import Axis
+from lowtide.texpr.normalise import inline, likely
+from lowtide.tile import online
+from lowtide.tile.group import Group, common_axes, own_axes, reduced_axes, sources
+from lowtide.tile.ir import Tiled
+from lowtide.tile.items import (
+    Context,
+    Item,
+    choose_staged,
+    choose_vector,
+    contains_inner,
+    is_register_tile,
+    memory_strides,
+    reduce_item,
+    store_item,
+)
+from lowtide.tile.target import Target
+
+SWEEP_TILE = 512  # points of a swept axis per tile
+CONTRACTION_TILE = 288  # the same where register tiles run over it: whole blocks of 2, 3, 6 vectors
+REDUCED_TILE = 144  # of an axis that is only summed over: what a register adds up in one go
+SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding does not pile up
+GRID_TILE = 192  # rows per task where a tile of pairs is held; twice that where none is
+ROWS_STEP = 24  # whole blocks of 4, 6, 8, 12 rows; four times that, of 2, 3, 6 vectors
+SMALL_POINTS = 1 << 20
+
+
+class Arrangement:
+    """The decisions about one kernel: its grid, items, sweeps and their order."""
+
+    def __init__(
+        self,
+        group: Group,
+        stores: list[str],
+        inputs: Mapping[str, Input],
+        defs: Mapping[str, Def],
+        hints: Mapping[str, int],
+        target: Target,
+        name: str,
+    ) -> None:
+        self.name = name
+        self.hints = hints
+        self.target = target
+        self.stores = stores
+        self.epilogue = group.epilogue
+        self.defs = _pointwise_inlined(group.defs)
+        self.reductions = {n: d for n, d in self.defs.items() if isinstance(d.expr, Reduce)}
+        self.consumed = Group(self.defs).consumed()
+        self.lanes = _lanes(self.defs.values(), target)
+        self.grid = self._grid()
+        self.ctx = Context(
+            strides=memory_strides(inputs, {**defs, **self.defs}),
+            inner=self.reductions,
+            fixed=frozenset(t.axis for t in self.grid if t.tile == 1),
+            hints=hints,
+            lanes=self.lanes,
+        )
+        self.again: set[str] = set()  # reductions that a later sweep reads: computed again there
+        while True:
+            self._arrange()
+            late = self._read_late()
+            if not late:
+                break
+            self.again |= late
+
+    def _arrange(self) -> None:
+        self.grid = tuple(Tiled(t.axis, 1 if t.axis in self.ctx.fixed else None) for t in self.grid)
+        self.items = self._items()
+        self.grid = self._sized_grid()
+        self.tiles = self._tiles()
+        self.rank = self._rank()
+        for item in self.all_items():
+            item.chain = self._chain(item.loops)
+        self.rescaled = online.rescaled(self.reductions, self._is_local)
+        self.levels = self._levels()
+
+    def compute_again(self, name: str) -> None:
+        """A reduction whose tile is gone when it is read: computed anew in the reader's sweep."""
+        if name in self.again:
+            raise AssertionError(f"{name} is read before it can be computed")
+        self.again.add(name)
+        self._arrange()
+
+    def _read_late(self) -> set[str]:
+        """Reductions held one tile at a time whose reader comes in a later sweep."""
+        late: set[str] = set()
+        for item in self.items:
+            for name in self.persistent_reads(item.body):
+                made = next(i for i in self.items if i.kind == "reduce" and i.name == name)
+                tiled = set(self.prefix(made)) & set(made.kept)
+                if tiled and self.levels[item.name] > self.levels[name]:
+                    late.add(name)
+        return late
+
+    # -- the grid --
+
+    def extent(self, a: Axis) -> int:
+        return likely(a.extent, self.hints)
+
+    def _grid(self) -> tuple[Tiled, ...]:
+        common = common_axes(self.defs, self.consumed)
+        reduced = {a for d in self.defs.values() for a in reduced_axes(d)}
+        pure = [a for a in common if a not in reduced]
+        enough = 2 * self.target.threads
+        lines = bool(pure) and all(own_axes(self.defs[n])[-1:] == (pure[-1],) for n in self.stores)
+        chosen = pure[:-1] if len(pure) > 1 and lines else list(pure)
+        if pure and chosen != pure and math.prod(map(self.extent, chosen)) < enough:
+            chosen = list(pure)
+        if math.prod(map(self.extent, chosen)) < enough:
+            extra = [a for a in common if a not in chosen and a not in pure]
+            if extra:
+                chosen.append(max(extra, key=self.extent))
+        return tuple(Tiled(a, None if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))
+
+    def _sized_grid(self) -> tuple[Tiled, ...]:
+        if not self.grid:
+            return ()
+        main = self.grid[-1].axis
+        pairs = any(i.staged or is_register_tile(i, self.ctx) for i in self.all_items())
+        rest = max(
+            math.prod(self.extent(a) for a in i.loops if a is not main and a not in self.ctx.fixed)
+            for i in self.all_items()
+        )
+        if not pairs:
+            tile = max(1, 65536 // max(rest, 1))
+            if any(i.vector is main for i in self.all_items()):
+                tile = max(tile, 16 * self.lanes)
+        else:
+            tile = GRID_TILE if self.local else 2 * GRID_TILE
+        return (*self.grid[:-1], Tiled(main, self._balanced(main, tile, rest)))
+
+    def _balanced(self, main: Axis, most: int, rest: int) -> int:
+        """At most `most` rows a tile, and tiles that the threads can share out evenly.
+
+        A first call of few points says little about the next: then tiles stay large."""
+        rows = self.extent(main)
+        others = math.prod(self.extent(t.axis) for t in self.grid[:-1])
+        if others >= 2 * self.target.threads or rows * rest * others < SMALL_POINTS:
+            return most
+        rounds = -(-rows // (most * self.target.threads))
+        tile = -(-rows // (rounds * self.target.threads))
+        along = any(i.vector is main for i in self.all_items())
+        step = ROWS_STEP * (4 if along else 1)
+        step = step if tile > step else 1
+        return min(most, -(-tile // step) * step)
+
+    # -- items --
+
+    def _items(self) -> list[Item]:
+        """What outlives a tile: reductions whose kept axes are not swept, and stores."""
+        items: list[Item] = []
+        self.local: dict[str, Item] = {}
+        for d in self.defs.values():
+            if isinstance(d.expr, Reduce):
+                item = reduce_item(d)
+                if self._is_local(d):
+                    self.local[d.name] = item
+                else:
+                    items.append(item)
+                if d.name not in self.stores or self.per_thread(d):
+                    continue
+            if d.name in self.stores:
+                items.append(store_item(d))
+        everything = [*items, *self.local.values()]
+        for item in everything:
+            alike = [i for i in everything if i.kind == item.kind and _same_points(i, item)]
+            item.vector = choose_vector(alike, self.ctx)
+        for item in everything:
+            item.staged = choose_staged(item, self.ctx)
+        return items
+
+    def all_items(self) -> list[Item]:
+        return [*self.items, *self.local.values()]
+
+    def grid_axes(self) -> frozenset[Axis]:
+        return frozenset(t.axis for t in self.grid)
+
+    def per_thread(self, d: Def) -> bool:
+        return bool(set(reduced_axes(d)) & self.grid_axes())
+
+    def _is_local(self, d: Def) -> bool:
+        """Read one tile at a time: a member reduces over an axis that it has."""
+        if d.name in self.again:
+            return True
+        swept = set(own_axes(d)) - self.grid_axes()
+        users = [u for u in self.defs.values() if d.name in sources(u)]
+        return any(swept & set(reduced_axes(u)) for u in users)
+
+    # -- sweeps --
+
+    def _tiles(self) -> dict[Axis, int]:
+        """Axes swept tile by tile: those that tile-local values have."""
+        grid = self.grid_axes()
+        tiles: dict[Axis, int] = {}
+
+        def cut(a: Axis, tile: int) -> None:
+            if a not in grid:
+                tiles[a] = min(tiles.get(a, tile), tile)
+
+        heavy = any(is_register_tile(i, self.ctx) for i in self.all_items())
+        for item in self.local.values():
+            for a in own_axes(item.d):
+                cut(a, CONTRACTION_TILE if heavy else SWEEP_TILE)
+        for item in self.all_items():
+            rounds = isinstance(item.d.expr, Reduce) and item.d.expr.fn == "sum"
+            for a in item.over:
+                if rounds and item.d.dtype.is_float and a.extent.const is None:
+                    cut(a, SUM_TILE)
+            for e in item.staged:
+                for a in self.ctx.live(e):
+                    if a in item.loops:
+                        cut(a, CONTRACTION_TILE if heavy else SWEEP_TILE)
+        for a in tiles:
+            if heavy and all(a in i.over for i in self.all_items() if a in i.loops):
+                cut(a, REDUCED_TILE)
+        return tiles
+
+    def _rank(self) -> dict[Axis, tuple[int, int, int]]:
+        """Outermost first: axes of costly tile values, then kept before reduced."""
+        order: dict[Axis, tuple[int, int, int]] = {}
+        seen = list(dict.fromkeys(a for i in self.all_items() for a in i.loops))
+        for position, a in enumerate(seen):
+            weight = sum(1 for i in self.local.values() if a in own_axes(i.d))
+            reduced = sum(1 for i in self.all_items() if a in i.over)
+            order[a] = (-weight, reduced, position)
+        return order
+
+    def _chain(self, loops: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        swept = [a for a in loops if a in self.tiles]
+        return tuple(sorted(swept, key=lambda a: self.rank[a]))
+
+    def _levels(self) -> dict[str, int]:
+        """In which run over the sweeps an item can be computed: after all that it reads."""
+        levels: dict[str, int] = {}
+        for item in self.items:
+            level = 0
+            for name in self.persistent_reads(item.body):
+                closed = set(reduced_axes(self.defs[name])) & set(item.loops)
+                again = bool(closed) and self.rescaled.get(item.name) != name
+                level = max(level, levels[name] + (1 if again else 0))
+            levels[item.name] = level
+        return levels
+
+    def persistent_reads(self, e: Expr) -> set[str]:
+        found: set[str] = set()
+        for name in contains_inner(e, self.ctx):
+            if name in self.local:
+                found |= self.persistent_reads(self.local[name].body)
+            else:
+                found.add(name)
+        return found
+
+    def prefix(self, item: Item) -> tuple[Axis, ...]:
+        """The sweeps that stay open while the reduction runs to its end."""
+        chain = self._chain(item.loops)
+        for k, a in enumerate(chain):
+            if a in item.over:
+                return chain[:k]
+        return chain
+
+
+def _same_points(a: Item, b: Item) -> bool:
+    return set(a.loops) == set(b.loops)
+
+
+def _pointwise_inlined(defs: Mapping[str, Def]) -> dict[str, Def]:
+    """A stored pointwise member that others read is computed again there, in registers."""
+    result: dict[str, Def] = {}
+    pointwise: dict[str, Def] = {}
+    for d in defs.values():
+        new = Def(name=d.name, axes=d.axes, expr=inline(d.expr, pointwise), loc=d.loc, op=d.op)
+        result[d.name] = new
+        if not isinstance(d.expr, Reduce):
+            pointwise[d.name] = new
+    return result
+
+
+def _lanes(defs: Iterable[Def], target: Target) -> int:
+    """Lanes of a kernel: a full register of the narrowest float or 4-byte type computed in."""
+    widest = 8
+    for d in defs:
+        for node in ex.walk(d.expr):
+            size = 1 if isinstance(node, ex.Const) else _lane_bytes(node)
+            if size:
+                widest = min(widest, size)
+    return max(target.vector_bytes // max(widest, 4), 2)
+
+
+def _lane_bytes(node: Expr) -> int:
+    if isinstance(node, (ex.At, ex.Const)) or node.dtype.name in ("bool", "u8"):
+        return 0
+    return (
+        BY_NAME[node.dtype.compute].itemsize if isinstance(node, (Load, ex.Apply, ex.Cast)) else 0
+    )

@@ -1,0 +1,426 @@
+"""Which definitions share a kernel.
+
+In:  a normalised `Program`.
+Out: groups in an order in which they can run; each group becomes one kernel.
+Always: axes of a group's definitions are unified, so a value of the group is loaded exactly at its
+own axes; at one tile of the group's `common` axes each definition needs of the others only what
+lies in that tile.
+
+    t[i, j] = (a[i] - b[j])**2           one group: both reductions load t at the same pair of
+    r[i]    = min[j1](t[i, j1])     ->   axes, neither is used inside, common axes {i, j};
+    c[j]    = min[i1](t[i1, j])          t is written into both and computed once
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices, multiply_by_reciprocal
+from lowtide.texpr.expr import Def, Load, Program, Reduce
+from lowtide.texpr.index import Axis, Index, as_index, the_axis
+from lowtide.texpr.normalise import INLINE_NODES, aligned, inline, likely
+
+LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is not worth it
+FEW = 64  # an axis longer than this counts as large
+SHARE = 8  # a merge that costs freedom must share this fraction of its work
+WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Definitions of one kernel, by name, with unified axes.
+
+    `epilogue`: single values computed from the group's own results once these are complete."""
+
+    defs: Mapping[str, Def]
+    epilogue: Mapping[str, Def] = field(default_factory=dict[str, Def])
+
+    def consumed(self) -> set[str]:
+        """Names of members that other members load."""
+        return {s for d in self.defs.values() for s in sources(d) if s in self.defs}
+
+    def sources(self) -> set[str]:
+        """What it reads of others."""
+        return {s for d in self.defs.values() for s in sources(d)} - set(self.defs)
+
+    def all_sources(self) -> set[str]:
+        """What must lie in memory for it: what it reads, and what its epilogue reads."""
+        return self.sources() | {s for d in self.epilogue.values() for s in sources(d)}
+
+
+def sources(d: Def) -> set[str]:
+    return {load.source for load in ex.loads(d.expr)}
+
+
+def own_axes(d: Def) -> tuple[Axis, ...]:
+    """The axes of its result that are loops (extent 1 is none)."""
+    return tuple(a for a in d.axes if a.extent.const != 1)
+
+
+def reduced_axes(d: Def) -> tuple[Axis, ...]:
+    return d.expr.axes if isinstance(d.expr, Reduce) else ()
+
+
+def common_axes(defs: Mapping[str, Def], consumed: set[str]) -> list[Axis]:
+    """Axes that every definition has and over which nothing that is used inside is reduced."""
+    members = list(defs.values())
+    shared = [*own_axes(members[0]), *reduced_axes(members[0])]
+    for d in members[1:]:
+        have = {*own_axes(d), *reduced_axes(d)}
+        shared = [a for a in shared if a in have]
+    closed = {a for d in members if d.name in consumed for a in reduced_axes(d)}
+    return [a for a in shared if a not in closed]
+
+
+def group(program: Program, hints: Mapping[str, int]) -> list[Group]:
+    """Merge greedily, twice: where nothing is lost or values of pairs would have to be stored, then
+    where a merge is merely possible."""
+    roots = set(program.outputs) | set(program.checks)
+    shared = _shared(program, roots)
+    groups = [Group({d.name: d}) for d in program.defs.values() if d.name not in shared]
+    for careful in (True, False):
+        groups = _in_order(_merge_all(groups, shared, hints, careful), shared)
+    groups = _recomputed(groups, program, shared, roots, hints)
+    full = [
+        Group({n: _inlined(g.defs[n], shared) for n in _program_order(g, program)}) for g in groups
+    ]
+    return _with_epilogues(full)
+
+
+def _merge_all(
+    groups: list[Group], shared: Mapping[str, Def], hints: Mapping[str, int], careful: bool
+) -> list[Group]:
+    """Each group, in order, with as many of those before it as it can be merged with."""
+    done: list[Group] = []
+    for new in groups:
+        for earlier in reversed(list(done)):
+            if not _meets(earlier, new, shared) or _between(earlier, new, done, shared):
+                continue
+            merged = _merged(earlier, new, shared, hints, careful)
+            if merged is not None:
+                done.remove(earlier)
+                new = merged
+        done.append(new)
+    return done
+
+
+def _program_order(g: Group, program: Program) -> list[str]:
+    """Members in the order of the program; copies come first, for all may read them."""
+    copies = [n for n in g.defs if n not in program.defs]
+    return [*copies, *(n for n in program.defs if n in g.defs)]
+
+
+def _recomputed(
+    groups: list[Group],
+    program: Program,
+    shared: Mapping[str, Def],
+    roots: set[str],
+    hints: Mapping[str, int],
+) -> list[Group]:
+    """A value of pairs that a second kernel reads is computed again there instead of being stored.
+
+    Only values larger than all inputs and outputs together, and only where the copy fits the
+    reader's kernel: else it is stored."""
+    held = sum(_elements(i.shape, hints) for i in program.inputs.values())
+    held += sum(_elements(program.defs[n].shape, hints) for n in roots if n in program.defs)
+    made = {n: d for g in groups for n, d in g.defs.items()}
+    result: list[Group] = []
+    for g in groups:
+        for name in sorted(_needs(g, shared) - set(g.defs)):
+            d = made.get(name)
+            if d is None or name in roots or not isinstance(d.expr, Reduce):
+                continue
+            if _elements(d.shape, hints) <= held or len(_large_axes(own_axes(d), hints)) < 2:
+                continue
+            copy = Def(name=f"{name}again", axes=d.axes, expr=d.expr, loc=d.loc, op=d.op)
+            reader = Group(
+                {n: _reading(_inlined(m, shared), name, copy.name) for n, m in g.defs.items()}
+            )
+            merged = _merged(Group({copy.name: copy}), reader, shared, hints, careful=False)
+            if merged is not None:
+                g = merged
+        result.append(g)
+    return result
+
+
+def _elements(shape: tuple[Index, ...], hints: Mapping[str, int]) -> int:
+    return math.prod(likely(size, hints) for size in shape)
+
+
+def _reading(d: Def, old: str, new: str) -> Def:
+    """The definition with loads of one value turned to another."""
+
+    def visit(node: ex.Expr) -> ex.Expr | None:
+        if isinstance(node, Load) and node.source == old:
+            return ex.load(new, node.index, node.dtype)
+        return None
+
+    return Def(name=d.name, axes=d.axes, expr=ex.Rewriter(visit)(d.expr), loc=d.loc, op=d.op)
+
+
+def _with_epilogues(groups: list[Group]) -> list[Group]:
+    """A group of single values that reads one earlier group joins it: mean = sum / count."""
+    result: list[Group] = []
+    for g in groups:
+        single = all(
+            not own_axes(d) and not isinstance(d.expr, Reduce) and not ex.free_axes(d.expr)
+            for d in g.defs.values()
+        )
+        made = {n: k for k, r in enumerate(result) for n in (*r.defs, *r.epilogue)}
+        feeding = {made[s] for s in g.sources() if s in made}
+        if single and len(feeding) == 1:
+            k = feeding.pop()
+            result[k] = Group(result[k].defs, {**result[k].epilogue, **g.defs})
+        else:
+            result.append(g)
+    return result
+
+
+def _shared(program: Program, roots: set[str]) -> dict[str, Def]:
+    """Pointwise values of several users: written into each user once the groups are known."""
+    found: dict[str, Def] = {}
+    for d in program.defs.values():
+        if d.name in roots or isinstance(d.expr, Reduce):
+            continue
+        if sum(1 for _ in ex.walk(d.expr)) > INLINE_NODES:
+            continue
+        found[d.name] = d
+    return found
+
+
+def _inlined(d: Def, shared: Mapping[str, Def]) -> Def:
+    expr = d.expr
+    while any(load.source in shared for load in ex.loads(expr)):
+        expr = inline(expr, shared)
+    if isinstance(expr, Reduce):
+        expr = multiply_by_reciprocal(expr)
+    return Def(name=d.name, axes=d.axes, expr=expr, loc=d.loc, op=d.op)
+
+
+def _reached(d: Def, shared: Mapping[str, Def]) -> Iterator[Load]:
+    """Loads of a definition, seen through shared values, at the definition's own axes."""
+    return ex.loads(_inlined(d, shared).expr)
+
+
+def _meets(a: Group, b: Group, shared: Mapping[str, Def]) -> bool:
+    """Does one use the other, or do both read the same values?"""
+    read_a = {x.source for d in a.defs.values() for x in _reached(d, shared)} | a.sources()
+    read_b = {x.source for d in b.defs.values() for x in _reached(d, shared)} | b.sources()
+    return bool(read_b & set(a.defs) or read_a & set(b.defs) or read_a & read_b)
+
+
+def _needs(g: Group, shared: Mapping[str, Def]) -> set[str]:
+    return {x.source for d in g.defs.values() for x in _reached(d, shared)}
+
+
+def _between(a: Group, b: Group, groups: list[Group], shared: Mapping[str, Def]) -> bool:
+    """Is there a third group that needs `a` and is needed by `b`? Merging would close a cycle."""
+    reach = set(a.defs)
+    left = [g for g in groups if g is not a]
+    while grown := [g for g in left if _needs(g, shared) & reach]:
+        for g in grown:
+            reach |= set(g.defs)
+            left.remove(g)
+            if _needs(b, shared) & set(g.defs):
+                return True
+    return False
+
+
+def _in_order(groups: list[Group], shared: Mapping[str, Def]) -> list[Group]:
+    left = list(groups)
+    done: list[Group] = []
+    waiting = {n for g in left for n in g.defs}
+    while left:
+        ready = next(g for g in left if not (_needs(g, shared) - set(g.defs)) & waiting)
+        left.remove(ready)
+        done.append(ready)
+        waiting -= set(ready.defs)
+    return done
+
+
+# ---- one merge ------------------------------------------------------------------------------
+
+
+def _merged(
+    first: Group,
+    second: Group,
+    shared: Mapping[str, Def],
+    hints: Mapping[str, int],
+    careful: bool,
+) -> Group | None:
+    renaming = _alignment(first, second, shared)
+    if renaming is None:
+        return None
+    moved = {n: _with_axes(d, renaming) for n, d in second.defs.items()}
+    defs = {**first.defs, **moved}
+    full = {n: _inlined(d, shared) for n, d in defs.items()}
+    if not _loads_at_own_axes(full):
+        return None
+    consumed = Group(full).consumed()
+    common = common_axes(full, consumed)
+    if not common or not _worth_it(full, consumed, common, hints):
+        return None
+    before = [{n: full[n] for n in g.defs} for g in (first, second)]
+    pairs = [shared[n] for n in first.sources() & second.sources() if n in shared]
+    if careful and not _keeps_its_freedom(before, pairs, common, hints):
+        return None
+    return Group(defs)
+
+
+def _keeps_its_freedom(
+    before: list[dict[str, Def]], pairs: list[Def], common: list[Axis], hints: Mapping[str, int]
+) -> bool:
+    """A merge may take common axes from a group only if enough is shared for it.
+
+    Row softmax of x shares all of x: fine. Column norms of b merged into a @ b.T would tie the
+    product to its columns, for the sake of reading b once: not worth it."""
+    work = [_work(g, hints) for g in before]
+    large = before[0] if work[0] >= work[1] else before[1]
+    lost = set(common_axes(large, Group(large).consumed())) - set(common)
+    if not lost:
+        return True
+    passed = [*_passed_on(before), *pairs]
+    if any(len(_large_axes(own_axes(d), hints)) >= 2 for d in passed):
+        return True
+    return _shared_points(before, hints) * SHARE >= max(work)
+
+
+def _work(defs: Mapping[str, Def], hints: Mapping[str, int]) -> int:
+    """Points of the largest loop nest."""
+    return max(
+        math.prod(likely(a.extent, hints) for a in (*own_axes(d), *reduced_axes(d)))
+        for d in defs.values()
+    )
+
+
+def _passed_on(before: list[dict[str, Def]]) -> list[Def]:
+    first, second = before
+    return [
+        made[s]
+        for made, used in ((first, second), (second, first))
+        for d in used.values()
+        for s in sources(d)
+        if s in made
+    ]
+
+
+def _shared_points(before: list[dict[str, Def]], hints: Mapping[str, int]) -> int:
+    """The most elements of one value that both read, or one makes and the other reads."""
+    most = 1
+    loads = [
+        {(x.source, frozenset(ex.free_axes(x))) for d in g.values() for x in ex.loads(d.expr)}
+        for g in before
+    ]
+    for source, axes in loads[0] & loads[1]:
+        del source
+        most = max(most, math.prod(likely(a.extent, hints) for a in axes))
+    for d in _passed_on(before):
+        most = max(most, math.prod(likely(a.extent, hints) for a in own_axes(d)))
+    return most
+
+
+def _large_axes(axes: tuple[Axis, ...], hints: Mapping[str, int]) -> list[Axis]:
+    return [a for a in axes if likely(a.extent, hints) > FEW]
+
+
+def _loads_at_own_axes(defs: Mapping[str, Def]) -> bool:
+    for d in defs.values():
+        for load in ex.loads(d.expr):
+            producer = defs.get(load.source)
+            if producer is None:
+                continue
+            for i, a in zip(load.index, producer.axes, strict=True):
+                if a.extent.const != 1 and the_axis(i) is not a:
+                    return False
+    return True
+
+
+def _worth_it(
+    defs: Mapping[str, Def], consumed: set[str], common: list[Axis], hints: Mapping[str, int]
+) -> bool:
+    reduced = {a for d in defs.values() for a in reduced_axes(d)}
+    if len(defs) > 1 and not set(common) - reduced:
+        # the grid will be an axis that some member reduces, into a buffer of each thread
+        for d in defs.values():
+            if set(reduced_axes(d)) & set(common) and len(_large_axes(own_axes(d), hints)) > 1:
+                return False
+    free = math.prod(likely(a.extent, hints) for a in common)
+    if free < LEAST_PARALLEL and any(reduced_axes(defs[n]) for n in consumed):
+        return False
+    for d in defs.values():
+        fed = any(is_contraction(defs[s]) for s in sources(d) if s in defs)
+        if fed and is_contraction(d):
+            inner = {a for s in sources(d) if s in defs for a in own_axes(defs[s])}
+            kept = math.prod(likely(a.extent, hints) for a in own_axes(d) if a not in inner)
+            if kept > WIDE:
+                return False
+    return True
+
+
+def is_contraction(d: Def) -> bool:
+    """A sum whose body joins values that each lack some of the loops: matmul and its kin."""
+    if not isinstance(d.expr, Reduce) or d.expr.fn != "sum":
+        return False
+    loops = {*own_axes(d), *d.expr.axes}
+    partial = [ex.free_axes(load) for load in ex.loads(d.expr.body)]
+    return len(own_axes(d)) >= 1 and sum(1 for p in partial if p and p < loops) >= 2
+
+
+def _alignment(first: Group, second: Group, shared: Mapping[str, Def]) -> dict[Axis, Axis] | None:
+    """Which axis of `second` is which of `first`; None where a use does not line up."""
+    renaming: dict[Axis, Axis] = {}
+
+    def link(mine: Axis, theirs: Axis) -> bool:
+        if mine.extent is not theirs.extent:
+            return False
+        if mine in renaming:
+            return renaming[mine] is theirs
+        if theirs in renaming.values():
+            return False
+        renaming[mine] = theirs
+        return True
+
+    for user, used, swap in ((second, first, False), (first, second, True)):
+        for d in user.defs.values():
+            for load in _reached(d, shared):
+                if load.source not in used.defs:
+                    continue
+                if not aligned(load):
+                    return None
+                for i, a in zip(load.index, used.defs[load.source].axes, strict=True):
+                    b = the_axis(i)
+                    if b is not None and not (link(a, b) if swap else link(b, a)):
+                        return None
+    for source in sorted(first.sources() & second.sources()):
+        mine, theirs = _pattern(second, source), _pattern(first, source)
+        if mine is None or theirs is None or len(mine) != len(theirs):
+            continue
+        before = dict(renaming)
+        if not all(link(a, b) for a, b in zip(mine, theirs, strict=True)):
+            renaming.clear()
+            renaming.update(before)
+    return renaming
+
+
+def _pattern(g: Group, source: str) -> tuple[Axis, ...] | None:
+    """The axes at which a group reads a value, if all its reads agree."""
+    found: set[tuple[Axis, ...]] = set()
+    for d in g.defs.values():
+        for load in ex.loads(d.expr):
+            if load.source == source:
+                axes = [the_axis(i) for i in load.index if i.const is None]
+                if None in axes:
+                    return None
+                found.add(tuple(a for a in axes if a is not None))
+    return found.pop() if len(found) == 1 else None
+
+
+def _with_axes(d: Def, renaming: Mapping[Axis, Axis]) -> Def:
+    if not renaming:
+        return d
+    expr = at_indices(d.expr, {a: as_index(b) for a, b in renaming.items()})
+    axes = tuple(renaming.get(a, a) for a in d.axes)
+    return Def(name=d.name, axes=axes, expr=expr, loc=d.loc, op=d.op)

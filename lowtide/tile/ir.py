@@ -1,0 +1,218 @@
+"""Tile programs: where and when.
+
+    Kernel = grid (Axis, tile)*, buffers, Stmt*, combines
+    Stmt   = Sweep(axis, tile, Stmt*)         -- loop over tiles of an axis
+           | Fill(buffer, value)              -- before a reduction starts
+           | Nest(axes, Write*)               -- loops over the points of one tile
+    Write  = Store(value to a tensor) | Stage(expr to a tile buffer) | Accumulate(buffer, fn, expr)
+
+A kernel runs once per tile of its grid, tiles in parallel. Names tiles, accumulators and loops,
+never an instruction set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from lowtide.errors import Loc
+from lowtide.ir.dtypes import DType
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import Axis, Index
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """An axis cut into tiles; `tile` None is the whole extent."""
+
+    axis: Axis
+    tile: int | None
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Buffer:
+    """Work memory of one thread. An axis in `whole` is held in full, the others one tile at a time.
+
+    `fn` is set for accumulators; `indexed` ones (argmin) hold the best index beside the value.
+    `last` is the axis that lies contiguously. `per_thread`: lives through all tiles of a thread
+    and is combined over threads at the end."""
+
+    name: str
+    dtype: DType
+    axes: tuple[Axis, ...]
+    whole: frozenset[Axis] = frozenset()
+    last: Axis | None = None
+    fn: str = ""
+    per_thread: bool = False
+    panel: int = 0  # elements of `last` that lie together, all other axes inside; 0: all of them
+    twin: Buffer | None = None  # argmin, argmax: the best values; this buffer holds the indices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """`target[address] = expr` for a tensor in memory."""
+
+    target: str
+    index: tuple[Index, ...]
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """`buffer[its axes] = expr`."""
+
+    buffer: Buffer
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulate:
+    """`buffer[its axes] = fn over axes of expr`, going on from what the buffer holds."""
+
+    buffer: Buffer
+    fn: str
+    over: tuple[Axis, ...]
+    expr: Expr
+
+
+Write = Store | Stage | Accumulate
+
+
+@dataclass(slots=True, kw_only=True)
+class Nest:
+    """Loops over `axes` within the current tiles. `reads`: expressions found in a buffer.
+
+    The schedule names the axis along the vector lanes with the vectors per block, the axis of which
+    several points are held in registers, and the order of the loops, outermost first."""
+
+    axes: tuple[Axis, ...]
+    writes: list[Write]
+    reads: dict[Expr, Buffer] = field(default_factory=dict[Expr, "Buffer"])
+    order: tuple[Axis, ...] = ()
+    vector: Axis | None = None
+    vectors: int = 1
+    unroll: dict[Axis, int] = field(default_factory=dict[Axis, int])
+    full: frozenset[Axis] = frozenset()  # axes of constant extent that are unrolled completely
+    transposed: Axis | None = None  # copies across the grain: the axis that memory lies along
+
+
+@dataclass(slots=True, kw_only=True)
+class Fill:
+    buffer: Buffer
+    value: float | int | bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Sweep:
+    axis: Axis
+    tile: int
+    body: list[Stmt]
+
+
+Stmt = Nest | Fill | Sweep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combine:
+    """After all tiles: fold a per-thread buffer over threads and store it."""
+
+    buffer: Buffer
+    target: str
+    axes: tuple[Axis, ...]  # of the target, extent 1 included
+
+
+@dataclass(slots=True, kw_only=True)
+class Kernel:
+    """One launch. `values` says which buffer holds a definition's value while it runs.
+
+    `checks_nan`: fast minima lose NaN; if one was seen the kernel runs again with
+    the exact ones."""
+
+    name: str
+    grid: tuple[Tiled, ...]
+    buffers: list[Buffer]
+    values: dict[str, Buffer]
+    body: list[Stmt]
+    combines: list[Combine]
+    epilogue: list[Nest]
+    outputs: list[str]
+    checks_nan: bool
+    lanes: int
+    sites: list[tuple[str, Loc]]
+
+    def nests(self) -> Iterator[Nest]:
+        yield from nests(self.body)
+        yield from self.epilogue
+
+    def tiles(self) -> Iterator[tuple[Axis, int | None]]:
+        """Every axis that is cut, with its tile."""
+        yield from ((t.axis, t.tile) for t in self.grid)
+        yield from ((s.axis, s.tile) for s in sweeps(self.body))
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def sweeps(body: list[Stmt]) -> Iterator[Sweep]:
+    """All sweeps, outer ones first."""
+    for stmt in body:
+        if isinstance(stmt, Sweep):
+            yield stmt
+            yield from sweeps(stmt.body)
+
+
+def nests(body: list[Stmt]) -> Iterator[Nest]:
+    """All nests, in the order of the text."""
+    for stmt in body:
+        if isinstance(stmt, Nest):
+            yield stmt
+        elif isinstance(stmt, Sweep):
+            yield from nests(stmt.body)
+
+
+def _lines(kernel: Kernel) -> Iterator[str]:
+    grid = ", ".join(f"{t.axis.name}:{t.axis.extent} by {t.tile}" for t in kernel.grid)
+    yield f"kernel {kernel.name}  grid ({grid})  lanes {kernel.lanes}"
+    for b in kernel.buffers:
+        axes = ", ".join(f"{a.name}{' whole' if a in b.whole else ''}" for a in b.axes)
+        kind = "accumulator" if b.fn else "tile"
+        scope = " per thread" if b.per_thread else ""
+        yield f"  {kind} {b.name}[{axes}]: {b.dtype}{scope}"
+    yield from _stmt_lines(kernel.body, "  ")
+    for c in kernel.combines:
+        yield f"  combine {c.target} = {c.buffer.fn} over threads of {c.buffer.name}"
+    yield from _stmt_lines([*kernel.epilogue], "  then ")
+
+
+def _stmt_lines(body: list[Stmt], indent: str) -> Iterator[str]:
+    for stmt in body:
+        if isinstance(stmt, Sweep):
+            yield f"{indent}for {stmt.axis.name}:{stmt.axis.extent} by {stmt.tile}"
+            yield from _stmt_lines(stmt.body, indent + "  ")
+        elif isinstance(stmt, Fill):
+            yield f"{indent}fill {stmt.buffer.name} = {stmt.value!r}"
+        else:
+            order = ", ".join(_loop_text(stmt, a) for a in stmt.order or stmt.axes)
+            yield f"{indent}nest ({order})" + (" transposed" if stmt.transposed else "")
+            for w in stmt.writes:
+                yield f"{indent}  {_write_text(w)}"
+
+
+def _loop_text(nest: Nest, a: Axis) -> str:
+    marks = ""
+    if a is nest.vector:
+        marks += f" vector x{nest.vectors}"
+    if a in nest.full:
+        marks += " unrolled"
+    elif a in nest.unroll:
+        marks += f" unroll {nest.unroll[a]}"
+    return a.name + marks
+
+
+def _write_text(w: Write) -> str:
+    if isinstance(w, Store):
+        return f"{w.target}[{', '.join(map(str, w.index))}] = {w.expr}"
+    if isinstance(w, Stage):
+        return f"{w.buffer.name} = {w.expr}"
+    over = ", ".join(a.name for a in w.over)
+    return f"{w.buffer.name} = {w.fn}[{over}]({w.expr})"

@@ -1,0 +1,246 @@
+"""What a kernel has to compute, as the planner sees it.
+
+In:  a group's definitions.
+Out: `Item`s: one loop nest's worth of work each, with the axis that goes along the vector lanes and
+     the subexpressions worth computing once per tile (`staged`).
+
+    out[i, c] = sum[j](exp(-d[i, j]) * b[j, c])   ->   reduce item over {i, c, j}, exp(-d) staged
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Apply, Def, Expr, Input, Load, Reduce, Select
+from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, exact_division, substitute
+from lowtide.texpr.normalise import likely
+from lowtide.tile.group import own_axes
+
+COSTS = {"div": 4, "sqrt": 4, "pow": 40, "add": 1, "sub": 1, "mul": 1, "fma": 1}
+CHEAP = frozenset({
+    "add", "sub", "mul", "fma", "neg", "abs", "minimum", "maximum", "fmin", "fmax", "lt", "le",
+    "gt", "ge", "eq", "ne", "and", "or", "xor", "not", "floor", "ceil", "trunc", "round", "sign",
+})  # fmt: skip
+FULL_EXTENT = 8  # constant extents up to this are unrolled completely in a reduction
+WORTH_STAGING = 4  # vector operations
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Item:
+    """`kind` is "reduce" or "store"; `loops` all axes it runs over; `over` the reduced ones."""
+
+    kind: str
+    name: str
+    d: Def
+    loops: tuple[Axis, ...]
+    over: tuple[Axis, ...]
+    body: Expr
+    vector: Axis | None = None
+    staged: list[Expr] = field(default_factory=list[Expr])
+    chain: tuple[Axis, ...] = ()
+
+    @property
+    def kept(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.loops if a not in self.over)
+
+
+def reduce_item(d: Def) -> Item:
+    assert isinstance(d.expr, Reduce)
+    loops = (*own_axes(d), *d.expr.axes)
+    return Item(kind="reduce", name=d.name, d=d, loops=loops, over=d.expr.axes, body=d.expr.body)
+
+
+def store_item(d: Def) -> Item:
+    """Store a definition: a pointwise one is computed, a reduction is read from its buffer."""
+    here = [as_index(a) if a.extent.const != 1 else as_index(0) for a in d.axes]
+    body = ex.load(d.name, here, d.dtype) if isinstance(d.expr, Reduce) else d.expr
+    return Item(kind="store", name=f"{d.name}.out", d=d, loops=own_axes(d), over=(), body=body)
+
+
+def cost(expr: Expr) -> int:
+    """Vector operations, roughly: a transcendental function counts ten."""
+    return sum(map(node_cost, ex.walk(expr)))
+
+
+def node_cost(node: Expr) -> int:
+    """The operations of one node, without its operands."""
+    if isinstance(node, Apply):
+        return COSTS.get(node.fn, 1 if node.fn in CHEAP else 10)
+    return 1 if isinstance(node, Select) else 0
+
+
+# ---- how a load walks along an axis ------------------------------------------------------------
+
+
+def address(load: Load, strides: Mapping[str, tuple[Index, ...]]) -> Index:
+    """The element offset of a load from memory."""
+    total = as_index(0)
+    for i, stride in zip(load.index, strides[load.source], strict=True):
+        total = total + i * stride
+    return total
+
+
+def stride_along(offset: Index, axis: Axis) -> Index | None:
+    """By how much the offset grows with the axis; None where that is not a fixed step."""
+    if not any(axis in deep_atoms(as_index(a)) for a in offset.atoms() if a is not axis):
+        zero = substitute(offset, {axis: as_index(0)})
+        return exact_division(offset - zero, as_index(axis)) if offset is not zero else zero - zero
+    return None
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """What the choices below look at. `strides` of everything that lies in memory; `fixed`: grid
+    axes of tile 1, which are constants within a task; `inner`: values held in buffers."""
+
+    strides: Mapping[str, tuple[Index, ...]]
+    inner: Mapping[str, Def]
+    fixed: frozenset[Axis]
+    hints: Mapping[str, int]
+    lanes: int
+
+    def extent(self, a: Axis) -> int:
+        return likely(a.extent, self.hints)
+
+    def live(self, e: Expr) -> frozenset[Axis]:
+        return ex.free_axes(e) - self.fixed
+
+
+def choose_vector(items: list[Item], ctx: Context) -> Axis | None:
+    """The axis for the lanes of items that run over the same points: least cost of loads and
+    stores, whole vectors, kept before reduced, later axes first."""
+    best: tuple[float, int] | None = None
+    chosen: Axis | None = None
+    for position, a in enumerate(a for a in items[0].loops if a not in ctx.fixed):
+        n = ctx.extent(a) if a.extent.const is not None else max(ctx.extent(a), 8 * ctx.lanes)
+        waste = math.ceil(n / ctx.lanes) * ctx.lanes / n
+        key = (round(sum(_lane_cost(i, a, ctx) for i in items) * waste, 3), -position)
+        if best is None or key < best:
+            best, chosen = key, a
+    return chosen
+
+
+def _lane_cost(item: Item, a: Axis, ctx: Context) -> float:
+    total = 1.0 if a in item.over else 0.5
+    for load in set(ex.loads(item.body)):
+        total += _load_cost(load, a, item, ctx)
+    if item.kind == "store":
+        step = stride_along(_own_address(item, ctx), a)
+        total += 1 if step is not None and step.const == 1 else 0.7 * ctx.lanes
+    return total + cost(item.body) * 0.5
+
+
+def _own_address(item: Item, ctx: Context) -> Index:
+    here = [as_index(a) for a in item.d.axes]
+    return address(ex.load(item.d.name, here, item.d.dtype), ctx.strides)
+
+
+def _load_cost(load: Load, a: Axis, item: Item, ctx: Context) -> float:
+    if load.source in ctx.inner:
+        kept = own_axes(ctx.inner[load.source])
+        return 0.25 if a not in ex.free_axes(load) else (1.0 if kept[-1] is a else 0.7 * ctx.lanes)
+    step = stride_along(address(load, ctx.strides), a)
+    if step is None:
+        return 2.0 * ctx.lanes
+    if step.const in (0, 1):
+        return 0.25 if step.const == 0 else 1.0
+    stageable = _reuse(load, item, ctx) >= 4
+    return 1.3 if stageable else 0.7 * ctx.lanes
+
+
+def _reuse(e: Expr, item: Item, ctx: Context) -> int:
+    have = ctx.live(e)
+    return math.prod(ctx.extent(a) for a in item.loops if a not in have and a not in ctx.fixed)
+
+
+# ---- staging --------------------------------------------------------------------------------
+
+
+def choose_staged(item: Item, ctx: Context) -> list[Expr]:
+    """Maximal subexpressions that lack some of the loops and are worth a buffer of the tile."""
+    found: dict[Expr, None] = {}
+    skip = fully_unrolled(item, ctx)
+    loops = frozenset(item.loops) - ctx.fixed
+
+    def visit(e: Expr) -> None:
+        have = ctx.live(e) & loops
+        if not have:
+            return
+        if have < loops and not (loops - have) <= skip and _worth_staging(e, have, item, ctx):
+            found[e] = None
+            return
+        for child in e.children:
+            visit(child)
+
+    visit(item.body)
+    return list(found)
+
+
+def fully_unrolled(item: Item, ctx: Context) -> frozenset[Axis]:
+    """Kept axes of small constant extent, held in registers as a whole."""
+    if item.kind != "reduce" or item.vector in item.over:
+        return frozenset()
+    room = 16
+    chosen: set[Axis] = set()
+    for a in item.kept:
+        n = a.extent.const
+        if a is not item.vector and a not in ctx.fixed and n and n <= FULL_EXTENT and n <= room:
+            chosen.add(a)
+            room //= n
+    return frozenset(chosen)
+
+
+def is_register_tile(item: Item, ctx: Context) -> bool:
+    """A reduction that keeps a block of results in registers while it walks its reduced axes."""
+    if item.kind != "reduce" or item.vector in item.over or item.d.expr.dtype.name == "bool":
+        return False
+    kept = [a for a in item.kept if a not in ctx.fixed]
+    steps = math.prod(ctx.extent(a) for a in item.over)
+    return len(kept) >= 2 and steps >= 8
+
+
+def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> bool:
+    if isinstance(e, Load) and e.source in ctx.inner:
+        return False
+    reuse = _reuse(e, item, ctx)
+    walked = {item.vector, *item.over}
+    if is_register_tile(item, ctx) and not fully_unrolled(item, ctx):
+        return reuse >= 16 and bool(have & walked)
+    if isinstance(e, Load):
+        if item.vector not in have or reuse < 4:
+            return False
+        step = stride_along(address(e, ctx.strides), item.vector)
+        return step is None or step.const != 1
+    hoisted = item.vector not in have and not (have & set(item.over))
+    return not hoisted and reuse >= 8 and cost(e) >= WORTH_STAGING
+
+
+def contains_inner(e: Expr, ctx: Context) -> Iterator[str]:
+    """Names of buffered definitions that an expression loads."""
+    seen: set[str] = set()
+    for load in ex.loads(e):
+        if load.source in ctx.inner and load.source not in seen:
+            seen.add(load.source)
+            yield load.source
+
+
+def strides_of(shape: tuple[Index, ...]) -> tuple[Index, ...]:
+    """Row-major strides."""
+    result: list[Index] = []
+    step = as_index(1)
+    for size in reversed(shape):
+        result.append(step)
+        step = step * size
+    return tuple(reversed(result))
+
+
+def memory_strides(
+    inputs: Mapping[str, Input], defs: Mapping[str, Def]
+) -> dict[str, tuple[Index, ...]]:
+    """Strides of inputs and, row-major, of every definition that may lie in memory."""
+    found = {n: i.strides for n, i in inputs.items()}
+    found.update({n: strides_of(d.shape) for n, d in defs.items()})
+    return found

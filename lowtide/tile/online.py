@@ -1,0 +1,87 @@
+"""Online softmax: accumulators that follow a running maximum instead of waiting for the last one.
+
+In:  the reductions of a group.
+Out: which sums may be kept at the scale of the running maximum `m`, and the factor that moves them
+     when it grows.
+
+    m = max[j](s)                        for each tile of j:  old = m;  m = max(m, max of the tile)
+    l = sum[j](exp(s - m) * g)    ->        l = l * exp(old - m) + sum of exp(s - m) * g
+
+Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018. The maximum is
+-inf while only -inf was seen; then nothing was added yet, and 0 is used in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from lowtide.ir import dtypes
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Apply, Def, Expr, Load, Reduce, Rewriter, Select
+
+
+def rescaled(reductions: Mapping[str, Def], is_local: Callable[[Def], bool]) -> dict[str, str]:
+    """Sum → maximum, for the sums that can follow it in the same sweep."""
+    found: dict[str, str] = {}
+    for name, d in reductions.items():
+        assert isinstance(d.expr, Reduce)
+        if d.expr.fn != "sum" or not d.dtype.is_float or is_local(d):
+            continue
+        for m_name, m in reductions.items():
+            if not isinstance(m.expr, Reduce) or m.expr.fn != "max" or is_local(m):
+                continue
+            if set(m.expr.axes) == set(d.expr.axes) and _follows(d.expr.body, m_name, m.expr.body):
+                found[name] = m_name
+    return found
+
+
+def _follows(body: Expr, m: str, s: Expr) -> bool:
+    """Is the body exp(s - m) times factors without m?"""
+    factors: list[Expr] = []
+
+    def split(e: Expr) -> None:
+        if isinstance(e, Apply) and e.fn == "mul":
+            for a in e.args:
+                split(a)
+        else:
+            factors.append(e)
+
+    split(body)
+    scaled = [f for f in factors if any(load.source == m for load in ex.loads(f))]
+    return len(scaled) == 1 and _is_exp(scaled[0], m, s)
+
+
+def _is_exp(e: Expr, m: str, s: Expr) -> bool:
+    if not (isinstance(e, Apply) and e.fn == "exp"):
+        return False
+    inner = e.args[0]
+    if not (isinstance(inner, Apply) and inner.fn == "sub"):
+        return False
+    return inner.args[0] is s and isinstance(inner.args[1], Load) and inner.args[1].source == m
+
+
+def guarded(e: Expr, m: str) -> Expr:
+    """Reads of the running maximum give 0 while it is -inf: exp(-inf - 0) is 0, as it should be."""
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source == m:
+            return _or_zero(node, node)
+        return None
+
+    return Rewriter(visit)(e)
+
+
+def factor(old: Expr, new: Expr) -> Expr:
+    """exp(old - new), and 1 while nothing was added."""
+    difference = ex.apply("exp", (ex.apply("sub", (old, new), old.dtype),), old.dtype)
+    return _select_empty(old, ex.const(1.0, old.dtype), difference)
+
+
+def _or_zero(value: Expr, m: Expr) -> Expr:
+    return _select_empty(m, ex.const(0.0, m.dtype), value)
+
+
+def _select_empty(m: Expr, yes: Expr, no: Expr) -> Select:
+    empty = ex.apply("eq", (m, ex.const(-math.inf, m.dtype)), dtypes.boolean)
+    return ex.select(empty, yes, no)

@@ -1,0 +1,401 @@
+"""One group → one kernel: the grid, the sweeps, what is staged, and the order of the nests.
+
+In:  a `Group`, what of it must be stored, likely sizes, the machine.
+Out: a `Kernel` whose nests have no schedule yet (`schedule` adds it).
+Always: a reduction is complete before it is read, unless the reader is rescaled online.
+
+    m[i] = max[j](s[i,j])            grid i by 64
+    l[i] = sum[j](exp(s - m))   ->     for j by 256:  s tile · m, rescale l and o · l · o += p v
+    o[i,c] = sum[j](exp(s - m) v)      store o / l
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from lowtide.ir.dtypes import BY_NAME, DType
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import identity
+from lowtide.texpr.expr import Def, Expr, Input, Reduce
+from lowtide.texpr.index import Axis, as_index
+from lowtide.tile import online
+from lowtide.tile.arrange import Arrangement
+from lowtide.tile.group import Group, own_axes
+from lowtide.tile.ir import (
+    Accumulate,
+    Buffer,
+    Combine,
+    Fill,
+    Kernel,
+    Nest,
+    Stage,
+    Stmt,
+    Store,
+    Sweep,
+    nests,
+)
+from lowtide.tile.items import Context, Item, contains_inner, fully_unrolled
+from lowtide.tile.target import Target
+
+ARG = frozenset({"argmin", "argmax"})
+
+
+def plan(
+    group: Group,
+    stores: list[str],
+    inputs: Mapping[str, Input],
+    defs: Mapping[str, Def],
+    hints: Mapping[str, int],
+    target: Target,
+    name: str,
+) -> Kernel:
+    """The kernel of a group; `stores` are the members that must end up in memory."""
+    arrangement = Arrangement(group, stores, inputs, defs, hints, target, name)
+    while True:
+        try:
+            return _Planner(arrangement).kernel()
+        except _Stale as late:
+            arrangement.compute_again(late.name)
+
+
+class _Stale(Exception):
+    """A reader comes after the tile of what it reads is gone: that must be computed again."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+@dataclass(slots=True)
+class _Scope:
+    """Buffers whose content is valid here: expressions and definitions."""
+
+    staged: dict[Expr, Buffer] = field(default_factory=dict[Expr, Buffer])
+    ready: set[str] = field(default_factory=set[str])
+
+    def inner(self) -> _Scope:
+        return _Scope(dict(self.staged), set(self.ready))
+
+
+class _Planner:
+    """Puts the nests of an arrangement in order and gives them their buffers."""
+
+    def __init__(self, arrangement: Arrangement) -> None:
+        self.a = arrangement
+        self.buffers: list[Buffer] = []
+        self.values: dict[str, Buffer] = {}
+
+    def kernel(self) -> Kernel:
+        self._accumulators()
+        by_level: dict[int, list[Item]] = {}
+        for item in self.a.items:
+            by_level.setdefault(self.a.levels[item.name], []).append(item)
+        body: list[Stmt] = []
+        scope = _Scope()
+        for level in sorted(by_level):
+            self._emit(by_level[level], (), body, scope)
+        body = self._in_parts(body)
+        combines = [
+            Combine(buffer=self.values[n], target=n, axes=d.axes)
+            for n, d in self.a.reductions.items()
+            if self.a.per_thread(d) and n in self.a.stores
+        ]
+        return Kernel(
+            name=self.a.name,
+            grid=self.a.grid,
+            buffers=self.buffers,
+            values=self.values,
+            body=body,
+            combines=combines,
+            epilogue=[_single_store(d) for d in self.a.epilogue.values()],
+            outputs=[*self.a.stores, *self.a.epilogue],
+            checks_nan=any(_loses_nan(d) for d in self.a.reductions.values()),
+            lanes=self.a.lanes,
+            sites=list(dict.fromkeys((d.op, d.loc) for d in self.a.defs.values() if d.op)),
+        )
+
+    def _in_parts(self, body: list[Stmt]) -> list[Stmt]:
+        """Sums that live through all tiles of a thread take each tile's part as a whole.
+
+        Else a million rows are added one by one to one float, which loses a percent of them."""
+        fills: list[Stmt] = []
+        adds: list[Stmt] = []
+        for name, d in self.a.reductions.items():
+            acc = self.values[name]
+            if not acc.per_thread or acc.fn != "sum" or not d.dtype.is_float or not acc.axes:
+                continue
+            part = self._buffer(f"{name}_part", d.dtype, acc.axes, acc.whole, acc.last, "sum")
+            self.values[part.name] = part
+            fills.append(Fill(buffer=part, value=0))
+            here = [as_index(a if a.extent.const != 1 else 0) for a in d.axes]
+            both = (ex.load(name, here, d.dtype), ex.load(part.name, here, d.dtype))
+            total = Stage(buffer=acc, expr=ex.apply("add", both, d.dtype))
+            for nest in nests(body):
+                nest.writes = [
+                    replace(w, buffer=part) if isinstance(w, Accumulate) and w.buffer is acc else w
+                    for w in nest.writes
+                ]
+            adds.append(Nest(axes=acc.axes, writes=[total], vector=acc.last))
+        return [*fills, *body, *adds]
+
+    def _accumulators(self) -> None:
+        for item in self.a.all_items():
+            if item.kind != "reduce":
+                continue
+            d = item.d
+            per_thread = self.a.per_thread(d)
+            kept = tuple(a for a in own_axes(d) if per_thread or a not in self.a.ctx.fixed)
+            whole = frozenset(
+                a
+                for a in kept
+                if per_thread or a not in (*self.a.prefix(item), *self.a.grid_axes())
+            )
+            last = _last(kept, item, self.a.ctx)
+            assert isinstance(d.expr, Reduce)
+            twin = None
+            if d.expr.fn in ARG:
+                twin = self._buffer(f"{d.name}_best", item.body.dtype, kept, whole, last,
+                                    d.expr.fn, per_thread)  # fmt: skip
+            buffer = self._buffer(d.name, d.dtype, kept, whole, last, d.expr.fn, per_thread)
+            buffer.twin = twin
+            self.values[d.name] = buffer
+
+    def _buffer(
+        self,
+        name: str,
+        dtype: DType,
+        axes: tuple[Axis, ...],
+        whole: frozenset[Axis] = frozenset(),
+        last: Axis | None = None,
+        fn: str = "",
+        per_thread: bool = False,
+    ) -> Buffer:
+        b = Buffer(
+            name=name,
+            dtype=BY_NAME[dtype.compute],
+            axes=axes,
+            whole=whole,
+            last=last,
+            fn=fn,
+            per_thread=per_thread,
+        )
+        self.buffers.append(b)
+        return b
+
+    # -- order of the nests --
+
+    def _emit(
+        self, items: list[Item], path: tuple[Axis, ...], body: list[Stmt], scope: _Scope
+    ) -> None:
+        """Items in order; those that go on with the same sweep share it."""
+        left = list(items)
+        while left:
+            first = left.pop(0)
+            rest = [a for a in first.chain if a not in path]
+            if not rest:
+                self._before(first, path, body, scope)
+                self._nest(first, path, body, scope)
+                continue
+            axis = rest[0]
+            together, skipped = self._sharing(first, left, axis, path)
+            ahead = self._needed_first(together, skipped, axis, path)
+            if ahead:
+                self._emit(ahead, path, body, scope)
+                left = [first, *(i for i in left if i not in ahead)]
+                continue
+            left = skipped
+            for item in together:
+                self._before(item, path, body, scope)
+            sweep = Sweep(axis=axis, tile=self.a.tiles[axis], body=[])
+            self._emit(together, (*path, axis), sweep.body, scope.inner())
+            body.append(sweep)
+            for item in together:
+                if item.kind == "reduce" and self._outlives(item, axis):
+                    scope.ready.add(item.name)
+
+    def _outlives(self, item: Item, axis: Axis) -> bool:
+        """Does the buffer still hold everything when the sweep over the axis is over?"""
+        return axis not in item.kept or axis in self.values[item.name].whole
+
+    def _sharing(
+        self, first: Item, left: list[Item], axis: Axis, path: tuple[Axis, ...]
+    ) -> tuple[list[Item], list[Item]]:
+        """Items that go on with the same sweep, and those that do not or must wait."""
+        together, skipped = [first], list[Item]()
+        for item in left:
+            more = [a for a in item.chain if a not in path]
+            waits = {s.name for s in skipped} & self.a.persistent_reads(item.body)
+            if more and more[0] is axis and not waits:
+                together.append(item)
+            else:
+                skipped.append(item)
+        return together, skipped
+
+    def _needed_first(
+        self, together: list[Item], skipped: list[Item], axis: Axis, path: tuple[Axis, ...]
+    ) -> list[Item]:
+        """Skipped items that could run before the sweep and let more items join it."""
+        wanted: set[str] = set()
+        for item in skipped:
+            more = [a for a in item.chain if a not in path]
+            if more and more[0] is axis:
+                wanted |= self.a.persistent_reads(item.body)
+        made = {i.d.name for i in together}
+        return [
+            i
+            for i in skipped
+            if i.kind == "reduce"
+            and i.name in wanted
+            and not made & self.a.persistent_reads(i.body)
+        ]
+
+    def _before(self, item: Item, path: tuple[Axis, ...], body: list[Stmt], scope: _Scope) -> None:
+        """What an item needs at this depth: its accumulator filled, values of its tile computed."""
+        if item.kind == "reduce" and set(self.a.prefix(item)) <= set(path):
+            buffer = self.values[item.name]
+            if not buffer.per_thread and not (set(item.over) & set(path)):
+                for b in filter(None, (buffer, buffer.twin)):
+                    body.append(Fill(buffer=b, value=self._start(b, item)))
+        depth_axes = set(path)
+        for name in contains_inner(item.body, self.a.ctx):
+            local = self.a.local.get(name)
+            if local is None or name in scope.ready:
+                continue
+            if {a for a in own_axes(local.d) if a in self.a.tiles} <= depth_axes:
+                self._emit([local], path, body, scope)
+                scope.ready.add(name)
+        for e in item.staged:
+            swept = {a for a in self.a.ctx.live(e) if a in self.a.tiles}
+            if e not in scope.staged and swept <= depth_axes and self._inner_ready(e, scope):
+                self._stage(e, item, path, body, scope)
+
+    def _inner_ready(self, e: Expr, scope: _Scope) -> bool:
+        return all(n not in self.a.local or n in scope.ready for n in contains_inner(e, self.a.ctx))
+
+    def _start(self, b: Buffer, item: Item) -> float | int | bool:
+        if b.fn in ARG:
+            is_index = self.values[item.name] is b
+            return 0 if is_index else identity(b.fn, b.dtype)
+        return identity(b.fn, b.dtype)
+
+    def _stage(
+        self, e: Expr, user: Item, path: tuple[Axis, ...], body: list[Stmt], scope: _Scope
+    ) -> None:
+        axes = tuple(a for a in user.loops if a in self.a.ctx.live(e))
+        last = user.vector if user.vector in axes else axes[-1]
+        for a in axes:
+            if a in user.over and user.vector not in axes:
+                last = a
+        buffer = self._buffer(f"s{len(self.buffers)}", e.dtype, axes, frozenset(), last)
+        scope.staged[e] = buffer
+        nest = Nest(axes=axes, writes=[Stage(buffer=buffer, expr=self._online_safe(e, user))])
+        nest.vector = last
+        self._add(nest, body, scope)
+
+    def _online_safe(self, e: Expr, item: Item) -> Expr:
+        m = self.a.rescaled.get(item.name)
+        return online.guarded(e, m) if m else e
+
+    def _nest(self, item: Item, path: tuple[Axis, ...], body: list[Stmt], scope: _Scope) -> None:
+        for name in self.a.persistent_reads(item.body):
+            if name not in scope.ready and self.a.rescaled.get(item.name) != name:
+                raise _Stale(name)
+        loops = tuple(a for a in item.loops if a not in self.a.ctx.fixed)
+        if item.kind == "store":
+            here = tuple(as_index(a if a.extent.const != 1 else 0) for a in item.d.axes)
+            write = Store(target=item.d.name, index=here, expr=item.body)
+        else:
+            assert isinstance(item.d.expr, Reduce)
+            write = Accumulate(
+                buffer=self.values[item.name],
+                fn=item.d.expr.fn,
+                over=tuple(a for a in item.over if a not in self.a.ctx.fixed),
+                expr=self._online_safe(item.body, item),
+            )
+        nest = Nest(axes=loops, writes=[write], vector=item.vector)
+        nest.full = fully_unrolled(item, self.a.ctx)
+        followers = [n for n, m in self.a.rescaled.items() if m == item.name]
+        if followers:
+            self._save_old(item, body, scope)
+        used = {e: scope.staged[e] for e in item.staged if e in scope.staged}
+        m = self.a.rescaled.get(item.name)
+        nest.reads = {online.guarded(e, m) if m else e: b for e, b in used.items()}
+        self._add(nest, body, scope)
+        if followers:
+            self._rescale(item, followers, body, scope)
+        if item.kind == "reduce":
+            scope.ready.add(item.name)
+
+    def _save_old(self, item: Item, body: list[Stmt], scope: _Scope) -> None:
+        m = self.values[item.name]
+        old = self._buffer(f"{m.name}_old", m.dtype, m.axes, m.whole, m.last)
+        here = [as_index(a if a.extent.const != 1 else 0) for a in item.d.axes]
+        value = ex.load(item.name, here, item.d.dtype)
+        nest = Nest(axes=m.axes, writes=[Stage(buffer=old, expr=value)], vector=m.last)
+        self._add(nest, body, scope)
+        self.values[f"{item.name}_old"] = old
+
+    def _rescale(self, item: Item, followers: list[str], body: list[Stmt], scope: _Scope) -> None:
+        """acc *= exp(old max - new max), for every accumulator that follows the maximum."""
+        d = item.d
+        here = [as_index(a if a.extent.const != 1 else 0) for a in d.axes]
+        old = ex.load(f"{item.name}_old", here, d.dtype)
+        new = ex.load(item.name, here, d.dtype)
+        factor = online.factor(old, new)
+        m = self.values[item.name]
+        scale = self._buffer(f"{m.name}_scale", m.dtype, m.axes, m.whole, m.last)
+        nest = Nest(axes=m.axes, writes=[Stage(buffer=scale, expr=factor)], vector=m.last)
+        self._add(nest, body, scope)
+        for name in followers:
+            f = self.a.defs[name]
+            at = [as_index(a if a.extent.const != 1 else 0) for a in f.axes]
+            acc = self.values[name]
+            value = ex.apply("mul", (ex.load(name, at, f.dtype), factor), f.dtype)
+            rescale = Nest(axes=acc.axes, writes=[Stage(buffer=acc, expr=value)], vector=acc.last)
+            rescale.reads = {factor: scale}
+            self._add(rescale, body, scope)
+
+    def _add(self, nest: Nest, body: list[Stmt], scope: _Scope) -> None:
+        """Append, or join the nest before where both run over the same points."""
+        last = body[-1] if body else None
+        if isinstance(last, Nest) and _joins(last, nest):
+            last.writes.extend(nest.writes)
+            last.reads.update(nest.reads)
+            return
+        body.append(nest)
+
+
+def _single_store(d: Def) -> Nest:
+    zero = tuple(as_index(0) for _ in d.axes)
+    return Nest(axes=(), writes=[Store(target=d.name, index=zero, expr=d.expr)])
+
+
+def _joins(first: Nest, second: Nest) -> bool:
+    if set(first.axes) != set(second.axes) or first.full != second.full:
+        return False
+    if first.vector is not second.vector:
+        return False
+    written = {w.buffer.name for w in first.writes if not isinstance(w, Store)}
+    written |= {b.twin.name for b in _buffers(first) if b.twin}
+    read = {load.source for w in second.writes for load in ex.loads(w.expr)}
+    targets = {w.buffer.name for w in second.writes if not isinstance(w, Store)}
+    if written & (read | targets):
+        return False
+    return not any(b.name in written for b in second.reads.values())
+
+
+def _buffers(nest: Nest) -> list[Buffer]:
+    return [w.buffer for w in nest.writes if not isinstance(w, Store)]
+
+
+def _last(kept: tuple[Axis, ...], item: Item, ctx: Context) -> Axis | None:
+    if item.vector in kept:
+        return item.vector
+    return kept[-1] if kept else None
+
+
+def _loses_nan(d: Def) -> bool:
+    if not isinstance(d.expr, Reduce) or d.expr.fn not in ("min", "max", *ARG):
+        return False
+    return d.expr.body.dtype.is_float

@@ -1,0 +1,180 @@
+"""Schedules of nests: loop order, vectors per block, points held in registers.
+
+In:  a planned kernel. Out: the same kernel, every nest with `order`, `vectors`, `unroll`.
+
+    sum over k of a[i,k] * b[k,j]  ->  j by 3 vectors, i by 8 rows: 24 accumulators, k innermost
+    min over j and over i of d     ->  i by 4 rows, j along the lanes; the other minimum in L1
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from lowtide.texpr.expr import Expr, Load
+from lowtide.texpr.index import Axis, Index
+from lowtide.texpr.normalise import likely
+from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage
+from lowtide.tile.items import address, cost, node_cost, stride_along
+from lowtide.tile.target import Target
+
+# rows x vectors of a register tile, by how many accumulators there are room for; best first
+REGISTER_TILES = {24: ((8, 3), (6, 4), (12, 2), (20, 1)), 12: ((6, 2), (4, 3), (3, 4), (10, 1))}
+HEAVY = 12  # a body of this many operations keeps the pipeline full by itself
+LIGHT = 6  # a body of more operations needs registers of its own
+
+
+def schedule(
+    kernel: Kernel,
+    hints: Mapping[str, int],
+    target: Target,
+    strides: Mapping[str, tuple[Index, ...]],
+) -> Kernel:
+    """Choose for every nest, in place. Readers come first: they say how a buffer should lie."""
+    nests = list(kernel.nests())
+    for nest in nests:
+        _choose(nest, kernel, hints, target)
+    for nest in nests:
+        nest.transposed = _across_the_grain(nest, kernel, strides)
+        panels = {w.buffer.panel for w in nest.writes if isinstance(w, Stage)}
+        lasts = {w.buffer.last for w in nest.writes if isinstance(w, Stage)}
+        if len(panels) == 1 and lasts == {nest.vector} and not _sums(nest):
+            nest.vectors = max(panels.pop() // kernel.lanes, 1)
+    return kernel
+
+
+def _cost_here(e: Expr, nest: Nest) -> int:
+    """Operations that the nest itself does: what it reads from a buffer is done already."""
+    seen: set[Expr] = set()
+    todo, total = [e], 0
+    while todo:
+        node = todo.pop()
+        if node in seen or node in nest.reads:
+            continue
+        seen.add(node)
+        total += node_cost(node)
+        todo.extend(node.children)
+    return total
+
+
+def _sums(nest: Nest) -> list[Accumulate]:
+    return [w for w in nest.writes if isinstance(w, Accumulate)]
+
+
+def _across_the_grain(
+    nest: Nest, kernel: Kernel, strides: Mapping[str, tuple[Index, ...]]
+) -> Axis | None:
+    """Is the nest a plain copy whose tensor lies along another axis than its buffer?"""
+    if len(nest.writes) != 1 or not isinstance(w := nest.writes[0], Stage):
+        return None
+    if not isinstance(w.expr, Load) or w.expr.source in kernel.values or len(nest.axes) != 2:
+        return None
+    plain = w.expr.dtype.name in ("f32", "f64") and set(w.buffer.axes) == set(nest.axes)
+    if (
+        not plain
+        or (w.buffer.panel and w.buffer.panel % kernel.lanes)
+        or any(True for _ in w.expr.children)
+    ):
+        return None
+    offset = address(w.expr, strides)
+    steps = {a: stride_along(offset, a) for a in nest.axes}
+    along = [a for a, s in steps.items() if s is not None and s.const == 1]
+    if None in steps.values() or len(along) != 1 or along[0] is w.buffer.last:
+        return None
+    return along[0]
+
+
+def _choose(nest: Nest, kernel: Kernel, hints: Mapping[str, int], target: Target) -> None:
+    sums = _sums(nest)
+    v = nest.vector
+    rows = [a for a in nest.axes if a is not v and a not in nest.full]
+    over = {a for w in sums for a in w.over}
+    if not sums:
+        nest.order = (*rows, *_some(v))
+        nest.full = frozenset()
+        return
+    if v in over or v is None:
+        _row_reduction(nest, sums, rows, v, hints, kernel)
+        return
+    kept = [a for a in rows if a not in over]
+    reduced = [a for a in rows if a in over]
+    u = max(kept, key=lambda a: _points(a, kernel, hints), default=None)
+    held = math.prod(a.extent.const or 1 for a in nest.full)
+    light = all(_cost_here(w.expr, nest) <= LIGHT for w in sums)
+    room = max(target.accumulators // (held * len(sums)) * (3 if light else 2) // 3, 1)
+    if u is None:
+        nest.vectors = min(4, room, _vectors(v, kernel, hints))
+    else:
+        height, nest.vectors = _register_tile(u, v, room, kernel, hints, target)
+        if height > 1:
+            nest.unroll[u] = height
+    outer = [a for a in kept if a is not u]
+    nest.order = (*outer, *_some(v), *_some(u), *reduced)
+    for buffer in nest.reads.values():
+        if len(buffer.axes) < 2:
+            continue
+        if buffer.last is v:
+            buffer.panel = nest.vectors * kernel.lanes
+        elif u in buffer.axes and nest.unroll:
+            buffer.last, buffer.panel = u, kernel.lanes
+
+
+def _row_reduction(
+    nest: Nest,
+    sums: list[Accumulate],
+    rows: list[Axis],
+    v: Axis | None,
+    hints: Mapping[str, int],
+    kernel: Kernel,
+) -> None:
+    kept_by_all = [a for a in rows if any(a not in w.over for w in sums)]
+    u = max(kept_by_all, key=lambda a: _points(a, kernel, hints), default=None)
+    others = [a for a in rows if a is not u]
+    heavy = any(cost(w.expr) > HEAVY for w in nest.writes)
+    if heavy:
+        pass  # enough independent work in one row; more would only make the code long
+    elif u is not None and _points(u, kernel, hints) >= 4:
+        nest.unroll[u] = 4
+    else:
+        nest.vectors = 4 if v is not None and _vectors(v, kernel, hints) >= 4 else 1
+    simple = all(isinstance(w, Accumulate | Stage) for w in nest.writes)
+    if not simple:
+        nest.vectors = 1
+    first = [a for a in others if any(a not in w.over for w in sums)]
+    then = [a for a in others if a not in first]
+    nest.order = (*first, *_some(u), *then, *_some(v))
+
+
+def _register_tile(
+    u: Axis, v: Axis, room: int, kernel: Kernel, hints: Mapping[str, int], target: Target
+) -> tuple[int, int]:
+    """Rows and vectors: least waste at the edge, then fewest loads per result."""
+    width, height = _vectors(v, kernel, hints), _points(u, kernel, hints)
+    best: tuple[float, int, int] | None = None
+    for rows, vectors in REGISTER_TILES[target.accumulators]:
+        while rows * vectors > room and rows > 1:
+            rows -= 1
+        if rows * vectors > room:
+            continue
+        waste = (-(-width // vectors) * vectors / width) * (-(-height // rows) * rows / height)
+        loads = (rows + vectors) / (rows * vectors)
+        key = (waste * (1 + loads), rows, vectors)
+        if best is None or key < best:
+            best = key
+    return (best[1], best[2]) if best else (1, 1)
+
+
+def _points(a: Axis, kernel: Kernel, hints: Mapping[str, int]) -> int:
+    n = likely(a.extent, hints)
+    for axis, tile in kernel.tiles():
+        if axis is a and tile:
+            n = min(n, tile)
+    return n
+
+
+def _vectors(v: Axis, kernel: Kernel, hints: Mapping[str, int]) -> int:
+    return -(-_points(v, kernel, hints) // kernel.lanes)
+
+
+def _some(a: Axis | None) -> tuple[Axis, ...]:
+    return () if a is None else (a,)

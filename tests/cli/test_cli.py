@@ -1,0 +1,136 @@
+"""The commands, called as a user would, in this process where that is enough."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lowtide import config, demo
+from lowtide.cli import app
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """`python -m lowtide …` in a process of its own."""
+    command = [sys.executable, "-m", "lowtide", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path):
+    tmp_path.chmod(0o700)
+    with config.override(cache_dir=str(tmp_path)):
+        yield tmp_path
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        app(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("lowtide 0")
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--device", "cuda"]])
+def test_arguments_that_make_no_sense(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        app(arguments)
+    assert end.value.code == 2
+    assert "usage: lowtide" in capsys.readouterr().err
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys; from lowtide.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "doctor" in done.stdout
+
+
+def test_doctor(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for name in ("machine", "torch", "compiler", "kernel", "cache folder", "peak memory"):
+        assert f"  {name} " in out
+    assert app(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert {"name", "ok", "detail", "remedy"} <= set(findings[0])
+
+
+def test_doctor_without_a_compiler_says_what_to_install(
+    own_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with config.override(compiler="no-such-compiler"):
+        assert app(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "no-such-compiler" in out
+    assert "→" in out
+
+
+def test_cache(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from lowtide.runtime import cache
+
+    cache.load_library('__attribute__((visibility("default"))) int cli(void) { return 1; }', "cli")
+    assert app(["cache"]) == 0
+    assert capsys.readouterr().out.startswith("1 kernels, ")
+    assert app(["cache", "path"]) == 0
+    assert Path(capsys.readouterr().out.strip()).is_relative_to(own_cache)
+    assert app(["cache", "clear"]) == 0
+    assert capsys.readouterr().out.startswith("removed 1 kernels")
+    assert app(["cache", "stats"]) == 0
+    assert capsys.readouterr().out.startswith("0 kernels")
+
+
+def test_demo_interrupted_ends_its_children() -> None:
+    if os.name != "posix":
+        pytest.skip("signals")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lowtide", "demo", "--quick"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    first = process.stderr.readline()  # the first step is under way in the child
+    assert "boxes" in first
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "stopped" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_worker_that_fails_becomes_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Steps:
+        def step(self, text: str, done: int) -> None:
+            pass
+
+    monkeypatch.setattr(demo.sys, "executable", "/bin/false" if os.name == "posix" else "false")
+    rows = demo._measure("boxes", True, Steps())  # type: ignore[arg-type]
+    assert [row["variant"] for row in rows] == ["eager", "torch.compile", "lowtide"]
+    assert all("the process failed" in row["error"] for row in rows)
+
+
+@pytest.mark.slow
+def test_demo_as_json() -> None:
+    done = run("demo", "--quick", "--json")
+    report = json.loads(done.stdout)
+    assert [program["name"] for program in report["programs"]] == list(demo.DEMO_PROGRAMS)
+    for program in report["programs"]:
+        assert "def " in program["source"]
+        ours = next(row for row in program["rows"] if row["variant"] == "lowtide")
+        assert not ours["error"]
+        assert ours["agrees"]
+        assert ours["predicted_bytes"] >= 0
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,67 @@
+"""`lowtide explain`: how its texts become a function and tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowtide.cli import app
+from lowtide.explain_command import (
+    ArgumentFault,
+    make_arguments,
+    parse_dtype,
+    parse_shape,
+    resolve,
+)
+
+
+def test_shapes() -> None:
+    assert parse_shape("1000x4") == (1000, 4)
+    assert parse_shape(" 7 ") == (7,)
+    assert parse_shape("0x3") == (0, 3)
+    assert parse_shape("scalar") == ()
+    for wrong in ("", "4x", "-1x2", "4*5", "axb"):
+        with pytest.raises(ArgumentFault, match="is not a shape"):
+            parse_shape(wrong)
+
+
+def test_dtypes() -> None:
+    assert parse_dtype("torch.int64") is torch.int64
+    for wrong in ("float31", "nn", ""):
+        with pytest.raises(ArgumentFault, match="is not a dtype"):
+            parse_dtype(wrong)
+
+
+def test_arguments() -> None:
+    one, two = make_arguments("2x3,scalar", "float32,int64")
+    assert (one.shape, one.dtype, two.shape, two.dtype) == ((2, 3), torch.float32, (), torch.int64)
+    assert [arg.dtype for arg in make_arguments("1,2,3", "float16")] == [torch.float16] * 3
+    with pytest.raises(ArgumentFault, match="3 shapes and 2 dtypes"):
+        make_arguments("1,2,3", "float32,int64")
+
+
+def test_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_module.py").write_text("class A:\n    def f(x): return x\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert resolve("users_module:A.f").__name__ == "f"
+    for wrong, why in (
+        ("users_module", "pkg.mod:fn"),
+        ("users_module:g", "has no 'g'"),
+        ("no_such_module_here:g", "was not found"),
+    ):
+        with pytest.raises(ArgumentFault, match=why):
+            resolve(wrong)
+
+
+def test_a_wrong_argument_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["explain", "lowtide.programs:boxes_intersection", "--shape", "10y4"]) == 2
+    assert "write 1000x4" in capsys.readouterr().err
+
+
+def test_it_explains(capsys: pytest.CaptureFixture[str]) -> None:
+    target = "lowtide.programs:boxes_intersection"
+    assert app(["explain", target, "--shape", "1000x4,500x4"]) == 0
+    assert "1 kernel, 0 ops left to PyTorch, peak 2,0" in capsys.readouterr().out

@@ -1,0 +1,40 @@
+"""Golden texts: what a pass or a front end prints, kept beside the tests.
+
+    def test_x(golden):
+        golden("early_return", text)      compares with golden/early_return.txt beside the test file
+
+`pytest --update-golden` writes what is printed now; read the difference before keeping it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Golden = Callable[[str, str], None]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden texts instead of comparing"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compares a text with the golden one of this name, or writes it under `--update-golden`."""
+    folder = Path(request.path).parent / "golden"
+    update = bool(request.config.getoption("--update-golden"))
+
+    def compare(name: str, text: str) -> None:
+        path = folder / f"{name}.txt"
+        if update:
+            folder.mkdir(exist_ok=True)
+            path.write_text(text)
+            return
+        assert path.exists(), f"no golden text {path}: run pytest --update-golden"
+        assert text == path.read_text()
+
+    return compare

@@ -1,0 +1,363 @@
+"""What is outside the language: the exact words, the caret, the remedy."""
+
+# ruff: noqa
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script.script import check_syntax, script_function
+from lowtide.ir.types import INT, TENSOR
+
+WEIGHT = torch.ones(3)
+
+
+def _message(fn: Callable[..., Any]) -> str:
+    with pytest.raises(CompileError) as caught:
+        script_function(fn)
+    first, _, rest = str(caught.value).partition("\n")
+    assert first.startswith(f"{__file__}:{caught.value.loc.line}: ")
+    return first.partition(": ")[2] + "\n" + rest
+
+
+def _decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return fn
+
+
+ERRORS: list[tuple[Callable[..., Any], str]] = []
+
+
+def error(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
+        ERRORS.append((fn, textwrap.dedent(text).strip("\n")))
+        return fn
+
+    return add
+
+
+@error("""
+    `yield` is not compiled
+        yield x
+        ^
+    write instead: return a list or a tuple
+""")
+def uses_yield(x):
+    yield x
+
+
+@error("""
+    `try` is not compiled
+        try:
+        ^
+    write instead: a test before the call, with `if`
+""")
+def uses_try(x):
+    try:
+        return x
+    except ValueError:
+        return x
+
+
+@error("""
+    a dict is not compiled
+        d = {"a": x}
+            ^
+    write instead: a tuple or a list
+""")
+def uses_dict(x):
+    d = {"a": x}
+    return d
+
+
+@error("""
+    `WEIGHT` is a tensor from outside the function
+        return x * (1 + WEIGHT)
+                        ^
+    write instead: an argument of the function: pass it as an argument
+""")
+def uses_global_tensor(x):
+    return x * (1 + WEIGHT)
+
+
+@error("""
+    'y' is assigned in only one branch of the `if` (line {line-2})
+        return y
+               ^
+    write instead: a value for 'y' before the `if`, or in both branches
+""")
+def one_branch(x, n: int):
+    if n > 0:
+        y = x
+    return y
+
+
+@error("""
+    'y' is Tensor in one branch and str in the other (line {line-4})
+        return y
+               ^
+    write instead: two names, or the same type for 'y' in both branches
+""")
+def two_types(x, n: int):
+    if n > 0:
+        y = x
+    else:
+        y = "no"
+    return y
+
+
+@error("""
+    'y' is assigned only in the loop, which may run zero times (line {line-2})
+        return y
+               ^
+    write instead: a value for 'y' before the loop
+""")
+def only_in_loop(x, n: int):
+    for i in range(n):
+        y = x + i
+    return y
+
+
+@error("""
+    one branch returns Tensor, another str
+        if n > 0:
+        ^
+    write instead: the same type in every `return`
+""")
+def two_return_types(x, n: int):
+    if n > 0:
+        return x
+    else:
+        return "no"
+
+
+@error("""
+    'y' is Tensor before the loop and str after an iteration
+        for i in range(n):
+        ^
+    write instead: one type for it, before and in the loop
+""")
+def type_changes_in_loop(x, n: int):
+    y = x
+    for i in range(n):
+        y = "a"
+    return y
+
+
+@error("""
+    the name 'missing' is not defined
+        return missing(x)
+               ^
+    write instead: an argument or a global of it
+""")
+def undefined(x):
+    return missing(x)
+
+
+@error("""
+    'z' is used before it is assigned
+        y = z + x
+            ^
+    write instead: `z = ...` first
+""")
+def used_before(x):
+    y = z + x
+    z = y
+    return z
+
+
+@error("""
+    'recursive' calls itself: recursion is not compiled
+        return recursive(x - 1)
+               ^
+    write instead: a loop
+""")
+def recursive(x):
+    return recursive(x - 1)
+
+
+@error("""
+    a Tensor has no attribute 'foo'
+        return x.foo()
+               ^
+""")
+def no_attribute(x):
+    return x.foo()
+
+
+@error("""
+    `n + 'a'` does not take (int, str)
+        return n + "a"
+               ^
+""")
+def bad_operands(n: int):
+    return n + "a"
+
+
+@error("""
+    3 values are unpacked to 2 names
+        a, b = (x, x, x)
+        ^
+""")
+def bad_unpack(x):
+    a, b = (x, x, x)
+    return a
+
+
+@error("""
+    a starred target is not compiled
+        a, *b = x
+           ^
+    write instead: a slice: `rest = xs[1:]`
+""")
+def starred_target(x):
+    a, *b = x
+    return a
+
+
+@error("""
+    a list is changed that has a second name, or was passed in from outside
+        xs.append(x)
+        ^
+    write instead: a copy: `xs = list(xs)`, and change that
+""")
+def aliased_list(x):
+    xs = [x]
+    ys = xs
+    xs.append(x)
+    return ys
+
+
+@error("""
+    `self.y = ...`: attributes cannot be assigned in a function
+            self.y = x
+            ^
+    write instead: a local variable, returned to the caller
+""")
+def assigns_attribute(self, x):
+    if True:
+        self.y = x
+    return x
+
+
+@error("""
+    only Python's own exceptions can be raised
+        raise Mine("x")
+        ^
+    write instead: raise ValueError("...")
+""")
+def raises_other(x):
+    raise Mine("x")
+
+
+@error("""
+    max() of tensors
+        return max(x, x)
+               ^
+    write instead: torch.maximum(a, b) or x.max()
+""")
+def python_max(x):
+    return max(x, x)
+
+
+@error("""
+    `*args`: a variable number of parameters is not compiled
+    def variadic(x, *args):
+                     ^
+    write instead: named parameters, or one list
+""")
+def variadic(x, *args):
+    return x
+
+
+@error("""
+    a lambda is not compiled
+        f = lambda y: y  # noqa: E731
+            ^
+    write instead: a global `def`
+""")
+def inner_lambda(x):
+    f = lambda y: y  # noqa: E731
+    return f(x)
+
+
+class Outer:
+    class Inner:
+        @staticmethod
+        @_decorated
+        def method(
+            x,
+        ):
+            é = x
+            return é + é.foo
+
+
+error("""
+    a Tensor has no attribute 'foo'
+        return é + é.foo
+                   ^
+""")(Outer.Inner.method)
+
+
+@pytest.mark.parametrize(("fn", "text"), ERRORS, ids=[fn.__name__ for fn, _ in ERRORS])
+def test_error_text(fn: Callable[..., Any], text: str) -> None:
+    found = _message(fn).split("\n")
+    expected = text.split("\n")
+    assert [line.strip() for line in found] == _with_lines(fn, expected)
+    caret = next((i for i, line in enumerate(found) if line.strip() == "^"), 0)
+    wanted = next(i for i, line in enumerate(expected) if line.strip() == "^")
+    code = found[caret - 1]
+    assert found[caret].index("^") - (len(code) - len(code.lstrip())) == expected[wanted].index(
+        "^"
+    ) - (len(expected[wanted - 1]) - len(expected[wanted - 1].lstrip()))
+
+
+def _with_lines(fn: Callable[..., Any], expected: list[str]) -> list[str]:
+    with pytest.raises(CompileError) as caught:
+        script_function(fn)
+    line = caught.value.loc.line
+    texts = [e.strip() for e in expected]
+    for k in range(9):
+        texts = [e.replace(f"{{line-{k}}}", str(line - k)) for e in texts]
+    return texts
+
+
+def test_syntax_is_checked_before_anything_is_compiled() -> None:
+    with pytest.raises(CompileError, match="`yield` is not compiled"):
+        check_syntax(uses_yield)
+    check_syntax(undefined)  # only syntax
+
+
+def test_lambda() -> None:
+    with pytest.raises(CompileError) as caught:
+        check_syntax(lambda x: x)
+    assert "a lambda is not compiled" in str(caught.value)
+    assert "check_syntax(lambda x: x)" in str(caught.value)
+
+
+def test_no_source() -> None:
+    names: dict[str, Any] = {}
+    exec("def f(x):\n    return x", names)
+    with pytest.raises(CompileError, match="the source of 'f' .* is not available"):
+        script_function(names["f"])
+    with pytest.raises(CompileError, match="'len' is not a Python function"):
+        script_function(len)
+
+
+def test_too_many_arguments() -> None:
+    with pytest.raises(CompileError, match="takes 1 arguments, 2 were given"):
+        script_function(no_attribute, [TENSOR, INT])
+
+
+def test_error_in_an_inlined_function_points_into_it() -> None:
+    def outer(x):
+        return no_attribute(x)
+
+    with pytest.raises(CompileError) as caught:
+        script_function(outer)
+    assert caught.value.loc.function == "no_attribute"
+    assert caught.value.loc.text.strip() == "return x.foo()"

@@ -1,0 +1,107 @@
+"""`python -m tests.fuzz --programs 2000 --seed 0`: random programs, compiled against eager.
+
+A program that kills its process is found too: workers say what they begin, and a new one goes on
+after it. Failures are made small and printed as source; the exit status is 1 if there were any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--programs", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first program")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--show", action="store_true", help="print the programs, run nothing")
+    parser.add_argument("--optimize", default="-O0", help="the C compiler's; kernels ship with -O2")
+    parser.add_argument("--keep", action="store_true", help="do not make failing programs small")
+    parser.add_argument("--stop", type=int, default=20, help="stop after so many failures")
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = _arguments()
+    if args.show:
+        from tests.fuzz.generate import generate
+
+        for seed in range(args.seed, args.seed + args.programs):
+            print(generate(seed))
+        return 0
+    if args.worker:
+        return _work(args)
+    return _supervise(args)
+
+
+def _supervise(args: argparse.Namespace) -> int:
+    begun = time.monotonic()
+    end = args.seed + args.programs
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="lowtide-fuzz-cache-") as cache:
+        environment = {**os.environ, "LOWTIDE_CACHE_DIR": cache}
+        share = -(-args.programs // args.jobs)
+        running: list[tuple[subprocess.Popen[bytes], Path, int]] = []
+
+        def start(first: int, last: int) -> None:
+            mark = Path(cache) / f"mark{first}"
+            command = [sys.executable, "-m", "tests.fuzz", "--worker", str(mark)]
+            command += ["--seed", str(first), "--programs", str(last - first)]
+            command += [f"--optimize={args.optimize}", "--stop", str(args.stop)]
+            command += ["--keep"] * args.keep
+            running.append((subprocess.Popen(command, env=environment), mark, last))
+
+        for first in range(args.seed, end, share):
+            start(first, min(first + share, end))
+        while running:
+            process, mark, last = running.pop(0)
+            status = process.wait()
+            failed += status != 0
+            if status < 0:
+                seed = int(mark.read_text())
+                print(f"\n==== seed {seed} killed its process (signal {-status})", flush=True)
+                if seed + 1 < last and failed < args.stop:
+                    start(seed + 1, last)
+    print(f"{args.programs} programs from seed {args.seed}: {time.monotonic() - begun:.0f} s")
+    return 1 if failed else 0
+
+
+def _work(args: argparse.Namespace) -> int:
+    from lowtide.runtime import toolchain
+    from tests.fuzz.check import Tally, check, failure, minimised
+    from tests.fuzz.generate import generate
+
+    flags = [args.optimize if f == toolchain.OPTIMIZE else f for f in toolchain._FLAGS]
+    toolchain._FLAGS = tuple(flags)
+    tally, failed = Tally(), 0
+    for seed in range(args.seed, args.seed + args.programs):
+        Path(args.worker).write_text(str(seed))
+        program = generate(seed)
+        try:
+            wrong = check(program, tally)
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong:
+            failed += 1
+            print(f"\n==== seed {seed}: {wrong[:1500]}", flush=True)
+            small = program if args.keep else minimised(program)
+            print(f"{small}\n# {failure(small)[:1500]}", flush=True)
+            if failed >= args.stop:
+                break
+    print(
+        f"{tally.runs} runs: {tally.compiled} wholly compiled, "
+        f"{tally.rejected} rejected as by eager, {tally.blurred} blurred; "
+        f"refused: {dict(tally.refused)}"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

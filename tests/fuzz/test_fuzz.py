@@ -1,0 +1,19 @@
+"""A fixed set of random programs, compiled against eager; `python -m tests.fuzz` runs more.
+
+What the long run once found is in tests/run/test_once_wrong.py, as source: a seed means another
+program as soon as the generator changes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.check import check
+from tests.fuzz.generate import generate
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_program(seed: int) -> None:
+    program = generate(seed)
+    wrong = check(program)
+    assert not wrong, f"{wrong}\n{program}"

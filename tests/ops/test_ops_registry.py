@@ -1,0 +1,95 @@
+"""Records: every source exists in this PyTorch, signatures agree with PyTorch's, lookup by name."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from against_eager import title
+
+from lowtide.ops.registry import (
+    REQUIRED,
+    OpRecord,
+    all_records,
+    by_name,
+    lookup,
+    lookup_callable,
+    parse_signature,
+    resolve,
+)
+
+RECORDS = list(all_records())
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.name)
+def test_record(record: OpRecord) -> None:
+    for source in record.sources:
+        assert resolve(source) is not None, source
+        assert record in lookup(source)
+    assert record.lower is not None
+    assert record.doc or record.kind in ("pointwise", "composite", "reduction", "factory", "view",
+                                         "copy")  # fmt: skip
+    if record.name != "getitem":
+        assert parse_signature(record.signature)[0] == record.params
+        names = [p.name for p in record.params]
+        assert len(set(names)) == len(names)
+        takes = inspect.signature(record.lower).parameters.values()
+        if not any(p.kind is p.VAR_POSITIONAL for p in takes):
+            most = [p for p in takes if p.kind is p.POSITIONAL_OR_KEYWORD]
+            least = [p for p in most if p.default is p.empty]
+            assert len(least) <= len(record.params) + 1 <= len(most)
+
+
+PYTHON_FUNCTIONS = [
+    (r, s) for r in RECORDS for s in r.sources if inspect.isfunction(resolve(s)) and s[0] == "F"
+]
+
+
+@pytest.mark.parametrize(("record", "source"), PYTHON_FUNCTIONS, ids=lambda v: str(title(v))[:40])
+def test_signature_is_pytorch_s(record: OpRecord, source: str) -> None:
+    """Names, order and defaults of what is written in Python in PyTorch."""
+    theirs = [p for p in inspect.signature(resolve(source)).parameters.values() if p.name != "out"]
+    for mine, other in zip(record.params, theirs, strict=True):
+        assert other.name in mine.keywords
+        default = REQUIRED if other.default is other.empty else other.default
+        assert mine.default == default or (mine.default is REQUIRED and default is REQUIRED)
+
+
+def test_lookup_gives_overloads() -> None:
+    assert {r.name for r in lookup("torch.max")} == {"max", "max.dim", "max.other"}
+    assert [r.name for r in lookup("torch.nn.functional.relu")] == ["relu"]
+    assert [r.name for r in lookup("torch.Tensor.size")] == ["size", "size.dim"]
+    assert lookup("torch.sort") == ()
+
+
+def test_lookup_callable() -> None:
+    assert by_name("sum") in lookup_callable(torch.sum)
+    assert by_name("softplus") in lookup_callable(torch.nn.functional.softplus)
+    assert lookup_callable(torch.sort) == ()
+
+
+def test_parse_signature() -> None:
+    params, results, names = parse_signature(
+        "(self: Tensor, *shape: int[], p: Scalar|str? = 'fro', *, keepdim: bool = False, "
+        "e: float = 1e-05) -> (Tensor values, Tensor indices)"
+    )
+    assert [p.name for p in params] == ["self", "shape", "p", "keepdim", "e"]
+    assert params[1].variadic
+    assert params[2].types == ("Scalar", "str")
+    assert params[2].optional
+    assert params[3].keyword_only
+    assert params[4].default == 1e-05
+    assert results == ("Tensor", "Tensor")
+    assert names == ("values", "indices")
+    with pytest.raises(ValueError):
+        parse_signature("self: Tensor")
+
+
+def test_eager_leaves_out_trailing_defaults() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    assert by_name("sum").eager(x, None, False, None) == 15
+    assert by_name("sum").eager(x, [1], True, torch.float64).shape == (2, 1)
+    assert by_name("reshape").eager(x, [3, -1]).shape == (3, 2)
+    assert by_name("shape").eager(x) == (2, 3)
+    assert by_name("mT").eager(x).shape == (3, 2)

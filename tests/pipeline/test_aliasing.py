@@ -1,0 +1,164 @@
+"""Results alias what they alias in eager PyTorch, and mutation is seen where it is seen there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import lowtide as lt
+
+
+def same(x):
+    return x
+
+
+def view(x):
+    return x.t()
+
+
+def view_of_result(x):
+    y = x * 2
+    return y, y.t(), y[0]
+
+
+def lone_view(x):
+    return (x * 2).t()
+
+
+def fresh(x):
+    return x.clone(), x + 0, x.clone()
+
+
+def noop_to(x):
+    return x.to(torch.float32), x.reshape(x.shape), x.contiguous()
+
+
+def split(x):
+    a, b = x.chunk(2)
+    return a, b, x.chunk(2)
+
+
+def like(x, y):
+    z = y * 2
+    return x.expand_as(z[:1] + x)
+
+
+def add_in_place(x):
+    x += 1
+    return x * 2
+
+
+def set_item(x):
+    y = x + 1
+    y[0] = 5
+    return y
+
+
+def through_view(x):
+    y = x * 2
+    row = y[1]
+    z = y.sum()
+    row += 10
+    return y, z, y.sum(), row
+
+
+def two_views(x):
+    y = x * 2
+    a = y[0]
+    b = y[0]
+    a += 1
+    return b, a
+
+
+def read_before_write(x):
+    y = x.exp()
+    x.add_(1)
+    return y + x
+
+
+def view_of_input(x):
+    v = x[0]
+    x.mul_(2)
+    w = v + 1
+    return v, w
+
+
+def masked(x):
+    x[x > 0.5] = 0
+    return x + 1
+
+
+def reshaped(x):
+    y = (x * 2).t()
+    z = y.reshape(-1)
+    z += 1
+    return y, z
+
+
+def in_loop(x, n: int):
+    out = torch.zeros(n, x.shape[0])
+    for i in range(n):
+        out[i] = x * i
+    return out
+
+
+PROGRAMS: list[Callable[..., Any]] = [
+    same, view, view_of_result, lone_view, fresh, noop_to, split, add_in_place, set_item,
+    through_view, two_views, read_before_write, view_of_input, masked, reshaped,
+]  # fmt: skip
+
+
+def tensors(x: Any) -> list[torch.Tensor]:
+    return [x] if isinstance(x, torch.Tensor) else [t for e in x for t in tensors(e)]
+
+
+def storages(xs: list[torch.Tensor]) -> list[int]:
+    """Which tensors share memory: the number of the first that has the same storage."""
+    keys = [x.untyped_storage().data_ptr() for x in xs]
+    return [keys.index(k) for k in keys]
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("shape", [(40, 50), (4, 6), (64, 40)])
+def test_like_eager(fn: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    f = lt.script(fn)
+    for _ in range(2):
+        x = torch.rand(shape)
+        other = x.clone()
+        got, want = tensors(f(x)), tensors(fn(other))
+        assert torch.equal(x, other)
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g, w)
+        if fn is not lone_view:
+            assert storages([x, *got]) == storages([other, *want])
+        assert [g is x for g in got] == [w is other for w in want]
+
+
+def test_mutating_a_result_shows_in_its_views() -> None:
+    y, t, row = lt.script(view_of_result)(torch.rand(40, 50))
+    y.zero_()
+    assert not t.any()
+    assert not row.any()
+
+
+def test_expand_as_of_what_is_not_stored() -> None:
+    x, y = torch.rand(50), torch.rand(40, 50)
+    assert torch.equal(lt.script(like)(x, y), like(x, y))
+
+
+@pytest.mark.parametrize("n", [3, 40])
+def test_a_loop_that_fills(n: int) -> None:
+    x = torch.rand(50)
+    torch.testing.assert_close(lt.script(in_loop)(x, n), in_loop(x, n))
+
+
+def test_results_do_not_share_memory_between_calls() -> None:
+    f = lt.script(fresh)
+    x = torch.rand(40)
+    a = f(x)[0]
+    kept = a.clone()
+    f(x + 1)
+    assert torch.equal(a, kept)

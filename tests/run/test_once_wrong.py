@@ -1,0 +1,87 @@
+"""Programs that once came out wrong, made small by hand; each names what was wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lowtide as lt
+from lowtide.pipeline import faults
+
+
+@pytest.fixture(autouse=True)
+def faults_are_raised() -> Iterator[None]:
+    with faults.strict():
+        yield
+
+
+def argmin_of_all(x: torch.Tensor) -> torch.Tensor:
+    return x.argmin()
+
+
+def argmin_of_columns(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.argmin(0), x.argmax(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", [(577,), (300, 2), (1000, 33), (65, 400)])
+def test_of_equal_values_the_first_wins(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Lanes and held vectors walk in turn, so that a later one may meet an earlier element."""
+    x = torch.randint(0, 3, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert torch.equal(lt.script(argmin_of_all)(x), x.argmin())
+    for got, want in zip(lt.script(argmin_of_columns)(x), argmin_of_columns(x), strict=True):
+        assert torch.equal(got, want)
+
+
+def count_and_argmin(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (x.abs() < 1).sum(), x.min(-1).indices
+
+
+def test_argmin_beside_a_count_of_everything() -> None:
+    """Both run over the same points, one of them over all: there was no such function."""
+    x = torch.randint(-5, 6, (1, 80), generator=torch.Generator().manual_seed(0)).float()
+    x = x.expand(49, 80)
+    for got, want in zip(lt.script(count_and_argmin)(x), count_and_argmin(x), strict=True):
+        assert torch.equal(got, want)
+
+
+def mean_and_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows = torch.nansum(x, 1)
+    scaled = x.mean() / rows
+    return F.layer_norm(scaled, (scaled.shape[-1],)), torch.matmul(rows, rows), -x
+
+
+def test_groups_that_need_each_other_stay_apart() -> None:
+    """Merging a mean over everything with the rows closed a cycle of kernels."""
+    x = 1 + torch.rand(127, 17, generator=torch.Generator().manual_seed(0))
+    for got, want in zip(lt.script(mean_and_rows)(x), mean_and_rows(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-4, atol=1e-5)
+
+
+def sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return x.sum(0), x.sum(), (x * x).mean(0)
+
+
+BESIDE_ANOTHER = pytest.mark.xfail(reason="rows are added one by one where a kernel does more")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param((1_000_000, 33), marks=BESIDE_ANOTHER), (3_000_000, 2), (2, 5_000_000)],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_long_sum_keeps_its_digits(shape: tuple[int, ...], threads: int) -> None:
+    """One float32 accumulator for a million rows loses a percent: each addition rounds alike."""
+    x = torch.full(shape, 0.1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        result: Any = lt.script(sums)(x)
+    finally:
+        torch.set_num_threads(before)
+    for got, want in zip(result, sums(x.double()), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=5e-5, atol=0)

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lowtide import config
+from lowtide.runtime import doctor, launch
+
+
+def test_a_good_machine(cache_dir: Path):
+    found = {check.name: check for check in doctor.checks()}
+    assert list(found) == [
+        "settings", "torch", "compiler", "vector width", "kernel", "threads", "cache folder",
+        "huge pages", "zig",
+    ]  # fmt: skip
+    for name in ("settings", "compiler", "vector width", "kernel", "cache folder"):
+        assert found[name].ok, found[name]
+    assert all(check.ok or check.remedy for check in found.values())
+
+
+def test_each_trouble_has_a_remedy(cache_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launch, "parallel_for_address", lambda: 0)
+    monkeypatch.setattr(doctor, "_HUGE_PAGES", "/nowhere")
+    with config.override(compiler="/nowhere/gcc", cache_dir="/proc"):
+        found = {check.name: check for check in doctor.checks()}
+    for name in ("compiler", "vector width", "kernel", "threads", "cache folder"):
+        assert (found[name].ok, found[name].remedy != "") == (False, True), found[name]
+    assert found["huge pages"].ok

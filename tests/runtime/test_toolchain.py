@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lowtide import config
+from lowtide.errors import BackendError
+from lowtide.runtime import cache, toolchain
+
+
+def test_the_compiler_and_its_target(cache_dir: Path):
+    found = toolchain.compiler()
+    assert found.kind in ("gcc", "clang", "zig")
+    assert found.version
+    assert found.target.vector_bytes in (16, 32, 64)
+    assert ("-mprefer-vector-width=512" in found.flags) == (found.target.vector_bytes == 64)
+
+
+def test_the_compiler_is_asked_once_for_all_processes(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = toolchain.compiler()
+    toolchain._compiler.cache_clear()
+    monkeypatch.setattr(toolchain, "run", None)  # a second question would fail
+    assert toolchain.compiler() == first
+
+
+def test_damaged_facts_are_asked_anew(cache_dir: Path):
+    first = toolchain.compiler()
+    (facts,) = (cache_dir / "lowtide-1" / "targets").iterdir()
+    for text in ("", "[1]", "{}", "{"):
+        facts.write_text(text)
+        toolchain._compiler.cache_clear()
+        assert toolchain.compiler() == first
+
+
+def test_identity_covers_compiler_and_cpu(cache_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    first = toolchain.compiler().identity
+    monkeypatch.setattr(toolchain, "cpu_identity", lambda: "another machine")
+    toolchain._compiler.cache_clear()
+    assert toolchain.compiler().identity != first
+
+
+def test_no_compiler_says_what_to_install(cache_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(toolchain, "zig_path", lambda: "")
+    with pytest.raises(BackendError, match=r"apt install gcc.*pip install lowtide\[zig\]"):
+        toolchain.compiler()
+
+
+def test_a_compiler_asked_for_by_name_must_be_there(cache_dir: Path):
+    with (
+        config.override(compiler="/nowhere/gcc"),
+        pytest.raises(BackendError, match="LOWTIDE_CC='/nowhere/gcc' was not found"),
+    ):
+        toolchain.compiler()
+
+
+def test_a_program_that_is_no_compiler(cache_dir: Path):
+    with (
+        config.override(compiler="true"),
+        pytest.raises(BackendError, match="does not work as a C compiler"),
+    ):
+        toolchain.compiler()
+
+
+def test_zig_is_the_last_resort(cache_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    if not toolchain.zig_path():
+        pytest.skip("the ziglang package is not installed")
+    monkeypatch.setenv("PATH", "")
+    assert toolchain.find_command() == (toolchain.zig_path(), "cc")
+
+
+def test_zig_compiles_and_its_library_loads(cache_dir: Path):
+    if not toolchain.zig_path():
+        pytest.skip("the ziglang package is not installed")
+    with config.override(compiler=toolchain.zig_path()):
+        assert toolchain.compiler().kind == "zig"
+        source = '__attribute__((visibility("default"))) int seven(void) { return 7; }'
+        assert cache.load_library(source, "seven").seven() == 7
+
+
+def test_importing_starts_no_process_and_no_torch():
+    program = (
+        "import subprocess, sys\n"
+        "def forbid(*args, **kwargs): raise AssertionError\n"
+        "subprocess.Popen = forbid\n"
+        "import lowtide.config, lowtide.runtime.cache\n"
+        "print(*(m for m in ('torch', 'filelock', 'platformdirs') if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""

@@ -1,0 +1,62 @@
+"""What the README promises to a fresh checkout: two commands, which the CI uses too."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+
+
+def sh_blocks() -> list[str]:
+    """The text of every fenced block marked `sh`, in order."""
+    return re.findall(r"^```sh\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_first_two_sh_blocks_are_one_line_each() -> None:
+    demo, test = sh_blocks()[:2]
+    assert demo == "./dev demo\n"
+    assert test == "./dev test\n"
+
+
+def test_ci_runs_the_second_command() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert f"{sh_blocks()[1].strip()} </dev/null" in lines
+
+
+def test_scripts_are_executable_and_parse() -> None:
+    for script in (ROOT / "dev", ROOT / ".ci" / "run"):
+        assert os.access(script, os.X_OK), script
+        subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_dev_lists_its_commands_and_refuses_others() -> None:
+    listed = subprocess.run([ROOT / "dev"], capture_output=True, text=True, check=True).stdout
+    for command in ("demo", "test", "bench", "fix", "setup"):
+        assert f"./dev {command}" in listed
+    assert subprocess.run([ROOT / "dev", "nonsense"], capture_output=True).returncode == 2
+
+
+def test_torch_is_pinned_to_one_version_everywhere() -> None:
+    pins = {
+        pin
+        for file in ("dev", "pyproject.toml")
+        for pin in re.findall(r"torch==[\d.]+", (ROOT / file).read_text())
+    }
+    assert len(pins) == 1, pins
+
+
+def test_the_benchmark_markers_stand_once_each() -> None:
+    from benchmarks.report import BEGIN, END
+
+    text = README.read_text()
+    assert text.count(BEGIN) == text.count(END) == 1
+    assert text.index(BEGIN) < text.index(END)
+
+
+def test_python_examples_of_the_readme_are_valid() -> None:
+    for block in re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S):
+        compile(block, "README.md", "exec")
