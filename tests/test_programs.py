@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowtide.memory.measure import can_measure_resident, measure_peak
+from lowtide.memory.measure import measure_peak
 from lowtide.programs import PROGRAMS
 
 MIB = 1 << 20
@@ -39,7 +39,6 @@ def test_boxes_are_boxes() -> None:
     torch.testing.assert_close(area.diagonal(), own)
 
 
-@pytest.mark.skipif(not can_measure_resident(), reason="no /proc/self/clear_refs")
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
@@ -53,5 +52,7 @@ def test_eager_peak_is_as_the_formula_says(name: str, sizes: tuple[int, ...]) ->
     program = PROGRAMS[name]
     args = program.make_inputs(*sizes)
     program.function(*args)
-    peak, _ = measure_peak(lambda: program.function(*args))
-    assert peak.peak_bytes == pytest.approx(program.eager_peak_bytes(sizes), rel=0.05, abs=2 * MIB)
+    # PyTorch's own count: what is resident depends on what the process held on to before.
+    peak, _ = measure_peak(lambda: program.function(*args), allocations_only=True)
+    assert peak.method == "profiler"
+    assert peak.peak_bytes == pytest.approx(program.eager_peak_bytes(sizes), rel=0.01, abs=MIB)

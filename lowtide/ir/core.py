@@ -94,7 +94,11 @@ class Block:
 class Function:
     """A whole program; its parameters are the arguments of `block`.
 
-    `defaults[name]` is the value of a parameter that a caller leaves out.
+    `defaults[name]` is the value of a parameter that a caller leaves out. The last
+    `len(captures)` parameters are not the caller's: `captures[i]` is the dotted path, from the
+    module that the function is a method of, to what is handed in ("" is that module itself).
+
+        def forward(%x: Tensor, %w: Tensor @ "layers.0.weight") -> Tensor:
     """
 
     name: str
@@ -102,11 +106,17 @@ class Function:
     result: Type = NONE
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
     loc: Loc = UNKNOWN_LOC
+    captures: tuple[str, ...] = ()
 
     @property
     def params(self) -> list[Value]:
-        """The parameters, in order."""
+        """The parameters, in order, captured ones last."""
         return self.block.args
+
+    @property
+    def arguments(self) -> list[Value]:
+        """The parameters that a caller gives."""
+        return self.block.args[: len(self.block.args) - len(self.captures)]
 
     def walk(self) -> Iterator[Op]:
         """Every op, nested ones after the op that holds them."""
@@ -164,7 +174,7 @@ def clone(fn: Function) -> Function:
 
 def with_block(fn: Function, block: Block) -> Function:
     """The same function around another body."""
-    return Function(fn.name, block, fn.result, dict(fn.defaults), fn.loc)
+    return Function(fn.name, block, fn.result, dict(fn.defaults), fn.loc, fn.captures)
 
 
 def free_values(ops: Sequence[Op]) -> list[Value]:

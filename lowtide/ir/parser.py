@@ -81,11 +81,16 @@ class _Parser:
         name = line.need(_HEAD, "`def name(...) -> type:`")[1]
         block = Block()
         defaults: dict[str, object] = {}
+        captures: list[str] = []
         while not line.skip(")"):
             value = self.typed(line)
             block.args.append(value)
             if line.skip("="):
                 defaults[value.name] = self.default(line)
+            if line.skip("@"):
+                captures.append(str(self.default(line)))
+            elif captures:
+                raise line.fail("`@ path`, as of the parameter before")
             line.skip(",")
         if not line.skip("->"):
             raise line.fail("`->`")
@@ -96,7 +101,7 @@ class _Parser:
         block.ops = self.ops(1)
         if self.next < len(self.lines):
             raise self.lines[self.next].fail("an op, indented as the ones before")
-        return Function(name, block, result, defaults, loc)
+        return Function(name, block, result, defaults, loc, tuple(captures))
 
     def take(self) -> _Line:
         self.next += 1

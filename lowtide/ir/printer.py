@@ -55,11 +55,13 @@ class _Printer:
 
     def function(self, fn: Function) -> str:
         params: list[str] = []
-        for value in fn.params:
+        for value in fn.arguments:
             text = self.typed(value)
             if value.name in fn.defaults:
                 text += f" = {print_literal(fn.defaults[value.name])}"
             params.append(text)
+        for value, path in zip(fn.params[len(params) :], fn.captures, strict=True):
+            params.append(f"{self.typed(value)} @ {print_literal(path)}")
         head = f"def {fn.name}({', '.join(params)}) -> {fn.result}:"
         lines = [self.with_loc(head, fn.loc), *self.ops(fn.block, 1)]
         return "\n".join(lines) + "\n"

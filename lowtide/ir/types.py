@@ -6,8 +6,7 @@ In: text as it stands in printed IR and in error messages. Out: records, compare
     str(OptionalType(TENSOR))          ==  "Optional[Tensor]"
 
 Always holds: `parse_type(str(t)) == t`. A tensor's dtype and shape are no part of its type. The
-names are TorchScript's; what is still missing of its type language (Dict, classes, Enum, Future)
-becomes one more record and one more row in `_GENERIC`.
+names are TorchScript's.
 """
 
 from __future__ import annotations
@@ -60,6 +59,37 @@ class ListType(Type):
 
     def __str__(self) -> str:
         return f"List[{self.elem}]"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DictType(Type):
+    """Any number of keys of one type, each with a value of another."""
+
+    key: Type
+    value: Type
+
+    def __str__(self) -> str:
+        return f"Dict[{self.key}, {self.value}]"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FutureType(Type):
+    """What `fork` gives: a value that is still being computed."""
+
+    elem: Type
+
+    def __str__(self) -> str:
+        return f"Future[{self.elem}]"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ClassType(Type):
+    """An object of a Python class, or an nn.Module; `name` is its name in `ir.python_objects`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"Class[{self.name!r}]"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -151,6 +181,10 @@ def is_subtype(t: Type, of: Type) -> bool:
             return len(a) == len(b) and all(map(is_subtype, a, b))
         case ListType(a), ListType(b):
             return is_subtype(a, b)
+        case DictType(a, x), DictType(b, y):
+            return is_subtype(a, b) and is_subtype(x, y)
+        case FutureType(a), FutureType(b):
+            return is_subtype(a, b)
         case _:
             return of == NUMBER and is_number(t)
 
@@ -240,7 +274,7 @@ def _type_of_sequence(value: Sequence[object]) -> Type | None:
     return None if elem is None else ListType(elem)
 
 
-_TOKEN = re.compile(r"\s*([A-Za-z_]\w*|[\[\](),:])")
+_TOKEN = re.compile(r"\s*([A-Za-z_]\w*|[\[\](),:]|'[^'\"\\]*')")
 
 
 def parse_type(text: str) -> Type:
@@ -268,6 +302,8 @@ class TypeReader:
         word = self._next()
         if word == "(":
             return self._tuple()
+        if word == "Class":
+            return self._class()
         if word in _GENERIC:
             self._expect("[")
             elems = self._until("]")
@@ -275,6 +311,14 @@ class TypeReader:
         if word in _NAMED:
             return _NAMED[word]
         raise ValueError(f"not a type: {self.text!r}")
+
+    def _class(self) -> Type:
+        self._expect("[")
+        name = self._next()
+        if not name.startswith("'"):
+            raise ValueError(f"not a type: {self.text!r}")
+        self._expect("]")
+        return ClassType(name.strip("'"))
 
     def _tuple(self) -> Type:
         elems: list[Type] = []
@@ -325,6 +369,8 @@ def _single(make: Callable[[Type], Type]) -> Callable[[Iterable[Type]], Type]:
 
 _GENERIC: dict[str, Callable[[Iterable[Type]], Type]] = {
     "List": _single(ListType),
+    "Dict": lambda elems: DictType(*elems),
+    "Future": _single(FutureType),
     "Optional": _single(OptionalType),
     "Union": lambda elems: UnionType(tuple(elems)),
 }

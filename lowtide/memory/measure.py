@@ -64,18 +64,22 @@ class Timing:
 
 
 def measure_peak(
-    call: Callable[[], T], *, release: Callable[[], None] | None = None
+    call: Callable[[], T],
+    *,
+    release: Callable[[], None] | None = None,
+    allocations_only: bool = False,
 ) -> tuple[Peak, T]:
     """Run `call` once and return its peak memory and its result.
 
-    `release` is called before, to give cached memory back to the system, so that memory which the
+    `allocations_only` counts what PyTorch allocates instead of what is resident: the same in every
+    run, and blind to all other allocators. `release` is called before, to give cached memory back to the system, so that memory which the
     call takes out of a cache counts as its own. Warm the call up first: what a first call loads,
     compiles and starts would count as well.
     """
     _give_back_free_memory(release)
-    if can_measure_resident():
-        return _resident_peak(call)
-    return _profiled_peak(call)
+    if allocations_only or not can_measure_resident():
+        return _profiled_peak(call)
+    return _resident_peak(call)
 
 
 def can_measure_resident() -> bool:

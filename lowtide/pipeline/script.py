@@ -25,12 +25,12 @@ from lowtide.errors import CompileError, LowtideError
 from lowtide.frontend.script.script import check_syntax, script_function, signature_types
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
+from lowtide.ir.python_text import python_text
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
-from lowtide.pipeline.pycode import python_text
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.walk import Walk, ineligible
 

@@ -67,12 +67,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulate:
-    """`buffer[its axes] = fn over axes of expr`, going on from what the buffer holds."""
+    """`buffer[its axes] = fn over axes of expr`, going on from what the buffer holds.
+
+    `first`: in the first tile of all these swept axes the buffer holds nothing yet."""
 
     buffer: Buffer
     fn: str
     over: tuple[Axis, ...]
     expr: Expr
+    first: tuple[Axis, ...] | None = None
 
 
 Write = Store | Stage | Accumulate
@@ -98,8 +101,11 @@ class Nest:
 
 @dataclass(slots=True, kw_only=True)
 class Fill:
+    """`empty`: needed only where one of these axes has no points."""
+
     buffer: Buffer
     value: float | int | bool
+    empty: tuple[Axis, ...] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,7 +196,8 @@ def _stmt_lines(body: list[Stmt], indent: str) -> Iterator[str]:
             yield f"{indent}for {stmt.axis.name}:{stmt.axis.extent} by {stmt.tile}"
             yield from _stmt_lines(stmt.body, indent + "  ")
         elif isinstance(stmt, Fill):
-            yield f"{indent}fill {stmt.buffer.name} = {stmt.value!r}"
+            where = "" if stmt.empty is None else f" where {_names(stmt.empty)} is empty"
+            yield f"{indent}fill {stmt.buffer.name} = {stmt.value!r}{where}"
         else:
             order = ", ".join(_loop_text(stmt, a) for a in stmt.order or stmt.axes)
             yield f"{indent}nest ({order})" + (" transposed" if stmt.transposed else "")
@@ -214,5 +221,9 @@ def _write_text(w: Write) -> str:
         return f"{w.target}[{', '.join(map(str, w.index))}] = {w.expr}"
     if isinstance(w, Stage):
         return f"{w.buffer.name} = {w.expr}"
-    over = ", ".join(a.name for a in w.over)
-    return f"{w.buffer.name} = {w.fn}[{over}]({w.expr})"
+    begins = "" if w.first is None else f" from its first {_names(w.first)}".rstrip()
+    return f"{w.buffer.name} = {w.fn}[{_names(w.over)}]({w.expr}){begins}"
+
+
+def _names(axes: tuple[Axis, ...]) -> str:
+    return ", ".join(a.name for a in axes)

@@ -25,6 +25,7 @@ CHEAP = frozenset({
     "gt", "ge", "eq", "ne", "and", "or", "xor", "not", "floor", "ceil", "trunc", "round", "sign",
 })  # fmt: skip
 FULL_EXTENT = 8  # constant extents up to this are unrolled completely in a reduction
+ARG = frozenset({"argmin", "argmax"})
 WORTH_STAGING = 4  # vector operations
 
 

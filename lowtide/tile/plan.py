@@ -35,10 +35,8 @@ from lowtide.tile.ir import (
     Sweep,
     nests,
 )
-from lowtide.tile.items import Context, Item, contains_inner, fully_unrolled
+from lowtide.tile.items import ARG, Context, Item, contains_inner, fully_unrolled
 from lowtide.tile.target import Target
-
-ARG = frozenset({"argmin", "argmax"})
 
 
 def plan(

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from lowtide.texpr.expr import Expr, Load
 from lowtide.texpr.index import Axis, Index
 from lowtide.texpr.normalise import likely
+from lowtide.tile.begin import begin_in_registers
 from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage
 from lowtide.tile.items import address, cost, node_cost, stride_along
 from lowtide.tile.target import Target
@@ -40,6 +41,7 @@ def schedule(
         lasts = {w.buffer.last for w in nest.writes if isinstance(w, Stage)}
         if len(panels) == 1 and lasts == {nest.vector} and not _sums(nest):
             nest.vectors = max(panels.pop() // kernel.lanes, 1)
+    begin_in_registers(kernel)
     return kernel
 
 
@@ -115,8 +117,6 @@ def _choose(nest: Nest, kernel: Kernel, hints: Mapping[str, int], target: Target
             continue
         if buffer.last is v:
             buffer.panel = nest.vectors * kernel.lanes
-        elif u in buffer.axes and nest.unroll:
-            buffer.last, buffer.panel = u, kernel.lanes
 
 
 def _row_reduction(

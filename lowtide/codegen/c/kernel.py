@@ -254,7 +254,9 @@ class _Printer:
                 yield from ("  " + line for line in print_nest(stmt, self.names))
                 yield "}"
             elif isinstance(stmt, Fill):
-                yield self._fill(stmt.buffer, self._scalar(stmt.value, stmt.buffer))
+                fill = self._fill(stmt.buffer, self._scalar(stmt.value, stmt.buffer))
+                tests = " || ".join(f"{c_index(a.extent)} == 0" for a in stmt.empty or ())
+                yield f"if ({tests}) {fill}" if tests else fill
             else:
                 a, n = self.names.axis(stmt.axis), c_index(stmt.axis.extent)
                 yield f"for (int64_t b_{a} = 0; b_{a} < {n}; b_{a} += {stmt.tile}) {{"

@@ -49,6 +49,7 @@ class Accumulator:
         start = identity(ARG.get(w.fn, self.fn), dtype)
         self.neutral = "(i32v){0}" if self.counting else body.constant(start, dtype)
         self.hold = body.depth(self.kept)
+        self.vectors: list[tuple[str, str]] = []  # places in the buffer, and what goes there
 
     def emit(self) -> None:
         if self.hold < len(self.body.order) or self.v is None or self.folds:
@@ -113,6 +114,7 @@ class Accumulator:
             merged.setdefault(body.restrict(key, self.kept), []).append(name)
         for key, group in merged.items():
             self._write_back(key, group, outer.after)
+        self._write_vectors(outer.after)
 
     def _by_rows(self) -> bool:
         """A float sum over several loops: the innermost gets its own, for the rounding's sake."""
@@ -224,7 +226,17 @@ class Accumulator:
         value = first
         if self.counting:
             value = f"{body.names.use('cast_i32_i64')}({first})"
-        lines.append(self._into_vector(place, value))
+        self.vectors.append((place, value))
+
+    def _write_vectors(self, lines: list[str]) -> None:
+        """Add to the buffer; where it holds nothing yet, only store."""
+        adds = [self._into_vector(place, value) for place, value in self.vectors]
+        if self.w.first is None:
+            lines.extend(adds)
+            return
+        tests = " && ".join(f"b_{self.body.names.axis(a)} == 0" for a in self.w.first)
+        stores = [self._access(self.buffer, p)[1](value) for p, value in self.vectors]
+        lines.extend(["if (%s) {" % tests, *stores, "} else {", *adds, "}"] if tests else stores)
 
     def _folded(self, acc: str) -> str:
         use, t = self.body.names.use, self.t

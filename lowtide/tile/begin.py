@@ -1,0 +1,82 @@
+"""Reductions that begin with what the registers hold, instead of a filled buffer.
+
+In:  a scheduled kernel. Out: the same kernel; where one nest alone writes an accumulator, its first
+     part is stored and only later ones are added to what lies there.
+
+    fill t = 0                               fill t = 0 where k is empty
+    for k by 144                       ->    for k by 144
+      nest (j vector, i, k)                    nest (j vector, i, k)
+        t = sum[k](a * b)                        t = sum[k](a * b) from its first k
+
+A short contraction (the 64 of an attention head) else spends as much on filling its tile, reading
+it back and adding as on a tenth of its products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.index import Axis
+from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Store, Sweep
+from lowtide.tile.items import ARG
+
+
+def begin_in_registers(kernel: Kernel) -> None:
+    """Mark the sums that need no fill, in place."""
+    _begin(kernel.body, kernel)
+
+
+def _begin(body: list[Stmt], kernel: Kernel) -> None:
+    for k, stmt in enumerate(list(body)):
+        if isinstance(stmt, Sweep):
+            _begin(stmt.body, kernel)
+        elif isinstance(stmt, Fill):
+            found = _only_writer(stmt.buffer, body[k + 1 :], kernel)
+            if found is not None:
+                nest, w, swept = found
+                first = tuple(a for a in w.over if a in swept)
+                nest.writes[nest.writes.index(w)] = replace(w, first=first)
+                grid = {t.axis for t in kernel.grid}
+                stmt.empty = tuple(a for a in w.over if a not in grid and not a.extent.const)
+    body[:] = [s for s in body if not isinstance(s, Fill) or s.empty != ()]
+
+
+def _only_writer(
+    buffer: Buffer, after: list[Stmt], kernel: Kernel
+) -> tuple[Nest, Accumulate, tuple[Axis, ...]] | None:
+    """The nest that alone writes the buffer and is not read before, with the sweeps around it."""
+    everywhere = [w for n in kernel.nests() for w in n.writes if not isinstance(w, Store)]
+    if sum(w.buffer is buffer for w in everywhere) != 1 or buffer.fn in ARG:
+        return None
+    for nest, swept in _paths(after, ()):
+        for w in nest.writes:
+            if isinstance(w, Accumulate) and w.buffer is buffer:
+                return (nest, w, swept) if _keeps_in_registers(nest, w) else None
+            if not isinstance(w, Accumulate | Stage | Store) or _reads(nest, buffer, kernel):
+                return None
+    return None
+
+
+def _paths(body: list[Stmt], swept: tuple[Axis, ...]) -> Iterator[tuple[Nest, tuple[Axis, ...]]]:
+    for stmt in body:
+        if isinstance(stmt, Nest):
+            yield stmt, swept
+        elif isinstance(stmt, Sweep):
+            yield from _paths(stmt.body, (*swept, stmt.axis))
+
+
+def _reads(nest: Nest, buffer: Buffer, kernel: Kernel) -> bool:
+    loads = (load for w in nest.writes for load in ex.loads(w.expr))
+    return any(kernel.values.get(load.source) is buffer for load in loads)
+
+
+def _keeps_in_registers(nest: Nest, w: Accumulate) -> bool:
+    """Are all points of a result summed up in the loops inside, and written once, as vectors?"""
+    if nest.vector is None or nest.vector in w.over:
+        return False
+    loops = [a for a in nest.order if a not in nest.full]
+    walked = [k for k, a in enumerate(loops) if a in w.over]
+    kept = [k for k, a in enumerate(loops) if a not in w.over]
+    return bool(walked) and min(walked) > max(kept)
