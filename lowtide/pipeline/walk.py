@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -319,6 +319,8 @@ class Walk:
         if isinstance(value, tuple | list):
             elems = [self._meta(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
             return elems if isinstance(value, list) else tuple(elems)
+        if type(value) is dict:
+            return {k: self._meta(v) for k, v in cast("dict[Any, Any]", value).items()}
         return value
 
 
@@ -347,6 +349,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
         return [value]
     if isinstance(value, tuple | list):
         return [x for v in value for x in _tensors(v)]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, dict):
+        return [x for v in value.values() for x in _tensors(v)]  # pyright: ignore[reportUnknownVariableType]
     return []
 
 
