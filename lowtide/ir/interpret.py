@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional
 
-from lowtide.ir import opdefs
+from lowtide.ir import object_ops, opdefs
 from lowtide.ir.core import Block, Function, Op, Value
 
 Env = MutableMapping[Value, Any]
@@ -211,6 +211,7 @@ _STRUCTURED: dict[str, Callable[[Op, Env], list[Any]]] = {
     "assert": _assert,
     "raise": _raise,
     "print": _print,
+    **object_ops.RUN,
 }
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from lowtide.errors import VerifyError
-from lowtide.ir import opdefs
+from lowtide.ir import object_ops, opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import TERMINATORS, Block, Function, Op, Value
 from lowtide.ir.literals import is_literal
@@ -207,4 +207,5 @@ _CHECKS: dict[str, Callable[[Op], bool]] = {
     "assert": lambda op: len(op.operands) in (1, 2) and op.operands[0].type == t.BOOL,
     "raise": lambda op: isinstance(op.attrs.get("exception"), str) and not op.results,
     "print": lambda op: not op.results,
+    **object_ops.CHECKS,
 }

@@ -20,6 +20,7 @@ from typing import Any
 
 from lowtide.ir.core import Block, Function, Op, Value, free_values
 from lowtide.ir.interpret import run_op
+from lowtide.ir.types import ClassType
 from lowtide.pipeline import stats
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.region import Entry, Region
@@ -27,6 +28,9 @@ from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.specialise import static_reason
 
 Env = dict[Value, Any]
+
+OBJECTS = (ClassType,)  # types of values that only the driver's own ops work on
+CHANGING = ("mutate", "py.call", "call_module")  # ops that may write into a tensor
 
 
 class BlockPlan:
@@ -61,6 +65,7 @@ class BlockPlan:
         stop = end + 1 if end == self.last else end
         used = free_values(self.ops[pos:stop])
         live_ins = self._first_live_ins if pos == 0 and self._first_live_ins else used
+        live_ins = [v for v in live_ins if not isinstance(v.type, OBJECTS)]
         return Region(
             block=self.block,
             start=pos,
@@ -170,9 +175,10 @@ class Driver:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        mutates = any(op.name == "mutate" for op in function.walk())
+        mutates = any(op.name in CHANGING for op in function.walk())
         self.plan = BlockPlan(function.block, function.name, mutates, function.params)
-        self._first = self.plan.region(0)
+        is_plain = not any(isinstance(p.type, OBJECTS) for p in function.params)
+        self._first = self.plan.region(0) if is_plain else None
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function; raises Ineligible, before anything ran, if PyTorch must do it."""
@@ -187,6 +193,10 @@ class Driver:
             return run(args, entry.z, entry.sizes)[0]
         except (CheckFailed, HostFault):
             pass  # PyTorch's own error shall not be "during handling of" ours
+        return self.run_eager(args)
+
+    def run_eager(self, args: Sequence[Any]) -> Any:
+        """PyTorch runs every op, as it must where gradients are recorded."""
         env = dict(zip(self.function.params, args, strict=True))
         self.plan.run_eager(0, self.plan.last, env)
         return env[self.function.block.terminator.operands[0]]

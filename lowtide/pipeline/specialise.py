@@ -50,6 +50,9 @@ STOPPING: Final = {
     "call_torch": "has no record",
     "print": "prints",
     "raise": "raises",
+    "attr.get": "reads an attribute that the program assigns",
+    "attr.set": "assigns an attribute",
+    "py.call": "calls Python",
 }
 
 
@@ -89,6 +92,8 @@ def static_reason(op: Op) -> str:
     """Why this op ends every region, "" if it need not."""
     if op.name in STOPPING:
         return STOPPING[op.name]
+    if op.name == "call_module":
+        return f"is a module that PyTorch runs: {op.attrs['why']}"
     if op.name.startswith("torch."):
         try:
             record: Any = opdefs.torch_record(op.name)
@@ -192,6 +197,8 @@ class _Specialiser:
         reason = static_reason(op)
         if reason:
             raise Stop(reason)
+        if any(v not in env for v in op.operands):
+            raise Stop("works on an object")
         operands = [env[v] for v in op.operands]
         if op.name == "if":
             results = self._if(op, operands[0], env)

@@ -21,9 +21,11 @@ import torch
 from lowtide.frontend.script import list_methods
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context, expression
+from lowtide.frontend.script.decorators import MODIFIER
 from lowtide.frontend.script.expressions import known_elements, python_object
 from lowtide.frontend.script.functions import compile_body, push_frame
 from lowtide.frontend.script.mutation import is_inplace
+from lowtide.frontend.script.node_tables import CALL_OF, LEFT_TO_PYTHON
 from lowtide.frontend.script.nodes import Call, Method, Node, PythonObject, describe
 from lowtide.frontend.script.source import unwrap
 from lowtide.frontend.script.torch_calls import source_of, torch_call
@@ -38,6 +40,8 @@ def compile_call(c: Context, node: ast.Call) -> Node:
     """`callee(args)`."""
     callee = c.expr(node.func)
     call = _arguments(c, node)
+    if type(callee) in CALL_OF:
+        return CALL_OF[type(callee)](c, callee, call)
     if isinstance(callee, Method):
         return _method_call(c, callee, call)
     if isinstance(callee, PythonObject):
@@ -113,6 +117,10 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         return _static_call(c, call, callee)
     if isinstance(obj, type) and hasattr(obj, "_fields"):
         return _named_tuple(c, obj, call)
+    if isinstance(obj, FunctionType) and hasattr(obj, MODIFIER) and LEFT_TO_PYTHON:
+        left = LEFT_TO_PYTHON[0](c, obj, call)
+        if left is not None:
+            return left
     if isinstance(obj, FunctionType) or hasattr(obj, "__lowtide_function__"):
         return _inline(c, unwrap(obj), call)  # pyright: ignore[reportArgumentType]
     raise c.error(
@@ -171,7 +179,7 @@ def _inline(c: Context, fn: FunctionType, call: Call) -> Node:
         raise c.error(
             call.node, f"{fn.__name__!r} calls itself: recursion is not compiled", "a loop"
         )
-    bound = _bind_python(c, fn, call)
+    bound = bind_python(c, fn, call)
     for value in bound.values():
         c.share(value)
     push_frame(c, fn)
@@ -182,7 +190,8 @@ def _inline(c: Context, fn: FunctionType, call: Call) -> Node:
         c.frames.pop()
 
 
-def _bind_python(c: Context, fn: FunctionType, call: Call) -> dict[str, Node]:
+def bind_python(c: Context, fn: FunctionType, call: Call) -> dict[str, Node]:
+    """What each parameter of a Python function is in this call, defaults included."""
     signature = inspect.signature(fn, follow_wrapped=False)
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

@@ -17,6 +17,8 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 from lowtide.errors import CompileError
+from lowtide.frontend.script.module_state import ModuleState
+from lowtide.frontend.script.node_tables import VALUE_OF
 from lowtide.frontend.script.nodes import Node, Poison, describe
 from lowtide.frontend.script.source import FunctionSource
 from lowtide.ir import types as t
@@ -51,6 +53,7 @@ class Context:
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self.frames: list[Frame] = []
+        self.modules: ModuleState | None = None  # where the program is a module's method
         self.shared_lists: set[Value] = set()  # lists that a second name or a container holds
 
     @property
@@ -74,6 +77,8 @@ class Context:
         """The SSA value of a compiled expression; raises CompileError for modules, functions, …."""
         if isinstance(found, Value):
             return found
+        if type(found) in VALUE_OF:
+            return VALUE_OF[type(found)](self, node, found)
         raise self.error(node, f"{describe(found)} cannot be used as a value")
 
     def step(self, node: ast.stmt) -> Step:

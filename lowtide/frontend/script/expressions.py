@@ -20,6 +20,7 @@ from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.flow import branch_on
 from lowtide.frontend.script.iteration import Iteration, iterate, static_length
 from lowtide.frontend.script.loops import loop_over
+from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
 from lowtide.frontend.script.nodes import Method, Node, Poison, PythonObject, describe
 from lowtide.frontend.script.targets import assign
 from lowtide.frontend.script.torch_calls import attribute
@@ -94,6 +95,8 @@ def _sequence(c: Context, node: ast.AST, obj: Sequence[object]) -> Node:
 def compile_attribute(c: Context, node: ast.Attribute) -> Node:
     """`base.attr`."""
     base = c.expr(node.value)
+    if type(base) in ATTRIBUTE_OF:
+        return ATTRIBUTE_OF[type(base)](c, node, base, node.attr)
     if isinstance(base, PythonObject):
         return _object_attribute(c, node, base)
     if not isinstance(base, Value):

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lowtide.frontend.script.context import Context, expression
+from lowtide.frontend.script.node_tables import ITEM_OF
 from lowtide.frontend.script.nodes import Node, PythonObject, Slice, describe
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
@@ -44,6 +45,8 @@ class Items:
 def compile_subscript(c: Context, node: ast.Subscript) -> Node:
     """`base[items]`."""
     base = c.expr(node.value)
+    if type(base) in ITEM_OF:
+        return ITEM_OF[type(base)](c, node, base)
     if isinstance(base, PythonObject) and hasattr(base.obj, "__getitem__"):
         return _annotation(c, node)
     if not isinstance(base, Value):

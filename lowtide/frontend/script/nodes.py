@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from types import FunctionType
+
+import torch
 
 from lowtide.errors import Loc
 from lowtide.ir.core import Value
@@ -84,7 +87,54 @@ class Poison:
     loc: Loc
 
 
-Node = Value | PythonObject | Method | Range | Enumerate | Zip | Reversed | Slice
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleRef:
+    """An nn.Module that is known while compiling; `path` leads to it from the root ("" is that)."""
+
+    module: torch.nn.Module
+    path: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Members:
+    """A sequence of what is known while compiling: the modules of a list, pairs of a dict.
+
+    `chained`: calling it calls one after the other, as a slice of nn.Sequential does."""
+
+    nodes: tuple[Node, ...]
+    chained: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundMethod:
+    """A Python method of a module (or a class method), about to be called."""
+
+    fn: FunctionType
+    owner: ModuleRef | PythonObject
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Super:
+    """`super()` of a module: attributes are looked up after `cls` in its MRO."""
+
+    owner: ModuleRef
+    cls: type
+
+
+Node = (
+    Value
+    | PythonObject
+    | Method
+    | Range
+    | Enumerate
+    | Zip
+    | Reversed
+    | Slice
+    | ModuleRef
+    | Members
+    | BoundMethod
+    | Super
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,5 +157,9 @@ def describe(node: Node) -> str:
             return f"the Python object {name or repr(obj)[:60]}"
         case Method(_, name):
             return f"the method {name!r}"
+        case ModuleRef(module, path):
+            return f"the module {path or type(module).__name__!r}"
+        case BoundMethod(fn):
+            return f"the method {fn.__name__!r}"
         case _:
             return f"a {type(node).__name__.lower()}"

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.narrowing import narrowed
+from lowtide.frontend.script.module_containers import compare_nodes
 from lowtide.frontend.script.nodes import Node, PythonObject
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.ir import types as t
@@ -118,6 +119,9 @@ def _chain(
 def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: Node) -> Value:
     if isinstance(left, PythonObject) and isinstance(right, PythonObject):
         return _compare_objects(c, node, op, left, right)
+    known = compare_nodes(c, node, op, left, right)
+    if known is not None:
+        return known
     a, b = c.as_value(left, node), c.as_value(right, node)
     match op:
         case ast.Is():

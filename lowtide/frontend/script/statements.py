@@ -27,6 +27,7 @@ from lowtide.frontend.script.targets import (
     assign,
     augmented_item,
     check_unshared,
+    store_attribute,
 )
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir.core import Value
@@ -69,6 +70,11 @@ def compile_augmented(c: Context, node: ast.AugAssign, rest: Sequence[Step]) -> 
     if isinstance(node.target, ast.Subscript):
         augmented_item(c, node, node.target, name)
         return
+    if isinstance(node.target, ast.Attribute):
+        read = ast.Attribute(node.target.value, node.target.attr, ast.Load())
+        old = c.value(ast.copy_location(read, node.target))
+        if store_attribute(c, node.target, augmented(c, node, name, old, c.value(node.value))):
+            return
     if not isinstance(node.target, ast.Name):
         raise c.error(node, "attributes cannot be assigned in a function", "a local variable")
     old = c.value(ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target))

@@ -13,9 +13,11 @@ order is also data flow.
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.indexing import Items, index_items, load
+from lowtide.frontend.script.node_tables import ELEMENTS_OF, STORE_OF
 from lowtide.frontend.script.nodes import Node, describe
 from lowtide.frontend.script.operators import augmented
 from lowtide.ir import types as t
@@ -28,6 +30,8 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
     match target:
         case ast.Name(id):
             c.bind(id, value)
+        case ast.Tuple(elts) | ast.List(elts) if type(value) in ELEMENTS_OF:
+            _unpack_nodes(c, target, elts, ELEMENTS_OF[type(value)](c, target, value))
         case ast.Tuple(elts) | ast.List(elts):
             _unpack(c, target, elts, c.as_value(value, target))
         case ast.Subscript():
@@ -37,6 +41,8 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
                 store(c, target, base, items, c.as_value(value, target))
         case ast.Starred():
             raise c.error(target, "a starred target is not compiled", "a slice: `rest = xs[1:]`")
+        case ast.Attribute() if store_attribute(c, target, value):
+            pass
         case ast.Attribute():
             raise c.error(
                 target,
@@ -45,6 +51,24 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
             )
         case _:
             raise c.error(target, f"cannot assign to `{ast.unparse(target)}`")
+
+
+def store_attribute(c: Context, target: ast.Attribute, value: Node) -> bool:
+    """`base.attr = value` where the base is known while compiling; tells whether it is."""
+    base = c.expr(target.value)
+    if type(base) not in STORE_OF:
+        return False
+    STORE_OF[type(base)](c, target, base, target.attr, value)
+    return True
+
+
+def _unpack_nodes(
+    c: Context, target: ast.AST, elts: list[ast.expr], nodes: Sequence[Node]
+) -> None:
+    if len(nodes) != len(elts):
+        raise c.error(target, f"{len(nodes)} values are unpacked to {len(elts)} names")
+    for elt, part in zip(elts, nodes, strict=True):
+        assign(c, elt, part)
 
 
 def store(c: Context, target: ast.Subscript, base: Value, items: Items, value: Value) -> None:
