@@ -17,7 +17,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -33,6 +33,9 @@ from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.walk import Walk, ineligible
+
+if TYPE_CHECKING:
+    from lowtide.pipeline.script_module import ScriptModule
 
 _SCALAR_TYPES = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
@@ -168,6 +171,10 @@ class ScriptFunction:
 
 @overload
 def script(
+    obj: torch.nn.Module, example_inputs: Any = None, *, budget: None = None, tune: bool = False
+) -> ScriptModule: ...
+@overload
+def script(
     obj: Callable[..., Any], *, budget: None = None, tune: bool = False
 ) -> ScriptFunction: ...
 @overload
@@ -176,8 +183,10 @@ def script(
 ) -> Callable[[Callable[..., Any]], ScriptFunction]: ...
 
 
-def script(obj: Any = None, *, budget: object = None, tune: bool = False) -> Any:
-    """Compiles a Python function from its source, control flow kept; a decorator too.
+def script(
+    obj: Any = None, example_inputs: Any = None, *, budget: object = None, tune: bool = False
+) -> Any:
+    """Compiles a Python function or an nn.Module from its source, control flow kept; a decorator.
 
     Raises CompileError for what is outside the language, with the place and what to write instead.
     `budget` and `tune` are names that are kept free: they raise until they do something."""
@@ -189,7 +198,11 @@ def script(obj: Any = None, *, budget: object = None, tune: bool = False) -> Any
         return functools.partial(script, budget=budget, tune=tune)
     if isinstance(obj, ScriptFunction):
         return obj
-    if isinstance(obj, type | torch.nn.Module | MethodType):
+    if isinstance(obj, torch.nn.Module):
+        from lowtide.pipeline.script_module import script_module  # it derives from ScriptFunction
+
+        return script_module(obj, example_inputs)
+    if isinstance(obj, type | MethodType):
         kind = "a class" if isinstance(obj, type) else f"a {type(obj).__name__}"
         raise CompileError(
             f"{kind} is not compiled yet, only functions are",
