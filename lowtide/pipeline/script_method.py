@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script.methods import compile_method, method_types
+from lowtide.frontend.script.module_state import is_torch_class
 from lowtide.frontend.script.script import check_syntax
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
@@ -85,7 +86,8 @@ class ScriptMethod(ScriptFunction):
         self._source = source
         self._frozen, self._preserved = frozen, preserved
         if isinstance(source, FunctionType):
-            check_syntax(source)
+            if not is_torch_class(type(root)):
+                check_syntax(source)
             signature = inspect.signature(source, follow_wrapped=False)
             parameters = list(signature.parameters.values())[1:]
             self._signature = signature.replace(parameters=parameters)

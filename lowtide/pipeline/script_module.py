@@ -90,6 +90,9 @@ class ScriptModule(_Module):
         own = self.__dict__
         if own.get("_lowtide_quiet") == RemovableHandle.next_id:
             return own["forward"](*args, **kwargs)
+        root = self.__lowtide_root__
+        if root is not self and getattr(root, "has_uninitialized_params", bool)():
+            return root(*args, **kwargs)  # its sizes come from the first input
         if not _has_hooks(self) and isinstance(self.forward, ScriptMethod):
             object.__setattr__(self, "_lowtide_quiet", RemovableHandle.next_id)
         return super().__call__(*args, **kwargs)

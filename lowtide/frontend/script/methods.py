@@ -23,8 +23,8 @@ import torch
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import module_attributes, module_calls, module_containers
-from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.functions import push_frame
+from lowtide.frontend.script.context import Context, Frame
+from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_state import Guard, Knowledge, ModuleState, Restart
 from lowtide.frontend.script.nodes import BoundMethod, Call, ModuleRef, Node
 from lowtide.frontend.script.script import signature_types
@@ -111,7 +111,8 @@ def _compile(
     builder.loc = source.loc(source.node)
     arguments = [Value(n, type_) for n, type_ in types.items()]
     builder.block.args.extend(arguments)
-    push_frame(c, fn, source)  # calls look for a frame; this one only passes the arguments on
+    # Calls look for a frame; this one only passes the arguments on.
+    c.frames.append(Frame(fn=fn, source=source, names=outer_names(fn), local_names=frozenset()))
     place = ast.copy_location(ast.Call(ast.Constant(None), [], []), source.node)
     call = Call(node=place, args=list[Node](arguments))
     ref = ModuleRef(module, "")
