@@ -80,7 +80,7 @@ def test_good_after_bad() -> None:
 
 
 def test_what_is_not_compiled() -> None:
-    for thing in (torch.nn.Linear(2, 2), torch.nn.Linear):
+    for thing in (torch.nn.Linear,):
         with pytest.raises(lt.CompileError, match="not compiled yet"):
             lt.script(thing)
     with pytest.raises(lt.CompileError):

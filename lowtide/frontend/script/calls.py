@@ -111,7 +111,8 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     if getattr(obj, "__module__", None) == "math" and opdefs.find(math_name) is not None:
         return _math_call(c, math_name, call)
     source = source_of(callee)
-    if source is not None and not isinstance(obj, type):
+    is_helper = source is not None and source.startswith("F._") and isinstance(obj, FunctionType)
+    if source is not None and not isinstance(obj, type) and not is_helper:
         return torch_call(c, call.node, source, call.args, call.keywords, unpacked=call.unpacked)
     if obj in (torch.finfo, torch.iinfo):
         return _static_call(c, call, callee)

@@ -20,7 +20,7 @@ Marked = TypeVar("Marked", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
 
 EXPORTED: typing.Final = (FunctionModifiers.EXPORT,)
-IGNORED: typing.Final = (FunctionModifiers.IGNORE, FunctionModifiers.COPY_TO_SCRIPT_WRAPPER)
+IGNORED: typing.Final = (FunctionModifiers.IGNORE,)
 UNUSED: typing.Final = tuple(
     getattr(FunctionModifiers, name)
     for name in ("UNUSED", "_DROP")

@@ -114,7 +114,10 @@ def _compile(
     # Calls look for a frame; this one only passes the arguments on.
     c.frames.append(Frame(fn=fn, source=source, names=outer_names(fn), local_names=frozenset()))
     place = ast.copy_location(ast.Call(ast.Constant(None), [], []), source.node)
-    call = Call(node=place, args=list[Node](arguments))
+    named = fn.__code__.co_kwonlyargcount  # they come last
+    split = len(arguments) - named
+    call = Call(node=place, args=list[Node](arguments[:split]))
+    call.keywords.update((v.name, v) for v in arguments[split:])
     ref = ModuleRef(module, "")
     if name == "forward":
         found = module_calls.call_forward(c, ref, call)

@@ -13,11 +13,13 @@ PyTorch's own modules are left to PyTorch.
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
@@ -302,8 +304,25 @@ def call_members(c: Context, members: Members, call: Call) -> Node:
     return value
 
 
+@functools.cache
+def _warner(category: type[Warning]) -> Callable[[str], None]:
+    return functools.partial(warnings.warn, category=category, stacklevel=2)
+
+
+def warn(c: Context, call: Call) -> Node:
+    """`warnings.warn(message, category)`, when the program runs."""
+    message, *rest = [*call.args, *(v for k, v in call.keywords.items() if k == "category")]
+    classes = [r.obj for r in rest if isinstance(r, PythonObject)]
+    category = classes[0] if classes and isinstance(classes[0], type) else UserWarning
+    target = python_objects.name_of(_warner(category))
+    operands = [c.as_value(message, call.node)]
+    c.builder.emit("py.call", operands, [t.NONE], target=target, kwnames=())
+    return c.const(None)
+
+
 CALL_OF[ModuleRef] = call_module
 CALL_OF[BoundMethod] = call_method
 CALL_OF[Members] = call_members
 LEFT_TO_PYTHON.append(left_to_python)
-BUILTINS[builtins.super] = cast("Any", make_super)
+BUILTINS[builtins.super] = make_super
+BUILTINS[warnings.warn] = warn
