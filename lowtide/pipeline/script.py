@@ -170,7 +170,7 @@ class ScriptFunction:
 
 
 @overload
-def script(
+def script(  # pyright: ignore[reportOverlappingOverload] (a module is a callable too)
     obj: torch.nn.Module, example_inputs: Any = None, *, budget: None = None, tune: bool = False
 ) -> ScriptModule: ...
 @overload

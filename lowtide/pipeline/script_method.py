@@ -6,8 +6,8 @@ Out: a `ScriptMethod`, called as the method would be.
     c.forward(x)      reads x's type, then what the program captured, then runs the driver
     c.fc.bias = None  another type than at compile time: the next call compiles a second variant
 
-Always holds: a `Variant` runs only where its captured values have the types, and its guards give the
-values, for which it was compiled.
+Always holds: a `Variant` runs only where its captured values have the types, and its guards give
+the values, for which it was compiled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from typing import Any, Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from lowtide.errors import CompileError
 from lowtide.frontend.script.methods import compile_method, method_types
 from lowtide.frontend.script.module_state import is_torch_class
 from lowtide.frontend.script.script import check_syntax
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
-from lowtide.pipeline import debug, plain, stats
+from lowtide.pipeline import debug, plain
 from lowtide.pipeline.captures import Reader, Values, hook_count, type_of_value
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.script import ScriptFunction
@@ -98,9 +97,7 @@ class ScriptMethod(ScriptFunction):
             parameters = _parameters(source)
             self._signature = inspect.Signature(parameters)
             self._fn = self._plainly()
-        positional = all(
-            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
-        )
+        positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
         self._arity = len(parameters) if positional else -1
         self._lock = threading.RLock()
         self.forget()
@@ -260,5 +257,3 @@ def _parameters(function: Function) -> list[inspect.Parameter]:
         )
         for p in function.arguments
     ]
-
-

@@ -17,7 +17,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, Final, cast
 
 import torch
@@ -49,7 +49,7 @@ class LazyMethod:
         self.__lowtide_function__ = fn
         self._name = name or getattr(fn, "__name__", "")
         if fn is not None:
-            functools.update_wrapper(self, fn)
+            functools.update_wrapper(cast("Any", self), fn)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -127,7 +127,7 @@ class ScriptModule(_Module):
 class WrappedModule(ScriptModule):
     """A compiled module around a root of another class."""
 
-    forward = LazyMethod(None, "forward")
+    forward: Any = LazyMethod(None, "forward")
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class WrappedModule(ScriptModule):
         return self._method(root, name, found)
 
     def _method(self, root: _Module, name: str, found: Any) -> Any:
-        if isinstance(found, classmethod) or decorators.modifier(found) is not None:
+        if isinstance(cast("object", found), classmethod) or decorators.modifier(found) is not None:
             bound = getattr(root, name)
             if decorators.modifier(found) not in decorators.EXPORTED:
                 return bound
@@ -200,9 +200,7 @@ class WrappedModule(ScriptModule):
     def _is_compiled(self, root: _Module, name: str) -> bool:
         wraps: dict[int, ScriptModule] = self.__dict__["_lowtide_wraps"]
         methods = [m for w in wraps.values() for m in w.__dict__.values()]
-        return any(
-            (id(root), name) in m.callees for m in methods if isinstance(m, ScriptMethod)
-        )
+        return any((id(root), name) in m.callees for m in methods if isinstance(m, ScriptMethod))
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
@@ -238,10 +236,10 @@ class WrappedModule(ScriptModule):
         """The root's."""
         self.__lowtide_root__.set_extra_state(state)
 
-    def _save_to_state_dict(self, *args: Any) -> None:
+    def _save_to_state_dict(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.__lowtide_root__._save_to_state_dict(*args)  # pyright: ignore[reportPrivateUsage]
 
-    def _load_from_state_dict(self, *args: Any) -> None:
+    def _load_from_state_dict(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.__lowtide_root__._load_from_state_dict(*args)  # pyright: ignore[reportPrivateUsage]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -318,7 +316,7 @@ def script_module(module: _Module, example_inputs: object = None) -> ScriptModul
         example_inputs = cast("dict[Any, Any]", example_inputs).get(module)
     for args in cast("Any", example_inputs or ()):
         with torch.no_grad():
-            made.forward.memory(*(args if isinstance(args, tuple) else (args,)))
+            cast("Any", made.forward).memory(*(args if isinstance(args, tuple) else (args,)))
     return made
 
 

@@ -47,6 +47,8 @@ class WalkedObjects:
             if made is None:
                 made = self._copies[id(module)] = copy.deepcopy(module).to("meta")
             first, *rest = op.operands
-            return object_ops.RUN[op.name](op, {first: made, **dict(zip(rest, values, strict=True))})
+            return object_ops.RUN[op.name](
+                op, {first: made, **dict(zip(rest, values, strict=True))}
+            )
         except Exception:  # whatever a module of the user's or PyTorch's raises on meta tensors
             return None

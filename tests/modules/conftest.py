@@ -14,9 +14,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "pipeline"))
-import standin  # noqa: E402
+import standin
 
-from lowtide.pipeline import backend, faults  # noqa: E402
+from lowtide.pipeline import backend, faults
 
 
 @pytest.fixture(autouse=True)

@@ -23,9 +23,7 @@ def check(module: nn.Module, *inputs: Any, calls: int = 2) -> lt.ScriptModule:
             found = compiled(*copy.deepcopy(inputs))
             torch.manual_seed(call)
             torch.testing.assert_close(found, other(*copy.deepcopy(inputs)))
-    for (name, a), b in zip(
-        module.state_dict().items(), other.state_dict().values(), strict=True
-    ):
+    for (name, a), b in zip(module.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, msg=name)
     return compiled
 
@@ -65,8 +63,8 @@ def test_attributes() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("count", 5), ("factor", 0.25), ("flag", False), ("mode", "none"), ("shape", (4, 3)),
-     ("steps", [5, 6, 7]), ("count", 2.5), ("act", torch.tanh), ("none", nn.Parameter(torch.ones(4))),
-     ("scale", nn.Parameter(torch.zeros(4))), ("dtype", torch.float64)],
+     ("steps", [5, 6, 7]), ("count", 2.5), ("act", torch.tanh),
+     ("none", nn.Parameter(torch.ones(4))), ("scale", nn.Parameter(torch.zeros(4))), ("dtype", torch.float64)],
 )  # fmt: skip
 def test_attributes_are_read_at_call_time(name: str, value: Any) -> None:
     module = Attributes()
@@ -163,7 +161,7 @@ class Containers(nn.Module):
             x = self.acts["relu"](x)
         x = self.layers[-1](x) + self.layers[0](x) * len(self.layers) + len(self.seq)
         x = self.seq[0](x) + self.seq(x) + self.seq[1:](x)
-        x = x + self.named["a"] + self.scales[1] + sum([p for p in self.scales])
+        x = x + self.named["a"] + self.scales[1] + sum([p * 1 for p in self.scales])
         return torch.stack([layer(x) for layer in self.layers])
 
 
@@ -221,7 +219,8 @@ class Base(nn.Module):
 
 class Derived(Base):
     def forward(self, x):
-        return super().forward(self.double(x)) * self.width + super(Derived, self).helper(x)
+        old_style = super(Derived, self).helper(x)  # noqa: UP008
+        return super().forward(self.double(x)) * self.width + old_style
 
     def helper(self, x):
         return self.triple(super().helper(x)) - 1
@@ -310,9 +309,7 @@ def test_assigned_attributes() -> None:
     assert "attr.set" in str(compiled.graph)
     compiled.hidden = None
     with torch.no_grad():
-        torch.testing.assert_close(
-            compiled(X), X * 2 * 5 + 2.5 + compiled.seen
-        )
+        torch.testing.assert_close(compiled(X), X * 2 * 5 + 2.5 + compiled.seen)
 
 
 class InPlace(nn.Module):
@@ -432,7 +429,7 @@ class Marked(nn.Module):
 
     @torch.jit.ignore
     def number(self, x) -> int:
-        return len([row for row in x])
+        return len(list(x))
 
     @lt.unused
     def left_out(self, x):

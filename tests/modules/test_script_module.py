@@ -321,7 +321,7 @@ class Odd(nn.Module):
         self.thing, self.layers = object(), [nn.Linear(4, 4)]
 
     def forward(self, x):
-        return x if self.thing is None else x
+        return x if self.thing is None else x + 1
 
 
 class PlainList(Odd):

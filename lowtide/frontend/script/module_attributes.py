@@ -92,11 +92,10 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
     ):
         state.guard("value", path)
         return python_object(c, node, found, "")
-    kind = type(found).__name__
-    holds = isinstance(found, list | tuple | dict) and "Module" in repr(found)[:4000]
+    kind = type(cast("object", found)).__name__
     remedy = (
         "nn.ModuleList or nn.ModuleDict"
-        if holds or isinstance(found, list | tuple | dict)
+        if isinstance(found, list | tuple | dict)
         else "a method marked @lt.ignore that uses it; register_buffer() for a tensor"
     )
     raise c.error(
@@ -123,7 +122,7 @@ def declared_type(module: torch.nn.Module, name: str) -> t.Type | None:
     if name in own:
         return type_from_annotation(own[name], {})
     for cls in type(module).__mro__:
-        annotations: dict[str, object] = cls.__dict__.get("__annotations__", {})
+        annotations: dict[str, object] = vars(cls).get("__annotations__", {})
         if name in annotations:
             init = cls.__dict__.get("__init__")
             scope = outer_names(init) if isinstance(init, FunctionType) else {}
@@ -146,7 +145,7 @@ def _constants(cls: type) -> frozenset[str]:
 
 def _is_final(module: torch.nn.Module, name: str) -> bool:
     for cls in type(module).__mro__:
-        annotation = cls.__dict__.get("__annotations__", {}).get(name)
+        annotation = vars(cls).get("__annotations__", {}).get(name)
         if annotation is not None:
             text = annotation if isinstance(annotation, str) else ""
             origin = typing.get_origin(annotation) or annotation
@@ -264,9 +263,7 @@ def store_module_attribute(
 
 def module_value(c: Context, node: ast.AST, ref: ModuleRef) -> Value:
     """A module where a value is needed: only functions left to Python take one."""
-    raise c.error(
-        node, f"{describe(ref)} cannot be used as a value", "a call of it, or @lt.ignore"
-    )
+    raise c.error(node, f"{describe(ref)} cannot be used as a value", "a call of it, or @lt.ignore")
 
 
 ATTRIBUTE_OF[ModuleRef] = module_attribute

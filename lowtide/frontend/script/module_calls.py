@@ -19,7 +19,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.modules import module as torch_module
@@ -217,7 +217,8 @@ def _call_hook(c: Context, call: Call, hook: Any, args: list[Node]) -> Node:
 
 def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
     """`module.method(args)`."""
-    fn, owner = method.fn, method.owner
+    fn: FunctionType = cast("Any", method).fn  # a field, which pyright takes for a method
+    owner = method.owner
     bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
     bound.unpacked = call.unpacked
     left = left_to_python(c, fn, bound)

@@ -1,4 +1,4 @@
-"""ModuleList, ModuleDict, Sequential, ParameterList and ParameterDict: taken apart while compiling.
+"""ModuleList, ModuleDict, Sequential, ParameterList, ParameterDict: taken apart while compiling.
 
 In: a ModuleRef to a container. Out: its elements, an element, how many there are.
 
@@ -6,7 +6,7 @@ In: a ModuleRef to a container. Out: its elements, an element, how many there ar
     self.layers[-1](x)  self.blocks["a"]  self.layers[1:]     constant indices only
     self.named_children(), self.parameters()                  known too, as of any module
 
-Always holds: elements of module containers are ModuleRefs, of parameter containers captured tensors.
+Always holds: elements of module containers are ModuleRefs, of parameter containers tensors.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def _keys(ref: ModuleRef) -> list[str]:
     """The attribute names of the elements, in order."""
     module: Any = ref.module
     if isinstance(module, nn.ParameterList):
-        return [str(i) for i in range(len(module))]
+        return [str(i) for i in range(len(cast("Any", module)))]
     if isinstance(module, nn.ParameterDict):
-        return [str(k) for k in module.keys()]  # noqa: SIM118 (not a dict)
+        return [str(k) for k in cast("Any", module).keys()]  # noqa: SIM118 (not a dict)
     return list(vars(module)["_modules"])
 
 
@@ -143,9 +143,7 @@ Method = Callable[[Context, ModuleRef, Call], Node]
 
 
 def _items(c: Context, ref: ModuleRef, call: Call) -> Node:
-    pairs = [
-        Members((c.const(k), _element(c, call.node, ref, k))) for k in _keys(ref)
-    ]
+    pairs = [Members((c.const(k), _element(c, call.node, ref, k))) for k in _keys(ref)]
     return Members(tuple(pairs))
 
 
@@ -192,11 +190,13 @@ def _tensors(kind: str, named: bool) -> Method:
 
     def method(c: Context, ref: ModuleRef, call: Call) -> Node:
         assert c.modules is not None
-        flag = c.constant(call.keywords.get("recurse", call.args[-1] if call.args else c.const(True)))
+        flag = c.constant(
+            call.keywords.get("recurse", call.args[-1] if call.args else c.const(True))
+        )
         list_all = getattr(torch.nn.Module, f"named_{kind}")
-        found = cast("list[tuple[str, torch.Tensor]]", list(
-            list_all(ref.module, recurse=flag is not False)
-        ))
+        found = cast(
+            "list[tuple[str, torch.Tensor]]", list(list_all(ref.module, recurse=flag is not False))
+        )
         nodes: list[Node] = []
         for name, tensor in found:
             owner, last = follow(ref.module, name)

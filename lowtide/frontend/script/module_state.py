@@ -100,7 +100,8 @@ def join_path(path: str, name: str) -> str:
 
 def root_of(module: Any) -> torch.nn.Module:
     """The user's own module behind a compiled one; any other as it is."""
-    own = getattr(type(module), "__lowtide_root__", None)
+    cls: Any = type(module)
+    own = getattr(cls, "__lowtide_root__", None)
     return module if own is None else own.__get__(module)
 
 

@@ -1,4 +1,4 @@
-"""Who takes apart the compile-time nodes that are no SSA values: attributes, calls, items, elements.
+"""Who takes apart compile-time nodes that are no SSA values: attributes, calls, items, elements.
 
 In: the type of a node. Out: the function that compiles it. The modules that make such nodes fill
 the tables; `expressions`, `calls`, `indexing`, `iteration` and `targets` look there first.

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.flow import choose
-from lowtide.frontend.script.narrowing import narrowed
 from lowtide.frontend.script.module_containers import compare_nodes
+from lowtide.frontend.script.narrowing import narrowed
 from lowtide.frontend.script.nodes import Node, PythonObject
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.ir import types as t

@@ -62,9 +62,7 @@ def store_attribute(c: Context, target: ast.Attribute, value: Node) -> bool:
     return True
 
 
-def _unpack_nodes(
-    c: Context, target: ast.AST, elts: list[ast.expr], nodes: Sequence[Node]
-) -> None:
+def _unpack_nodes(c: Context, target: ast.AST, elts: list[ast.expr], nodes: Sequence[Node]) -> None:
     if len(nodes) != len(elts):
         raise c.error(target, f"{len(nodes)} values are unpacked to {len(elts)} names")
     for elt, part in zip(elts, nodes, strict=True):
