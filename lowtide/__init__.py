@@ -12,26 +12,45 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from lowtide.comparison import compare
     from lowtide.errors import BackendError, CompileError, LowtideError
+    from lowtide.frontend.script.decorators import (
+        Attribute,
+        Final,
+        export,
+        ignore,
+        interface,
+        unused,
+    )
     from lowtide.frontend.script.language import annotate, is_scripting
     from lowtide.pipeline.explain import Explanation
+    from lowtide.pipeline.freeze import freeze
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
+    from lowtide.pipeline.script_module import ScriptModule, script_method
     from lowtide.pipeline.stats import cache_stats
     from lowtide.runtime.arena import empty_cache
 
 __all__ = [
+    "Attribute",
     "BackendError",
     "CompileError",
     "Explanation",
+    "Final",
     "LowtideError",
     "MemoryPlan",
     "ScriptFunction",
+    "ScriptModule",
     "annotate",
     "cache_stats",
     "compare",
     "empty_cache",
+    "export",
+    "freeze",
+    "ignore",
+    "interface",
     "is_scripting",
     "script",
+    "script_method",
+    "unused",
 ]
 
 

@@ -21,10 +21,9 @@ from typing import Any, cast
 import torch
 import torch.nn.functional
 
-from lowtide.ir import opdefs, python_objects
+from lowtide.ir import object_ops, opdefs, python_objects
 from lowtide.ir.core import Block, Function, Op, Value
 from lowtide.ir.python_ops.numbers import UNBOUND
-from lowtide.ir.types import is_instance, parse_type
 
 Env = MutableMapping[Value, Any]
 
@@ -83,13 +82,7 @@ _ROOTS: dict[str, object] = {
 
 def call_with_keywords(op: Op, operands: Sequence[Any]) -> Any:
     """Calls the target of a `call_torch` or `mutate`; the last operands go by `kwnames`."""
-    return _with_keywords(callable_of(str(op.attrs["target"])), op, operands)
-
-
-def _with_keywords(target: Callable[..., Any], op: Op, operands: Sequence[Any]) -> Any:
-    kwnames = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
-    split = len(operands) - len(kwnames)
-    return target(*operands[:split], **dict(zip(kwnames, operands[split:], strict=True)))
+    return object_ops.call_with_keywords(callable_of(str(op.attrs["target"])), op, operands)
 
 
 def _run_plain(op: Op, env: Env) -> list[Any]:
@@ -135,22 +128,6 @@ def _set_make(op: Op, env: Env) -> list[Any]:
     return [{env[v] for v in op.operands}]
 
 
-def _enum_const(op: Op, env: Env) -> list[Any]:
-    members: Any = python_objects.find(str(op.attrs["enum"]))
-    return [members[str(op.attrs["member"])]]
-
-
-def _enum_get(op: Op, env: Env) -> list[Any]:
-    members: Any = python_objects.find(str(op.attrs["enum"]))
-    key = env[op.operands[0]]
-    return [members[key] if op.attrs["by"] == "name" else members(key)]
-
-
-def _object_new(op: Op, env: Env) -> list[Any]:
-    cls: Any = python_objects.find(str(op.attrs["cls"]))
-    return [cls.__new__(cls, *(env[v] for v in op.operands))]
-
-
 def _unpack(op: Op, env: Env) -> list[Any]:
     values = list(env[op.operands[0]])
     count = len(op.results)
@@ -167,30 +144,6 @@ def _cast(op: Op, env: Env) -> list[Any]:
 
 def _format(op: Op, env: Env) -> list[Any]:
     return [str(op.attrs["template"]).format(*(env[v] for v in op.operands))]
-
-
-def _attr_get(op: Op, env: Env) -> list[Any]:
-    return [getattr(env[op.operands[0]], str(op.attrs["name"]))]
-
-
-def _attr_set(op: Op, env: Env) -> list[Any]:
-    assign = object.__setattr__ if op.attrs.get("frozen") else setattr
-    assign(env[op.operands[0]], str(op.attrs["name"]), env[op.operands[1]])
-    return []
-
-
-def _call_method(op: Op, env: Env) -> list[Any]:
-    receiver, *operands = (env[v] for v in op.operands)
-    return [_with_keywords(getattr(receiver, str(op.attrs["name"])), op, operands)]
-
-
-def _py_call(op: Op, env: Env) -> list[Any]:
-    target: Any = python_objects.find(str(op.attrs["target"]))
-    return [_with_keywords(target, op, [env[v] for v in op.operands])]
-
-
-def _isinstance(op: Op, env: Env) -> list[Any]:
-    return [is_instance(env[op.operands[0]], parse_type(str(op.attrs["type"])))]
 
 
 def _getitem(op: Op, env: Env) -> list[Any]:
@@ -258,7 +211,7 @@ def _raise(op: Op, env: Env) -> list[Any]:
 
 
 def _print(op: Op, env: Env) -> list[Any]:
-    _with_keywords(print, op, [env[v] for v in op.operands])
+    object_ops.call_with_keywords(print, op, [env[v] for v in op.operands])
     return []
 
 
@@ -273,14 +226,6 @@ _STRUCTURED: dict[str, Callable[[Op, Env], list[Any]]] = {
     "py.format": _format,
     "dict.make": _dict_make,
     "set.make": _set_make,
-    "enum.const": _enum_const,
-    "enum.get": _enum_get,
-    "object.new": _object_new,
-    "attr.get": _attr_get,
-    "attr.set": _attr_set,
-    "py.call_method": _call_method,
-    "py.call": _py_call,
-    "py.isinstance": _isinstance,
     "with": _with,
     "torch.getitem": _getitem,
     "call_torch": _call_torch,
@@ -290,6 +235,7 @@ _STRUCTURED: dict[str, Callable[[Op, Env], list[Any]]] = {
     "assert": _assert,
     "raise": _raise,
     "print": _print,
+    **object_ops.RUN,
 }
 
 

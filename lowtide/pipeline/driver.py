@@ -28,6 +28,8 @@ from lowtide.pipeline.specialise import static_reason
 
 Env = dict[Value, Any]
 
+CHANGING = ("mutate", "py.call", "py.call_method", "call_module")  # may write into a tensor
+
 
 class BlockPlan:
     """What the driver knows of one block: its regions by position, and which values live where."""
@@ -182,7 +184,7 @@ class Driver:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        mutates = any(op.name == "mutate" for op in function.walk())
+        mutates = any(op.name in CHANGING for op in function.walk())
         self.plan = BlockPlan(function.block, function.name, mutates, function.params)
         self._first = self.plan.region(0)
 
@@ -199,6 +201,10 @@ class Driver:
             return run(args, entry.z, entry.sizes)[0]
         except (CheckFailed, HostFault):
             pass  # PyTorch's own error shall not be "during handling of" ours
+        return self.run_eager(args)
+
+    def run_eager(self, args: Sequence[Any]) -> Any:
+        """PyTorch runs every op, as it must where gradients are recorded."""
         env = dict(zip(self.function.params, args, strict=True))
         self.plan.run_eager(0, self.plan.last, env)
         return env[self.function.block.terminator.operands[0]]

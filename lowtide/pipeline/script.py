@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 
@@ -35,6 +35,9 @@ from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.walk import Walk, ineligible
+
+if TYPE_CHECKING:
+    from lowtide.pipeline.script_module import ScriptModule
 
 _SCALAR_TYPES = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
@@ -187,6 +190,10 @@ def _file_of(cls: type) -> str:
 
 
 @overload
+def script(  # pyright: ignore[reportOverlappingOverload]: a module is callable, too
+    obj: torch.nn.Module, example_inputs: Any = None, *, budget: None = None, tune: bool = False
+) -> ScriptModule: ...
+@overload
 def script(  # pyright: ignore[reportOverlappingOverload]: a class is callable, too
     obj: Class, *, budget: None = None, tune: bool = False
 ) -> Class: ...
@@ -200,8 +207,11 @@ def script(
 ) -> Callable[[Callable[..., Any]], ScriptFunction]: ...
 
 
-def script(obj: Any = None, *, budget: object = None, tune: bool = False) -> Any:
-    """Compiles a Python function from its source, control flow kept; a decorator too.
+def script(
+    obj: Any = None, example_inputs: Any = None, *, budget: object = None, tune: bool = False
+) -> Any:
+    """Compiles a function, an nn.Module or a class from its Python source, control flow kept; a
+    decorator too.
 
     Raises CompileError for what is outside the language, with the place and what to write instead.
     `budget` and `tune` are names that are kept free: they raise until they do something."""
@@ -213,9 +223,13 @@ def script(obj: Any = None, *, budget: object = None, tune: bool = False) -> Any
         return functools.partial(script, budget=budget, tune=tune)
     if isinstance(obj, ScriptFunction):
         return obj
+    if isinstance(obj, torch.nn.Module):
+        from lowtide.pipeline.script_module import script_module  # it derives from ScriptFunction
+
+        return script_module(obj, example_inputs)
     if isinstance(obj, type) and not issubclass(obj, torch.nn.Module):
         return script_class(cast("type[Any]", obj))
-    if isinstance(obj, type | torch.nn.Module | MethodType):
+    if isinstance(obj, type | MethodType):
         kind = "a class" if isinstance(obj, type) else f"a {type(obj).__name__}"
         raise CompileError(
             f"{kind} is not compiled yet, only functions are",

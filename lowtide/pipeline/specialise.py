@@ -52,7 +52,6 @@ MAX_GUARDS: Final = 12
 STOPPING: Final = {
     "mutate": "changes a tensor in place",
     "call_torch": "has no record",
-    "call_module": "is run by the module itself",
     "print": "prints",
     "raise": "raises",
     "with": "enters a context manager",
@@ -104,6 +103,8 @@ def static_reason(op: Op) -> str:
         return ""
     if op.name in STOPPING or family in _STOPPING_FAMILIES:
         return STOPPING.get(op.name) or _STOPPING_FAMILIES[family]
+    if op.name == "call_module":
+        return f"is a module that PyTorch runs: {op.attrs['why']}"
     if op.name in ("attr.get", "py.call_method") and isinstance(op.operands[0].type, ClassType):
         return "reads an object"
     if op.name.startswith("torch."):
