@@ -31,6 +31,7 @@ from lowtide.frontend.script.module_state import (
     child,
     join_path,
     names_of,
+    root_of,
 )
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, CALL_OF, STORE_OF, VALUE_OF
 from lowtide.frontend.script.nodes import (
@@ -195,7 +196,10 @@ def _property(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: prope
         call = Call(node=ast.copy_location(ast.Call(place, [], []), node), args=[])
         return CALL_OF[BoundMethod](c, BoundMethod(unwrap(getter), ref), call)
     except CompileError:
-        value = getattr(ref.module, name, None)
+        value: object = getattr(ref.module, name, None)
+        for inner, module in ref.module.named_modules():
+            if module is value:
+                return ModuleRef(root_of(module), join_path(ref.path, inner) if inner else ref.path)
         type_ = t.type_of(value)
         if type_ is None or value is None:
             raise

@@ -12,13 +12,14 @@ PyTorch's own modules are left to PyTorch.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import functools
 import inspect
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, cast
 
 import torch
@@ -33,7 +34,7 @@ from lowtide.frontend.script.expressions import known_elements
 from lowtide.frontend.script.functions import compile_body, outer_names, push_frame
 from lowtide.frontend.script.module_attributes import class_attribute, state_of
 from lowtide.frontend.script.module_containers import METHODS
-from lowtide.frontend.script.module_state import is_torch_class
+from lowtide.frontend.script.module_state import Restart
 from lowtide.frontend.script.node_tables import CALL_OF, LEFT_TO_PYTHON
 from lowtide.frontend.script.nodes import (
     BoundMethod,
@@ -44,7 +45,7 @@ from lowtide.frontend.script.nodes import (
     PythonObject,
     Super,
 )
-from lowtide.frontend.script.source import unwrap
+from lowtide.frontend.script.source import read_source, unwrap
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
@@ -79,18 +80,32 @@ def call_forward(c: Context, ref: ModuleRef, call: Call) -> Node:
 
 
 def _or_python(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
-    if not is_torch_class(type(ref.module)):
+    if not _is_torch(_forward_of(ref.module)):
         return _compiled(c, ref, call, method)
+    return _attempt(
+        c,
+        lambda: _compiled(c, ref, call, method),
+        lambda why: python_module(c, ref, call, why, method),
+    )
+
+
+def _attempt(c: Context, compile_it: Callable[[], Node], otherwise: Callable[[str], Node]) -> Node:
+    """`compile_it`; what it left behind is undone if PyTorch's own source does not compile."""
     block, variables = c.builder.block, dict(c.frame.vars)
     marks = len(block.ops), len(c.frames), len(state_of(c).active)
     try:
-        return _compiled(c, ref, call, method)
+        return compile_it()
     except CompileError as error:
         if error.loc.line and not error.loc.file.startswith(_TORCH_FOLDER):
             raise
         del block.ops[marks[0] :], c.frames[marks[1] :], state_of(c).active[marks[2] :]
         c.frame.vars = variables
-        return python_module(c, ref, call, error.problem, method)
+        return otherwise(error.problem)
+
+
+def _is_torch(fn: object) -> bool:
+    code = getattr(unwrap(fn), "__code__", None) if callable(fn) else None
+    return code is not None and code.co_filename.startswith(_TORCH_FOLDER)
 
 
 def _compiled(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
@@ -104,8 +119,9 @@ def _compiled(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
         state_of(c).guard("hooks", ref.path)
         call = _before(c, ref, call)
     assert isinstance(found, BoundMethod | PythonObject)
-    result = CALL_OF[BoundMethod](c, found, call) if isinstance(found, BoundMethod) else None
-    if result is None:
+    if isinstance(found, BoundMethod):
+        result = _method(c, found, call)
+    else:
         raise c.error(call.node, f"the forward of {ref.path!r} was replaced", "a subclass")
     return _after(c, ref, call, result) if method == "__call__" else result
 
@@ -125,6 +141,9 @@ def _only_python(module: torch.nn.Module) -> str:
         type(module), "__lowtide_root__"
     ):
         return "its class has a __call__ of its own"
+    hooks = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()]
+    if not all(isinstance(h, FunctionType | MethodType) for h in hooks):
+        return "a hook that is not a Python function"
     for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
         if getattr(torch_module, name, None):
             return "a hook on all modules"
@@ -216,7 +235,19 @@ def _call_hook(c: Context, call: Call, hook: Any, args: list[Node]) -> Node:
 
 
 def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
-    """`module.method(args)`."""
+    """`module.method(args)`; a forward of torch.nn that does not compile is called as it is."""
+    fn: FunctionType = cast("Any", method).fn
+    owner = method.owner
+    if fn.__name__ != "forward" or isinstance(owner, PythonObject) or not _is_torch(fn):
+        return _method(c, method, call)
+    bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
+    type_ = _RESULTS.get(type(owner.module)) or _returned(fn, t.TENSOR)
+    return _attempt(
+        c, lambda: _method(c, method, call), lambda _: _python_call(c, fn, bound, type_)
+    )
+
+
+def _method(c: Context, method: BoundMethod, call: Call) -> Node:
     fn: FunctionType = cast("Any", method).fn  # a field, which pyright takes for a method
     owner = method.owner
     bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
@@ -274,11 +305,30 @@ def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
         return c.builder.undef(_returned(fn, t.TENSOR))
     if mark not in decorators.IGNORED:
         return None
+    return _python_call(c, fn, call, _returned(fn, t.TENSOR))
+
+
+def _python_call(c: Context, fn: FunctionType, call: Call, type_: t.Type) -> Node:
     operands, kwnames = _operands(c, call)
-    type_ = _returned(fn, t.TENSOR)
+    assigned = _assigned_attributes(fn)
+    knowledge = state_of(c).knowledge
+    if not assigned <= knowledge.dynamic:
+        knowledge.dynamic |= assigned
+        raise Restart(fn.__name__)
     target = python_objects.name_of(fn)
     op = c.builder.emit("py.call", operands, [type_], target=target, kwnames=kwnames)
     return c.const(None) if type_ == t.NONE else op.result
+
+
+@functools.cache
+def _assigned_attributes(fn: FunctionType) -> frozenset[str]:
+    """The attributes that a function left to Python assigns, of whatever object."""
+    try:
+        tree = read_source(fn).node
+    except CompileError:
+        return frozenset()
+    nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute))
+    return frozenset(n.attr for n in nodes if isinstance(n.ctx, ast.Store))
 
 
 def make_super(c: Context, call: Call) -> Node:

@@ -100,8 +100,7 @@ def join_path(path: str, name: str) -> str:
 
 def root_of(module: Any) -> torch.nn.Module:
     """The user's own module behind a compiled one; any other as it is."""
-    cls: Any = type(module)
-    own = getattr(cls, "__lowtide_root__", None)
+    own: Any = getattr(module.__class__, "__lowtide_root__", None)
     return module if own is None else own.__get__(module)
 
 
