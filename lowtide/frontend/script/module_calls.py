@@ -157,7 +157,7 @@ def python_module(
     state_of(c).guard("hooks", ref.path)
     module = state_of(c).object(ref.path, ref.module)
     operands, kwnames = _operands(c, call)
-    type_ = _RESULTS.get(type(ref.module)) or _returned(_forward_of(ref.module), t.TENSOR)
+    type_ = _result_type(ref.module, _forward_of(ref.module))
     op = c.builder.emit(
         "call_module",
         [module, *operands],
@@ -167,6 +167,11 @@ def python_module(
         why=why.partition("\n")[0],
     )
     return op.result
+
+
+def _result_type(module: torch.nn.Module, forward: Any) -> t.Type:
+    known = (_RESULTS[cls] for cls in type(module).__mro__ if cls in _RESULTS)
+    return next(known, None) or _returned(forward, t.TENSOR)
 
 
 def _forward_of(module: torch.nn.Module) -> Any:
@@ -241,7 +246,7 @@ def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
     if fn.__name__ != "forward" or isinstance(owner, PythonObject) or not _is_torch(fn):
         return _method(c, method, call)
     bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
-    type_ = _RESULTS.get(type(owner.module)) or _returned(fn, t.TENSOR)
+    type_ = _result_type(owner.module, fn)
     return _attempt(
         c, lambda: _method(c, method, call), lambda _: _python_call(c, fn, bound, type_)
     )
