@@ -205,7 +205,7 @@ def _property(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: prope
 def _read_property(c: Context, ref: ModuleRef, name: str) -> Node:
     """Raises the CompileError being handled if the value is nothing to capture."""
     value: object = getattr(ref.module, name, None)
-    modules: Any = ref.module.named_modules()
+    modules: list[Any] = list(cast("Any", ref.module).named_modules())
     for inner, module in modules:
         if module is value:
             return ModuleRef(root_of(module), join_path(ref.path, inner) if inner else ref.path)

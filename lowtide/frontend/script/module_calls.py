@@ -12,30 +12,32 @@ PyTorch's own modules are left to PyTorch.
 
 from __future__ import annotations
 
-import ast
 import builtins
-import functools
-import inspect
 import os
-import warnings
 from collections.abc import Callable, Sequence
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, cast
 
 import torch
-from torch.nn.modules import module as torch_module
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script import decorators
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.calls import bind_python
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import known_elements
-from lowtide.frontend.script.functions import compile_body, outer_names, push_frame
+from lowtide.frontend.script.functions import compile_body, push_frame
+from lowtide.frontend.script.left_to_python import (
+    forward_of,
+    left_to_python,
+    only_python,
+    operands_of,
+    python_call,
+    python_module,
+    result_type,
+)
 from lowtide.frontend.script.module_attributes import class_attribute, state_of
 from lowtide.frontend.script.module_containers import METHODS
-from lowtide.frontend.script.module_state import Restart
-from lowtide.frontend.script.node_tables import CALL_OF, LEFT_TO_PYTHON
+from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import (
     BoundMethod,
     Call,
@@ -45,30 +47,17 @@ from lowtide.frontend.script.nodes import (
     PythonObject,
     Super,
 )
-from lowtide.frontend.script.source import read_source, unwrap
-from lowtide.frontend.script.types_from_annotations import type_from_annotation
-from lowtide.ir import python_objects
+from lowtide.frontend.script.source import unwrap
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _DEEPEST = 200  # calls within calls
-_TWO_STATES = t.tuple_of(t.TENSOR, t.TENSOR)
-
-# What modules give that PyTorch runs, where their annotations do not say it.
-_RESULTS: dict[type, t.Type] = {
-    torch.nn.LSTM: t.tuple_of(t.TENSOR, _TWO_STATES),
-    torch.nn.RNN: _TWO_STATES,
-    torch.nn.GRU: _TWO_STATES,
-    torch.nn.LSTMCell: _TWO_STATES,
-    torch.nn.MultiheadAttention: t.tuple_of(t.TENSOR, t.optional(t.TENSOR)),
-    torch.nn.AdaptiveLogSoftmaxWithLoss: t.TupleType((t.TENSOR, t.TENSOR), ("output", "loss")),
-}
 
 
 def call_module(c: Context, ref: ModuleRef, call: Call) -> Node:
     """`module(args)`, hooks included."""
-    why = _only_python(ref.module)
+    why = only_python(ref.module)
     if why:
         return python_module(c, ref, call, why)
     return _or_python(c, ref, call, "__call__")
@@ -80,7 +69,7 @@ def call_forward(c: Context, ref: ModuleRef, call: Call) -> Node:
 
 
 def _or_python(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
-    if not _is_torch(_forward_of(ref.module)):
+    if not _is_torch(forward_of(ref.module)):
         return _compiled(c, ref, call, method)
     return _attempt(
         c,
@@ -126,78 +115,6 @@ def _compiled(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
     return _after(c, ref, call, result) if method == "__call__" else result
 
 
-def _only_python(module: torch.nn.Module) -> str:
-    """Why this module must be called by PyTorch, whatever its forward is."""
-    own = vars(module)
-    if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
-        return "a module of torch.jit"
-    if own.get("_forward_pre_hooks_with_kwargs") or own.get("_forward_hooks_with_kwargs"):
-        return "a hook that takes keywords"
-    if own.get("_forward_hooks_always_called"):
-        return "a hook that is always called"
-    if own.get("_backward_hooks") or own.get("_backward_pre_hooks"):
-        return "a backward hook"
-    if type(module).__call__ is not torch.nn.Module.__call__ and not hasattr(
-        type(module), "__lowtide_root__"
-    ):
-        return "its class has a __call__ of its own"
-    hooks = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()]
-    if not all(isinstance(h, FunctionType | MethodType) for h in hooks):
-        return "a hook that is not a Python function"
-    for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
-        if getattr(torch_module, name, None):
-            return "a hook on all modules"
-    return ""
-
-
-def python_module(
-    c: Context, ref: ModuleRef, call: Call, why: str, method: str = "__call__"
-) -> Node:
-    """The module run by PyTorch, as one op."""
-    state_of(c).guard("hooks", ref.path)
-    module = state_of(c).object(ref.path, ref.module)
-    operands, kwnames = _operands(c, call)
-    type_ = _result_type(ref.module, _forward_of(ref.module))
-    op = c.builder.emit(
-        "call_module",
-        [module, *operands],
-        [type_],
-        method=method,
-        kwnames=kwnames,
-        why=why.partition("\n")[0],
-    )
-    return op.result
-
-
-def _result_type(module: torch.nn.Module, forward: Any) -> t.Type:
-    known = (_RESULTS[cls] for cls in type(module).__mro__ if cls in _RESULTS)
-    return next(known, None) or _returned(forward, t.TENSOR)
-
-
-def _forward_of(module: torch.nn.Module) -> Any:
-    return getattr(type(module), "forward", None)
-
-
-def _returned(fn: Any, otherwise: t.Type) -> t.Type:
-    annotation = getattr(fn, "__annotations__", {}).get("return", inspect.Parameter.empty)
-    if annotation is inspect.Parameter.empty or not isinstance(fn, FunctionType):
-        return otherwise
-    return type_from_annotation(annotation, outer_names(fn)) or t.ANY
-
-
-def _operands(c: Context, call: Call) -> tuple[list[Value], tuple[str, ...]]:
-    if call.unpacked:
-        raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
-    given = [*call.args, *call.keywords.values()]
-    return [_operand(c, call, a) for a in given], tuple(call.keywords)
-
-
-def _operand(c: Context, call: Call, found: Node) -> Value:
-    if isinstance(found, ModuleRef):
-        return state_of(c).object(found.path, found.module)
-    return c.as_value(found, call.node)
-
-
 # --- hooks -------------------------------------------------------------------------------------
 
 
@@ -205,7 +122,7 @@ def _before(c: Context, ref: ModuleRef, call: Call) -> Call:
     """The arguments as the forward pre-hooks leave them."""
     hooks: dict[int, Any] = vars(ref.module)["_forward_pre_hooks"]
     for hook in hooks.values():
-        values, names = _operands(c, call)
+        values, names = operands_of(c, call)
         given = c.builder.tuple_make(values[: len(values) - len(names)])
         found = _call_hook(c, call, hook, [ref, given])
         if isinstance(found, Value) and found.type != t.NONE:
@@ -246,10 +163,8 @@ def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
     if fn.__name__ != "forward" or isinstance(owner, PythonObject) or not _is_torch(fn):
         return _method(c, method, call)
     bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
-    type_ = _result_type(owner.module, fn)
-    return _attempt(
-        c, lambda: _method(c, method, call), lambda _: _python_call(c, fn, bound, type_)
-    )
+    type_ = result_type(owner.module, fn)
+    return _attempt(c, lambda: _method(c, method, call), lambda _: python_call(c, fn, bound, type_))
 
 
 def _method(c: Context, method: BoundMethod, call: Call) -> Node:
@@ -299,43 +214,6 @@ def inline(c: Context, fn: FunctionType, call: Call, owner: ModuleRef | None) ->
         active.pop()
 
 
-def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
-    """The call of a function marked by `lt.ignore` or `lt.unused`; None for any other."""
-    mark = decorators.modifier(fn)
-    if mark is None:
-        return None
-    if mark in decorators.UNUSED:
-        message = c.const(f"{fn.__qualname__}() is marked as unused, so it is not compiled")
-        c.builder.emit("raise", [message], exception="NotImplementedError")
-        return c.builder.undef(_returned(fn, t.TENSOR))
-    if mark not in decorators.IGNORED:
-        return None
-    return _python_call(c, fn, call, _returned(fn, t.TENSOR))
-
-
-def _python_call(c: Context, fn: FunctionType, call: Call, type_: t.Type) -> Node:
-    operands, kwnames = _operands(c, call)
-    assigned = _assigned_attributes(fn)
-    knowledge = state_of(c).knowledge
-    if not assigned <= knowledge.dynamic:
-        knowledge.dynamic |= assigned
-        raise Restart(fn.__name__)
-    target = python_objects.name_of(fn)
-    op = c.builder.emit("py.call", operands, [type_], target=target, kwnames=kwnames)
-    return c.const(None) if type_ == t.NONE else op.result
-
-
-@functools.cache
-def _assigned_attributes(fn: FunctionType) -> frozenset[str]:
-    """The attributes that a function left to Python assigns, of whatever object."""
-    try:
-        tree = read_source(fn).node
-    except CompileError:
-        return frozenset()
-    nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute))
-    return frozenset(n.attr for n in nodes if isinstance(n.ctx, ast.Store))
-
-
 def make_super(c: Context, call: Call) -> Node:
     """`super()` and `super(Net, self)`."""
     if call.args:
@@ -360,25 +238,7 @@ def call_members(c: Context, members: Members, call: Call) -> Node:
     return value
 
 
-@functools.cache
-def _warner(category: type[Warning]) -> Callable[[str], None]:
-    return functools.partial(warnings.warn, category=category, stacklevel=2)
-
-
-def warn(c: Context, call: Call) -> Node:
-    """`warnings.warn(message, category)`, when the program runs."""
-    message, *rest = [*call.args, *(v for k, v in call.keywords.items() if k == "category")]
-    classes = [r.obj for r in rest if isinstance(r, PythonObject)]
-    category = classes[0] if classes and isinstance(classes[0], type) else UserWarning
-    target = python_objects.name_of(_warner(category))
-    operands = [c.as_value(message, call.node)]
-    c.builder.emit("py.call", operands, [t.NONE], target=target, kwnames=())
-    return c.const(None)
-
-
 CALL_OF[ModuleRef] = call_module
 CALL_OF[BoundMethod] = call_method
 CALL_OF[Members] = call_members
-LEFT_TO_PYTHON.append(left_to_python)
 BUILTINS[builtins.super] = make_super
-BUILTINS[warnings.warn] = warn
