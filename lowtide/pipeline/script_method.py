@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from lowtide.frontend.script.methods import compile_method, method_types
+from lowtide.frontend.script.module_methods import compile_method, method_types
 from lowtide.frontend.script.module_state import is_torch_class
 from lowtide.frontend.script.script import check_syntax
 from lowtide.ir import types as t
