@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         unused,
     )
     from lowtide.frontend.script.language import annotate, is_scripting
+    from lowtide.pipeline.compile_module import freeze
     from lowtide.pipeline.explain import Explanation
-    from lowtide.pipeline.freeze import freeze
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
     from lowtide.pipeline.script_module import ScriptModule, script_method

@@ -12,7 +12,7 @@ WHERE: Final = {
     "ScriptFunction": "lowtide.pipeline.script",
     "ScriptModule": "lowtide.pipeline.script_module",
     "script_method": "lowtide.pipeline.script_module",
-    "freeze": "lowtide.pipeline.freeze",
+    "freeze": "lowtide.pipeline.compile_module",
     "export": "lowtide.frontend.script.decorators",
     "ignore": "lowtide.frontend.script.decorators",
     "unused": "lowtide.frontend.script.decorators",

@@ -224,7 +224,7 @@ def script(
     if isinstance(obj, ScriptFunction):
         return obj
     if isinstance(obj, torch.nn.Module):
-        from lowtide.pipeline.script_module import script_module  # it derives from ScriptFunction
+        from lowtide.pipeline.compile_module import script_module  # it derives from ScriptFunction
 
         return script_module(obj, example_inputs)
     if isinstance(obj, type) and not issubclass(obj, torch.nn.Module):

@@ -119,12 +119,11 @@ class ScriptMethod(ScriptFunction):
         if kwargs or len(args) != self._arity:
             values = self.bind(args, kwargs)
         variant = self._latest.get(tuple(map(type, values)))
-        if variant is None or RemovableHandle.next_id != self._hooks_seen:
-            variant, captured = self._find(values)
-        else:
+        captured = None
+        if variant is not None and RemovableHandle.next_id == self._hooks_seen:
             captured = variant.values()
-            if captured is None:
-                variant, captured = self._find(values)
+        if variant is None or captured is None:
+            variant, captured = self._find(values)
         try:
             return variant.driver((*values, *captured))
         except Ineligible:

@@ -24,7 +24,6 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from lowtide.errors import CompileError
 from lowtide.frontend.script import decorators
 from lowtide.frontend.script.module_state import root_of
 from lowtide.frontend.script.source import unwrap
@@ -34,7 +33,6 @@ from lowtide.pipeline.script_method import ScriptMethod, forget_programs
 _Module = torch.nn.Module
 _UNSHARED: Final = ("_modules", "training")
 _ASKED: Final = ("graph", "code", "explain", "memory", "stages")  # of the program of forward
-_CONTAINER: Final = ("__len__", "__iter__", "__getitem__", "__contains__")
 _GLOBAL_HOOKS: Final = (
     *("_global_forward_hooks", "_global_forward_pre_hooks"),
     *("_global_backward_hooks", "_global_backward_pre_hooks"),
@@ -297,39 +295,6 @@ def wrap(
     return cls(root, methods, memo, frozen=frozen, preserved=preserved)
 
 
-def script_module(module: _Module, example_inputs: object = None) -> ScriptModule:
-    """Compiles a module: forward and all methods marked `@lt.export`, by their annotations.
-
-    `example_inputs`: tuples of arguments of forward, or {module: tuples}; each is compiled for too.
-    Raises CompileError."""
-    if isinstance(module, ScriptModule):
-        return module
-    if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
-        raise CompileError(
-            f"{type(module).__name__} is a module of torch.jit, which has no Python source",
-            remedy="lt.script of the nn.Module itself, or a class derived from lt.ScriptModule",
-        )
-    made = wrap(module)
-    for name in entry_points(module):
-        make_or_get(made, name).compile()
-    if isinstance(example_inputs, dict):
-        example_inputs = cast("dict[Any, Any]", example_inputs).get(module)
-    for args in cast("Any", example_inputs or ()):
-        with torch.no_grad():
-            cast("Any", made.forward).memory(*(args if isinstance(args, tuple) else (args,)))
-    return made
-
-
-def entry_points(module: _Module) -> list[str]:
-    """forward, if there is one, and the exported methods."""
-    names = [] if _function(module, "forward") is _Module.forward else ["forward"]
-    for name in dir(type(module)):
-        found = inspect.getattr_static(type(module), name)
-        if decorators.modifier(found) in decorators.EXPORTED and name != "forward":
-            names.append(name)
-    return names
-
-
 def make_or_get(module: ScriptModule, name: str) -> ScriptMethod:
     """The compiled method of this name."""
     known = module.__dict__.get(name)
@@ -344,13 +309,14 @@ def make_method(module: ScriptModule, name: str) -> ScriptMethod:
     root = root_of(module)
     given: Mapping[str, Function] = own.get("_lowtide_given", {})
     options: dict[str, Any] = own.get("_lowtide_options", {})
-    source = given.get(name) or _function(root, name)
+    source = given.get(name) or method_source(root, name)
     if source is _Module.forward:
         raise NotImplementedError(f"{type(root).__name__} has no forward()")
     return ScriptMethod(root, name, source, **options)
 
 
-def _function(root: _Module, name: str) -> FunctionType:
+def method_source(root: _Module, name: str) -> FunctionType:
+    """The Python function behind a method of this name."""
     own = root.__dict__.get(name)
     if own is not None and not isinstance(own, ScriptMethod):
         return unwrap(own)

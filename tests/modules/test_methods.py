@@ -64,7 +64,8 @@ def test_attributes() -> None:
     ("name", "value"),
     [("count", 5), ("factor", 0.25), ("flag", False), ("mode", "none"), ("shape", (4, 3)),
      ("steps", [5, 6, 7]), ("count", 2.5), ("act", torch.tanh),
-     ("none", nn.Parameter(torch.ones(4))), ("scale", nn.Parameter(torch.zeros(4))), ("dtype", torch.float64)],
+     ("none", nn.Parameter(torch.ones(4))), ("scale", nn.Parameter(torch.zeros(4))),
+     ("dtype", torch.float64)],
 )  # fmt: skip
 def test_attributes_are_read_at_call_time(name: str, value: Any) -> None:
     module = Attributes()
@@ -589,3 +590,103 @@ class UsesInterface(nn.Module):
 
 def test_interfaces_and_explicit_forward() -> None:
     check(UsesInterface(), X)
+
+
+class FirstLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU()])
+
+    @property
+    def first(self):
+        return self.layers[0]
+
+    def forward(self, x):
+        return self.first(x) + self.first.weight.sum()
+
+
+def test_a_property_that_is_a_submodule() -> None:
+    check(FirstLayer(), X)
+
+
+class OwnAttention(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+class OwnLSTM(nn.LSTM):
+    pass
+
+
+class ByForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = OwnLSTM(4, 4)
+
+    def forward(self, x):
+        y, (h, c) = self.rnn.forward(x)
+        return self.rnn(y)[0] + h + c
+
+
+def test_subclasses_of_torch_modules() -> None:
+    check(OwnAttention(4, 2), X[None])
+    check(ByForward(), X[None])
+    check(nn.Sequential(OwnLSTM(4, 4)), X[None])
+
+
+class SideEffect(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 1
+
+    def forward(self, x):
+        before = self.n
+        self.grow()
+        return x * before + self.n
+
+    @lt.ignore
+    def grow(self) -> None:
+        self.n *= 3
+
+
+def test_an_ignored_method_that_assigns() -> None:
+    assert check(SideEffect(), X, calls=3).n == 27
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "change",
+    [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.orthogonal,
+     nn.utils.weight_norm, nn.utils.spectral_norm],
+)  # fmt: skip
+def test_parametrized_modules(change: Any) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(change(nn.Linear(4, 4)), nn.ReLU()).eval()
+    compiled = lt.script(module)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(X), module(X))
+        for p in module.parameters():
+            p.mul_(2)
+        torch.testing.assert_close(compiled(X), module(X))
+
+
+class Pruned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, n: int):
+        while x.sum() < n:
+            x = x + self.fc(x).abs() + 1
+        return x
+
+
+def test_a_loop_on_data() -> None:
+    check(Pruned(), X, 40)
+
+
+def test_warnings_are_given() -> None:
+    module = nn.InstanceNorm1d(4)
+    compiled = lt.script(module)
+    with torch.no_grad(), pytest.warns(UserWarning, match="num_features"):
+        torch.testing.assert_close(compiled(torch.ones(2, 3, 6)), torch.zeros(2, 3, 6))

@@ -32,6 +32,7 @@ from lowtide.frontend.script.module_state import (
     child,
     join_path,
     names_of,
+    root_of,
 )
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, CALL_OF, STORE_OF, VALUE_OF
 from lowtide.frontend.script.nodes import (
@@ -186,16 +187,28 @@ def _property(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: prope
     """A property's getter, inlined; one that is outside the language is read at call time."""
     getter = found.fget
     assert getter is not None
+    fn = unwrap(getter)
     try:
+        if fn.__module__.startswith("torch."):  # a parametrization
+            raise c.error(node, f"the property {name!r} is read by Python")
         place = node if isinstance(node, ast.expr) else ast.Constant(None)
         call = Call(node=ast.copy_location(ast.Call(place, [], []), node), args=[])
-        return CALL_OF[BoundMethod](c, BoundMethod(unwrap(getter), ref), call)
+        return CALL_OF[BoundMethod](c, BoundMethod(fn, ref), call)
     except CompileError:
-        value = getattr(ref.module, name, None)
-        type_ = t.type_of(value)
-        if type_ is None or value is None:
-            raise
-        return state_of(c).capture(join_path(ref.path, name), value, type_)
+        return _read_property(c, ref, name)
+
+
+def _read_property(c: Context, ref: ModuleRef, name: str) -> Node:
+    """Raises the CompileError being handled if the value is nothing to capture."""
+    value: object = getattr(ref.module, name, None)
+    modules: list[Any] = list(cast("Any", ref.module).named_modules())
+    for inner, module in modules:
+        if module is value:
+            return ModuleRef(root_of(module), join_path(ref.path, inner) if inner else ref.path)
+    type_ = t.type_of(value)
+    if type_ is None or value is None:
+        raise
+    return state_of(c).capture(join_path(ref.path, name), value, type_)
 
 
 def super_attribute(c: Context, node: ast.AST, found: Super, name: str) -> Node:

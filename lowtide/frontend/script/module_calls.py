@@ -13,27 +13,29 @@ PyTorch's own modules are left to PyTorch.
 from __future__ import annotations
 
 import builtins
-import functools
-import inspect
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, cast
 
 import torch
-from torch.nn.modules import module as torch_module
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script import decorators
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import known_elements
-from lowtide.frontend.script.functions import outer_names
+from lowtide.frontend.script.left_to_python import (
+    forward_of,
+    left_to_python,
+    only_python,
+    operands_of,
+    python_call,
+    python_module,
+    result_type,
+)
 from lowtide.frontend.script.module_attributes import class_attribute, state_of
 from lowtide.frontend.script.module_containers import METHODS
-from lowtide.frontend.script.module_state import is_torch_class
-from lowtide.frontend.script.node_tables import CALL_OF, LEFT_TO_PYTHON
+from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import (
     BoundMethod,
     Call,
@@ -44,28 +46,15 @@ from lowtide.frontend.script.nodes import (
     Super,
 )
 from lowtide.frontend.script.source import unwrap
-from lowtide.frontend.script.types_from_annotations import type_from_annotation
-from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
-_TWO_STATES = t.tuple_of(t.TENSOR, t.TENSOR)
-
-# What modules give that PyTorch runs, where their annotations do not say it.
-_RESULTS: dict[type, t.Type] = {
-    torch.nn.LSTM: t.tuple_of(t.TENSOR, _TWO_STATES),
-    torch.nn.RNN: _TWO_STATES,
-    torch.nn.GRU: _TWO_STATES,
-    torch.nn.LSTMCell: _TWO_STATES,
-    torch.nn.MultiheadAttention: t.tuple_of(t.TENSOR, t.optional(t.TENSOR)),
-    torch.nn.AdaptiveLogSoftmaxWithLoss: t.TupleType((t.TENSOR, t.TENSOR), ("output", "loss")),
-}
 
 
 def call_module(c: Context, ref: ModuleRef, call: Call) -> Node:
     """`module(args)`, hooks included."""
-    why = _only_python(ref.module)
+    why = only_python(ref.module)
     if why:
         return python_module(c, ref, call, why)
     return _or_python(c, ref, call, "__call__")
@@ -77,18 +66,32 @@ def call_forward(c: Context, ref: ModuleRef, call: Call) -> Node:
 
 
 def _or_python(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
-    if not is_torch_class(type(ref.module)):
+    if not _is_torch(forward_of(ref.module)):
         return _compiled(c, ref, call, method)
+    return _attempt(
+        c,
+        lambda: _compiled(c, ref, call, method),
+        lambda why: python_module(c, ref, call, why, method),
+    )
+
+
+def _attempt(c: Context, compile_it: Callable[[], Node], otherwise: Callable[[str], Node]) -> Node:
+    """`compile_it`; what it left behind is undone if PyTorch's own source does not compile."""
     block, variables = c.builder.block, dict(c.frame.vars)
     marks = len(block.ops), len(c.frames)
     try:
-        return _compiled(c, ref, call, method)
+        return compile_it()
     except CompileError as error:
         if error.loc.line and not error.loc.file.startswith(_TORCH_FOLDER):
             raise
         del block.ops[marks[0] :], c.frames[marks[1] :]
         c.frame.vars = variables
-        return python_module(c, ref, call, error.problem, method)
+        return otherwise(error.problem)
+
+
+def _is_torch(fn: object) -> bool:
+    code = getattr(unwrap(fn), "__code__", None) if callable(fn) else None
+    return code is not None and code.co_filename.startswith(_TORCH_FOLDER)
 
 
 def _compiled(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
@@ -102,74 +105,11 @@ def _compiled(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
         state_of(c).guard("hooks", ref.path)
         call = _before(c, ref, call)
     assert isinstance(found, BoundMethod | PythonObject)
-    result = CALL_OF[BoundMethod](c, found, call) if isinstance(found, BoundMethod) else None
-    if result is None:
+    if isinstance(found, BoundMethod):
+        result = _method(c, found, call)
+    else:
         raise c.error(call.node, f"the forward of {ref.path!r} was replaced", "a subclass")
     return _after(c, ref, call, result) if method == "__call__" else result
-
-
-def _only_python(module: torch.nn.Module) -> str:
-    """Why this module must be called by PyTorch, whatever its forward is."""
-    own = vars(module)
-    if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
-        return "a module of torch.jit"
-    if own.get("_forward_pre_hooks_with_kwargs") or own.get("_forward_hooks_with_kwargs"):
-        return "a hook that takes keywords"
-    if own.get("_forward_hooks_always_called"):
-        return "a hook that is always called"
-    if own.get("_backward_hooks") or own.get("_backward_pre_hooks"):
-        return "a backward hook"
-    if type(module).__call__ is not torch.nn.Module.__call__ and not hasattr(
-        type(module), "__lowtide_root__"
-    ):
-        return "its class has a __call__ of its own"
-    for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
-        if getattr(torch_module, name, None):
-            return "a hook on all modules"
-    return ""
-
-
-def python_module(
-    c: Context, ref: ModuleRef, call: Call, why: str, method: str = "__call__"
-) -> Node:
-    """The module run by PyTorch, as one op."""
-    state_of(c).guard("hooks", ref.path)
-    module = state_of(c).object(ref.path, ref.module)
-    operands, kwnames = _operands(c, call)
-    type_ = _RESULTS.get(type(ref.module)) or _returned(_forward_of(ref.module), t.TENSOR)
-    op = c.builder.emit(
-        "call_module",
-        [module, *operands],
-        [type_],
-        method=method,
-        kwnames=kwnames,
-        why=why.partition("\n")[0],
-    )
-    return op.result
-
-
-def _forward_of(module: torch.nn.Module) -> Any:
-    return getattr(type(module), "forward", None)
-
-
-def _returned(fn: Any, otherwise: t.Type) -> t.Type:
-    annotation = getattr(fn, "__annotations__", {}).get("return", inspect.Parameter.empty)
-    if annotation is inspect.Parameter.empty or not isinstance(fn, FunctionType):
-        return otherwise
-    return type_from_annotation(annotation, outer_names(fn)) or t.ANY
-
-
-def _operands(c: Context, call: Call) -> tuple[list[Value], tuple[str, ...]]:
-    if call.unpacked:
-        raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
-    given = [*call.args, *call.keywords.values()]
-    return [_operand(c, call, a) for a in given], tuple(call.keywords)
-
-
-def _operand(c: Context, call: Call, found: Node) -> Value:
-    if isinstance(found, ModuleRef):
-        return state_of(c).object(found.path, found.module)
-    return c.as_value(found, call.node)
 
 
 # --- hooks -------------------------------------------------------------------------------------
@@ -179,7 +119,7 @@ def _before(c: Context, ref: ModuleRef, call: Call) -> Call:
     """The arguments as the forward pre-hooks leave them."""
     hooks: dict[int, Any] = vars(ref.module)["_forward_pre_hooks"]
     for hook in hooks.values():
-        values, names = _operands(c, call)
+        values, names = operands_of(c, call)
         given = c.builder.tuple_make(values[: len(values) - len(names)])
         found = _call_hook(c, call, hook, [ref, given])
         if isinstance(found, Value) and found.type != t.NONE:
@@ -214,7 +154,17 @@ def _call_hook(c: Context, call: Call, hook: Any, args: list[Node]) -> Node:
 
 
 def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
-    """`module.method(args)`."""
+    """`module.method(args)`; a forward of torch.nn that does not compile is called as it is."""
+    fn: FunctionType = cast("Any", method).fn
+    owner = method.owner
+    if fn.__name__ != "forward" or not isinstance(owner, ModuleRef) or not _is_torch(fn):
+        return _method(c, method, call)
+    bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
+    type_ = result_type(owner.module, fn)
+    return _attempt(c, lambda: _method(c, method, call), lambda _: python_call(c, fn, bound, type_))
+
+
+def _method(c: Context, method: BoundMethod, call: Call) -> Node:
     fn: FunctionType = cast("Any", method).fn  # a field, which pyright takes for a method
     owner = method.owner
     bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
@@ -247,24 +197,6 @@ def is_torch_function(fn: FunctionType) -> bool:
     return fn.__module__ in ("torch.nn.modules.module", "torch.nn.modules.container")
 
 
-def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
-    """The call of a function marked by `lt.ignore` or `lt.unused`; None for any other."""
-    mark = decorators.modifier(fn)
-    if mark is None:
-        return None
-    if mark in decorators.UNUSED:
-        message = c.const(f"{fn.__qualname__}() is marked as unused, so it is not compiled")
-        c.builder.emit("raise", [message], exception="NotImplementedError")
-        return c.builder.undef(_returned(fn, t.TENSOR))
-    if mark not in decorators.IGNORED:
-        return None
-    operands, kwnames = _operands(c, call)
-    type_ = _returned(fn, t.TENSOR)
-    target = python_objects.name_of(fn)
-    op = c.builder.emit("py.call", operands, [type_], target=target, kwnames=kwnames)
-    return c.const(None) if type_ == t.NONE else op.result
-
-
 def make_super(c: Context, call: Call) -> Node:
     """`super()` and `super(Net, self)`."""
     if call.args:
@@ -289,25 +221,7 @@ def call_members(c: Context, members: Members, call: Call) -> Node:
     return value
 
 
-@functools.cache
-def _warner(category: type[Warning]) -> Callable[[str], None]:
-    return functools.partial(warnings.warn, category=category, stacklevel=2)
-
-
-def warn(c: Context, call: Call) -> Node:
-    """`warnings.warn(message, category)`, when the program runs."""
-    message, *rest = [*call.args, *(v for k, v in call.keywords.items() if k == "category")]
-    classes = [r.obj for r in rest if isinstance(r, PythonObject)]
-    category = classes[0] if classes and isinstance(classes[0], type) else UserWarning
-    target = python_objects.name_of(_warner(category))
-    operands = [c.as_value(message, call.node)]
-    c.builder.emit("py.call", operands, [t.NONE], target=target, kwnames=())
-    return c.const(None)
-
-
 CALL_OF[ModuleRef] = call_module
 CALL_OF[BoundMethod] = call_method
 CALL_OF[Members] = call_members
-LEFT_TO_PYTHON.append(left_to_python)
 BUILTINS[builtins.super] = make_super
-BUILTINS[warnings.warn] = warn

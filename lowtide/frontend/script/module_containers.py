@@ -41,12 +41,13 @@ _DICTS = (nn.ModuleDict, nn.ParameterDict)
 def _keys(ref: ModuleRef) -> list[str]:
     """The attribute names of the elements, in order."""
     module: Any = ref.module
-    if isinstance(module, nn.ParameterList):
-        return [str(i) for i in range(len(cast("Any", module)))]
-    if isinstance(module, nn.ParameterDict):
-        keys: list[object] = list(cast("Any", module).keys())
-        return [str(k) for k in keys]
-    return list(vars(module)["_modules"])
+    match ref.module:
+        case nn.ParameterList():
+            return [str(i) for i in range(len(module))]
+        case nn.ParameterDict():
+            return [str(k) for k in module.keys()]  # noqa: SIM118 (not a dict)
+        case _:
+            return list(vars(ref.module)["_modules"])
 
 
 def _element(c: Context, node: ast.AST, ref: ModuleRef, key: str) -> Node:

@@ -28,7 +28,7 @@ from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_state import Guard, Knowledge, ModuleState, Restart
 from lowtide.frontend.script.nodes import BoundMethod, Call, ModuleRef, Node
 from lowtide.frontend.script.script import signature_types
-from lowtide.frontend.script.source import read_source, unwrap
+from lowtide.frontend.script.source import read_source
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Function, Value
 from lowtide.ir.literals import is_literal
@@ -152,8 +152,3 @@ def without_unused_captures(fn: Function) -> Function:
     kept = [(v, path) for v, path in rows if v in used]
     block = Block([*fn.arguments, *(v for v, _ in kept)], fn.block.ops)
     return replace(fn, block=block, captures=tuple(path for _, path in kept))
-
-
-def plain_method(found: object) -> FunctionType:
-    """The Python function behind a method, however it is marked; raises CompileError."""
-    return unwrap(found)  # pyright: ignore[reportArgumentType]
