@@ -114,6 +114,14 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """One of several things known while compiling; the run knows the index of which."""
+
+    index: Value
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class BoundMethod:
     """A Python method of a module, a class or an object, about to be called."""
 
@@ -141,6 +149,7 @@ Node = (
     | LocalFunction
     | ModuleRef
     | Members
+    | Chosen
     | BoundMethod
     | Super
 )
