@@ -86,7 +86,7 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
     if _is_constant(state, ref.module, name, found):
         state.guard("value", path)
         return c.const(found)
-    type_ = data_type(ref.module, name, found)
+    type_ = None if _holds_modules(found) else data_type(ref.module, name, found)
     if type_ is not None and not isinstance(type_, t.FunctionType):
         return state.capture(path, found, type_)
     if isinstance(found, FunctionType | BuiltinFunctionType | type | ModuleType) or hasattr(
@@ -103,6 +103,15 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
     raise c.error(
         node, f"the attribute {path!r} is a {kind}, which compiled code cannot hold", remedy
     )
+
+
+def _holds_modules(found: object) -> bool:
+    """Whether it is a plain list, tuple or dict of modules, or a module that is no submodule."""
+    if isinstance(found, dict):
+        found = list(cast("dict[object, object]", found).values())
+    if isinstance(found, list | tuple):
+        return any(map(_holds_modules, cast("list[object]", found)))
+    return isinstance(found, torch.nn.Module)
 
 
 def data_type(module: torch.nn.Module, name: str, found: object) -> t.Type | None:
