@@ -8,7 +8,8 @@ here.
     run_op(op, env)                   reads operands from env, writes results into it
     run_block(block, env) -> list     the operands of the terminator
 
-Always holds: an exception raised by an op keeps its type, and carries a note with the user's line.
+Always holds: an exception raised by an op keeps its type; its attribute `LOC` says where in the
+user's file the op stands.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from lowtide.ir.core import Block, Function, Op, Value
 from lowtide.ir.python_ops.numbers import UNBOUND
 
 Env = MutableMapping[Value, Any]
+
+LOC = "__lowtide_loc__"
 
 
 def run(fn: Function, *args: object) -> object:
@@ -54,7 +57,8 @@ def run_op(op: Op, env: Env) -> None:
     try:
         results = _STRUCTURED.get(op.name, _run_plain)(op, env)
     except Exception as error:
-        _note(error, op)
+        if op.loc.line and not hasattr(error, LOC):
+            setattr(error, LOC, op.loc)
         raise
     if len(results) != len(op.results):
         raise ValueError(f"{op.name} gave {len(results)} results instead of {len(op.results)}")
@@ -237,14 +241,3 @@ _STRUCTURED: dict[str, Callable[[Op, Env], list[Any]]] = {
     "print": _print,
     **object_ops.RUN,
 }
-
-
-def _note(error: Exception, op: Op) -> None:
-    notes: list[str] = getattr(error, "__notes__", [])
-    if op.loc.line and not any(n.startswith(_NOTE) for n in notes):
-        where = f" in {op.loc.function}" if op.loc.function else ""
-        text = f"\n    {op.loc.text.strip()}" if op.loc.text else ""
-        error.add_note(f"{_NOTE}{op.loc}{where}{text}")
-
-
-_NOTE = "compiled from "

@@ -34,6 +34,7 @@ from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.tracebacks import through_user_lines
 from lowtide.pipeline.walk import Walk, ineligible
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class ScriptFunction:
             return driver(values)
         except Ineligible:
             return self._python(*args, **kwargs)
+        except Exception as error:
+            raise through_user_lines(error) from error.__cause__
 
     def _python(self, *args: Any, **kwargs: Any) -> Any:
         stats.count("calls_eager")

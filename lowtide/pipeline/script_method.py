@@ -33,6 +33,7 @@ from lowtide.pipeline.captures import Reader, Values, hook_count, type_of_value
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.tracebacks import through_user_lines
 from lowtide.pipeline.walk import Walk, ineligible
 
 _MOST_VARIANTS: Final = 32  # per types of arguments, before they are forgotten
@@ -128,6 +129,8 @@ class ScriptMethod(ScriptFunction):
             return variant.driver((*values, *captured))
         except Ineligible:
             return self._python(*args, **kwargs)
+        except Exception as error:
+            raise through_user_lines(error) from error.__cause__
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self

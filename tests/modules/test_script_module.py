@@ -181,6 +181,7 @@ def test_explain_changes_nothing() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.n, self.rnn = 0, nn.GRU(4, 4)
+            self.rnn.register_forward_hook(lambda *_: None, with_kwargs=True)
 
         def forward(self, x):
             self.n += 1
@@ -315,16 +316,11 @@ class Misspelt(nn.Module):
         return x + self.wieght
 
 
-class Odd(nn.Module):
+class PlainList(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.thing, self.layers = object(), [nn.Linear(4, 4)]
+        self.layers = [nn.Linear(4, 4)]
 
-    def forward(self, x):
-        return x if self.thing is None else x + 1
-
-
-class PlainList(Odd):
     def forward(self, x):
         for layer in self.layers:
             x = layer(x)
@@ -386,3 +382,42 @@ def test_modules_of_torch_jit() -> None:
         lt.script(old)
     outer = nn.Sequential(old, nn.ReLU())
     same(lt.script(outer), outer)
+
+
+@lt.ignore
+def left_alone(x: torch.Tensor) -> int:
+    return len(list(v for v in x if bool(v > 0)))  # noqa: C400
+
+
+@lt.script
+def calls_ignored(x):
+    return x * left_alone(x)
+
+
+def test_ignored_function_in_a_function() -> None:
+    x = torch.tensor([1.0, -1.0, 2.0])
+    assert torch.equal(calls_ignored(x), x * 2)
+    assert "py.call" in str(calls_ignored.graph)
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+        self.table = {"a": 1}
+
+    def forward(self, x):
+        self.seen.append(x)
+        self.table["b"] = len(self.seen)
+        for name, n in self.table.items():
+            x = x + n * len(name)
+        return torch.stack(self.seen).sum(0) + x
+
+
+def test_list_and_dict_attributes_are_changed_in_place() -> None:
+    module, eager = Lists(), Lists()
+    compiled = lt.script(module)
+    for _ in range(3):
+        same(compiled, eager)
+    assert len(module.seen) == len(eager.seen)
+    assert module.table == eager.table

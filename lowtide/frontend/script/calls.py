@@ -32,7 +32,7 @@ from lowtide.frontend.script.functions import (
     signature_annotations,
 )
 from lowtide.frontend.script.mutation import is_inplace
-from lowtide.frontend.script.node_tables import CALL_OF, LEFT_TO_PYTHON
+from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import (
     Call,
     LocalFunction,
@@ -157,8 +157,10 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         return _named_tuple(c, obj, call)
     if isinstance(obj, type) and classes.can_construct(obj):
         return classes.construct(c, call.node, obj, call.args, call.keywords)
-    if isinstance(obj, FunctionType) and hasattr(obj, MODIFIER) and LEFT_TO_PYTHON:
-        left = LEFT_TO_PYTHON[0](c, obj, call)
+    if isinstance(obj, FunctionType) and hasattr(obj, MODIFIER):
+        from lowtide.frontend.script.left_to_python import left_to_python  # it reads this module
+
+        left = left_to_python(c, obj, call)
         if left is not None:
             return left
     if isinstance(obj, MethodType) and isinstance(obj.__func__, FunctionType):

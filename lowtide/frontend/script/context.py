@@ -12,11 +12,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, TypeVar
 
-from lowtide.errors import CompileError
+from lowtide.errors import CompileError, Loc
 from lowtide.frontend.script.module_state import ModuleState
 from lowtide.frontend.script.node_tables import VALUE_OF
 from lowtide.frontend.script.nodes import Method, Node, Poison, describe
@@ -45,6 +45,7 @@ class Frame:
     names: Mapping[str, object]  # closure, globals, builtins: what is not assigned in the function
     local_names: frozenset[str]
     vars: dict[str, Node | Poison] = field(default_factory=dict[str, "Node | Poison"])
+    caller: Loc | None = None  # where it was called from
     owner: int = 0  # the id of the module whose method it is
 
 
@@ -124,7 +125,7 @@ class Context:
         """Ops added inside stand for this node."""
         outer = self.builder.loc
         if hasattr(node, "lineno"):
-            self.builder.loc = self.frame.source.loc(node)
+            self.builder.loc = replace(self.frame.source.loc(node), caller=self.frame.caller)
         try:
             yield
         finally:

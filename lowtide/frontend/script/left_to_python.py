@@ -30,7 +30,6 @@ from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_attributes import state_of
 from lowtide.frontend.script.module_state import Restart
-from lowtide.frontend.script.node_tables import LEFT_TO_PYTHON
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
 from lowtide.frontend.script.source import read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
@@ -143,11 +142,11 @@ def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
 def python_call(c: Context, fn: FunctionType, call: Call, type_: t.Type) -> Node:
     """The call of a Python function when the program runs."""
     operands, kwnames = operands_of(c, call)
-    assigned = _assigned_attributes(fn)
-    knowledge = state_of(c).knowledge
-    if not assigned <= knowledge.dynamic:
-        knowledge.dynamic |= assigned
-        raise Restart(fn.__name__)
+    if c.modules is not None:
+        assigned, knowledge = _assigned_attributes(fn), c.modules.knowledge
+        if not assigned <= knowledge.dynamic:
+            knowledge.dynamic |= assigned
+            raise Restart(fn.__name__)
     target = python_objects.name_of(fn)
     op = c.builder.emit("py.call", operands, [type_], target=target, kwnames=kwnames)
     return c.const(None) if type_ == t.NONE else op.result
@@ -180,5 +179,4 @@ def warn(c: Context, call: Call) -> Node:
     return c.const(None)
 
 
-LEFT_TO_PYTHON.append(left_to_python)
 BUILTINS[warnings.warn] = warn

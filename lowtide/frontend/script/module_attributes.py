@@ -106,12 +106,12 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
 
 
 def _holds_modules(found: object) -> bool:
-    """Whether it is a plain list or dict of modules, whose parameters nobody would know."""
+    """Whether it is a plain list, tuple or dict of modules, or a module that is no submodule."""
     if isinstance(found, dict):
-        return _holds_modules(list(cast("dict[object, object]", found).values()))
-    if not isinstance(found, list | tuple):
-        return False
-    return any(isinstance(x, torch.nn.Module) for x in cast("list[object]", found))
+        found = list(cast("dict[object, object]", found).values())
+    if isinstance(found, list | tuple):
+        return any(map(_holds_modules, cast("list[object]", found)))
+    return isinstance(found, torch.nn.Module)
 
 
 def data_type(module: torch.nn.Module, name: str, found: object) -> t.Type | None:

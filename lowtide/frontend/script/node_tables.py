@@ -20,6 +20,3 @@ CALL_OF: dict[type, Callable[[Any, Any, Call], Node]] = {}
 ITEM_OF: dict[type, Callable[[Any, ast.Subscript, Any], Node]] = {}
 ELEMENTS_OF: dict[type, Callable[[Any, ast.AST, Any], Sequence[Node]]] = {}
 VALUE_OF: dict[type, Callable[[Any, ast.AST, Any], Value]] = {}
-
-# Compiles the call of a function marked by `lt.ignore` or `lt.unused`; None: it is neither.
-LEFT_TO_PYTHON: list[Callable[[Any, Any, Call], Node | None]] = []
