@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from lowtide.api import WHERE
@@ -13,10 +14,15 @@ if TYPE_CHECKING:
     from lowtide.comparison import compare
     from lowtide.errors import BackendError, CompileError, LowtideError
     from lowtide.frontend.script.language import annotate, is_scripting
+    from lowtide.frontend.trace.active import is_tracing
+    from lowtide.frontend.trace.places import TracerWarning
+    from lowtide.patch import patch_torch_jit
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
     from lowtide.pipeline.stats import cache_stats
+    from lowtide.pipeline.trace import trace, trace_module
+    from lowtide.pipeline.traced import TracedFunction, TracedModule
     from lowtide.runtime.arena import empty_cache
 
 __all__ = [
@@ -26,12 +32,19 @@ __all__ = [
     "LowtideError",
     "MemoryPlan",
     "ScriptFunction",
+    "TracedFunction",
+    "TracedModule",
+    "TracerWarning",
     "annotate",
     "cache_stats",
     "compare",
     "empty_cache",
     "is_scripting",
+    "is_tracing",
+    "patch_torch_jit",
     "script",
+    "trace",
+    "trace_module",
 ]
 
 
@@ -45,3 +58,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("LOWTIDE_PATCH_TORCH_JIT") == "1":
+    __getattr__("patch_torch_jit")()

@@ -10,6 +10,13 @@ from typing import Final
 WHERE: Final = {
     "script": "lowtide.pipeline.script",
     "ScriptFunction": "lowtide.pipeline.script",
+    "trace": "lowtide.pipeline.trace",
+    "trace_module": "lowtide.pipeline.trace",
+    "TracedFunction": "lowtide.pipeline.traced",
+    "TracedModule": "lowtide.pipeline.traced",
+    "TracerWarning": "lowtide.frontend.trace.places",
+    "is_tracing": "lowtide.frontend.trace.active",
+    "patch_torch_jit": "lowtide.patch",
     "Explanation": "lowtide.pipeline.explain",
     "MemoryPlan": "lowtide.pipeline.memory",
     "cache_stats": "lowtide.pipeline.stats",
