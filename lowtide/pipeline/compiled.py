@@ -83,13 +83,14 @@ class Compiled(ABC):
         part of the recorded one."""
         from lowtide.frontend.trace.active import paused  # only where something is traced
         from lowtide.frontend.trace.encode import plain as without_memory
+        from lowtide.frontend.trace.splice import splice
 
         values = self.bind(tuple(args), dict(kwargs))
         real = tuple(without_memory(v) for v in values)
         function = self.driver(real).function
         with paused():
             result = self.run(real)
-        return self.wrap(recorder.splice(function, values, result))
+        return self.wrap(splice(recorder, function, values, result))
 
     def run(self, values: tuple[Any, ...]) -> Any:
         """Runs the program on its operands."""

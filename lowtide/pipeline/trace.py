@@ -167,7 +167,7 @@ def _finish(
         func=example.func,
         name=function.name,
         module=module,
-        constants=constants.tensors,
+        constants=constants,
         recording=recording,
         traced=traced,
         tolerance=tolerance,

@@ -39,7 +39,7 @@ class Check:
     func: Callable[..., Any]
     name: str
     module: torch.nn.Module | None
-    constants: Sequence[torch.Tensor]
+    constants: Constants
     recording: Recording
     traced: TracedFunction
     tolerance: float
@@ -51,14 +51,14 @@ class Check:
             copied(call),
             name=self.name,
             root=self.module,
-            constants=Constants(list(self.constants)),
+            constants=self.constants.copy(),
             quiet=True,
         )
 
 
 def check(c: Check, calls: Sequence[Call], *, vary: bool) -> None:
     """Compares on each of these calls; with `vary`, also looks for sizes that became constants."""
-    kept = [*c.constants, *(c.module.buffers() if c.module is not None else ())]
+    kept = [*c.constants.tensors, *(c.module.buffers() if c.module is not None else ())]
     warned = c.recording.warnings > 0
     for call in calls:
         for text in _faults(c, call, kept):

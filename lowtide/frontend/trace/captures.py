@@ -12,7 +12,7 @@ the very tensor (not a copy) is what the program reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 
@@ -22,19 +22,47 @@ from lowtide.ir.core import Value
 CONSTANTS = "_constants"
 
 
-@dataclass(slots=True)
 class Constants:
     """Tensors of the root's `_constants` submodule, shared by all methods of one module."""
 
-    tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    def __init__(self, tensors: Sequence[torch.Tensor] = ()) -> None:
+        self.tensors = list(tensors)
+        self._data: list[torch.Tensor] = []
+        self._known_count = -1  # of a copy: how many tensors it began with
 
     def path(self, tensor: torch.Tensor) -> str:
         """Where the tensor is kept."""
         for k, known in enumerate(self.tensors):
             if known is tensor:
                 return f"{CONSTANTS}.c{k}"
+        for k, known in enumerate(self.tensors[: max(self._known_count, 0)]):
+            if _equal(known, tensor):  # made anew in a way that is not seen, as by from_numpy
+                return f"{CONSTANTS}.c{k}"
         self.tensors.append(tensor)
         return f"{CONSTANTS}.c{len(self.tensors) - 1}"
+
+    def data(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that nobody changes; one for all that are equal."""
+        for known in self._data:
+            if _equal(known, tensor):
+                return known
+        with torch.no_grad():
+            kept = tensor.detach().clone()
+        self._data.append(kept)
+        return kept
+
+    def copy(self) -> Constants:
+        """For another run of the same function: the same so far, growing on its own."""
+        made = Constants(self.tensors)
+        made._data = list(self._data)
+        made._known_count = len(self.tensors)
+        return made
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device or a.is_meta:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 class Captures:

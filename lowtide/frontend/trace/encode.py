@@ -41,6 +41,10 @@ class Known(Protocol):
         """The value of a number of this run, None for any other."""
         ...
 
+    def data(self, tensor: torch.Tensor) -> Value:
+        """The captured value of a tensor that nobody else has."""
+        ...
+
 
 _CLASSES: Final[dict[object, torch.dtype]] = {
     bool: torch.bool,
@@ -136,8 +140,8 @@ def _item(known: Known, item: Any) -> tuple[str, list[Value]]:
         return "bool", [known.builder.const(item)]
     if isinstance(item, int):
         return "int", [encode(known, item)]
-    if isinstance(item, range):
-        return "tensor", [encode(known, list(item))]
+    if isinstance(item, list | range | np.ndarray) and not has_traced(known, item):
+        return "tensor", [known.data(torch.as_tensor(item))]
     return "tensor", [encode(known, item)]
 
 

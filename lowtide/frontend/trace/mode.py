@@ -134,7 +134,17 @@ class TraceMode(TorchFunctionMode):
             self._autocast = True
             what = "autocast inside a traced function is not recorded"
             recorder.warn_frozen(what, here(recorder.stop), "autocast around the call")
+        fixed = self._is_fixed(source, [*args, *kwargs.values()])
         recorder.call(source, args, kwargs, result, mutates=mutates)
+        if fixed:
+            recorder.fix(result)
+
+    def _is_fixed(self, source: str, operands: list[Any]) -> bool:
+        """Whether the call gives the same each time: its operands are constants."""
+        tensors = tensors_in(operands)
+        numbers = any(plain(x) is not x for x in operands)
+        known = bool(tensors) or source in _FROM_PYTHON
+        return known and not numbers and not any(map(self.recorder.depends, tensors))
 
     def _frozen_read(self, source: str, args: list[Any], result: Any) -> None:
         place = here(self.recorder.stop)

@@ -87,8 +87,8 @@ def _by_module(func: object) -> str | None:
     if type(func).__name__ in ("OpOverload", "OpOverloadPacket"):
         return f"torch.ops.{func}"
     module = str(getattr(func, "__module__", ""))
-    name = str(getattr(func, "__qualname__", ""))
-    for path in (f"{module}.{name}", f"torch.{name}", f"torch._C._VariableFunctions.{name}"):
+    name, short = str(getattr(func, "__qualname__", "")), str(getattr(func, "__name__", ""))
+    for path in (f"{module}.{name}", f"torch.{short}", f"torch._C._VariableFunctions.{short}"):
         if path.startswith("torch.") and _leads_to(path, func):
             return path
     return None

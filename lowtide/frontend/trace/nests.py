@@ -60,7 +60,8 @@ class Nest:
             return
         elif isinstance(self.kind, type) and isinstance(value, self.kind):
             found = _parts(value)
-            if found is None or len(found[0]) != len(self.children):
+            fits = self.kind is dict or (found and len(found[0]) == len(self.children))
+            if found is None or not fits:
                 raise TypeError(f"{where} is {describe(value)}, traced with {self}")
             self._take_parts(value, found, where, leaves)
         else:
@@ -109,8 +110,11 @@ def take_apart(
         take_apart(part, f"{where}[{key!r}]", leaves, leaf_types)
         for part, key in zip(parts, keys, strict=True)
     ]
-    kind: type = type(value)
-    return Nest(kind, tuple(children), keys, spec)
+    return Nest(_kind(value), tuple(children), keys, spec)
+
+
+def _kind(value: object) -> type:
+    return type(value)
 
 
 def _parts(value: Any) -> _Parts | None:

@@ -38,7 +38,10 @@ def _folder(file: str | None) -> str:
 _TORCH = _folder(torch.__file__)
 _OURS = _folder(errors.__file__)
 _PLUMBING = (contextlib.__file__, functools.__file__)
-_DISPATCH = (os.path.join(_TORCH, "overrides.py"), os.path.join(_TORCH, "nn", "functional.py"))
+_DISPATCH = tuple(
+    os.path.join(_TORCH, *path)
+    for path in (("overrides.py",), ("_tensor.py",), ("nn", "functional.py"))
+)
 
 
 @dataclass(frozen=True, slots=True)

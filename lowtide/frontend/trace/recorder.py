@@ -27,7 +27,7 @@ from lowtide.frontend.trace.numbers import Traced, traced_number
 from lowtide.frontend.trace.places import Place, here, warn_frozen
 from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
-from lowtide.ir.core import Block, Function, Value, clone_op
+from lowtide.ir.core import Block, Value
 from lowtide.ir.signature import result_type
 from lowtide.ir.types import ListType, TupleType
 from lowtide.ops import registry
@@ -148,13 +148,20 @@ class Recorder:
         for tensor in tensors_in(result):
             if not self.knows(tensor):
                 self.builder.loc = here(self.stop).loc
-                with torch.no_grad():
-                    kept = self._captured(tensor.detach().clone())
-                copy = self.builder.emit(
-                    "torch.clone", [kept, self.builder.const(None)], [t.TENSOR]
-                )
-                self._fixed.add(copy.result)
-                self.bind_tensor(tensor, copy.result)
+                operands = [self.data(tensor), self.builder.const(None)]
+                copy = self.builder.emit("torch.clone", operands, [t.TENSOR]).result
+                self.bind_tensor(tensor, copy)
+                self.fix(tensor)
+
+    def data(self, tensor: torch.Tensor) -> Value:
+        """The captured value of Python data, which nobody changes."""
+        kept = self.captures.constants.data(tensor)
+        found = self._tensors.get(id(kept))
+        return self._captured(kept) if found is None else found[1]
+
+    def fix(self, result: Any) -> None:
+        """The result is the same in each call."""
+        self._fixed.update(self._tensors[id(x)][1] for x in tensors_in(result) if self.knows(x))
 
     def getitem(self, x: torch.Tensor, index: Any, result: Any) -> None:
         """Records `x[index]`."""
@@ -247,10 +254,11 @@ class Recorder:
             if not (self.grad_off and self.knows(result)):  # else the value is a detached alias
                 self.bind_tensor(result, value)
         elif isinstance(result, tuple | list) and tensors_in(result):
-            for part, elem in zip(self._parts(value, len(result)), result, strict=True):  # pyright: ignore
+            for part, elem in zip(self.parts(value, len(result)), result, strict=True):  # pyright: ignore
                 self.bind(part, elem)
 
-    def _parts(self, value: Value, count: int) -> list[Value]:
+    def parts(self, value: Value, count: int) -> list[Value]:
+        """The elements of a tuple or a list."""
         if isinstance(value.type, TupleType):
             return [self.builder.tuple_get(value, k) for k in range(count)]
         elem = value.type.elem if isinstance(value.type, ListType) else t.TENSOR
@@ -259,38 +267,6 @@ class Recorder:
     def error(self, place: Place, problem: str, remedy: str) -> CompileError:
         """An error at the user's line, to be raised."""
         return CompileError(problem, place.loc, remedy)
-
-    # -- programs inside programs --
-
-    def splice(self, function: Function, args: Sequence[Any], result: Any) -> Any:
-        """Puts the ops of another program here; gives its result, with a memory for numbers.
-
-        `args`: one for each parameter, captured ones too; `result`: what it gave for them."""
-        self.builder.loc = here(self.stop).loc
-        stand_ins = dict(zip(function.params, (encode(self, a) for a in args), strict=True))
-        for op in function.block.ops[:-1]:
-            copy = clone_op(op, stand_ins)
-            self.builder.block.ops.append(copy)
-            self.builder.makers.update((r, copy) for r in copy.results)
-        returned = function.block.terminator.operands[0]
-        return self._remember(stand_ins.get(returned, returned), result)
-
-    def _remember(self, value: Value, result: Any) -> Any:
-        if isinstance(result, torch.Tensor):
-            self.bind_tensor(result, value)
-            return result
-        if isinstance(result, tuple | list):
-            whole = cast("Sequence[Any]", result)
-            parts = self._parts(value, len(whole)) if whole else []
-            elems = [self._remember(p, e) for p, e in zip(parts, whole, strict=True)]
-            make: Any = getattr(type(whole), "_make", type(whole))
-            return make(elems)
-        if type(result) in (int, float):
-            return traced_number(result, self, value)
-        if isinstance(result, bool) and self.builder.constant(value) is not result:
-            what = f"the bool that a compiled function gave is frozen as {result}"
-            self.warn_frozen(what, here(self.stop))
-        return result
 
 
 def _records(source: str) -> Sequence[registry.OpRecord]:
