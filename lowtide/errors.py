@@ -38,11 +38,23 @@ class LowtideError(Exception):
 class CompileError(LowtideError):
     """The program cannot be compiled: the user's line with a caret, what is wrong, the remedy."""
 
-    def __init__(self, problem: str, loc: Loc = UNKNOWN_LOC, remedy: str = "") -> None:
+    def __init__(
+        self,
+        problem: str,
+        loc: Loc = UNKNOWN_LOC,
+        remedy: str = "",
+        callers: tuple[Loc, ...] = (),
+    ) -> None:
         self.problem = problem
         self.loc = loc
         self.remedy = remedy
-        super().__init__(_with_caret(problem, loc, remedy))
+        self.callers = callers
+        calls = "".join(f"\ncalled from {c}: {c.text.strip()}" for c in callers)
+        super().__init__(_with_caret(problem, loc, remedy) + calls)
+
+    def called_from(self, loc: Loc) -> CompileError:
+        """The same error, in a function that is called at that place."""
+        return CompileError(self.problem, self.loc, self.remedy, (*self.callers, loc))
 
 
 class BackendError(LowtideError):

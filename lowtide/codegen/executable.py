@@ -7,7 +7,7 @@ Out: an `Executable`. C is compiled when it is first called; plans and memory ne
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,8 +166,7 @@ class Executable:
     def _sites(self, p: Kernel) -> tuple[tuple[str, Loc], ...]:
         """The ops whose definitions went into a kernel, in program order."""
         needed: set[str] = set()
-        todo = [n for n in p.outputs if n in self.program.defs]
-        todo += [n for n in self.program.defs for o in p.outputs if o.startswith(f"{n}r")]
+        todo = [n for output in p.outputs for n in self._written_by(output)]
         while todo:
             name = todo.pop()
             if name in needed:
@@ -178,6 +177,17 @@ class Executable:
                     todo.append(load.source)
         defs = (d for n, d in self.program.defs.items() if n in needed and d.op)
         return tuple(dict.fromkeys((d.op, d.loc) for d in defs))
+
+    def _written_by(self, name: str) -> Iterator[str]:
+        """The program's definition of that name, or those that a reduction was taken out of."""
+        if name in self.program.defs:
+            yield name
+            return
+        taken = self.normal.defs[name]
+        for d in self.normal.defs.values():
+            same_op = (d.op, d.loc) == (taken.op, taken.loc)
+            if same_op and any(load.source == name for load in ex.loads(d.expr)):
+                yield from self._written_by(d.name)
 
     @property
     def stages(self) -> list[tuple[str, str]]:

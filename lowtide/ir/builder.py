@@ -8,13 +8,16 @@ Python constants are computed at once, so that `if mask is None` is decided whil
     m = b.py("py.mul", n, n)          # no op: a const 4
     with b.inside(body): ...          # further ops go to the end of `body`
 
-Always holds: what `constant` says is what the program would compute.
+Always holds: what `constant` says is what the program would compute. What a list holds is known
+only while nothing can have changed it: `changed` are the values that something has. A loop's body
+that changed what it had relied on is compiled again: see `mark`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, cast
 
 from lowtide.errors import UNKNOWN_LOC
@@ -34,6 +37,15 @@ UNKNOWN: Final = _Unknown()
 _LONGEST_FOLDED = 4096  # characters or elements: `"a" * 10**9` stays an op
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment of building: how much had happened."""
+
+    news: int
+    writes: int
+    births: int
+
+
 class Builder:
     """Where the next op goes, the place in the source it stands for, and who made each value."""
 
@@ -41,6 +53,11 @@ class Builder:
         self.block = block
         self.loc = UNKNOWN_LOC
         self.makers: dict[Value, Op] = {}
+        self.changed: set[Value] = set()
+        self.held: set[Value] = set()  # containers that another container or an object holds
+        self._births: dict[Value, int] = {}
+        self._news: list[Value] = []  # what was changed first, or found to be of a wider type
+        self._writes: list[Value] = []  # what was changed
 
     @contextmanager
     def inside(self, block: Block) -> Generator[Block]:
@@ -72,7 +89,65 @@ class Builder:
         )
         self.block.ops.append(op)
         self.makers.update((r, op) for r in op.results)
+        self.born(op.results)
+        self._note_effects(op)
         return op
+
+    def _note_effects(self, op: Op) -> None:
+        mutable = [v for v in op.operands if not t.is_immutable(v.type) and v.type != t.TENSOR]
+        if opdefs.writes(op.name):
+            self.change(op.operands[0])
+            self.hold(mutable[1:])
+        elif op.name in _OPAQUE:
+            for value in mutable:
+                self.change(value)
+        elif op.name in _HOLDING:
+            self.hold(mutable)
+
+    def hold(self, values: Sequence[Value]) -> None:
+        """These values may from now on be reached in a second way."""
+        for value in values:
+            if value not in self.held:
+                self.held.add(value)
+                self.held.update(v for v in self._parts(value) if not t.is_immutable(v.type))
+
+    def _parts(self, value: Value) -> list[Value]:
+        maker = self.makers.get(value)
+        return maker.operands if maker is not None and maker.name == "tuple.make" else []
+
+    def change(self, value: Value) -> None:
+        """Something changes this list, dict or object, which may be known by other values too."""
+        maker = self.makers.get(value)
+        found = {value}
+        if maker is None or maker.name not in _MAKING:
+            found |= self.held
+        self._news.extend(found - self.changed)
+        self._writes.extend(found)
+        self.changed |= found
+
+    def widen(self, value: Value, type_: Type) -> None:
+        """The value is, after all, of a wider type: `[]` once it is known what goes into it."""
+        if value.type != type_:
+            value.type = type_
+            self._news.append(value)
+
+    def born(self, values: Sequence[Value]) -> None:
+        """These values, arguments of a block, are made from here on."""
+        for value in values:
+            self._births[value] = len(self._births)
+
+    def mark(self, start: Mark | None = None) -> Mark:
+        """This moment; with `start`, for news of what was there at that earlier one."""
+        births = len(self._births) if start is None else start.births
+        return Mark(len(self._news), len(self._writes), births)
+
+    def has_news(self, since: Mark) -> bool:
+        """Whether something that was there at that moment was changed since, for the first time."""
+        return any(self._births.get(v, -1) < since.births for v in self._news[since.news :])
+
+    def was_written(self, value: Value, since: Mark) -> bool:
+        """Whether the value may have been changed since that moment."""
+        return value in self._writes[since.writes :]
 
     def const(self, value: object) -> Value:
         """A constant; see `literals.is_literal` for what it may be."""
@@ -94,7 +169,7 @@ class Builder:
             return UNKNOWN
         if maker.name == "const":
             return maker.attrs["value"]
-        if maker.name == "tuple.make":
+        if maker.name == "tuple.make" and not maker.attrs:
             elems = tuple(self.constant(v) for v in maker.operands)
             return UNKNOWN if any(e is UNKNOWN for e in elems) else elems
         return UNKNOWN
@@ -109,9 +184,10 @@ class Builder:
         result = definition.result([v.type for v in operands])
         if result is None:
             return None
-        folded = fold(name, [self.constant(v) for v in operands])
-        if folded is not UNKNOWN:
-            return self.const(folded)
+        if not definition.writes:
+            folded = fold(name, [self.constant(v) for v in operands])
+            if folded is not UNKNOWN:
+                return self.const(folded)
         return self.emit(name, operands, [result]).result
 
     def _shortcut(self, name: str, operands: Sequence[Value]) -> Value | None:
@@ -122,7 +198,7 @@ class Builder:
             return self._none_test(name, operands[0])
         if name == "py.bool" and operands[0].type == t.BOOL:
             return operands[0]
-        if maker is None or maker.name != "list.make":
+        if maker is None or maker.name != "list.make" or operands[0] in self.changed:
             return None
         if name == "py.len":
             return self.const(len(maker.operands))
@@ -132,7 +208,8 @@ class Builder:
         return None
 
     def _is_none_test(self, operands: Sequence[Value]) -> bool:
-        return operands[1].type == t.NONE and t.join(operands[0].type, t.NONE) != operands[0].type
+        of, none = operands[0].type, operands[1].type
+        return none == t.NONE and not t.is_subtype(t.NONE, of) and of != t.NEVER
 
     def _none_test(self, name: str, value: Value) -> Value | None:
         return self.const(name == "py.is_not")  # a type without None
@@ -150,19 +227,30 @@ class Builder:
             return self.const(cast("tuple[object, ...]", elems)[index])
         return self.emit("tuple.get", [value], [type_.elems[index]], index=index).result
 
-    def tuple_make(self, elems: Sequence[Value], names: Sequence[str] = ()) -> Value:
-        """A tuple of values, with field names if it is a named one."""
-        type_ = TupleType(tuple(e.type for e in elems), tuple(names))
-        return self.emit("tuple.make", elems, [type_]).result
+    def tuple_make(self, elems: Sequence[Value], names: Sequence[str] = (), cls: str = "") -> Value:
+        """A tuple of values, with field names and a class if it is a named one."""
+        type_ = TupleType(tuple(e.type for e in elems), tuple(names), cls)
+        op = self.emit("tuple.make", elems, [type_])
+        if cls:
+            op.attrs["cls"] = cls
+        return op.result
 
-    def list_make(self, elems: Sequence[Value], elem_type: Type | None = None) -> Value | None:
-        """A list of values; None if they are not alike."""
-        joined: Type | None = t.NEVER if elem_type is None else elem_type
-        for elem in elems:
-            joined = None if joined is None else t.join(joined, elem.type)
-        if joined is None:
-            return None
+    def list_make(self, elems: Sequence[Value], elem_type: Type = t.NEVER) -> Value:
+        """A list of values."""
+        joined = t.join_all([elem_type, *(e.type for e in elems)])
         return self.emit("list.make", elems, [ListType(joined)]).result
+
+    def list_elements(self, value: Value) -> list[Value] | None:
+        """The elements of a list whose making is in sight and which nothing can have changed."""
+        maker = self.makers.get(value)
+        if maker is None or maker.name != "list.make" or value in self.changed:
+            return None
+        return list(maker.operands)
+
+
+_MAKING = ("list.make", "dict.make", "object.new")
+_OPAQUE = ("py.call", "py.call_method", "call_module")  # may change what they are given
+_HOLDING = ("tuple.make", "list.make", "dict.make", "if", "loop", "yield", "attr.set")
 
 
 def fold(name: str, operands: Sequence[object]) -> object:

@@ -21,8 +21,10 @@ from typing import Any, cast
 import torch
 import torch.nn.functional
 
-from lowtide.ir import opdefs
+from lowtide.ir import opdefs, python_objects
 from lowtide.ir.core import Block, Function, Op, Value
+from lowtide.ir.python_ops.numbers import UNBOUND
+from lowtide.ir.types import is_instance, parse_type
 
 Env = MutableMapping[Value, Any]
 
@@ -81,10 +83,13 @@ _ROOTS: dict[str, object] = {
 
 def call_with_keywords(op: Op, operands: Sequence[Any]) -> Any:
     """Calls the target of a `call_torch` or `mutate`; the last operands go by `kwnames`."""
+    return _with_keywords(callable_of(str(op.attrs["target"])), op, operands)
+
+
+def _with_keywords(target: Callable[..., Any], op: Op, operands: Sequence[Any]) -> Any:
     kwnames = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
     split = len(operands) - len(kwnames)
-    keywords = dict(zip(kwnames, operands[split:], strict=True))
-    return callable_of(str(op.attrs["target"]))(*operands[:split], **keywords)
+    return target(*operands[:split], **dict(zip(kwnames, operands[split:], strict=True)))
 
 
 def _run_plain(op: Op, env: Env) -> list[Any]:
@@ -104,11 +109,13 @@ def _const(op: Op, env: Env) -> list[Any]:
 
 
 def _undef(op: Op, env: Env) -> list[Any]:
-    return [None]
+    return [UNBOUND]
 
 
 def _tuple_make(op: Op, env: Env) -> list[Any]:
-    return [tuple(env[v] for v in op.operands)]
+    elems = tuple(env[v] for v in op.operands)
+    cls = op.attrs.get("cls")
+    return [cast("Any", python_objects.find(str(cls)))(*elems) if cls else elems]
 
 
 def _tuple_get(op: Op, env: Env) -> list[Any]:
@@ -117,6 +124,31 @@ def _tuple_get(op: Op, env: Env) -> list[Any]:
 
 def _list_make(op: Op, env: Env) -> list[Any]:
     return [[env[v] for v in op.operands]]
+
+
+def _dict_make(op: Op, env: Env) -> list[Any]:
+    values = [env[v] for v in op.operands]
+    return [dict(zip(values[::2], values[1::2], strict=True))]
+
+
+def _set_make(op: Op, env: Env) -> list[Any]:
+    return [{env[v] for v in op.operands}]
+
+
+def _enum_const(op: Op, env: Env) -> list[Any]:
+    members: Any = python_objects.find(str(op.attrs["enum"]))
+    return [members[str(op.attrs["member"])]]
+
+
+def _enum_get(op: Op, env: Env) -> list[Any]:
+    members: Any = python_objects.find(str(op.attrs["enum"]))
+    key = env[op.operands[0]]
+    return [members[key] if op.attrs["by"] == "name" else members(key)]
+
+
+def _object_new(op: Op, env: Env) -> list[Any]:
+    cls: Any = python_objects.find(str(op.attrs["cls"]))
+    return [cls.__new__(cls, *(env[v] for v in op.operands))]
 
 
 def _unpack(op: Op, env: Env) -> list[Any]:
@@ -137,8 +169,28 @@ def _format(op: Op, env: Env) -> list[Any]:
     return [str(op.attrs["template"]).format(*(env[v] for v in op.operands))]
 
 
-def _getattr(op: Op, env: Env) -> list[Any]:
+def _attr_get(op: Op, env: Env) -> list[Any]:
     return [getattr(env[op.operands[0]], str(op.attrs["name"]))]
+
+
+def _attr_set(op: Op, env: Env) -> list[Any]:
+    assign = object.__setattr__ if op.attrs.get("frozen") else setattr
+    assign(env[op.operands[0]], str(op.attrs["name"]), env[op.operands[1]])
+    return []
+
+
+def _call_method(op: Op, env: Env) -> list[Any]:
+    receiver, *operands = (env[v] for v in op.operands)
+    return [_with_keywords(getattr(receiver, str(op.attrs["name"])), op, operands)]
+
+
+def _py_call(op: Op, env: Env) -> list[Any]:
+    target: Any = python_objects.find(str(op.attrs["target"]))
+    return [_with_keywords(target, op, [env[v] for v in op.operands])]
+
+
+def _isinstance(op: Op, env: Env) -> list[Any]:
+    return [is_instance(env[op.operands[0]], parse_type(str(op.attrs["type"])))]
 
 
 def _getitem(op: Op, env: Env) -> list[Any]:
@@ -176,6 +228,19 @@ def _loop(op: Op, env: Env) -> list[Any]:
     return carried
 
 
+def _with(op: Op, env: Env) -> list[Any]:
+    (block,) = op.blocks
+    with env[op.operands[0]] as entered:
+        env[block.args[0]] = entered
+        return run_block(block, env)
+    raise suppressed(op)
+
+
+def suppressed(op: Op) -> RuntimeError:
+    """What to raise where a context manager swallowed an exception: no values came out."""
+    return RuntimeError(f"the context manager at {op.loc} suppressed an exception")
+
+
 def _assert(op: Op, env: Env) -> list[Any]:
     condition, *message = (env[v] for v in op.operands)
     if not condition:
@@ -184,12 +249,16 @@ def _assert(op: Op, env: Env) -> list[Any]:
 
 
 def _raise(op: Op, env: Env) -> list[Any]:
-    exception: type[Exception] = getattr(builtins, str(op.attrs["exception"]))
-    raise exception(*(env[v] for v in op.operands))
+    name = str(op.attrs["exception"])
+    operands = [env[v] for v in op.operands]
+    if not name:  # an exception object
+        raise operands[0]
+    exception: Any = getattr(builtins, name, None) or python_objects.find(name)
+    raise exception(*operands)
 
 
 def _print(op: Op, env: Env) -> list[Any]:
-    print(*(env[v] for v in op.operands))
+    _with_keywords(print, op, [env[v] for v in op.operands])
     return []
 
 
@@ -202,7 +271,17 @@ _STRUCTURED: dict[str, Callable[[Op, Env], list[Any]]] = {
     "list.make": _list_make,
     "unpack": _unpack,
     "py.format": _format,
-    "py.getattr": _getattr,
+    "dict.make": _dict_make,
+    "set.make": _set_make,
+    "enum.const": _enum_const,
+    "enum.get": _enum_get,
+    "object.new": _object_new,
+    "attr.get": _attr_get,
+    "attr.set": _attr_set,
+    "py.call_method": _call_method,
+    "py.call": _py_call,
+    "py.isinstance": _isinstance,
+    "with": _with,
     "torch.getitem": _getitem,
     "call_torch": _call_torch,
     "mutate": _mutate,

@@ -11,11 +11,16 @@ names are TorchScript's.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
+
+from lowtide.ir import python_objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +43,20 @@ class NamedType(Type):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TupleType(Type):
-    """A fixed number of elements; `names` are the fields of a named tuple, else ()."""
+    """A fixed number of elements; `names` are the fields of a named tuple, else (). `cls` is the
+    name of the user's own NamedTuple in `ir.python_objects`, "" for a plain tuple or PyTorch's."""
 
     elems: tuple[Type, ...]
     names: tuple[str, ...] = ()
+    cls: str = ""
 
     def __str__(self) -> str:
         if self.names:
             parts = [f"{n}: {t}" for n, t in zip(self.names, self.elems, strict=True)]
         else:
             parts = [str(t) for t in self.elems]
-        return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+        text = f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+        return f"NamedTuple[{self.cls!r}]{text}" if self.cls else text
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -90,6 +98,16 @@ class ClassType(Type):
 
     def __str__(self) -> str:
         return f"Class[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FunctionType(Type):
+    """One Python function, known when the program is compiled; `name` as of a class."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"Function[{self.name!r}]"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -154,14 +172,36 @@ def is_number(t: Type) -> bool:
 
 
 def may_be_tensor(t: Type) -> bool:
-    """Whether a value of this type may be a tensor at run time, so that operators go to PyTorch."""
+    """Whether a value of this type is a tensor at run time, or a number or None where a tensor may
+    stand, so that operators go to PyTorch."""
     match t:
         case UnionType(elems):
-            return any(may_be_tensor(e) for e in elems)
+            numeric = all(may_be_tensor(e) or is_number(e) or e == NONE for e in elems)
+            return numeric and any(may_be_tensor(e) for e in elems)
         case OptionalType(elem):
             return may_be_tensor(elem)
         case _:
             return t == TENSOR
+
+
+def is_dynamic(t: Type) -> bool:
+    """Whether only the run knows what kind of value it is, so that Python must look."""
+    if isinstance(t, OptionalType):
+        return is_dynamic(t.elem)
+    return t in (ANY, NEVER) or (isinstance(t, UnionType) and not may_be_tensor(t))
+
+
+def is_immutable(t: Type) -> bool:
+    """Whether values never change, so that two equal ones are as good as one."""
+    match t:
+        case NamedType():
+            return t not in (ANY, TENSOR, GENERATOR)
+        case TupleType(elems) | UnionType(elems):
+            return all(map(is_immutable, elems))
+        case OptionalType(elem):
+            return is_immutable(elem)
+        case _:
+            return False
 
 
 def is_subtype(t: Type, of: Type) -> bool:
@@ -181,6 +221,8 @@ def is_subtype(t: Type, of: Type) -> bool:
             return len(a) == len(b) and all(map(is_subtype, a, b))
         case ListType(a), ListType(b):
             return is_subtype(a, b)
+        case TupleType(_, _, cls), ClassType(name):
+            return name in ("builtins.tuple", cls)
         case DictType(a, x), DictType(b, y):
             return is_subtype(a, b) and is_subtype(x, y)
         case FutureType(a), FutureType(b):
@@ -189,8 +231,8 @@ def is_subtype(t: Type, of: Type) -> bool:
             return of == NUMBER and is_number(t)
 
 
-def join(a: Type, b: Type) -> Type | None:
-    """The least type that holds both, where two branches meet; None if they are not alike."""
+def join(a: Type, b: Type) -> Type:
+    """The least type that holds both, where two branches meet; Any where they are many."""
     if is_subtype(a, b):
         return b
     if is_subtype(b, a):
@@ -198,28 +240,39 @@ def join(a: Type, b: Type) -> Type | None:
     if NONE in (a, b):
         return optional(b if a == NONE else a)
     if isinstance(a, OptionalType) or isinstance(b, OptionalType):
-        inner = join(_without_none(a), _without_none(b))
-        return None if inner is None else optional(inner)
-    if isinstance(a, TupleType) and isinstance(b, TupleType):
-        return _join_tuples(a, b)
-    if isinstance(a, ListType) and isinstance(b, ListType):
-        inner = join(a.elem, b.elem)
-        return None if inner is None else ListType(inner)
-    if is_number(a) and is_number(b):
-        return NUMBER
-    parts = [*_members(a), *(m for m in _members(b) if m not in _members(a))]
-    if all(p == TENSOR or is_number(p) for p in parts):
-        return UnionType(tuple(parts))
-    return None
+        return optional(join(_without_none(a), _without_none(b)))
+    match a, b:
+        case TupleType(x), TupleType(y) if len(x) == len(y):
+            elems = tuple(join(p, q) for p, q in zip(x, y, strict=True))
+            same = (a.names, a.cls) == (b.names, b.cls)
+            return TupleType(elems, a.names, a.cls) if same else TupleType(elems)
+        case ListType(x), ListType(y):
+            return ListType(join(x, y))
+        case DictType(k, x), DictType(m, y):
+            return DictType(join(k, m), join(x, y))
+        case _ if is_number(a) and is_number(b):
+            return NUMBER
+        case _:
+            return _union(a, b)
 
 
-def _join_tuples(a: TupleType, b: TupleType) -> Type | None:
-    if len(a.elems) != len(b.elems):
-        return None
-    elems = [join(x, y) for x, y in zip(a.elems, b.elems, strict=True)]
-    known = tuple(e for e in elems if e is not None)
-    names = a.names if a.names == b.names else ()
-    return TupleType(known, names) if len(known) == len(elems) else None
+def join_all(types: Iterable[Type]) -> Type:
+    """The least type that holds all; `never` for none."""
+    joined: Type = NEVER
+    for type_ in types:
+        joined = join(joined, type_)
+    return joined
+
+
+_LARGEST_UNION = 6
+
+
+def _union(a: Type, b: Type) -> Type:
+    parts: list[Type] = []
+    for part in (*_members(a), *_members(b)):
+        if not any(is_subtype(part, p) for p in parts):
+            parts = [p for p in parts if not is_subtype(p, part)] + [part]
+    return UnionType(tuple(parts)) if len(parts) <= _LARGEST_UNION else ANY
 
 
 def _without_none(t: Type) -> Type:
@@ -255,7 +308,15 @@ def type_of(value: object) -> Type | None:
         return ListType(INT)
     if isinstance(value, tuple | list):
         return _type_of_sequence(value)  # pyright: ignore[reportUnknownArgumentType]
-    return None
+    if isinstance(value, dict):
+        return _type_of_dict(value)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, torch.futures.Future):
+        return FutureType(ANY)
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+        return FunctionType(python_objects.name_of(value))
+    if isinstance(value, type | types.ModuleType | types.MethodType | types.GeneratorType):
+        return None
+    return ClassType(python_objects.name_of(type(value)))
 
 
 def _type_of_sequence(value: Sequence[object]) -> Type | None:
@@ -265,13 +326,58 @@ def _type_of_sequence(value: Sequence[object]) -> Type | None:
         return None
     if isinstance(value, tuple):
         names: tuple[str, ...] = getattr(value, "_fields", ())
-        return TupleType(tuple(known), tuple(names))
-    if not known:
-        return ListType(NEVER)
-    elem: Type | None = known[0]
-    for other in known[1:]:
-        elem = None if elem is None else join(elem, other)
-    return None if elem is None else ListType(elem)
+        cls = python_objects.name_of(type(value)) if names else ""
+        return TupleType(tuple(known), tuple(names), cls)
+    return ListType(join_all(known))
+
+
+def _type_of_dict(value: Mapping[object, object]) -> Type | None:
+    keys, values = _type_of_sequence([*value]), _type_of_sequence([*value.values()])
+    if not isinstance(keys, ListType) or not isinstance(values, ListType):
+        return None
+    return DictType(keys.elem, values.elem)
+
+
+_CLASSES: dict[Type, type] = {type_: cls for cls, type_ in _OF_PYTHON.items()}
+
+
+def is_instance(value: object, type_: Type) -> bool:
+    """Python's isinstance() for a type of IR: an element's type is looked at, too."""
+    match type_:
+        case NamedType():
+            if type_ in (TENSOR, NUMBER):
+                return isinstance(value, torch.Tensor if type_ == TENSOR else int | float)
+            return type_ == ANY or isinstance(value, _CLASSES.get(type_, ()))
+        case ListType(elem):
+            return isinstance(value, list) and all(
+                is_instance(v, elem) for v in _values(cast(Any, value))
+            )
+        case DictType(key, elem):
+            return isinstance(value, dict) and all(
+                is_instance(k, key) and is_instance(v, elem) for k, v in _pairs(cast(Any, value))
+            )
+        case TupleType(elems):
+            return (
+                isinstance(value, tuple)
+                and len(value) == len(elems)  # pyright: ignore[reportUnknownArgumentType]
+                and all(map(is_instance, _values(cast(Any, value)), elems))
+            )
+        case OptionalType(elem):
+            return value is None or is_instance(value, elem)
+        case UnionType(elems):
+            return any(is_instance(value, e) for e in elems)
+        case ClassType(name):
+            return isinstance(value, cast("type", python_objects.find(name)))
+        case _:
+            return isinstance(value, torch.futures.Future)
+
+
+def _values(value: Any) -> list[Any]:
+    return list(value)
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    return list(value.items())
 
 
 _TOKEN = re.compile(r"\s*([A-Za-z_]\w*|[\[\](),:]|'[^'\"\\]*')")
@@ -302,8 +408,12 @@ class TypeReader:
         word = self._next()
         if word == "(":
             return self._tuple()
-        if word == "Class":
-            return self._class()
+        if word == "NamedTuple":
+            name = self._quoted()
+            self._expect("(")
+            return dataclasses.replace(self._tuple(), cls=name)
+        if word in _BY_NAME:
+            return _BY_NAME[word](self._quoted())
         if word in _GENERIC:
             self._expect("[")
             elems = self._until("]")
@@ -312,15 +422,15 @@ class TypeReader:
             return _NAMED[word]
         raise ValueError(f"not a type: {self.text!r}")
 
-    def _class(self) -> Type:
+    def _quoted(self) -> str:
         self._expect("[")
         name = self._next()
         if not name.startswith("'"):
             raise ValueError(f"not a type: {self.text!r}")
         self._expect("]")
-        return ClassType(name.strip("'"))
+        return name.strip("'")
 
-    def _tuple(self) -> Type:
+    def _tuple(self) -> TupleType:
         elems: list[Type] = []
         names: list[str] = []
         while self._peek() != ")":
@@ -366,6 +476,8 @@ def _single(make: Callable[[Type], Type]) -> Callable[[Iterable[Type]], Type]:
 
     return of
 
+
+_BY_NAME: dict[str, Callable[[str], Type]] = {"Class": ClassType, "Function": FunctionType}
 
 _GENERIC: dict[str, Callable[[Iterable[Type]], Type]] = {
     "List": _single(ListType),

@@ -81,6 +81,8 @@ class _Checker:
             self.check_if(op, visible)
         elif op.name == "loop":
             self.check_loop(op, visible)
+        elif op.name == "with":
+            self.check_with(op, visible)
         elif op.blocks:
             self.fault(op, f"{op.name} takes no blocks")
         else:
@@ -104,6 +106,12 @@ class _Checker:
         if args != [t.INT, *carried]:
             self.fault(op, "the block's arguments and the results of a loop have equal types")
         self.block(op.blocks[0], "yield", [t.BOOL, *carried], visible)
+
+    def check_with(self, op: Op, visible: set[Value]) -> None:
+        if len(op.operands) != 1 or len(op.blocks) != 1 or len(op.blocks[0].args) != 1:
+            self.fault(op, "with takes one object and one block with one argument")
+            return
+        self.block(op.blocks[0], "yield", [r.type for r in op.results], visible)
 
 
 def _faults(op: Op) -> Iterator[str]:
@@ -130,7 +138,11 @@ def _python_faults(op: Op, definition: opdefs.OpDef) -> Iterator[str]:
         expected = None
     if expected is None:
         yield f"{op.name} takes no ({', '.join(str(v.type) for v in op.operands)})"
-    elif len(op.results) != 1 or not is_subtype(expected, op.results[0].type):
+    elif len(op.results) != 1:
+        yield f"{op.name} has one result"
+    elif not is_subtype(expected, op.results[0].type) and all(
+        t.is_immutable(v.type) for v in op.operands
+    ):  # what a list holds may be found out after its first use, so that types differ
         yield f"{op.name} has one result, of type {expected}"
 
 
@@ -169,10 +181,7 @@ def _tuple_make_fits(op: Op) -> bool:
 
 
 def _list_make_fits(op: Op) -> bool:
-    type_ = op.result.type
-    if not isinstance(type_, ListType):
-        return False
-    return all(is_subtype(v.type, type_.elem) for v in op.operands)
+    return isinstance(op.result.type, ListType)  # of what may have been found out later
 
 
 def _spec_fits(op: Op) -> bool:
@@ -191,6 +200,10 @@ def _mutate_fits(op: Op) -> bool:
     return _call_fits(op) and ("spec" not in op.attrs or _spec_fits(op))
 
 
+def _has_texts(op: Op, *names: str) -> bool:
+    return all(isinstance(op.attrs.get(name), str) for name in names)
+
+
 _CHECKS: dict[str, Callable[[Op], bool]] = {
     "const": _const_fits,
     "undef": lambda op: not op.operands and len(op.results) == 1,
@@ -200,7 +213,16 @@ _CHECKS: dict[str, Callable[[Op], bool]] = {
     "list.make": _list_make_fits,
     "unpack": lambda op: len(op.operands) == 1,
     "py.format": lambda op: isinstance(op.attrs.get("template"), str),
-    "py.getattr": lambda op: isinstance(op.attrs.get("name"), str) and len(op.results) == 1,
+    "dict.make": lambda op: len(op.operands) % 2 == 0 and len(op.results) == 1,
+    "set.make": lambda op: len(op.results) == 1,
+    "enum.const": lambda op: _has_texts(op, "enum", "member") and not op.operands,
+    "enum.get": lambda op: _has_texts(op, "enum", "by") and len(op.operands) == 1,
+    "object.new": lambda op: _has_texts(op, "cls") and len(op.results) == 1,
+    "attr.get": lambda op: _has_texts(op, "name") and len(op.operands) == len(op.results) == 1,
+    "attr.set": lambda op: _has_texts(op, "name") and len(op.operands) == 2 and not op.results,
+    "py.call_method": lambda op: _has_texts(op, "name") and len(op.operands) > 0,
+    "py.call": lambda op: _has_texts(op, "target") and len(op.results) == 1,
+    "py.isinstance": lambda op: _has_texts(op, "type") and len(op.operands) == 1,
     "torch.getitem": _spec_fits,
     "call_torch": _call_fits,
     "mutate": _mutate_fits,

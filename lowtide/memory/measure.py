@@ -72,9 +72,9 @@ def measure_peak(
     """Run `call` once and return its peak memory and its result.
 
     `allocations_only` counts what PyTorch allocates instead of what is resident: the same in every
-    run, and blind to all other allocators. `release` is called before, to give cached memory back to the system, so that memory which the
-    call takes out of a cache counts as its own. Warm the call up first: what a first call loads,
-    compiles and starts would count as well.
+    run, and blind to all other allocators. `release` is called before, to give cached memory back
+    to the system, so that memory which the call takes out of a cache counts as its own. Warm the
+    call up first: what a first call loads, compiles and starts would count as well.
     """
     _give_back_free_memory(release)
     if allocations_only or not can_measure_resident():

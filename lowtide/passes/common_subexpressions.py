@@ -1,7 +1,7 @@
 """Computes what is computed twice once.
 
-In, out: a Function. Always holds: only pure ops are shared (see `opdefs.is_pure`), and results of
-torch ops only where nothing in the function changes a tensor in place; its size counts as fixed.
+In, out: a Function. Always holds: only pure ops are shared (see `opdefs.is_shareable`), and results
+of torch ops only where nothing in the function changes a tensor in place; its size counts as fixed.
 
     %1: int = const {value=1}
     %a: Tensor = torch.add(%x, %y, %1)      %1: int = const {value=1}
@@ -19,6 +19,7 @@ from collections import ChainMap
 from collections.abc import MutableMapping
 
 from lowtide.ir import opdefs
+from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.ir.literals import print_literal
 
@@ -32,7 +33,10 @@ def eliminate_common_subexpressions(fn: Function) -> Function:
     unsafe: tuple[str, ...] = ("size", *opdefs.PURE_KINDS) if changed & _RESIZING else ()
     if changed and not unsafe:
         unsafe = tuple(k for k in opdefs.PURE_KINDS if k != "size")
-    _share(result.block, ChainMap[Key, list[Value]](), {}, unsafe)
+    fixed = {
+        v for op in result.walk() if op.name.startswith("torch.") for v in op.results
+    }  # PyTorch's tuples and sizes, whatever their type says
+    _share(result.block, ChainMap[Key, list[Value]](), {}, unsafe, fixed)
     return result
 
 
@@ -47,13 +51,14 @@ def _share(
     known: ChainMap[Key, list[Value]],
     stand_ins: MutableMapping[Value, Value],
     unsafe: tuple[str, ...],
+    fixed: set[Value],
 ) -> None:
     kept: list[Op] = []
     for op in block.ops:
         op.operands = [stand_ins.get(v, v) for v in op.operands]
         for inner in op.blocks:
-            _share(inner, known.new_child(), stand_ins, unsafe)
-        key = _key(op, unsafe)
+            _share(inner, known.new_child(), stand_ins, unsafe, fixed)
+        key = _key(op, unsafe, fixed)
         if key is not None and key in known:
             stand_ins.update(zip(op.results, known[key], strict=True))
             continue
@@ -63,10 +68,13 @@ def _share(
     block.ops = kept
 
 
-def _key(op: Op, unsafe: tuple[str, ...]) -> Key | None:
-    if op.blocks or op.name == "undef" or not opdefs.is_pure(op.name):
+def _key(op: Op, unsafe: tuple[str, ...], fixed: set[Value]) -> Key | None:
+    if op.blocks or not opdefs.is_shareable(op, fixed):
         return None
-    if unsafe and op.name in ("unpack", "torch.getitem"):
+    is_python = not op.name.startswith("torch.")
+    if unsafe and is_python and any(v.type == t.TENSOR for v in op.operands):
+        return None
+    if unsafe and op.name == "torch.getitem":
         return None
     if opdefs.has_kind(op.name, unsafe):
         return None

@@ -57,7 +57,7 @@ class _Folder:
         elif op.name == "tuple.make":
             self.tuples[op.result] = op.operands
             values = tuple(self.value(v) for v in op.operands)
-            if UNKNOWN not in values:
+            if UNKNOWN not in values and not op.attrs:
                 self.known[op.result] = values
         elif op.name == "tuple.get":
             return self.element(op)

@@ -26,6 +26,8 @@ def eliminate_dead_code(fn: Function) -> Function:
 
 
 def _has_effect(op: Op) -> bool:
+    if op.name == "with":
+        return True
     if op.blocks:
         endless = op.name == "loop" and _may_be_endless(op)
         return endless or any(_has_effect(o) for b in op.blocks for o in b.ops[:-1])
@@ -58,6 +60,9 @@ def _mark(block: Block, used: set[Value], wanted: set[Value]) -> None:
             for inner in op.blocks:
                 ends = zip(op.results, inner.terminator.operands, strict=True)
                 _mark(inner, used, {v for r, v in ends if r in used})
+        elif op.name == "with":
+            used.update(op.operands)
+            _mark(op.blocks[0], used, set(op.blocks[0].terminator.operands))
         else:
             used.update(op.operands)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowtide.ir.core import Block, Function, Op, Value, free_values
-from lowtide.ir.interpret import run_op
+from lowtide.ir.interpret import run_op, suppressed
 from lowtide.pipeline import stats
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.region import Entry, Region
@@ -137,6 +137,8 @@ class BlockPlan:
             results = self._if(op, env, alive)
         elif op.name == "loop":
             results = self._loop(op, env, alive)
+        elif op.name == "with":
+            results = self._with(op, env, alive)
         else:
             run_op(op, env)
             _drop(env, alive, (*op.operands, *op.results))
@@ -163,6 +165,16 @@ class BlockPlan:
             going, *carried = plan.run(inner)
             i += 1
         return carried
+
+    def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        manager = env[op.operands[0]]
+        (block,) = op.blocks
+        plan = self.inner(block)
+        inner = {v: env[v] for v in plan.live_at[0] if v in env}
+        _drop(env, alive, tuple(env))
+        with manager as entered:
+            return plan.run({**inner, block.args[0]: entered})
+        raise suppressed(op)
 
 
 class Driver:

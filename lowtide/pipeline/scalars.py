@@ -20,7 +20,8 @@ import torch
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Op
-from lowtide.ir.opdefs import OpDef
+from lowtide.ir.opdefs import find
+from lowtide.ir.python_ops.row import OpDef
 from lowtide.pipeline.abstract import (
     OPAQUE,
     Abs,
@@ -74,26 +75,49 @@ def _folded(definition: OpDef, operands: Sequence[Abs]) -> Abs:
 
 # How operands reach the Python function: s a sequence, i a constant number or None, v any value.
 _SEQUENCES: Final = {
-    "list.get": "si", "list.slice": "siii", "list.append": "sv", "list.extend": "ss",
-    "list.set": "siv", "list.insert": "siv", "list.without": "si", "list.reversed": "s",
-    "list.of": "s", "py.len": "s", "py.mul": "si",
+    "list.get": "si", "list.slice": "siii", "list.reversed": "s", "list.of": "s",
+    "py.tuple": "s", "py.iter": "s", "py.len": "s", "py.mul": "si",
 }  # fmt: skip
+_CHANGES: Final = {
+    "list.append": "sv", "list.extend": "ss", "list.insert": "siv", "list.pop": "si",
+    "list.set": "siv", "list.set_slice": "siiis", "list.delete": "si", "list.clear": "s",
+    "list.delete_slice": "siii", "list.reverse": "s", "list.repeat": "si",
+}  # fmt: skip
+
+
+def changed_list(op_name: str, operands: Sequence[Abs]) -> tuple[list[Abs], Abs]:
+    """The elements of a list after an op that changes it, and what the op gives."""
+    layout = _CHANGES.get(op_name)
+    definition = find(op_name)
+    if layout is None or definition is None:
+        raise Unsupported("a list is changed by what only the run knows")
+    args = _arguments(layout, operands)
+    try:
+        result = definition.run(*args)
+    except (IndexError, TypeError, ValueError) as error:
+        raise Unsupported(f"raises {type(error).__name__}") from error
+    return args[0], _wrapped(result)
 
 
 def _on_sequence(definition: OpDef, layout: str, operands: Sequence[Abs]) -> Abs:
     """Runs the op's own function on sequences of abstract values."""
+    args = _arguments(layout, operands)
+    try:
+        return _wrapped(definition.run(*args))
+    except (IndexError, TypeError, ValueError) as error:
+        raise Unsupported(f"raises {type(error).__name__}") from error
+
+
+def _arguments(layout: str, operands: Sequence[Abs]) -> list[Any]:
     args: list[Any] = []
-    for kind, x in zip(layout, operands, strict=True):
+    for kind, x in zip(layout, operands, strict=False):
         if kind == "s":
             args.append(_elements(x))
         elif kind == "v":
             args.append(x)
         else:
             args.append(_constant_number(x))
-    try:
-        return _wrapped(definition.run(*args))
-    except (IndexError, TypeError, ValueError) as error:
-        raise Unsupported(f"raises {type(error).__name__}") from error
+    return args
 
 
 def _elements(x: Abs) -> list[Abs] | tuple[Abs, ...]:

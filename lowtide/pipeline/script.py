@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable
-from types import MethodType
-from typing import Any, overload
+from types import FunctionType, MethodType
+from typing import Any, TypeVar, cast, overload
 
 import torch
 
 from lowtide.errors import CompileError, LowtideError
 from lowtide.frontend.script.script import check_syntax, script_function, signature_types
 from lowtide.frontend.trace.active import active
+from lowtide.ir import python_objects
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
 from lowtide.passes.standard import tidy
@@ -136,6 +138,28 @@ class ScriptFunction(Compiled):
         return tidy(script_function(self._fn, types))
 
 
+Class = TypeVar("Class", bound=type)
+
+
+def script_class(cls: Class) -> Class:
+    """The class itself, once the syntax of its methods has been checked: compiled functions make
+    and use its objects, and inline its methods."""
+    for member in vars(cls).values():
+        fn = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        if isinstance(fn, FunctionType) and fn.__code__.co_filename == _file_of(cls):
+            check_syntax(fn)
+    python_objects.name_of(cls)
+    return cls
+
+
+def _file_of(cls: type) -> str:
+    return str(getattr(sys.modules.get(cls.__module__), "__file__", ""))
+
+
+@overload
+def script(  # pyright: ignore[reportOverlappingOverload]: a class is callable, too
+    obj: Class, *, budget: None = None, tune: bool = False
+) -> Class: ...
 @overload
 def script(
     obj: Callable[..., Any], *, budget: None = None, tune: bool = False
@@ -159,6 +183,8 @@ def script(obj: Any = None, *, budget: object = None, tune: bool = False) -> Any
         return functools.partial(script, budget=budget, tune=tune)
     if isinstance(obj, ScriptFunction):
         return obj
+    if isinstance(obj, type) and not issubclass(obj, torch.nn.Module):
+        return script_class(cast("type[Any]", obj))
     if isinstance(obj, type | torch.nn.Module | MethodType):
         kind = "a class" if isinstance(obj, type) else f"a {type(obj).__name__}"
         raise CompileError(

@@ -13,6 +13,7 @@ towards constants.
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,8 @@ from typing import Any
 import torch
 
 from lowtide.ir import dtypes
-from lowtide.pipeline.abstract import Abs, Place, Seq, constant
+from lowtide.ir.python_ops.numbers import UNBOUND
+from lowtide.pipeline.abstract import OPAQUE, Abs, Place, Seq, constant
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.index import Index, Size, as_index
@@ -34,9 +36,15 @@ Spot = tuple[Place, int]  # an int at a place (dim -1), or one dim of a tensor t
 Levels = dict[Spot, int]
 
 _PLAIN_TYPES = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_OWN_TYPES = (*_PLAIN_TYPES, enum.Enum, type(UNBOUND))
 _TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _GRAD_ON = torch.is_grad_enabled
 _STRIDED = torch.strided
+
+
+def _is_known(v: object) -> bool:
+    """Whether the value itself is part of the signature; of other objects only the class is."""
+    return isinstance(v, _OWN_TYPES)
 
 
 class Ineligible(Exception):
@@ -66,8 +74,10 @@ def exact_key(
         elif isinstance(v, tuple | list):
             parts += (kind, len(v))  # pyright: ignore[reportUnknownArgumentType]
             exact_key(v, parts, floats, device)
+        elif isinstance(v, torch.Tensor):
+            raise Ineligible(f"a tensor of type {kind.__name__}")
         else:
-            raise Ineligible(f"a value of type {kind.__name__}")
+            parts += (kind, v) if isinstance(v, enum.Enum) else (kind,)
     return parts
 
 
@@ -110,7 +120,7 @@ class Binding:
             for i, e in enumerate(elems):
                 self._describe(e, Place(place.position, (*place.path, i)))
         else:
-            self._forms.append((type(v), v))
+            self._forms.append((type(v), v if _is_known(v) else ""))
 
     def _int(self, v: int, place: Place) -> Code:
         spot = (place, -1)
@@ -172,7 +182,7 @@ class Binding:
                 elems: list[Any] = list(v)  # pyright: ignore[reportUnknownArgumentType]
                 inner = [Place(place.position, (*place.path, i)) for i in range(len(elems))]
                 return Abs(Seq(kind, tuple(map(make, elems, inner))), place)
-            return constant(v)
+            return constant(v) if _is_known(v) else Abs(OPAQUE, place)
 
         return builder, [make(v, Place(i)) for i, v in enumerate(self.values)]
 

@@ -21,9 +21,12 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.errors import Loc
-from lowtide.ir import dtypes, opdefs
+from lowtide.ir import dtypes, opdefs, python_objects
+from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
-from lowtide.pipeline import scalars
+from lowtide.ir.python_ops.numbers import UNBOUND
+from lowtide.ir.types import ClassType
+from lowtide.pipeline import late, scalars
 from lowtide.pipeline.abstract import (
     OPAQUE,
     Abs,
@@ -48,9 +51,17 @@ MAX_GUARDS: Final = 12
 STOPPING: Final = {
     "mutate": "changes a tensor in place",
     "call_torch": "has no record",
+    "call_module": "is run by the module itself",
     "print": "prints",
     "raise": "raises",
+    "with": "enters a context manager",
+    "attr.set": "changes an object",
+    "object.new": "makes an object",
+    "py.call": "calls a Python function",
+    "enum.get": "looks up an enum",
+    "future.done": "makes a future",
 }
+_STOPPING_FAMILIES: Final = {"dict": "works on a dict", "set": "works on a set"}
 
 
 class Stop(Exception):
@@ -87,8 +98,11 @@ class Trace:
 
 def static_reason(op: Op) -> str:
     """Why this op ends every region, "" if it need not."""
-    if op.name in STOPPING:
-        return STOPPING[op.name]
+    family = op.name.partition(".")[0]
+    if op.name in STOPPING or family in _STOPPING_FAMILIES:
+        return STOPPING.get(op.name) or _STOPPING_FAMILIES[family]
+    if op.name in ("attr.get", "py.call_method") and isinstance(op.operands[0].type, ClassType):
+        return "reads an object"
     if op.name.startswith("torch."):
         try:
             record: Any = opdefs.torch_record(op.name)
@@ -124,6 +138,7 @@ class _Specialiser:
         self.floats = floats
         self.derived: dict[str, Abs] = {}
         self.ops = 0
+        self._undo: list[tuple[Abs, Seq]] = []  # lists that were changed, and what they were
 
     def trace(self, block: Block, start: int, env: dict[Value, Abs]) -> Trace:
         stop, reason, misfit = start, "", False
@@ -212,11 +227,17 @@ class _Specialiser:
             case "const":
                 return [constant(op.attrs["value"])]
             case "undef":
-                return [Abs(None)]
+                return [Abs(UNBOUND)]
+            case "enum.const":
+                members: Any = python_objects.find(str(op.attrs["enum"]))
+                return [Abs(members[str(op.attrs["member"])])]
             case "cast":
                 return [operands[0]]
             case "tuple.make":
-                return [Abs(Seq(tuple, tuple(operands)))]
+                kind: Any = tuple
+                if "cls" in op.attrs:
+                    kind = python_objects.find(str(op.attrs["cls"]))
+                return [Abs(Seq(kind, tuple(operands)))]
             case "list.make":
                 return [Abs(Seq(list, tuple(operands)))]
             case "tuple.get":
@@ -226,8 +247,12 @@ class _Specialiser:
                 if len(elems) != len(op.results):
                     raise Unsupported("raises ValueError")
                 return list(elems)
-            case "py.getattr":
-                return [self._attribute(operands[0], str(op.attrs["name"]))]
+            case "attr.get":
+                return [self._attribute(op, operands[0], str(op.attrs["name"]))]
+            case "py.call_method":
+                return self._late(op, f"Tensor.{op.attrs['name']}", operands)
+            case "py.isinstance":
+                return [self._isinstance(operands[0], str(op.attrs["type"]))]
             case "py.format":
                 if any(tensors_in(x) for x in operands):
                     raise Stop("prints a tensor")
@@ -238,9 +263,43 @@ class _Specialiser:
                 definition = opdefs.find(op.name)
                 if definition is None:
                     raise Stop("is run by Python")
+                if definition.writes:
+                    return [self._write(op, operands)]
+                if any(isinstance(x.value, Val) for x in operands):
+                    source = late.source_of(op.name)
+                    if source:
+                        return self._late(op, source, operands)
                 return [scalars.evaluate(self, op, definition, operands)]
 
-    def _attribute(self, x: Abs, name: str) -> Abs:
+    def _write(self, op: Op, operands: list[Abs]) -> Abs:
+        """A list made in this region is changed; what it was is kept, in case of a retreat."""
+        xs = operands[0]
+        if not isinstance(xs.value, Seq) or xs.value.kind is not list or xs.origin is not None:
+            raise Stop("changes a list that was made before")
+        before = xs.value
+        elems, result = scalars.changed_list(op.name, operands)
+        self._undo.append((xs, before))
+        xs.value = Seq(list, tuple(elems))
+        return result
+
+    def _late(self, op: Op, source: str, operands: list[Abs]) -> list[Abs]:
+        """An op whose kind of operands was not known before: now it is PyTorch's."""
+        kwnames = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
+        found = late.bind_late(source, operands, kwnames)
+        if found is None:
+            raise Stop("is known only at run time")
+        record, bound = found
+        return self._lowered(op, record, record.kind, (), [_frozen(x) for x in bound])
+
+    def _isinstance(self, x: Abs, type_text: str) -> Abs:
+        known = late.type_of(x)
+        if known is None:
+            raise Stop("looks at a type that is known only at run time")
+        return Abs(t.is_subtype(known, t.parse_type(type_text)))
+
+    def _attribute(self, op: Op, x: Abs, name: str) -> Abs:
+        if isinstance(x.value, Val):
+            return self._late(op, f"Tensor.{name}", [x])[0]
         if isinstance(x.value, Seq) and name in getattr(x.value.kind, "_fields", ()):
             return x.value.elems[x.value.kind._fields.index(name)]  # pyright: ignore
         if is_constant(x):
@@ -251,13 +310,30 @@ class _Specialiser:
 
     def _torch(self, op: Op, operands: list[Abs]) -> list[Abs]:
         record: Any = opdefs.torch_record(op.name)
+        if op.name != "torch.getitem":
+            return self._lowered(op, record, record.kind, (), [_frozen(x) for x in operands])
+        spec = cast("tuple[str, ...]", op.attrs["spec"])
+        if isinstance(operands[0].value, Seq):
+            return [self._item(operands, spec)]
+        kind = "gather" if {"tensor", "bool"} & set(spec) else "view"
+        return self._lowered(op, record, kind, (constant(spec),), [_frozen(x) for x in operands])
+
+    def _item(self, operands: list[Abs], spec: tuple[str, ...]) -> Abs:
+        """An item of what turned out to be a sequence."""
+        elems = _elements(operands[0])
+        index = operands[1].value if len(operands) == 2 else None
+        if spec not in (("int",), ("tensor",)) or not isinstance(index, int):
+            raise Unsupported("an item that is known only at run time")
+        if not -len(elems) <= index < len(elems):
+            raise Unsupported("raises IndexError")
+        return elems[index]
+
+    def _lowered(
+        self, op: Op, record: Any, kind: str, leading: tuple[Abs, ...], operands: list[Abs]
+    ) -> list[Abs]:
+        if record.lower is None:
+            raise Stop("is not lowered")
         self.b.loc, self.b.op = op.loc, record.name
-        leading: tuple[Abs, ...] = ()
-        kind: str = record.kind
-        if op.name == "torch.getitem":
-            spec = cast("tuple[str, ...]", op.attrs["spec"])
-            leading = (constant(spec),)
-            kind = "gather" if {"tensor", "bool"} & set(spec) else "view"
         args = [raw(x) for x in (*leading, *operands)]
         mark = self._mark()
         try:
@@ -270,6 +346,9 @@ class _Specialiser:
         origin = Origin(record.eager, (*leading, *operands), record.name)
         if len(op.results) > 1:
             return [self._result(r, kind, origin, i) for i, r in enumerate(found)]
+        if len(record.results) > 1:  # bound late: PyTorch's tuple
+            parts = tuple(self._result(r, kind, origin, i) for i, r in enumerate(found))
+            return [Abs(Seq(tuple, parts))]
         return [self._result(found, kind, origin, None)]
 
     def _result(self, found: object, kind: str, origin: Origin, item: int | None) -> Abs:
@@ -295,13 +374,16 @@ class _Specialiser:
             self._reset(mark)
         raise NeedFloats from why
 
-    def _mark(self) -> tuple[int, int, int]:
+    def _mark(self) -> tuple[int, int, int, int]:
         program = self.b.program
-        return (len(program.defs), len(program.checks), len(program.equalities))
+        return (len(program.defs), len(program.checks), len(program.equalities), len(self._undo))
 
-    def _reset(self, mark: tuple[int, int, int]) -> None:
+    def _reset(self, mark: tuple[int, int, int, int]) -> None:
         """Forgets what an op that failed half-way left behind."""
         program = self.b.program
+        for xs, before in reversed(self._undo[mark[3] :]):
+            xs.value = before
+        del self._undo[mark[3] :]
         for name in list(program.defs)[mark[0] :]:
             del program.defs[name]
         del program.checks[mark[1] :]
@@ -357,6 +439,13 @@ def _viewed(origin: Origin, item: int | None) -> Abs | None:
                 else found[0]
             )
     return None
+
+
+def _frozen(x: Abs) -> Abs:
+    """An operand as it is now: a list of the region may be changed later."""
+    if isinstance(x.value, Seq) and x.value.kind is list and x.origin is None:
+        return Abs(x.value)
+    return x
 
 
 def _elements(x: Abs) -> tuple[Abs, ...]:

@@ -10,7 +10,7 @@ Out: an `Arrangement`, which `plan` turns into nests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from lowtide.ir.dtypes import BY_NAME
 from lowtide.texpr import expr as ex
@@ -142,6 +142,8 @@ class Arrangement:
             tile = max(1, 65536 // max(rest, 1))
             if any(i.vector is main for i in self.all_items()):
                 tile = max(tile, 16 * self.lanes)
+            if any(main in _terms(i) for i in self.all_items()):
+                tile = min(tile, SUM_TILE)
         else:
             tile = GRID_TILE if self.local else 2 * GRID_TILE
         return (*self.grid[:-1], Tiled(main, self._balanced(main, tile, rest)))
@@ -219,10 +221,8 @@ class Arrangement:
             for a in own_axes(item.d):
                 cut(a, CONTRACTION_TILE if heavy else SWEEP_TILE)
         for item in self.all_items():
-            rounds = isinstance(item.d.expr, Reduce) and item.d.expr.fn == "sum"
-            for a in item.over:
-                if rounds and item.d.dtype.is_float and a.extent.const is None:
-                    cut(a, SUM_TILE)
+            for a, tile in self._sum_tiles(item):
+                cut(a, tile)
             for e in item.staged:
                 for a in self.ctx.live(e):
                     if a in item.loops:
@@ -231,6 +231,24 @@ class Arrangement:
             if heavy and all(a in i.over for i in self.all_items() if a in i.loops):
                 cut(a, REDUCED_TILE)
         return tiles
+
+    def _sum_tiles(self, item: Item) -> Iterator[tuple[Axis, int]]:
+        """How far a float sum goes before its part is added.
+
+        Alone in its nest it has a register for each loop. Beside others, which keep other axes, it
+        may be updated in memory: then so many terms over all its axes."""
+        terms, lanes = _terms(item), item.vector
+        if _rounds(item) and lanes in item.over and lanes and lanes.extent.const is None:
+            yield lanes, SUM_TILE
+        swept = [a for a in terms if a not in self.grid_axes()]
+        beside = [i for i in self.all_items() if i.kind == "reduce" and _same_points(i, item)]
+        if all(set(i.over) == set(item.over) for i in beside):
+            yield from ((a, SUM_TILE) for a in swept)
+            return
+        held = math.prod(min(t.tile or 1, SUM_TILE) for t in self.grid if t.axis in terms)
+        for a in swept:
+            tile = int((SUM_TILE // held) ** (1 / len(swept)))
+            yield a, max(tile // 8 * 8, 8)
 
     def _rank(self) -> dict[Axis, tuple[int, int, int]]:
         """Outermost first: axes of costly tile values, then kept before reduced."""
@@ -274,6 +292,17 @@ class Arrangement:
             if a in item.over:
                 return chain[:k]
         return chain
+
+
+def _rounds(item: Item) -> bool:
+    return isinstance(item.d.expr, Reduce) and item.d.expr.fn == "sum" and item.d.dtype.is_float
+
+
+def _terms(item: Item) -> list[Axis]:
+    """Long axes that a float sum is taken over one by one, not along the lanes."""
+    if not _rounds(item):
+        return []
+    return [a for a in item.over if a is not item.vector and a.extent.const is None]
 
 
 def _same_points(a: Item, b: Item) -> bool:

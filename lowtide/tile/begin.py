@@ -14,13 +14,13 @@ it back and adding as on a tenth of its products.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.index import Axis
-from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Store, Sweep
+from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stmt, Store, Sweep, paths
 from lowtide.tile.items import ARG
+from lowtide.tile.parts import summed_inside
 
 
 def begin_in_registers(kernel: Kernel) -> None:
@@ -50,21 +50,14 @@ def _only_writer(
     everywhere = [w for n in kernel.nests() for w in n.writes if not isinstance(w, Store)]
     if sum(w.buffer is buffer for w in everywhere) != 1 or buffer.fn in ARG:
         return None
-    for nest, swept in _paths(after, ()):
+    for nest, around in paths(after):
         for w in nest.writes:
             if isinstance(w, Accumulate) and w.buffer is buffer:
+                swept = tuple(s.axis for s in around)
                 return (nest, w, swept) if _keeps_in_registers(nest, w) else None
-            if not isinstance(w, Accumulate | Stage | Store) or _reads(nest, buffer, kernel):
-                return None
+        if _reads(nest, buffer, kernel):
+            return None
     return None
-
-
-def _paths(body: list[Stmt], swept: tuple[Axis, ...]) -> Iterator[tuple[Nest, tuple[Axis, ...]]]:
-    for stmt in body:
-        if isinstance(stmt, Nest):
-            yield stmt, swept
-        elif isinstance(stmt, Sweep):
-            yield from _paths(stmt.body, (*swept, stmt.axis))
 
 
 def _reads(nest: Nest, buffer: Buffer, kernel: Kernel) -> bool:
@@ -76,7 +69,5 @@ def _keeps_in_registers(nest: Nest, w: Accumulate) -> bool:
     """Are all points of a result summed up in the loops inside, and written once, as vectors?"""
     if nest.vector is None or nest.vector in w.over:
         return False
-    loops = [a for a in nest.order if a not in nest.full]
-    walked = [k for k, a in enumerate(loops) if a in w.over]
-    kept = [k for k, a in enumerate(loops) if a not in w.over]
-    return bool(walked) and min(walked) > max(kept)
+    walks = any(a in w.over for a in nest.order if a not in nest.full)
+    return walks and summed_inside(nest, w)

@@ -147,7 +147,7 @@ class Kernel:
     sites: list[tuple[str, Loc]]
 
     def nests(self) -> Iterator[Nest]:
-        yield from nests(self.body)
+        yield from (nest for nest, _ in paths(self.body))
         yield from self.epilogue
 
     def tiles(self) -> Iterator[tuple[Axis, int | None]]:
@@ -167,13 +167,15 @@ def sweeps(body: list[Stmt]) -> Iterator[Sweep]:
             yield from sweeps(stmt.body)
 
 
-def nests(body: list[Stmt]) -> Iterator[Nest]:
-    """All nests, in the order of the text."""
+def paths(
+    body: list[Stmt], around: tuple[Sweep, ...] = ()
+) -> Iterator[tuple[Nest, tuple[Sweep, ...]]]:
+    """All nests, in the order of the text, each with the sweeps around it, outermost first."""
     for stmt in body:
         if isinstance(stmt, Nest):
-            yield stmt
+            yield stmt, around
         elif isinstance(stmt, Sweep):
-            yield from nests(stmt.body)
+            yield from paths(stmt.body, (*around, stmt))
 
 
 def _lines(kernel: Kernel) -> Iterator[str]:
@@ -221,7 +223,9 @@ def _write_text(w: Write) -> str:
         return f"{w.target}[{', '.join(map(str, w.index))}] = {w.expr}"
     if isinstance(w, Stage):
         return f"{w.buffer.name} = {w.expr}"
-    begins = "" if w.first is None else f" from its first {_names(w.first)}".rstrip()
+    begins = ""
+    if w.first is not None:
+        begins = f" from its first {_names(w.first)}" if w.first else " at once"
     return f"{w.buffer.name} = {w.fn}[{_names(w.over)}]({w.expr}){begins}"
 
 

@@ -219,6 +219,22 @@ def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> 
     return not hoisted and reuse >= 8 and cost(e) >= WORTH_STAGING
 
 
+def lies_along(e: Expr, axes: tuple[Axis, ...], user: Item, ctx: Context) -> Axis:
+    """The contiguous axis of a staged value: the lanes of its user, if it has them.
+
+    If not, single elements are read, and it lies as memory does, or along a reduced axis."""
+    if user.vector in axes:
+        assert user.vector is not None
+        return user.vector
+    if isinstance(e, Load) and e.source not in ctx.inner:
+        offset = address(e, ctx.strides)
+        for a in axes:
+            step = stride_along(offset, a)
+            if step is not None and step.const == 1:
+                return a
+    return next((a for a in reversed(axes) if a in user.over), axes[-1])
+
+
 def contains_inner(e: Expr, ctx: Context) -> Iterator[str]:
     """Names of buffered definitions that an expression loads."""
     seen: set[str] = set()

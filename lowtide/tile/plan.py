@@ -12,7 +12,7 @@ Always: a reduction is complete before it is read, unless the reader is rescaled
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from lowtide.ir.dtypes import BY_NAME, DType
 from lowtide.texpr import expr as ex
@@ -33,9 +33,15 @@ from lowtide.tile.ir import (
     Stmt,
     Store,
     Sweep,
-    nests,
 )
-from lowtide.tile.items import ARG, Context, Item, contains_inner, fully_unrolled
+from lowtide.tile.items import (
+    ARG,
+    Context,
+    Item,
+    contains_inner,
+    fully_unrolled,
+    lies_along,
+)
 from lowtide.tile.target import Target
 
 
@@ -93,7 +99,6 @@ class _Planner:
         scope = _Scope()
         for level in sorted(by_level):
             self._emit(by_level[level], (), body, scope)
-        body = self._in_parts(body)
         combines = [
             Combine(buffer=self.values[n], target=n, axes=d.axes)
             for n, d in self.a.reductions.items()
@@ -112,30 +117,6 @@ class _Planner:
             lanes=self.a.lanes,
             sites=list(dict.fromkeys((d.op, d.loc) for d in self.a.defs.values() if d.op)),
         )
-
-    def _in_parts(self, body: list[Stmt]) -> list[Stmt]:
-        """Sums that live through all tiles of a thread take each tile's part as a whole.
-
-        Else a million rows are added one by one to one float, which loses a percent of them."""
-        fills: list[Stmt] = []
-        adds: list[Stmt] = []
-        for name, d in self.a.reductions.items():
-            acc = self.values[name]
-            if not acc.per_thread or acc.fn != "sum" or not d.dtype.is_float or not acc.axes:
-                continue
-            part = self._buffer(f"{name}_part", d.dtype, acc.axes, acc.whole, acc.last, "sum")
-            self.values[part.name] = part
-            fills.append(Fill(buffer=part, value=0))
-            here = [as_index(a if a.extent.const != 1 else 0) for a in d.axes]
-            both = (ex.load(name, here, d.dtype), ex.load(part.name, here, d.dtype))
-            total = Stage(buffer=acc, expr=ex.apply("add", both, d.dtype))
-            for nest in nests(body):
-                nest.writes = [
-                    replace(w, buffer=part) if isinstance(w, Accumulate) and w.buffer is acc else w
-                    for w in nest.writes
-                ]
-            adds.append(Nest(axes=acc.axes, writes=[total], vector=acc.last))
-        return [*fills, *body, *adds]
 
     def _accumulators(self) -> None:
         for item in self.a.all_items():
@@ -281,10 +262,7 @@ class _Planner:
         self, e: Expr, user: Item, path: tuple[Axis, ...], body: list[Stmt], scope: _Scope
     ) -> None:
         axes = tuple(a for a in user.loops if a in self.a.ctx.live(e))
-        last = user.vector if user.vector in axes else axes[-1]
-        for a in axes:
-            if a in user.over and user.vector not in axes:
-                last = a
+        last = lies_along(e, axes, user, self.a.ctx)
         buffer = self._buffer(f"s{len(self.buffers)}", e.dtype, axes, frozenset(), last)
         scope.staged[e] = buffer
         nest = Nest(axes=axes, writes=[Stage(buffer=buffer, expr=self._online_safe(e, user))])

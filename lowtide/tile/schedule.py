@@ -17,6 +17,7 @@ from lowtide.texpr.normalise import likely
 from lowtide.tile.begin import begin_in_registers
 from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage
 from lowtide.tile.items import address, cost, node_cost, stride_along
+from lowtide.tile.parts import sum_in_parts
 from lowtide.tile.target import Target
 
 # rows x vectors of a register tile, by how many accumulators there are room for; best first
@@ -34,6 +35,8 @@ def schedule(
     """Choose for every nest, in place. Readers come first: they say how a buffer should lie."""
     nests = list(kernel.nests())
     for nest in nests:
+        _choose(nest, kernel, hints, target)
+    for nest in sum_in_parts(kernel):
         _choose(nest, kernel, hints, target)
     for nest in nests:
         nest.transposed = _across_the_grain(nest, kernel, strides)

@@ -64,17 +64,6 @@ def uses_try(x):
 
 
 @error("""
-    a dict is not compiled
-        d = {"a": x}
-            ^
-    write instead: a tuple or a list
-""")
-def uses_dict(x):
-    d = {"a": x}
-    return d
-
-
-@error("""
     `WEIGHT` is a tensor from outside the function
         return x * (1 + WEIGHT)
                         ^
@@ -82,70 +71,6 @@ def uses_dict(x):
 """)
 def uses_global_tensor(x):
     return x * (1 + WEIGHT)
-
-
-@error("""
-    'y' is assigned in only one branch of the `if` (line {line-2})
-        return y
-               ^
-    write instead: a value for 'y' before the `if`, or in both branches
-""")
-def one_branch(x, n: int):
-    if n > 0:
-        y = x
-    return y
-
-
-@error("""
-    'y' is Tensor in one branch and str in the other (line {line-4})
-        return y
-               ^
-    write instead: two names, or the same type for 'y' in both branches
-""")
-def two_types(x, n: int):
-    if n > 0:
-        y = x
-    else:
-        y = "no"
-    return y
-
-
-@error("""
-    'y' is assigned only in the loop, which may run zero times (line {line-2})
-        return y
-               ^
-    write instead: a value for 'y' before the loop
-""")
-def only_in_loop(x, n: int):
-    for i in range(n):
-        y = x + i
-    return y
-
-
-@error("""
-    one branch returns Tensor, another str
-        if n > 0:
-        ^
-    write instead: the same type in every `return`
-""")
-def two_return_types(x, n: int):
-    if n > 0:
-        return x
-    else:
-        return "no"
-
-
-@error("""
-    'y' is Tensor before the loop and str after an iteration
-        for i in range(n):
-        ^
-    write instead: one type for it, before and in the loop
-""")
-def type_changes_in_loop(x, n: int):
-    y = x
-    for i in range(n):
-        y = "a"
-    return y
 
 
 @error("""
@@ -209,52 +134,6 @@ def bad_unpack(x):
 
 
 @error("""
-    a starred target is not compiled
-        a, *b = x
-           ^
-    write instead: a slice: `rest = xs[1:]`
-""")
-def starred_target(x):
-    a, *b = x
-    return a
-
-
-@error("""
-    a list is changed that has a second name, or was passed in from outside
-        xs.append(x)
-        ^
-    write instead: a copy: `xs = list(xs)`, and change that
-""")
-def aliased_list(x):
-    xs = [x]
-    ys = xs
-    xs.append(x)
-    return ys
-
-
-@error("""
-    `self.y = ...`: attributes cannot be assigned in a function
-            self.y = x
-            ^
-    write instead: a local variable, returned to the caller
-""")
-def assigns_attribute(self, x):
-    if True:
-        self.y = x
-    return x
-
-
-@error("""
-    only Python's own exceptions can be raised
-        raise Mine("x")
-        ^
-    write instead: raise ValueError("...")
-""")
-def raises_other(x):
-    raise Mine("x")
-
-
-@error("""
     max() of tensors
         return max(x, x)
                ^
@@ -262,27 +141,6 @@ def raises_other(x):
 """)
 def python_max(x):
     return max(x, x)
-
-
-@error("""
-    `*args`: a variable number of parameters is not compiled
-    def variadic(x, *args):
-                     ^
-    write instead: named parameters, or one list
-""")
-def variadic(x, *args):
-    return x
-
-
-@error("""
-    a lambda is not compiled
-        f = lambda y: y  # noqa: E731
-            ^
-    write instead: a global `def`
-""")
-def inner_lambda(x):
-    f = lambda y: y  # noqa: E731
-    return f(x)
 
 
 class Outer:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
-from lowtide.ir.types import is_subtype, join, parse_type, type_of
+from lowtide.ir.types import is_instance, is_subtype, join, join_all, parse_type, type_of
 
 JOINS = [
     ("int", "int", "int"),
@@ -17,26 +19,38 @@ JOINS = [
     ("Union[int, Tensor]", "Tensor", "Union[int, Tensor]"),
     ("List[never]", "List[Tensor]", "List[Tensor]"),
     ("(int, None)", "(int, Tensor)", "(int, Optional[Tensor])"),
-    ("(int,)", "(int, int)", None),
-    ("str", "Tensor", None),
-    ("List[int]", "Tensor", None),
+    ("(int,)", "(int, int)", "Union[(int,), (int, int)]"),
+    ("str", "Tensor", "Union[str, Tensor]"),
+    ("List[int]", "Tensor", "Union[List[int], Tensor]"),
+    ("List[int]", "List[str]", "List[Union[int, str]]"),
+    ("Dict[str, int]", "Dict[str, float]", "Dict[str, number]"),
+    ("Class['a.B']", "None", "Optional[Class['a.B']]"),
     ("never", "str", "str"),
     ("Any", "str", "Any"),
 ]
 
 
 @pytest.mark.parametrize(("a", "b", "expected"), JOINS)
-def test_join(a: str, b: str, expected: str | None) -> None:
+def test_join(a: str, b: str, expected: str) -> None:
     for x, y in ((a, b), (b, a)):
         joined = join(parse_type(x), parse_type(y))
-        if expected is None:
-            assert joined is None
-        else:
-            assert joined is not None
-            assert is_subtype(parse_type(a), joined)
-            assert is_subtype(parse_type(b), joined)
-    joined = join(parse_type(a), parse_type(b))
-    assert expected is None or joined == parse_type(expected)
+        assert is_subtype(parse_type(a), joined)
+        assert is_subtype(parse_type(b), joined)
+    assert join(parse_type(a), parse_type(b)) == parse_type(expected)
+
+
+def test_a_join_of_many_is_any() -> None:
+    kinds = ("str", "Tensor", "List[int]", "dtype", "device", "(int,)", "Dict[str, int]")
+    assert str(join_all(map(parse_type, kinds))) == "Any"
+
+
+class Point(NamedTuple):
+    x: int
+    y: torch.Tensor
+
+
+class Plain:
+    pass
 
 
 @pytest.mark.parametrize(
@@ -58,6 +72,11 @@ def test_type_of(value: object, expected: str) -> None:
     assert str(type_of(value)) == expected
 
 
-def test_unknown_values_have_no_type() -> None:
-    assert type_of(object()) is None
-    assert type_of([1, "a"]) is None
+def test_objects_have_the_type_of_their_class() -> None:
+    for value in (Plain(), Point(1, torch.ones(1)), {"a": [Plain()]}, [1, "a"]):
+        found = type_of(value)
+        assert found is not None
+        assert parse_type(str(found)) == found
+        assert is_instance(value, found)
+    assert type_of(torch) is None  # a module
+    assert type_of([torch]) is None

@@ -89,7 +89,7 @@ class Accumulator:
     def _in_registers(self) -> None:
         body = self.body
         outer, inner = body.scopes[self.hold], body.scopes[len(body.order)]
-        row = body.scopes[len(body.order) - 1] if self._by_rows() else None
+        levels = self._levels()
         names: dict[Point, str] = {}
         vector = "i32v" if self.t == "bool" else f"{self.t}v"
         for point in body.points(self.axes):
@@ -100,15 +100,15 @@ class Accumulator:
                 outer.before.append(f"{vector} {names[key]} = {self.neutral};")
                 if self.w.fn in ARG:
                     outer.before.append(f"i32v {names[key]}_at = {{0}};")
-            if row is None:
-                self._update(names[key], point, inner.before)
-                continue
-            part = f"{names[key]}_row"
-            start, end = f"{vector} {part} = {self.neutral};", f"{names[key]} += {part};"
-            if start not in row.before:
-                row.before.append(start)
-                row.after.append(end)
-            self._update(part, point, inner.before)
+            acc = names[key]
+            for depth in levels:
+                part = f"{names[key]}_{depth}"
+                start, scope = f"{vector} {part} = {self.neutral};", body.scopes[depth]
+                if start not in scope.before:
+                    scope.before.append(start)
+                    scope.after.insert(0, f"{acc} += {part};")
+                acc = part
+            self._update(acc, point, inner.before)
         merged: dict[Point, list[str]] = {}
         for key, name in names.items():
             merged.setdefault(body.restrict(key, self.kept), []).append(name)
@@ -116,10 +116,12 @@ class Accumulator:
             self._write_back(key, group, outer.after)
         self._write_vectors(outer.after)
 
-    def _by_rows(self) -> bool:
-        """A float sum over several loops: the innermost gets its own, for the rounding's sake."""
-        loops = len(self.body.order) - self.hold
-        return self.fn == "sum" and loops >= 2 and self.t in ("f32", "f64")
+    def _levels(self) -> list[int]:
+        """A float sum over several loops: long ones get their own part, for the rounding's sake."""
+        if self.fn != "sum" or self.t not in ("f32", "f64"):
+            return []
+        order = self.body.order
+        return [d for d in range(self.hold + 1, len(order)) if order[d].extent.const is None]
 
     def _update(self, acc: str, point: Point, lines: list[str]) -> None:
         w = self.w
@@ -236,7 +238,8 @@ class Accumulator:
             return
         tests = " && ".join(f"b_{self.body.names.axis(a)} == 0" for a in self.w.first)
         stores = [self._access(self.buffer, p)[1](value) for p, value in self.vectors]
-        lines.extend(["if (%s) {" % tests, *stores, "} else {", *adds, "}"] if tests else stores)
+        both = [f"if ({tests}) {{", *stores, "} else {", *adds, "}"]
+        lines.extend(both if tests else stores)
 
     def _folded(self, acc: str) -> str:
         use, t = self.body.names.use, self.t

@@ -7,22 +7,23 @@ In: a call of a builtin. Out: ops on Python values, or something the compiler ta
 from __future__ import annotations
 
 import ast
+import collections
 import operator
-import types
 import typing
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
 
 import torch
 
-from lowtide.frontend.script import language
-from lowtide.frontend.script.context import Context
+from lowtide.frontend.script import classes, language
+from lowtide.frontend.script.context import Context, link
 from lowtide.frontend.script.expressions import (
     known_elements,
-    make_list,
+    make_dict,
+    plain,
     python_object,
     value_attribute,
 )
+from lowtide.frontend.script.flow import branch_on, choose
 from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.loops import loop_over
 from lowtide.frontend.script.nodes import (
@@ -35,13 +36,14 @@ from lowtide.frontend.script.nodes import (
     Slice,
     Zip,
 )
-from lowtide.frontend.script.operators import binary
+from lowtide.frontend.script.operators import binary, truth
 from lowtide.frontend.script.statements import as_declared
+from lowtide.frontend.script.targets import elements, widen
 from lowtide.frontend.script.torch_calls import torch_call
-from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.frontend.script.types_from_annotations import tested_types, type_from_annotation
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
-from lowtide.ir.types import ListType, OptionalType, TupleType, Type, UnionType
+from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type, UnionType
 
 Builtin = Callable[[Context, Call], Node]
 
@@ -100,67 +102,172 @@ def _slice(c: Context, call: Call) -> Node:
 
 def _list(c: Context, call: Call) -> Node:
     if not call.args:
-        return make_list(c, call.node, [])
-    found = call.args[0]
+        return c.builder.list_make([])
+    return list_of(c, call.args[0], call.node)
+
+
+@link
+def list_of(c: Context, found: Node, node: ast.AST) -> Value:
+    """A new list of what is run over."""
     if isinstance(found, Value):
         known = known_elements(c, found)
         if known is not None:
-            return make_list(c, call.node, known)
-        if not t.may_be_tensor(found.type):
-            return c.py(call.node, "list.of", found)
-    return _collected(c, call, found)
+            return c.builder.list_make(known)
+        if isinstance(found.type, ListType | TupleType | DictType) or found.type == t.STR:
+            return c.py(node, "list.of", found)
+    made = c.builder.list_make([])
+    _each(c, found, node, lambda value: _append(c, made, value))
+    return made
 
 
-def _collected(c: Context, call: Call, found: Node) -> Node:
-    iteration = iterate(c, found, call.node)
-    count = static_length(c, iteration)
-    if count is not None:
-        elems = [iteration.element(c.const(k)) for k in range(count)]
-        return make_list(c, call.node, [c.as_value(e, call.node) for e in elems])
-    return _folded(
-        c,
-        call,
-        found,
-        make_list(c, call.node, []),
-        lambda xs, v: c.py(call.node, "list.append", xs, v),
-    )
+def _append(c: Context, made: Value, value: Value) -> None:
+    if isinstance(made.type, ListType):
+        widen(c, made, ListType(t.join(made.type.elem, value.type)))
+    c.effect("list.append", made, value)
+
+
+def _each(c: Context, found: Node, node: ast.AST, body: Callable[[Value], None]) -> None:
+    """Compiles `body` for every element: one by one if they are in sight, else in a loop."""
+    iteration = iterate(c, found, node)  # pyright: ignore[reportArgumentType]
+    known = known_elements(c, found) if isinstance(found, Value) else None
+    if known is None and iteration.must_unroll:
+        count = static_length(c, iteration) or 0
+        known = [c.as_value(iteration.element(c.const(k)), node) for k in range(count)]
+    if known is not None:
+        for value in known:
+            body(value)
+        return
+
+    def enter(i: Value) -> None:
+        body(c.as_value(iteration.element(i), node))
+
+    loop_over(c, node, [ast.Name(n, ast.Store()) for n in _HIDDEN], iteration, enter)
+
+
+_FOLD = "$fold"
+_HIDDEN = (_FOLD,)
 
 
 def _tuple(c: Context, call: Call) -> Node:
     if not call.args:
         return c.builder.tuple_make([])
-    found = _list(c, call)
-    assert isinstance(found, Value)
-    known = known_elements(c, found)
-    return found if known is None else c.builder.tuple_make(known)
+    found = call.args[0]
+    if isinstance(found, Value):
+        known = known_elements(c, found)
+    else:
+        known = c.builder.list_elements(list_of(c, found, call.node))
+        iteration = iterate(c, found, call.node)
+        count = static_length(c, iteration)
+        if count is not None:
+            elements = [iteration.element(c.const(k)) for k in range(count)]
+            known = [c.as_value(e, call.node) for e in elements]
+    if known is not None:
+        return c.builder.tuple_make(known)
+    elem = (
+        found.type.elem if isinstance(found, Value) and isinstance(found.type, ListType) else t.ANY
+    )
+    xs = found if isinstance(found, Value) else list_of(c, found, call.node)
+    return c.builder.emit("py.tuple", [xs], [ListType(elem)]).result
+
+
+def _dict(c: Context, call: Call) -> Node:
+    made = make_dict(c, [], [])
+    if call.args:
+        found = call.args[0]
+        if isinstance(found, Value) and isinstance(found.type, DictType):
+            made = c.py(call.node, "dict.copy", found)
+        else:
+            _each(c, found, call.node, lambda pair: _put_pair(c, call, made, pair))
+    for name, node in call.keywords.items():
+        value = c.as_value(node, call.node)
+        _put(c, made, c.const(name), value)
+    return made
+
+
+def _put_pair(c: Context, call: Call, made: Value, pair: Value) -> None:
+    key, value = elements(c, call.node, pair, 2)
+    _put(c, made, key, value)
+
+
+def _put(c: Context, made: Value, key: Value, value: Value) -> None:
+    if isinstance(made.type, DictType):
+        widen(c, made, t.join(made.type, DictType(key.type, value.type)))
+    c.effect("dict.set", made, key, value)
+
+
+def _set(c: Context, call: Call) -> Node:
+    if not call.args:
+        return c.dynamic("set.make", [])
+    return c.py(call.node, "set.of", list_of(c, call.args[0], call.node))
 
 
 def _folded(
     c: Context, call: Call, found: Node, start: Value, step: Callable[[Value, Value], Value]
 ) -> Node:
-    """`step` over every element, beginning with `start`: unrolled if the elements are in sight."""
-    iteration = iterate(c, found, call.node)
-    known = known_elements(c, found) if isinstance(found, Value) else None
-    if known is not None:
-        for value in known:
-            start = step(start, value)
-        return start
-    name = "$fold"
-    outer = c.frame.vars.get(name)
-    c.frame.vars[name] = start
+    """`step` over every element, beginning with `start`."""
+    outer = c.frame.vars.get(_FOLD)
+    c.frame.vars[_FOLD] = start
 
-    def body(i: Value) -> None:
-        so_far = c.frame.vars[name]
+    def fold(value: Value) -> None:
+        so_far = c.frame.vars[_FOLD]
         assert isinstance(so_far, Value)
-        c.frame.vars[name] = step(so_far, c.as_value(iteration.element(i), call.node))
+        c.frame.vars[_FOLD] = step(so_far, value)
 
-    target = ast.Name(name, ast.Store())
-    loop_over(c, call.node, [target], iteration, body)
-    result = c.frame.vars.pop(name)
+    _each(c, found, call.node, fold)
+    result = c.frame.vars.pop(_FOLD)
     if outer is not None:
-        c.frame.vars[name] = outer
+        c.frame.vars[_FOLD] = outer
     assert isinstance(result, Value)
     return result
+
+
+def _map(c: Context, call: Call) -> Node:
+    fn, *sources = call.args
+    made = c.builder.list_make([])
+    found = sources[0] if len(sources) == 1 else Zip(tuple(sources))
+
+    def put(value: Value) -> None:
+        args = [value] if len(sources) == 1 else elements(c, call.node, value, len(sources))
+        result = c.call_function(call.node, fn, list(args))
+        _append(c, made, c.as_value(result, call.node))
+
+    _each(c, found, call.node, put)
+    return made
+
+
+def _filter(c: Context, call: Call) -> Node:
+    fn, source = call.args
+    made = c.builder.list_make([])
+
+    def put(value: Value) -> None:
+        kept = c.as_value(c.call_function(call.node, fn, [value]), call.node)
+        condition = truth(c, call.node, kept)
+        branch_on(c, call.node, condition, lambda: _append(c, made, value), lambda: None)
+
+    _each(c, source, call.node, put)
+    return made
+
+
+def _sorted(c: Context, call: Call) -> Node:
+    xs = list_of(c, call.args[0], call.node)
+    return sorted_by(c, call.node, xs, call.keywords)
+
+
+@link
+def sorted_by(c: Context, node: ast.Call, xs: Value, keywords: Mapping[str, Node]) -> Value:
+    """A sorted copy; by the keys that a function gives, if one is named."""
+    reverse = c.as_value(keywords.get("reverse", c.const(False)), node)
+    key = keywords.get("key")
+    if key is None or (isinstance(key, Value) and key.type == t.NONE):
+        return c.py(node, "list.sorted", xs, reverse)
+    fn = key
+    keys = c.builder.list_make([])
+
+    def put(value: Value) -> None:
+        _append(c, keys, c.as_value(c.call_function(node, fn, [value]), node))
+
+    _each(c, xs, node, put)
+    return c.py(node, "list.sorted_by", xs, keys, reverse)
 
 
 def _sum(c: Context, call: Call) -> Node:
@@ -183,16 +290,35 @@ def _numbers_only(type_: Type) -> bool:
 
 def _extremum(op_name: str) -> Builtin:
     def compile_extremum(c: Context, call: Call) -> Node:
-        values = _values(c, call)
-        if any(t.may_be_tensor(v.type) for v in values):
+        values = [plain(c, a, call.node) for a in call.args]
+        if "key" in call.keywords:
+            return _extremum_by(c, call, values, op_name)
+        if any(v.type == t.TENSOR for v in values):
             raise c.error(
                 call.node,
                 f"{op_name[3:]}() of tensors",
                 f"torch.{op_name[3:]}imum(a, b) or x.{op_name[3:]}()",
             )
+        if "default" in call.keywords:
+            default = c.as_value(call.keywords["default"], call.node)
+            some = c.py(call.node, "py.gt", c.py(call.node, "py.len", values[0]), c.const(0))
+            found = lambda: c.py(call.node, op_name, *values)  # noqa: E731
+            return choose(c, call.node, some, found, lambda: default)
         return c.py(call.node, op_name, *values)
 
     return compile_extremum
+
+
+def _extremum_by(c: Context, call: Call, values: list[Value], op_name: str) -> Node:
+    """The first of the least, or of the greatest, by a key."""
+    xs = values[0] if len(values) == 1 else c.builder.list_make(values)
+    keywords = {"key": call.keywords["key"], "reverse": c.const(op_name == "py.max")}
+    ordered = sorted_by(c, call.node, list_of(c, xs, call.node), keywords)
+    return c.py(call.node, "list.get", ordered, c.const(0))
+
+
+def _bool(c: Context, call: Call) -> Node:
+    return truth(c, call.node, c.as_value(call.args[0], call.node)) if call.args else c.const(False)
 
 
 def _any_all(start: bool) -> Builtin:
@@ -203,7 +329,7 @@ def _any_all(start: bool) -> Builtin:
             call,
             call.args[0],
             c.const(start),
-            lambda a, b: c.py(call.node, name, a, c.truth(b)),
+            lambda a, b: c.py(call.node, name, a, truth(c, call.node, b)),
         )
 
     return compile_any_all
@@ -211,37 +337,53 @@ def _any_all(start: bool) -> Builtin:
 
 def _len(c: Context, call: Call) -> Node:
     found = call.args[0]
-    if isinstance(found, Value) and t.may_be_tensor(found.type):
-        return torch_call(c, call.node, "Tensor.size", [found, c.const(0)], {})
     if not isinstance(found, Value):
         return iterate(c, found, call.node).length
+    on_object = classes.unary(c, call.node, found, "__len__")
+    if on_object is not None:
+        return on_object
+    if t.may_be_tensor(found.type):
+        return torch_call(c, call.node, "Tensor.size", [found, c.const(0)], {})
     return c.py(call.node, "py.len", found)
 
 
+def _text(op_name: str, *methods: str) -> Builtin:
+    """`str(x)`, `repr(x)`: of an object, by its own method."""
+
+    def compile_text(c: Context, call: Call) -> Node:
+        values = _values(c, call)
+        for method in methods if values else ():
+            found = classes.unary(c, call.node, values[0], method)
+            if found is not None:
+                return found
+        return c.py(call.node, op_name, *values) if values else c.const("")
+
+    return compile_text
+
+
 def _print(c: Context, call: Call) -> Node:
-    c.builder.emit("print", _values(c, call))
+    values = [plain(c, a, call.node) for a in call.args]
+    named = {k: c.as_value(v, call.node) for k, v in call.keywords.items()}
+    c.builder.emit("print", [*values, *named.values()], kwnames=tuple(named))
     return c.const(None)
 
 
 def _isinstance(c: Context, call: Call) -> Node:
     found, cls = call.args
     value = c.as_value(found, call.node)
-    classes = _classes(c, call, cls)
-    answers = {_is_instance(member, classes) for member in _possible(value.type)}
-    if len(answers) == 1:
-        return c.const(answers.pop())
-    if isinstance(value.type, OptionalType):
-        op = "py.is_not" if _is_instance(value.type.elem, classes) else "py.is"
-        return c.py(call.node, op, value, c.const(None))
-    raise c.error(call.node, f"isinstance() of a value of type {value.type} is decided at run time")
-
-
-def _classes(c: Context, call: Call, cls: Node) -> tuple[object, ...]:
     if not isinstance(cls, PythonObject):
         raise c.error(call.node, "isinstance() takes a class, or a tuple of classes")
-    if isinstance(cls.obj, tuple):
-        return cast("tuple[object, ...]", cls.obj)
-    return typing.get_args(cls.obj) if isinstance(cls.obj, types.UnionType) else (cls.obj,)
+    tested = tested_types(cls.obj)
+    if tested is None:
+        return c.const(False)  # a class of which IR has no values
+    answers = {_is_one(member, tested) for member in _possible(value.type)}
+    if len(answers) == 1 and None not in answers:
+        return c.const(answers.pop())
+    if isinstance(value.type, OptionalType) and None not in answers:
+        op = "py.is_not" if _is_one(value.type.elem, tested) else "py.is"
+        return c.py(call.node, op, value, c.const(None))
+    text = str(tested[0] if len(tested) == 1 else t.UnionType(tuple(tested)))
+    return c.builder.emit("py.isinstance", [value], [t.BOOL], type=text).result
 
 
 def _possible(type_: Type) -> tuple[Type, ...]:
@@ -254,18 +396,22 @@ def _possible(type_: Type) -> tuple[Type, ...]:
             return (type_,)
 
 
-def _is_instance(type_: Type, classes: tuple[object, ...]) -> bool:
-    return any(_is_one(type_, cls) for cls in classes)
-
-
-def _is_one(type_: Type, cls: object) -> bool:
-    if cls is int:
-        return type_ in (t.INT, t.BOOL)
-    if cls is list:
-        return isinstance(type_, ListType)
-    if cls is tuple:
-        return isinstance(type_, TupleType)
-    return type_from_annotation(cls, {}) == type_
+def _is_one(type_: Type, tested: list[Type]) -> bool | None:
+    """Whether a value of this type is of one of the tested ones; None if the run decides."""
+    cls = classes.class_of(type_)
+    others = [classes.class_of(x) for x in tested]
+    if cls is not None:
+        if any(o is not None and issubclass(cls, o) for o in others):
+            return True
+        below = any(o is not None and issubclass(o, cls) for o in others)
+        return None if below else False
+    if any(t.is_subtype(type_, x) for x in tested):
+        return True
+    if type_ == t.BOOL and t.INT in tested:
+        return True
+    if t.is_dynamic(type_) or type_ == t.NUMBER:
+        return None
+    return False
 
 
 def _device(c: Context, call: Call) -> Node:
@@ -316,10 +462,19 @@ def _pow(c: Context, call: Call) -> Node:
     return binary(c, call.node, "pow", "py.pow", a, b)
 
 
-def _sorted(c: Context, call: Call) -> Node:
-    if call.keywords:
-        raise c.error(call.node, "sorted() with keywords", "torch.sort")
-    return c.py(call.node, "list.sorted", *_values(c, call))
+def _fork(c: Context, call: Call) -> Node:
+    fn, *args = call.args
+    result = c.call_function(call.node, fn, args, call.keywords)
+    return c.py(call.node, "future.done", c.as_value(result, call.node))
+
+
+def _complex(c: Context, call: Call) -> Node:
+    return c.py(call.node, "py.complex", *_values(c, call))
+
+
+def _callable(c: Context, call: Call) -> Node:
+    found = call.args[0]
+    return c.const(isinstance(found, PythonObject) and callable(found.obj))
 
 
 def _size(c: Context, call: Call) -> Node:
@@ -336,10 +491,24 @@ BUILTINS: dict[object, Builtin] = {
     list: _list,
     tuple: _tuple,
     sorted: _sorted,
+    dict: _dict,
+    collections.OrderedDict: _dict,
+    set: _set,
+    map: _map,
+    filter: _filter,
     int: _py("py.int"),
     float: _py("py.float"),
-    bool: _py("py.bool"),
-    str: _py("py.str"),
+    bool: _bool,
+    complex: _complex,
+    str: _text("py.str", "__str__", "__repr__"),
+    repr: _text("py.repr", "__repr__"),
+    ord: _py("py.ord"),
+    chr: _py("py.chr"),
+    hex: _py("py.hex"),
+    bin: _py("py.bin"),
+    oct: _py("py.oct"),
+    hash: _py("py.hash"),
+    callable: _callable,
     abs: _py("py.abs", "torch.abs"),
     round: _py("py.round", "torch.round"),
     min: _extremum("py.min"),
@@ -362,4 +531,10 @@ BUILTINS: dict[object, Builtin] = {
     operator.matmul: lambda c, call: binary(c, call.node, "matmul", "", *_values(c, call)),
     language.is_scripting: _true,
     language.annotate: _annotate,
+    language.isinstance: _isinstance,
+    language.fork: _fork,
+    language.wait: _py("future.wait"),
+    torch.jit.fork: _fork,
+    torch.jit.wait: _py("future.wait"),
+    torch.jit._unwrap_optional: lambda c, call: call.args[0],  # pyright: ignore
 }

@@ -13,24 +13,44 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
+from collections.abc import Mapping, Sequence
+from types import FunctionType, MethodType
+from typing import TypeVar, cast
 
 import torch
 
-from lowtide.frontend.script import list_methods
+from lowtide.errors import CompileError
+from lowtide.frontend.script import classes, methods
 from lowtide.frontend.script.builtin_calls import BUILTINS
-from lowtide.frontend.script.context import Context, expression
-from lowtide.frontend.script.expressions import known_elements, python_object
-from lowtide.frontend.script.functions import compile_body, push_frame
+from lowtide.frontend.script.context import Context, Frame, expression, link
+from lowtide.frontend.script.expressions import known_elements, make_dict, python_object
+from lowtide.frontend.script.functions import (
+    compile_body,
+    local_frame,
+    push_frame,
+    signature_annotations,
+)
 from lowtide.frontend.script.mutation import is_inplace
-from lowtide.frontend.script.nodes import Call, Method, Node, PythonObject, describe
+from lowtide.frontend.script.nodes import (
+    Call,
+    LocalFunction,
+    Method,
+    Node,
+    PythonObject,
+    describe,
+)
 from lowtide.frontend.script.source import unwrap
+from lowtide.frontend.script.statements import as_declared
+from lowtide.frontend.script.targets import unpacked
 from lowtide.frontend.script.torch_calls import source_of, torch_call
-from lowtide.ir import opdefs
+from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.ir import opdefs, python_objects
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
+from lowtide.ir.types import ClassType
+
+T = TypeVar("T")
 
 
 @expression(ast.Call)
@@ -38,10 +58,17 @@ def compile_call(c: Context, node: ast.Call) -> Node:
     """`callee(args)`."""
     callee = c.expr(node.func)
     call = _arguments(c, node)
-    if isinstance(callee, Method):
-        return _method_call(c, callee, call)
-    if isinstance(callee, PythonObject):
-        return _object_call(c, callee, call)
+    match callee:
+        case Method():
+            return _method_call(c, callee, call)
+        case PythonObject():
+            return object_call(c, callee, call)
+        case LocalFunction():
+            return _local_call(c, callee, call)
+        case Value() if isinstance(callee.type, ClassType):
+            return classes.call_method(c, node, callee, "__call__", call.args, call.keywords)
+        case _:
+            pass
     raise c.error(node, f"{describe(callee)} cannot be called")
 
 
@@ -61,11 +88,20 @@ def _arguments(c: Context, node: ast.Call) -> Call:
         call.unpacked = True
     for keyword in node.keywords:
         if keyword.arg is None:
-            raise c.error(
-                keyword.value, "`**` in a call is not compiled", "the keywords one by one"
-            )
-        call.keywords[keyword.arg] = c.expr(keyword.value)
+            call.keywords |= _spread_keywords(c, keyword.value)
+        else:
+            call.keywords[keyword.arg] = c.expr(keyword.value)
     return call
+
+
+def _spread_keywords(c: Context, node: ast.expr) -> dict[str, Node]:
+    """`**{"dim": 1}`: the keywords of a dict that is in sight."""
+    given = c.value(node)
+    maker = c.builder.makers.get(given)
+    if maker is None or maker.name != "dict.make" or given in c.builder.changed:
+        raise c.error(node, "`**` of a dict that is made elsewhere", "the keywords one by one")
+    keys = [c.constant(k) for k in maker.operands[::2]]
+    return {str(k): v for k, v in zip(keys, maker.operands[1::2], strict=True)}
 
 
 def _one_list(c: Context, node: ast.Call, args: Sequence[Node], spread: Sequence[Value]) -> Value:
@@ -74,16 +110,13 @@ def _one_list(c: Context, node: ast.Call, args: Sequence[Node], spread: Sequence
     for arg in args:
         value = c.as_value(arg, node)
         parts.append(value if value in spread else c.builder.tuple_make([value]))
-    joined = parts[0]
-    for part in parts[1:]:
-        joined = c.py(node, "list.extend", joined, part)
-    return joined
+    return unpacked(c, node, parts)
 
 
 def _method_call(c: Context, method: Method, call: Call) -> Node:
     receiver = method.receiver
     if not t.may_be_tensor(receiver.type):
-        return list_methods.call_method(c, method, call)
+        return methods.call_method(c, method, call)
     found = torch_call(
         c,
         call.node,
@@ -98,23 +131,37 @@ def _method_call(c: Context, method: Method, call: Call) -> Node:
     return found
 
 
-def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
+def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     obj = callee.obj
     builtin = _hashable_get(BUILTINS, obj)
     if builtin is not None:
         return builtin(c, call)
-    math_name = f"math.{getattr(obj, '__name__', '')}"
-    if getattr(obj, "__module__", None) == "math" and opdefs.find(math_name) is not None:
+    module = getattr(obj, "__module__", None)
+    math_name = f"{module}.{getattr(obj, '__name__', '')}"
+    if module in ("math", "cmath") and opdefs.find(math_name) is not None:
         return _math_call(c, math_name, call)
+    wrapped = getattr(obj, "__wrapped__", None)
+    is_cached = type(obj).__name__ == "_lru_cache_wrapper"
+    if is_cached and isinstance(wrapped, FunctionType):
+        return inline(c, wrapped, call.node, call.args, call.keywords, call.unpacked)
     source = source_of(callee)
+    if _hashable_get(CONTEXT_MANAGERS, obj):
+        operands = [c.as_value(a, call.node) for a in (*call.args, *call.keywords.values())]
+        target = f"torch.{CONTEXT_MANAGERS[obj]}"
+        return c.dynamic("call_torch", operands, target=target, kwnames=tuple(call.keywords))
     if source is not None and not isinstance(obj, type):
         return torch_call(c, call.node, source, call.args, call.keywords, unpacked=call.unpacked)
     if obj in (torch.finfo, torch.iinfo):
         return _static_call(c, call, callee)
     if isinstance(obj, type) and hasattr(obj, "_fields"):
         return _named_tuple(c, obj, call)
+    if isinstance(obj, type) and classes.can_construct(obj):
+        return classes.construct(c, call.node, obj, call.args, call.keywords)
+    if isinstance(obj, MethodType) and isinstance(obj.__func__, FunctionType):
+        args = [c.python_object(call.node, obj.__self__), *call.args]
+        return inline(c, obj.__func__, call.node, args, call.keywords, call.unpacked)
     if isinstance(obj, FunctionType) or hasattr(obj, "__lowtide_function__"):
-        return _inline(c, unwrap(obj), call)  # pyright: ignore[reportArgumentType]
+        return inline(c, unwrap(obj), call.node, call.args, call.keywords, call.unpacked)  # pyright: ignore[reportArgumentType]
     raise c.error(
         call.node,
         f"{describe(callee)} cannot be called in compiled code",
@@ -122,9 +169,38 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     )
 
 
-def _hashable_get(
-    table: Mapping[object, Callable[[Context, Call], Node]], obj: object
-) -> Callable[[Context, Call], Node] | None:
+@link
+def call_function(
+    c: Context,
+    node: ast.Call,
+    callee: Node,
+    args: Sequence[Node],
+    keywords: Mapping[str, Node] | None = None,
+) -> Node:
+    """A call by a builtin such as `map` or `sorted`: `callee(*args)`."""
+    call = Call(node=node, args=list(args), keywords=dict(keywords or {}))
+    match callee:
+        case LocalFunction():
+            return _local_call(c, callee, call)
+        case PythonObject():
+            return object_call(c, callee, call)
+        case Method():
+            return _method_call(c, callee, call)
+        case _:
+            raise c.error(node, f"{describe(callee)} cannot be called")
+
+
+CONTEXT_MANAGERS: dict[object, str] = {
+    torch.no_grad: "no_grad",
+    torch.enable_grad: "enable_grad",
+    torch.set_grad_enabled: "set_grad_enabled",
+    torch.inference_mode: "inference_mode",
+    torch.autocast: "autocast",
+    torch.profiler.record_function: "profiler.record_function",
+}
+
+
+def _hashable_get(table: Mapping[object, T], obj: object) -> T | None:
     try:
         return table.get(obj)
     except TypeError:
@@ -155,50 +231,116 @@ def _named_tuple(c: Context, cls: type, call: Call) -> Node:
     defaults: dict[str, object] = getattr(cls, "_field_defaults", {})
     given = dict(zip(fields, call.args, strict=False)) | call.keywords
     values: list[Value] = []
+    if len(call.args) > len(fields) or not set(call.keywords) <= set(fields):
+        raise c.error(call.node, f"{cls.__name__}() takes {', '.join(fields)}")
+    hints: dict[str, object] = getattr(cls, "__annotations__", {})
     for name in fields:
         if name in given:
-            values.append(c.as_value(given[name], call.node))
+            declared = type_from_annotation(hints.get(name, inspect.Parameter.empty), c.frame.names)
+            value = as_declared(c, given[name], declared)
+            values.append(c.as_value(value, call.node))
         elif name in defaults:
             found = python_object(c, call.node, defaults[name], "")
             values.append(c.as_value(found, call.node))
         else:
             raise c.error(call.node, f"{cls.__name__}() lacks {name!r}")
-    return c.builder.tuple_make(values, fields)
+    return c.builder.tuple_make(values, fields, python_objects.name_of(cls))
 
 
-def _inline(c: Context, fn: FunctionType, call: Call) -> Node:
+@link
+def inline(
+    c: Context,
+    fn: FunctionType,
+    node: ast.AST,
+    args: Sequence[Node],
+    keywords: Mapping[str, Node] | None = None,
+    unpacked: bool = False,
+) -> Node:
+    """The body of a Python function, in place of its call."""
     if any(frame.fn.__code__ is fn.__code__ for frame in c.frames):
-        raise c.error(
-            call.node, f"{fn.__name__!r} calls itself: recursion is not compiled", "a loop"
-        )
-    bound = _bind_python(c, fn, call)
-    for value in bound.values():
-        c.share(value)
-    push_frame(c, fn)
+        raise c.error(node, f"{fn.__name__!r} calls itself: recursion is not compiled", "a loop")
+    if unpacked:
+        raise c.error(node, "`*` of a list of unknown length", "the elements one by one")
+    signature = inspect.signature(fn, follow_wrapped=False)
+    bound = _bind_python(c, node, fn.__name__, signature, args, keywords or {})
+    frame = push_frame(c, fn)
     try:
-        c.frame.vars.update(bound)
+        types = signature_annotations(fn, frame.source.node)
+        for name, value in bound.items():
+            declared = types.get(name)
+            frame.vars[name] = as_declared(c, value, declared)
         return compile_body(c)
+    except CompileError as error:
+        raise error.called_from(c.frames[-2].source.loc(node)) from error.__cause__
     finally:
         c.frames.pop()
 
 
-def _bind_python(c: Context, fn: FunctionType, call: Call) -> dict[str, Node]:
-    signature = inspect.signature(fn, follow_wrapped=False)
-    for parameter in signature.parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise c.error(
-                call.node,
-                f"{fn.__name__!r} takes *args or **kwargs, which are not compiled",
-                "named parameters",
-            )
-    if call.unpacked:
-        raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
+def _bind_python(
+    c: Context,
+    node: ast.AST,
+    name: str,
+    signature: inspect.Signature,
+    args: Sequence[Node],
+    keywords: Mapping[str, Node],
+) -> dict[str, Node]:
     try:
-        bound = signature.bind(*call.args, **call.keywords)
+        bound = signature.bind(*args, **keywords)
     except TypeError as error:
-        raise c.error(call.node, f"{fn.__name__}(): {error}") from error
+        raise c.error(node, f"{name}(): {error}") from error
     values: dict[str, Node] = dict(bound.arguments)
-    for name, parameter in signature.parameters.items():
-        if name not in values:
-            values[name] = python_object(c, call.node, parameter.default, "")
+    for key, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = cast("tuple[Node, ...]", values.get(key, ()))
+            values[key] = c.builder.tuple_make([c.as_value(v, node) for v in rest])
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            named = cast("dict[str, Node]", values.get(key, {}))
+            keys = [c.const(k) for k in named]
+            values[key] = make_dict(c, keys, [c.as_value(v, node) for v in named.values()])
+        elif key not in values:
+            values[key] = python_object(c, node, parameter.default, "")
     return values
+
+
+def _local_call(c: Context, callee: LocalFunction, call: Call) -> Node:
+    """A function that stands in the one being compiled: it sees that one's variables."""
+    outer = cast("Frame", callee.frame)
+    if outer not in c.frames:
+        raise c.error(call.node, "an inner function cannot be called outside of its own function")
+    if any(frame.source.node is callee.node for frame in c.frames):
+        raise c.error(call.node, "an inner function that calls itself is not compiled", "a loop")
+    signature = _signature_of(c, callee.node)
+    name = getattr(callee.node, "name", "<lambda>")
+    bound = _bind_python(c, call.node, name, signature, call.args, call.keywords)
+    depth = len(c.frames)
+    c.frames.append(local_frame(outer, callee.node))
+    c.frame.vars.update(bound)
+    try:
+        if isinstance(callee.node, ast.Lambda):
+            return c.expr(callee.node.body)
+        return compile_body(c)
+    finally:
+        del c.frames[depth:]
+
+
+def _signature_of(c: Context, node: ast.FunctionDef | ast.Lambda) -> inspect.Signature:
+    a = node.args
+    defaults: dict[str, Node] = {}
+    positional = [*a.posonlyargs, *a.args]
+    for arg, value in zip(positional[len(positional) - len(a.defaults) :], a.defaults, strict=True):
+        defaults[arg.arg] = c.expr(value)
+    for arg, value in zip(a.kwonlyargs, a.kw_defaults, strict=True):
+        if value is not None:
+            defaults[arg.arg] = c.expr(value)
+    kinds = inspect.Parameter
+    parameters = [
+        inspect.Parameter(p.arg, kind, default=defaults.get(p.arg, kinds.empty))
+        for group, kind in (
+            (positional, kinds.POSITIONAL_OR_KEYWORD),
+            ([a.vararg] if a.vararg else [], kinds.VAR_POSITIONAL),
+            (a.kwonlyargs, kinds.KEYWORD_ONLY),
+            ([a.kwarg] if a.kwarg else [], kinds.VAR_KEYWORD),
+        )
+        for p in group
+    ]
+    return inspect.Signature(parameters)

@@ -17,7 +17,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script.nodes import Node, Poison, describe
+from lowtide.frontend.script.nodes import Method, Node, Poison, describe
 from lowtide.frontend.script.source import FunctionSource
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN, Builder
@@ -45,13 +45,32 @@ class Frame:
     vars: dict[str, Node | Poison] = field(default_factory=dict[str, "Node | Poison"])
 
 
+OUTSIDE: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Yield: ("`yield` is not compiled", "return a list or a tuple"),
+    ast.YieldFrom: ("`yield from` is not compiled", "return a list or a tuple"),
+    ast.Await: ("`await` is not compiled", "a plain call"),
+    ast.AsyncFor: ("`async for` is not compiled", "`for`"),
+    ast.AsyncWith: ("`async with` is not compiled", "the calls themselves"),
+    ast.AsyncFunctionDef: ("`async def` is not compiled", "`def`"),
+    ast.ClassDef: ("a class inside a compiled function is not compiled", "a global class"),
+    ast.Try: ("`try` is not compiled", "a test before the call, with `if`"),
+    ast.Global: ("`global` is not compiled", "an argument and a returned value"),
+    ast.Nonlocal: ("`nonlocal` is not compiled", "an argument and a returned value"),
+    ast.Match: ("`match` is not compiled", "`if` and `elif`"),
+}
+if hasattr(ast, "TryStar"):
+    OUTSIDE[ast.TryStar] = OUTSIDE[ast.Try]
+
+
 class Context:
     """What every compiling function gets; `frame` is the function whose source is being read."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self.frames: list[Frame] = []
-        self.shared_lists: set[Value] = set()  # lists that a second name or a container holds
+        self.maybe_unbound: set[Value] = set()  # what a variable is that may not be assigned yet
+        self.constants: set[Value] = set()  # lists and dicts that stand for global ones
+        self.attributes: dict[tuple[str, str], t.Type] = {}  # of classes, as far as seen assigned
 
     @property
     def frame(self) -> Frame:
@@ -62,7 +81,7 @@ class Context:
         """Compiles an expression."""
         handler = EXPRESSIONS.get(type(node))
         if handler is None:
-            raise self.error(node, f"`{ast.unparse(node)[:40]}` is not in the language")
+            raise self.outside(node)
         with self.at(node):
             return handler(self, node)
 
@@ -74,6 +93,8 @@ class Context:
         """The SSA value of a compiled expression; raises CompileError for modules, functions, …."""
         if isinstance(found, Value):
             return found
+        if isinstance(found, Method) and t.is_dynamic(found.receiver.type):
+            return self.dynamic("attr.get", [found.receiver], name=found.name)
         raise self.error(node, f"{describe(found)} cannot be used as a value")
 
     def step(self, node: ast.stmt) -> Step:
@@ -82,7 +103,7 @@ class Context:
         def compile_statement(rest: Sequence[Step]) -> bool:
             handler = STATEMENTS.get(type(node))
             if handler is None:
-                raise self.error(node, f"`{type(node).__name__}` is not in the language")
+                raise self.outside(node)
             with self.at(node):
                 return bool(handler(self, node, rest))
 
@@ -102,6 +123,11 @@ class Context:
             yield
         finally:
             self.builder.loc = outer
+
+    def outside(self, node: ast.AST) -> CompileError:
+        """An error for syntax that is not in the language."""
+        unknown = (f"`{ast.unparse(node)[:40]}` is not in the language", "")
+        return self.error(node, *OUTSIDE.get(type(node), unknown))
 
     def error(self, node: ast.AST, problem: str, remedy: str = "") -> CompileError:
         """An error at this node, to be raised."""
@@ -139,25 +165,67 @@ class Context:
         return self.frame.vars.get(name)
 
     def bind(self, name: str, value: Node) -> None:
-        """Assigns a variable; a list that gets a second name may no longer be changed."""
-        if isinstance(value, Value):
-            held = any(v is value for n, v in self.frame.vars.items() if n != name)
-            if held:
-                self.share(value)
-            if not value.name and not name.startswith("$"):
-                value.name = name
+        """Assigns a variable."""
+        if isinstance(value, Value) and not value.name and not name.startswith("$"):
+            value.name = name
         self.frame.vars[name] = value
 
-    def share(self, value: Node) -> None:
-        """Remembers that a list is reachable by a second way."""
-        if isinstance(value, Value) and isinstance(value.type, t.ListType):
-            self.shared_lists.add(value)
+    def effect(self, name: str, /, *operands: Value, **attrs: Any) -> None:
+        """An op that changes its first operand and gives nothing of use."""
+        results = [] if name == "attr.set" else [t.NONE]
+        self.builder.emit(name, operands, results, **attrs)
 
+    def dynamic(self, name: str, operands: Sequence[Value], /, **attrs: Any) -> Value:
+        """An op whose result is whatever the run finds."""
+        return self.builder.emit(name, operands, [t.ANY], **attrs).result
+
+    # What is compiled by a module that this one's other users import.
+
+    def inline(
+        self,
+        fn: FunctionType,
+        node: ast.AST,
+        args: Sequence[Node],
+        keywords: Mapping[str, Node] | None = None,
+    ) -> Node:
+        """The body of a Python function, in place of its call."""
+        return LINKS["inline"](self, fn, node, args, keywords)
+
+    def call_function(
+        self,
+        node: ast.Call,
+        callee: Node,
+        args: Sequence[Node],
+        keywords: Mapping[str, Node] | None = None,
+    ) -> Node:
+        """A call by a builtin such as `map` or `sorted`: `callee(*args)`."""
+        return LINKS["call_function"](self, node, callee, args, keywords)
+
+    def python_object(self, node: ast.AST, obj: object, path: str = "") -> Node:
+        """What a Python object from outside means: a constant, or an object for calls to take."""
+        return LINKS["python_object"](self, node, obj, path)
+
+    def list_of(self, found: Node, node: ast.AST) -> Value:
+        """A new list of what is run over."""
+        return LINKS["list_of"](self, found, node)
+
+    def sorted_by(self, node: ast.Call, xs: Value, keywords: Mapping[str, Node]) -> Value:
+        """A sorted copy of a list; by the keys that a function gives, if one is named."""
+        return LINKS["sorted_by"](self, node, xs, keywords)
+
+
+LINKS: dict[str, Callable[..., Any]] = {}
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 EXPRESSIONS: dict[type[ast.expr], Callable[[Context, Any], Node]] = {}
 STATEMENTS: dict[type[ast.stmt], Callable[[Context, Any, Sequence[Step]], bool | None]] = {}
+
+
+def link(function: Handler) -> Handler:
+    """The decorated function is what the method of Context of its name calls."""
+    LINKS[function.__name__] = function
+    return function
 
 
 def expression(*kinds: type[ast.expr]) -> Callable[[Handler], Handler]:

@@ -1,4 +1,4 @@
-"""Names, constants, attributes, displays, f-strings and comprehensions.
+"""Names, constants, attributes, displays and f-strings.
 
 In: expression AST nodes. Out: SSA values, or Python objects that calls and attributes take apart.
 
@@ -10,26 +10,34 @@ program.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import cast
+import enum
+import inspect
+from collections.abc import Mapping, Sequence
+from types import FunctionType, ModuleType
+from typing import Any, cast
 
 import torch
 
-from lowtide.frontend.script.context import Context, expression
-from lowtide.frontend.script.flow import branch_on
-from lowtide.frontend.script.iteration import Iteration, iterate, static_length
-from lowtide.frontend.script.loops import loop_over
-from lowtide.frontend.script.nodes import Method, Node, Poison, PythonObject, describe
-from lowtide.frontend.script.targets import assign
+from lowtide.frontend.script import classes
+from lowtide.frontend.script.context import Context, expression, link
+from lowtide.frontend.script.methods import has_method
+from lowtide.frontend.script.nodes import (
+    LocalFunction,
+    Method,
+    Node,
+    Poison,
+    PythonObject,
+    Range,
+    describe,
+)
+from lowtide.frontend.script.targets import assign, unpacked
 from lowtide.frontend.script.torch_calls import attribute
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
-from lowtide.ir.types import ListType, OptionalType, TupleType, Type
-
-_RESULT_LIST = "$list"
+from lowtide.ir.types import ClassType, DictType, OptionalType, TupleType, Type
 
 
 @expression(ast.Constant)
@@ -48,6 +56,10 @@ def compile_name(c: Context, node: ast.Name) -> Node:
     found = c.get(node.id)
     if isinstance(found, Poison):
         raise c.error(node, f"{found.why} (line {found.loc.line})", found.remedy)
+    if isinstance(found, Value) and found in c.maybe_unbound:
+        bound = c.builder.emit("py.bound", [found, c.const(node.id)], [found.type]).result
+        c.bind(node.id, bound)
+        return bound
     if found is not None:
         return found
     frame = c.frame
@@ -60,6 +72,7 @@ def compile_name(c: Context, node: ast.Name) -> Node:
     return python_object(c, node, frame.names[node.id], "")
 
 
+@link
 def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
     """What a Python object from outside means: a constant, or an object known to the compiler."""
     if is_literal(obj):
@@ -72,6 +85,10 @@ def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
         )
     if isinstance(obj, list | tuple):
         return _sequence(c, node, cast("Sequence[object]", obj))
+    if isinstance(obj, dict):
+        return _mapping(c, node, cast("Mapping[object, object]", obj))
+    if isinstance(obj, enum.Enum):
+        return classes.enum_member(c, obj)
     if isinstance(obj, ModuleType):
         return PythonObject(obj, obj.__name__)
     if obj is torch.Tensor:
@@ -84,9 +101,14 @@ def _sequence(c: Context, node: ast.AST, obj: Sequence[object]) -> Node:
     if isinstance(obj, tuple) and not isinstance(obj, torch.Size):
         return c.builder.tuple_make(values)
     made = c.builder.list_make(values)
-    if made is None:
-        raise c.error(node, "the elements of this list differ in type", "a tuple")
-    c.share(made)
+    c.constants.add(made)
+    return made
+
+
+def _mapping(c: Context, node: ast.AST, obj: Mapping[object, object]) -> Node:
+    parts = [c.as_value(python_object(c, node, e, ""), node) for kv in obj.items() for e in kv]
+    made = make_dict(c, parts[::2], parts[1::2])
+    c.constants.add(made)
     return made
 
 
@@ -107,16 +129,41 @@ def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable:
     match base.type:
         case type_ if t.may_be_tensor(type_):
             return attribute(c, node, base, name, variable)
-        case TupleType(_, names) if name in names:
-            return c.builder.tuple_get(base, names.index(name))
-        case t.ANY:
-            return c.builder.emit("py.getattr", [base], [t.ANY], name=name).result
+        case TupleType() | OptionalType(TupleType()) if isinstance(
+            found := _named_tuple_member(c, node, base, name), Value | PythonObject | Method
+        ):
+            return found
+        case type_ if t.is_dynamic(type_):
+            return Method(base, name, variable)
         case type_ if (_plain(type_), name) in _ATTRIBUTES:
             return c.py(node, _ATTRIBUTES[_plain(type_), name], base)
-        case ListType() | TupleType() | t.STR:
+        case t.COMPLEX if name in ("real", "imag"):
+            return c.py(node, f"py.{name}", base)
+        case type_ if has_method(_plain(type_), name):
             return Method(base, name, variable)
+        case ClassType():
+            return classes.get_attribute(c, node, base, name)
+        case OptionalType(ClassType() as plain):
+            some = c.builder.emit("cast", [base], [plain]).result
+            return classes.get_attribute(c, node, some, name)
         case _:
             raise c.error(node, f"{describe(base)} has no attribute {name!r}")
+
+
+def _named_tuple_member(c: Context, node: ast.AST, base: Value, name: str) -> Node | None:
+    """A field or a method of a named tuple."""
+    type_ = _plain(base.type)
+    assert isinstance(type_, TupleType)
+    if name in type_.names:
+        plain = base if base.type == type_ else c.builder.emit("cast", [base], [type_]).result
+        return c.builder.tuple_get(plain, type_.names.index(name))
+    if not type_.cls:
+        return None
+    cls = cast("Any", python_objects.find(type_.cls))
+    found = inspect.getattr_static(cls, name, None)
+    if isinstance(found, property) and found.fget is not None:
+        return c.inline(cast("FunctionType", found.fget), node, [base])
+    return Method(base, name) if callable(found) else None
 
 
 _ATTRIBUTES: dict[tuple[Type, str], str] = {
@@ -143,56 +190,114 @@ def compile_tuple(c: Context, node: ast.Tuple) -> Node:
     """`a, b`; of classes, a Python object: what isinstance takes."""
     if node.elts and all(isinstance(e, ast.Name | ast.Attribute) for e in node.elts):
         found = [c.expr(e) for e in node.elts]
-        classes = [f.obj for f in found if isinstance(f, PythonObject)]
-        if len(classes) == len(found):
-            return PythonObject(tuple(classes))
-        values = [c.as_value(f, e) for f, e in zip(found, node.elts, strict=True)]
+        objects = [f.obj for f in found if isinstance(f, PythonObject)]
+        if len(objects) == len(found):
+            return PythonObject(tuple(objects))
+        values = [plain(c, f, e) for f, e in zip(found, node.elts, strict=True)]
     else:
-        values = _elements(c, node.elts)
-    for value in values:
-        c.share(value)
-    return c.builder.tuple_make(values)
+        values = _elements(c, node, node.elts)
+    return values if isinstance(values, Value) else c.builder.tuple_make(values)
 
 
 @expression(ast.List)
 def compile_list(c: Context, node: ast.List) -> Node:
     """`[a, b]`."""
-    return make_list(c, node, _elements(c, node.elts))
+    values = _elements(c, node, node.elts)
+    return values if isinstance(values, Value) else c.builder.list_make(values)
 
 
-def make_list(c: Context, node: ast.AST, values: Sequence[Value]) -> Value:
-    """A list of compiled values."""
-    for value in values:
-        c.share(value)
-    made = c.builder.list_make(values)
-    if made is None:
-        types = ", ".join(str(v.type) for v in values)
-        raise c.error(node, f"the elements of this list differ in type: {types}", "a tuple")
+@expression(ast.Dict)
+def compile_dict(c: Context, node: ast.Dict) -> Node:
+    """`{key: value, **more}`."""
+    if None in node.keys:
+        return _spread_dict(c, node)
+    keys: list[Value] = []
+    values: list[Value] = []
+    for key, value in zip(node.keys, node.values, strict=True):
+        assert key is not None
+        keys.append(c.value(key))
+        values.append(c.value(value))
+    return make_dict(c, keys, values)
+
+
+def _spread_dict(c: Context, node: ast.Dict) -> Value:
+    made = make_dict(c, [], [])
+    for key, value in zip(node.keys, node.values, strict=True):
+        item = c.value(value)
+        if key is not None:
+            _put(c, made, c.value(key), item)
+            continue
+        if isinstance(item.type, DictType) and isinstance(made.type, DictType):
+            joined = t.join(made.type, item.type)
+            c.builder.widen(made, joined)
+        c.effect("dict.update", made, item)
     return made
 
 
-def _elements(c: Context, nodes: Sequence[ast.expr]) -> list[Value]:
+def make_dict(c: Context, keys: Sequence[Value], values: Sequence[Value]) -> Value:
+    """A dict of compiled keys and values."""
+    type_ = DictType(t.join_all(k.type for k in keys), t.join_all(v.type for v in values))
+    parts = [v for pair in zip(keys, values, strict=True) for v in pair]
+    return c.builder.emit("dict.make", parts, [type_]).result
+
+
+def _put(c: Context, made: Value, key: Value, value: Value) -> None:
+    if isinstance(made.type, DictType):
+        type_ = DictType(t.join(made.type.key, key.type), t.join(made.type.value, value.type))
+        c.builder.widen(made, type_)
+    c.effect("dict.set", made, key, value)
+
+
+@expression(ast.Set)
+def compile_set(c: Context, node: ast.Set) -> Node:
+    """`{a, b}`."""
+    return c.dynamic("set.make", [c.value(e) for e in node.elts])
+
+
+@expression(ast.NamedExpr)
+def compile_named(c: Context, node: ast.NamedExpr) -> Node:
+    """`name := value`."""
+    value = c.expr(node.value)
+    assign(c, node.target, value)
+    return value
+
+
+@expression(ast.Lambda)
+def compile_lambda(c: Context, node: ast.Lambda) -> Node:
+    """A function without a name, compiled where it is called."""
+    return LocalFunction(node, c.frame)
+
+
+def plain(c: Context, found: Node, node: ast.AST) -> Value:
+    """The value of what may still be a range or the like."""
+    if isinstance(found, Range):
+        return c.list_of(found, node)
+    return c.as_value(found, node)
+
+
+def _elements(c: Context, node: ast.AST, nodes: Sequence[ast.expr]) -> list[Value] | Value:
+    """The elements of a display; one list of them if it is unknown how many they are."""
+    parts: list[Value] = []
     values: list[Value] = []
-    for node in nodes:
-        if not isinstance(node, ast.Starred):
-            values.append(c.value(node))
+    unknown = False
+    for elt in nodes:
+        if not isinstance(elt, ast.Starred):
+            values.append(c.value(elt))
+            parts.append(c.builder.tuple_make(values[-1:]))
             continue
-        spread = c.value(node.value)
+        spread = plain(c, c.expr(elt.value), elt)
         known = known_elements(c, spread)
-        if known is None:
-            raise c.error(node, "`*` of a list of unknown length", "`+` of two lists")
-        values.extend(known)
-    return values
+        unknown |= known is None
+        values.extend(known or ())
+        parts.append(spread)
+    return unpacked(c, node, parts) if unknown else values
 
 
 def known_elements(c: Context, value: Value) -> list[Value] | None:
     """The elements of a tuple, or of a list whose making is in sight."""
     if isinstance(value.type, TupleType):
         return [c.builder.tuple_get(value, k) for k in range(len(value.type.elems))]
-    maker = c.builder.makers.get(value)
-    if maker is not None and maker.name == "list.make":
-        return list(maker.operands)
-    return None
+    return c.builder.list_elements(value)
 
 
 @expression(ast.JoinedStr)
@@ -200,7 +305,7 @@ def compile_fstring(c: Context, node: ast.JoinedStr) -> Node:
     """An f-string: a template and its values."""
     template, values = _template(c, node)
     known = [c.builder.constant(v) for v in values]
-    if UNKNOWN not in known:
+    if UNKNOWN not in known and not any(isinstance(k, torch.dtype) for k in known):
         return c.const(template.format(*known))
     return c.builder.emit("py.format", values, [t.STR], template=template).result
 
@@ -213,98 +318,16 @@ def _template(c: Context, node: ast.JoinedStr) -> tuple[str, list[Value]]:
         elif isinstance(part, ast.FormattedValue):
             values.append(c.value(part.value))
             conversion = f"!{chr(part.conversion)}" if part.conversion != -1 else ""
-            template += f"{{{conversion}{_format_spec(c, part)}}}"
+            template += f"{{{conversion}{_format_spec(c, part, values)}}}"
     return template, values
 
 
-def _format_spec(c: Context, part: ast.FormattedValue) -> str:
+def _format_spec(c: Context, part: ast.FormattedValue, values: list[Value]) -> str:
     if not isinstance(part.format_spec, ast.JoinedStr):
         return ""
-    spec, values = _template(c, part.format_spec)
-    if values:
-        raise c.error(part, "a computed format is not compiled", "a fixed one, as in `{x:.3f}`")
+    spec, inner = _template(c, part.format_spec)
+    values.extend(inner)
     return f":{spec}"
-
-
-@expression(ast.ListComp, ast.GeneratorExp)
-def compile_comprehension(c: Context, node: ast.ListComp | ast.GeneratorExp) -> Node:
-    """`[element for target in iterable if test]`; unrolled where the length is small and known."""
-    outer = dict(c.frame.vars)
-    values: list[Value] = []
-    if _unrolled(c, node, node.generators, lambda: values.append(c.value(node.elt))):
-        c.frame.vars = outer
-        return make_list(c, node, values)
-    c.frame.vars = dict(outer)
-    c.frame.vars[_RESULT_LIST] = make_list(c, node, [])
-    _looped(c, node, node.generators)
-    result = c.frame.vars[_RESULT_LIST]
-    c.frame.vars = outer
-    assert isinstance(result, Value)
-    return result
-
-
-def _unrolled(
-    c: Context,
-    node: ast.ListComp | ast.GeneratorExp,
-    generators: Sequence[ast.comprehension],
-    innermost: Callable[[], None],
-) -> bool:
-    if not generators:
-        innermost()
-        return True
-    generator, *more = generators
-    iteration = _iteration(c, generator)
-    count = static_length(c, iteration)
-    if count is None or (generator.ifs and not iteration.must_unroll):
-        return False
-    for k in range(count):
-        assign(c, generator.target, iteration.element(c.const(k)))
-        tests = [c.builder.constant(c.truth(c.value(test))) for test in generator.ifs]
-        if UNKNOWN in tests:
-            raise c.error(generator.ifs[0], "a test whose outcome decides a length", "a `for` loop")
-        if all(tests) and not _unrolled(c, node, more, innermost):
-            return False
-    return True
-
-
-def _iteration(c: Context, generator: ast.comprehension) -> Iteration:
-    return iterate(c, c.expr(generator.iter), generator.iter)
-
-
-def _looped(
-    c: Context,
-    node: ast.ListComp | ast.GeneratorExp,
-    generators: Sequence[ast.comprehension],
-) -> None:
-    if not generators:
-        _append(c, node)
-        return
-    generator, *more = generators
-    iteration = _iteration(c, generator)
-
-    def body(i: Value) -> None:
-        assign(c, generator.target, iteration.element(i))
-        _where(c, generator.ifs, lambda: _looped(c, node, more))
-
-    result = ast.Name(_RESULT_LIST, ast.Store())
-    loop_over(c, node, [result], iteration, body)
-
-
-def _where(c: Context, tests: Sequence[ast.expr], body: Callable[[], None]) -> None:
-    if not tests:
-        body()
-        return
-    first, *more = tests
-    condition = c.truth(c.value(first))
-    branch_on(c, first, condition, lambda: _where(c, more, body), lambda: None)
-
-
-def _append(c: Context, node: ast.ListComp | ast.GeneratorExp) -> None:
-    xs = c.frame.vars[_RESULT_LIST]
-    assert isinstance(xs, Value)
-    value = c.value(node.elt)
-    c.share(value)
-    c.frame.vars[_RESULT_LIST] = c.py(node, "list.append", xs, value)
 
 
 @expression(ast.Starred)

@@ -12,9 +12,10 @@ compiled into the branch in which it did not:
                                yield(%b)
 
 Always holds: a flag that is known while building is a constant; where it is not, what follows
-stands in an `if` on it. A variable that only one branch gives is poisoned: using it is a
-CompileError. `raise` does not count as an exit for the shape of the program: the other branch's
-variables simply go on. The flags are those of TorchScript's exit transforms.
+stands in an `if` on it. A variable that only one branch gives may be unbound afterwards, and its
+use raises Python's own error if it is. `raise` does not count as an exit for the shape of the
+program: the other branch's variables simply go on. The flags are those of TorchScript's exit
+transforms.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from lowtide.frontend.script.context import (
     CONTINUED,
     FLAGS,
     RAISED,
-    RETURN_VALUE,
     RETURNED,
     Context,
     Step,
@@ -193,8 +193,8 @@ def merge(
     op = c.builder.emit("if", [condition], [type_ for _, type_ in results], blocks=meeting.close())
     for (name, _), value, sides in zip(results, op.results, meeting.sides(), strict=True):
         value.name = "" if name.startswith("$") else name
-        if any(side in c.shared_lists for side in sides):
-            c.shared_lists.add(value)
+        if any(side in c.maybe_unbound for side in sides):
+            c.maybe_unbound.add(value)
         merged[name] = value
     if RAISED in c.frame.vars and RAISED not in merged:
         merged[RAISED] = c.frame.vars[RAISED]
@@ -218,6 +218,10 @@ class _Meeting:
         a, b = self.branches[0].vars.get(name), self.branches[1].vars.get(name)
         if a is b:
             return a
+        others = self.narrowings(b)
+        for value in self.narrowings(a):
+            if value in others:
+                return value
         if RAISED in self.left and self.left[0] != self.left[1]:
             a, b = (None, b) if self.left[0] == RAISED else (a, None)
         if not name.startswith("$"):  # what a branch that returned leaves is never looked at
@@ -244,30 +248,38 @@ class _Meeting:
         known = builder.constant(a), builder.constant(b)
         if UNKNOWN not in known and same_literal(*known) and a.type == b.type:
             return builder.const(known[0])
-        joined = t.join(a.type, b.type)
-        if joined is not None:
-            return a, b, joined
-        if name == RETURN_VALUE:
-            raise self.c.error(
-                self.node,
-                f"one branch returns {a.type}, another {b.type}",
-                "the same type in every `return`",
-            )
-        return self.poison(
-            f"{name!r} is {a.type} in one branch and {b.type} in the other",
-            f"two names, or the same type for {name!r} in both branches",
-        )
+        return a, b, t.join(a.type, b.type)
 
-    def one_sided(self, name: str, a: Node | Poison | None, b: Node | Poison | None) -> Poison:
+    def narrowings(self, value: Node | Poison | None) -> list[Value]:
+        """The value, and what tests have narrowed to it."""
+        found: list[Value] = []
+        while isinstance(value, Value):
+            found.append(value)
+            maker = self.c.builder.makers.get(value)
+            value = maker.operands[0] if maker is not None and maker.name == "cast" else None
+        return found
+
+    def one_sided(
+        self, name: str, a: Node | Poison | None, b: Node | Poison | None
+    ) -> Poison | tuple[Value, Value, Type]:
         for side in (a, b):
             if isinstance(side, Poison):
                 return side
+        if isinstance(a, Value) and b is None:
+            return a, self.unbound(1, a.type), a.type
+        if isinstance(b, Value) and a is None:
+            return self.unbound(0, b.type), b, b.type
         if a is None or b is None:
             return self.poison(
                 f"{name!r} is assigned in only one branch of the `if`",
                 f"a value for {name!r} before the `if`, or in both branches",
             )
         return self.poison(f"{name!r} differs between the branches", "two names")
+
+    def unbound(self, side: int, type_: Type) -> Value:
+        value = self.undef(side, type_)
+        self.c.maybe_unbound.add(value)
+        return value
 
     def poison(self, why: str, remedy: str) -> Poison:
         return Poison(why, remedy, self.c.frame.source.loc(self.node))
@@ -308,17 +320,34 @@ def choose(
             values.append(side())
             blocks.append(block)
     joined = t.join(values[0].type, values[1].type)
-    if joined is None:
-        raise c.error(
-            node,
-            f"one side is {values[0].type}, the other {values[1].type}",
-            "the same type on both sides",
-        )
     for block, value in zip(blocks, values, strict=True):
         with c.builder.inside(block):
             c.builder.emit("yield", [value])
-    result = c.builder.emit("if", [condition], [joined], blocks=blocks).result
-    for value in values:
-        if value in c.shared_lists:
-            c.share(result)
-    return result
+    return c.builder.emit("if", [condition], [joined], blocks=blocks).result
+
+
+def run_inside(
+    c: Context,
+    op_name: str,
+    operands: Sequence[Value],
+    args: Sequence[Value],
+    compile_body: Callable[[], None],
+) -> None:
+    """An op with one block that is always run: what it assigns goes on after it."""
+    outer = dict(c.frame.vars)
+    branch = open_branch(c, compile_body)
+    branch.block.args = list(args)
+    changed = {
+        n: v for n, v in branch.vars.items() if isinstance(v, Value) and outer.get(n) is not v
+    }
+    with c.builder.inside(branch.block):
+        c.builder.emit("yield", list(changed.values()))
+    types = [v.type for v in changed.values()]
+    op = c.builder.emit(op_name, operands, types, blocks=[branch.block])
+    c.frame.vars = dict(branch.vars)
+    for (name, inner), result in zip(changed.items(), op.results, strict=True):
+        result.name = inner.name
+        known = c.builder.constant(inner)
+        c.frame.vars[name] = result if known is UNKNOWN else c.builder.const(known)
+        if inner in c.maybe_unbound:
+            c.maybe_unbound.add(result)

@@ -5,8 +5,15 @@ In: a plain Python function whose parameters are bound. Out: the value it return
 
 from __future__ import annotations
 
+import ast
 import builtins
+import dataclasses
+import typing
+from collections.abc import Mapping
 from types import FunctionType
+from typing import Any, cast
+
+import torch
 
 from lowtide.frontend.script.context import (
     RAISED,
@@ -16,16 +23,20 @@ from lowtide.frontend.script.context import (
     Frame,
 )
 from lowtide.frontend.script.flow import choose, run
+from lowtide.frontend.script.mutation import stored_names
+from lowtide.frontend.script.nodes import Node, PythonObject
 from lowtide.frontend.script.source import FunctionSource, read_source
-from lowtide.frontend.script.syntax import check_source
+from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.ir import python_objects
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
+from lowtide.ir.types import FunctionType as FunctionType_
+from lowtide.ir.types import Type
 
 
 def push_frame(c: Context, fn: FunctionType, source: FunctionSource | None = None) -> Frame:
     """Opens a function; its variables are still to be bound."""
     found = source or read_source(fn)
-    check_source(found)
     code = fn.__code__
     frame = Frame(
         fn=fn,
@@ -37,10 +48,66 @@ def push_frame(c: Context, fn: FunctionType, source: FunctionSource | None = Non
     return frame
 
 
+def local_frame(outer: Frame, node: ast.FunctionDef | ast.Lambda) -> Frame:
+    """A frame for a function inside that of `outer`, whose variables it sees as they are."""
+    stored = stored_names([node])
+    arguments = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+    own = stored | arguments if isinstance(node, ast.FunctionDef) else arguments
+    source = dataclasses.replace(outer.source, node=node)
+    frame = Frame(
+        fn=cast("Any", outer).fn,
+        source=source,
+        names=outer.names,
+        local_names=frozenset(own | outer.local_names),
+    )
+    frame.vars.update(
+        {n: v for n, v in outer.vars.items() if n not in own and not n.startswith("$")}
+    )
+    return frame
+
+
+def signature_annotations(fn: FunctionType, node: ast.FunctionDef | ast.Lambda) -> dict[str, Type]:
+    """The declared types of parameters, in annotations or in a type comment."""
+    names = outer_names(fn)
+    found: dict[str, Type] = {}
+    for name, annotation in fn.__annotations__.items():
+        type_ = type_from_annotation(annotation, names)
+        if type_ is not None and name != "return":
+            found[name] = type_
+    return found | commented_types(node, names)
+
+
+def commented_types(
+    node: ast.FunctionDef | ast.Lambda, names: Mapping[str, object]
+) -> dict[str, Type]:
+    """The types in `# type: (Tensor, int) -> Tensor` under a `def`."""
+    text = getattr(node, "type_comment", None)
+    if not text or "->" not in text:
+        return {}
+    try:
+        parsed = ast.parse(text, mode="func_type")
+    except SyntaxError:
+        return {}
+    assert isinstance(parsed, ast.FunctionType)
+    scope = {**vars(typing), "Tensor": torch.Tensor, **names}
+    args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    skipped = len(args) - len(parsed.argtypes)  # `self` has no type there
+    rows = zip(args[max(skipped, 0) :], parsed.argtypes, strict=False)
+    types = {a.arg: type_from_annotation(ast.unparse(e), scope) for a, e in rows}
+    return {name: type_ for name, type_ in types.items() if type_ is not None}
+
+
+def parameter_node(value: Value) -> Node:
+    """What a parameter is while compiling: a function handed in is known by name."""
+    if isinstance(value.type, FunctionType_):
+        return PythonObject(python_objects.find(value.type.name))
+    return value
+
+
 def outer_names(fn: FunctionType) -> dict[str, object]:
     """What names mean that the function does not assign: closure, then globals, then builtins."""
     names = dict(vars(builtins))
-    names.update(fn.__globals__)
+    names.update(fn.__globals__)  # with `__package__`, for imports
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
             names[name] = cell.cell_contents
@@ -53,7 +120,8 @@ def compile_body(c: Context) -> Value:
     """Compiles the statements of the innermost function; gives what it returns."""
     frame = c.frame
     frame.vars[RETURNED] = frame.vars[RAISED] = c.const(False)
-    run(c, c.steps(frame.source.node.body))
+    body = frame.source.node.body
+    run(c, c.steps(body if isinstance(body, list) else []))
     returned = frame.vars[RETURNED]
     value = frame.vars.get(RETURN_VALUE)
     assert isinstance(returned, Value)

@@ -11,15 +11,17 @@ In: a subscript's AST. Out: `Items`, flat operands with a word for each item (se
 from __future__ import annotations
 
 import ast
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.nodes import Node, PythonObject, Slice, describe
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
-from lowtide.ir.types import ListType, OptionalType, TupleType, Type
+from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type
 
 
 @dataclass(slots=True)
@@ -44,6 +46,8 @@ class Items:
 def compile_subscript(c: Context, node: ast.Subscript) -> Node:
     """`base[items]`."""
     base = c.expr(node.value)
+    if isinstance(base, PythonObject) and isinstance(base.obj, enum.EnumMeta):
+        return classes.enum_lookup(c, node, base.obj, "name", c.expr(node.slice))
     if isinstance(base, PythonObject) and hasattr(base.obj, "__getitem__"):
         return _annotation(c, node)
     if not isinstance(base, Value):
@@ -71,12 +75,19 @@ def compile_slice(c: Context, node: ast.Slice) -> Node:
 def index_items(c: Context, node: ast.expr, base: Type) -> Items:
     """Compiles what stands in the brackets of a subscript of a value of type `base`."""
     items = _Growing()
+    if isinstance(base, DictType | ClassType) or t.is_dynamic(base):
+        key = c.expr(node)
+        if isinstance(key, Value):
+            return Items((_KEY_WORDS.get(key.type, "tensor"),), (key,))
     parts = node.elts if isinstance(node, ast.Tuple) else [node]
     for part in parts:
         if isinstance(part, ast.Starred):
             raise c.error(part, "`*` in a subscript is not compiled", "the items one by one")
         _add(c, part, c.expr(part), items)
     return Items(tuple(items.spec), tuple(items.operands))
+
+
+_KEY_WORDS: dict[Type, str] = {t.INT: "int", t.NUMBER: "int", t.BOOL: "bool"}
 
 
 def _add(c: Context, node: ast.expr, found: Node, items: _Growing) -> None:
@@ -112,29 +123,44 @@ def _may_index(type_: Type) -> bool:
     match type_:
         case OptionalType(elem):
             return _may_index(elem)
-        case ListType() | TupleType() | t.ANY | t.STR:
+        case ListType() | TupleType() | ClassType() | t.STR | t.FLOAT:
             return True
         case _:
-            return t.may_be_tensor(type_)
+            return t.may_be_tensor(type_) or t.is_dynamic(type_)
 
 
 def load(c: Context, node: ast.Subscript, base: Value, items: Items) -> Node:
     """`base[items]`, read."""
-    if t.may_be_tensor(base.type):
+    type_ = base.type.elem if isinstance(base.type, OptionalType) else base.type
+    if t.may_be_tensor(type_) or t.is_dynamic(type_):
+        result = t.TENSOR if t.may_be_tensor(type_) else t.ANY
         return c.builder.emit(
-            "torch.getitem", [base, *items.operands], [t.TENSOR], spec=items.spec
+            "torch.getitem", [base, *items.operands], [result], spec=items.spec
         ).result
-    match base.type, items.spec:
+    match type_, items.spec:
         case TupleType(elems), ("int",):
             return _tuple_item(c, node, base, elems, items.operands[0])
         case TupleType(elems), ("slice",):
             return _tuple_slice(c, node, base, len(elems), items.operands)
-        case ((ListType() | t.STR | t.ANY | OptionalType()), ("int" | "tensor",)):
-            return c.py(node, "list.get", base, items.operands[0])
-        case ((ListType() | t.STR | OptionalType()), ("slice",)):
+        case DictType(), (_,):
+            return c.py(node, "dict.item", base, items.operands[0])
+        case ClassType(), (_,):
+            return classes.call_method(c, node, base, "__getitem__", items.operands)
+        case ((ListType() | t.STR), ("int" | "tensor" | "bool",)):
+            return _list_item(c, node, base, items.operands[0])
+        case ((ListType() | t.STR), ("slice",)):
             return c.py(node, "list.slice", base, *items.operands)
         case _:
             raise c.error(node, f"{describe(base)} has no items `{ast.unparse(node.slice)}`")
+
+
+def _list_item(c: Context, node: ast.Subscript, base: Value, index: Value) -> Node:
+    found = c.builder.py("list.get", base, index)
+    if found is not None:
+        return found
+    if index.type == t.TENSOR:  # Python asks the tensor for an int
+        return c.py(node, "list.get", base, c.py(node, "py.int", index))
+    raise c.error(node, f"{describe(index)} is no index of {describe(base)}", "an int")
 
 
 def _tuple_item(

@@ -12,13 +12,17 @@ loop.
 from __future__ import annotations
 
 import ast
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
+from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import (
     Enumerate,
     Node,
+    PythonObject,
     Range,
     Reversed,
     Zip,
@@ -33,11 +37,13 @@ _LARGEST_UNROLLED = 64
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Iteration:
-    """`length` is an int value; `element` compiles the element at an index value."""
+    """`length` is an int value; `element` compiles the element at an index value; `source` is the
+    list that is run over, in case the loop changes it."""
 
     length: Value
     element: Callable[[Value], Node]
     must_unroll: bool = False
+    source: Value | None = None
 
 
 def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
@@ -53,6 +59,8 @@ def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
             return _over_reversed(c, iterate(c, inner, node), node)
         case Value():
             return _over_value(c, found, node)
+        case PythonObject(obj) if isinstance(obj, enum.EnumMeta):
+            return _over_enum(c, obj, node)
         case _:
             raise c.error(node, f"{describe(found)} cannot be run over", "range, list, tuple, zip")
 
@@ -85,7 +93,12 @@ def _over_enumerate(c: Context, inner: Iteration, start: Value, node: ast.expr) 
         count = i if c.builder.constant(start) == 0 else c.py(node, "py.add", i, start)
         return c.builder.tuple_make([count, value])
 
-    return Iteration(length=inner.length, element=element, must_unroll=inner.must_unroll)
+    return Iteration(
+        length=inner.length,
+        element=element,
+        must_unroll=inner.must_unroll,
+        source=inner.source,
+    )
 
 
 def _over_zip(c: Context, inners: list[Iteration], node: ast.expr) -> Iteration:
@@ -126,7 +139,14 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
             return Iteration(
                 length=c.py(node, "py.len", value),
                 element=lambda i: c.py(node, "list.get", value, i),
+                source=value if isinstance(value.type, t.ListType) else None,
             )
+        case t.DictType():
+            return _over_value(c, c.py(node, "dict.keys", value), node)
+        case type_ if t.is_dynamic(type_):
+            return _over_value(c, c.py(node, "py.iter", value), node)
+        case t.ClassType() if (found := classes.iterated(c, node, value)) is not None:
+            return iterate(c, found, node)
         case type_ if t.may_be_tensor(type_):
             rows = torch_call(c, node, "Tensor.size", [value, c.const(0)], {})
             return Iteration(
@@ -139,6 +159,13 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
             raise c.error(
                 node, f"a value of type {value.type} cannot be run over", "a list, a tuple, range"
             )
+
+
+def _over_enum(c: Context, obj: enum.EnumMeta, node: ast.expr) -> Iteration:
+    members = [classes.enum_member(c, m) for m in cast("list[enum.Enum]", list(obj))]
+    return Iteration(
+        length=c.const(len(members)), element=lambda i: members[_known(c, i)], must_unroll=True
+    )
 
 
 def _known(c: Context, i: Value) -> int:

@@ -5,7 +5,13 @@ In plain Python they do next to nothing; `builtin_calls` says what they mean in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
+
+import torch
+
+from lowtide.frontend.script.types_from_annotations import tested_types
+from lowtide.ir import types as t
 
 T = TypeVar("T")
 
@@ -13,6 +19,24 @@ T = TypeVar("T")
 def is_scripting() -> bool:
     """True in compiled code, False in Python."""
     return False
+
+
+def fork(func: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
+    """`func(*args, **kwargs)` as a future, for `wait`. It runs at once."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(func(*args, **kwargs))
+    return future
+
+
+def wait(future: torch.futures.Future[Any]) -> Any:
+    """The value of a future."""
+    return future.wait()
+
+
+def isinstance(obj: object, target_type: Any) -> bool:
+    """Python's isinstance, which also takes `List[int]`, `Dict[str, Tensor]` and the like."""
+    tested = tested_types(target_type)
+    return tested is not None and any(t.is_instance(obj, type_) for type_ in tested)
 
 
 def annotate(the_type: Any, the_value: T) -> T:

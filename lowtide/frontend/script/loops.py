@@ -9,15 +9,15 @@ and that were bound before; loops over tuples are unrolled.
                                    yield(%true, %acc.2)
 
 Always holds: the types of carried values are the same before, in and after the loop; where the body
-widens one (an int that becomes a tensor), the body is compiled again with the wider type.
-`break` and `return` set flags (see `flow`), and the loop's condition is that none is set.
+widens one (an int that becomes a tensor), or changes a list that it had relied on, it is compiled
+again. `break` and `return` set flags (see `flow`), and the loop's condition is that none is set.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script.context import (
@@ -29,23 +29,24 @@ from lowtide.frontend.script.context import (
     Step,
     statement,
 )
-from lowtide.frontend.script.flow import exit_flag, open_branch, run
+from lowtide.frontend.script.flow import branch_on, exit_flag, open_branch, run
 from lowtide.frontend.script.iteration import Iteration, iterate, static_length
-from lowtide.frontend.script.mutation import assigned_names
+from lowtide.frontend.script.mutation import changed_names, is_read_first, stored_names
 from lowtide.frontend.script.nodes import Poison
+from lowtide.frontend.script.operators import truth
 from lowtide.frontend.script.targets import assign
 from lowtide.ir import types as t
+from lowtide.ir.builder import Mark
 from lowtide.ir.core import Block, Value
 from lowtide.ir.opdefs import MAX_TRIPS
 from lowtide.ir.types import Type
 
-_WIDENINGS = 4
+_WIDENINGS = 8
 
 
 @statement(ast.For)
 def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> None:
     """`for target in iterable: body`."""
-    _no_else(c, node)
     iteration = iterate(c, c.expr(node.iter), node.iter)
 
     def enter(i: Value) -> None:
@@ -54,26 +55,53 @@ def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> None:
     with _loop_flags(c):
         if iteration.must_unroll:
             _unroll(c, node, iteration, enter)
-            return
-        body = _Body(c, node, [node.target, *node.body], enter, c.steps(node.body), None)
-        try:
-            body.loop(iteration.length)
-        except _Unlike as error:
-            if static_length(c, iteration) is None:
-                raise error.error from None
-            _unroll(c, node, iteration, enter)
+        else:
+            body = _Body(
+                c,
+                node,
+                [node.target, *node.body],
+                enter,
+                c.steps(node.body),
+                keeps_break=bool(node.orelse),
+                iteration=iteration,
+            )
+            try:
+                body.loop(iteration.length)
+            except _Unlike as error:
+                if static_length(c, iteration) is None:
+                    raise error.error from None
+                _unroll(c, node, iteration, enter)
+        _or_else(c, node)
 
 
 @statement(ast.While)
 def compile_while(c: Context, node: ast.While, rest: Sequence[Step]) -> None:
     """`while test: body`."""
-    _no_else(c, node)
     with _loop_flags(c):
-        body = _Body(c, node, node.body, None, c.steps(node.body), node.test)
+        body = _Body(
+            c,
+            node,
+            [node.test, *node.body],
+            None,
+            c.steps(node.body),
+            test=node.test,
+            keeps_break=bool(node.orelse),
+        )
         try:
             body.loop(c.const(MAX_TRIPS))
         except _Unlike as error:
             raise error.error from None
+        _or_else(c, node)
+
+
+def _or_else(c: Context, node: ast.For | ast.While) -> None:
+    """A loop's `else`: where no `break` was met."""
+    if not node.orelse:
+        return
+    broke = c.frame.vars[BROKE]
+    assert isinstance(broke, Value)
+    c.frame.vars[BROKE] = c.const(False)
+    branch_on(c, node, broke, lambda: None, lambda: run(c, c.steps(node.orelse)))
 
 
 @statement(ast.Break)
@@ -102,7 +130,7 @@ def loop_over(
 
     with _loop_flags(c):
         try:
-            _Body(c, node, names, body, [step], None).loop(iteration.length)
+            _Body(c, node, names, body, [step], iteration=iteration).loop(iteration.length)
         except _Unlike as error:
             raise error.error from None
 
@@ -123,13 +151,6 @@ class _loop_flags:
             self.c.frame.vars.pop(flag, None)
             if value is not None:
                 self.c.frame.vars[flag] = value
-
-
-def _no_else(c: Context, node: ast.For | ast.While) -> None:
-    if node.orelse:
-        raise c.error(
-            node.orelse[0], "a loop's `else` is not compiled", "a flag that the loop sets"
-        )
 
 
 def _unroll(
@@ -174,7 +195,11 @@ class _Body:
     assigning: Sequence[ast.AST]
     enter: Callable[[Value], None] | None
     steps: Sequence[Step]
-    test: ast.expr | None
+    test: ast.expr | None = None
+    keeps_break: bool = False
+    iteration: Iteration | None = None
+    source_changes: bool = False  # the list that is run over is changed by the body
+    late: dict[str, Value] = field(default_factory=dict[str, Value])  # not bound before the loop
 
     def loop(self, trips: Value) -> None:
         c = self.c
@@ -183,13 +208,19 @@ class _Body:
             return
         names = self._carried()
         before = [self._variable(n) for n in names]
+        c.builder.hold(before)
         types = [v.type for v in before]
+        start = c.builder.mark()
         for _ in range(_WIDENINGS):
-            trial = self._compile(names, types)
-            joined = [
-                self._join(n, a, v) for n, a, v in zip(names, types, trial.values, strict=True)
-            ]
-            if joined == types:
+            mark = c.builder.mark(start)
+            was_changing = self.source_changes
+            trial = self._compile(names, before, types)
+            rows = zip(types, trial.values, strict=True)
+            joined = [t.join(a, v.type) for a, v in rows]
+            self._look_at_source(mark)
+            settled = self.source_changes == was_changing and not c.builder.has_news(mark)
+            if joined == types and settled:
+                begin = begin if self._still_within(None) is None else self._first_test()
                 self._close(names, before, types, trial, trips, begin)
                 return
             types = joined
@@ -197,29 +228,64 @@ class _Body:
 
     def _first_test(self) -> Value:
         if self.test is None:
-            return self.c.const(True)
-        return self.c.truth(self.c.value(self.test))
+            return self._still_within(None) or self.c.const(True)
+        return truth(self.c, self.test, self.c.value(self.test))
+
+    def _still_within(self, index: Value | None) -> Value | None:
+        """For a list that the body changes: whether there is an element left, seen anew."""
+        c = self.c
+        source = self.iteration.source if self.iteration is not None else None
+        if source is None or not self.source_changes:
+            return None
+        following = c.const(0) if index is None else c.py(self.node, "py.add", index, c.const(1))
+        return c.py(self.node, "py.lt", following, c.py(self.node, "py.len", source))
+
+    def _look_at_source(self, mark: Mark) -> None:
+        source = self.iteration.source if self.iteration is not None else None
+        if source is not None and self.c.builder.was_written(source, mark):
+            self.source_changes = True
 
     def _carried(self) -> list[str]:
-        assigned = assigned_names(self.assigning)
+        c = self.c
+        stored = stored_names(self.assigning)
+        changed = changed_names(self.assigning)
         if any(isinstance(n, ast.Return) for a in self.assigning for n in ast.walk(a)):
-            self.c.frame.vars.setdefault(RETURN_VALUE, self.c.builder.undef())
-            assigned |= {RETURNED, RETURN_VALUE}
-        return [n for n, v in self.c.frame.vars.items() if n in assigned and isinstance(v, Value)]
+            c.frame.vars.setdefault(RETURN_VALUE, c.builder.undef())
+            stored |= {RETURNED, RETURN_VALUE}
+        if self.keeps_break:
+            stored.add(BROKE)
+        names = [
+            n
+            for n, v in c.frame.vars.items()
+            if isinstance(v, Value) and (n in stored or (n in changed and _may_be_rebound(v)))
+        ]
+        for name in sorted(stored - set(c.frame.vars)):
+            if not name.startswith("$") and self._is_wanted_later(name):
+                self.late[name] = c.builder.undef()
+                c.maybe_unbound.add(self.late[name])
+                names.append(name)
+        return names
+
+    def _is_wanted_later(self, name: str) -> bool:
+        """Whether a variable that only the body assigns is read after the loop."""
+        if not isinstance(self.node, ast.For | ast.While):
+            return False
+        return is_read_first(name, after(self.node, self.c.frame.source.node))
 
     def _variable(self, name: str) -> Value:
-        value = self.c.frame.vars[name]
+        value = self.late.get(name) or self.c.frame.vars[name]
         assert isinstance(value, Value)
         return value
 
-    def _compile(self, names: Sequence[str], types: Sequence[Type]) -> _Trial:
+    def _compile(
+        self, names: Sequence[str], before: Sequence[Value], types: Sequence[Type]
+    ) -> _Trial:
         c = self.c
         index = Value("", t.INT)
         hints = ["" if n.startswith("$") else n for n in names]
         args = [Value(h, type_) for h, type_ in zip(hints, types, strict=True)]
-        for name, arg in zip(names, args, strict=True):
-            if self._variable(name) in c.shared_lists:
-                c.shared_lists.add(arg)
+        c.builder.born([index, *args])
+        c.maybe_unbound.update(a for a, b in zip(args, before, strict=True) if b in c.maybe_unbound)
         condition = [index]
 
         def compile_body() -> None:
@@ -230,48 +296,41 @@ class _Body:
                 self.enter(index)
             run(c, self.steps)
             c.frame.vars[CONTINUED] = c.const(False)
-            condition[0] = self._next_test()
+            condition[0] = self._next_test(index)
 
         branch = open_branch(c, compile_body)
         branch.block.args = [index, *args]
         values: list[Value] = []
-        for name, arg in zip(names, args, strict=True):
+        for name in names:
             value = branch.vars.get(name)
             if not isinstance(value, Value):
                 why = value.why if isinstance(value, Poison) else f"{name!r} is not a value"
                 raise _Unlike(c.error(self.node, why))
             values.append(value)
-            if value in c.shared_lists:
-                c.shared_lists.add(arg)
         return _Trial(branch.block, condition[0], values)
 
-    def _next_test(self) -> Value:
+    def _next_test(self, index: Value) -> Value:
         c = self.c
         left = exit_flag(c)
         if left is True:
             return c.const(False)
         if left is False:
-            return c.const(True) if self.test is None else c.truth(c.value(self.test))
-        if self.test is None:
+            return self._again(index)
+        if self.test is None and self._still_within(index) is None:
             return c.py(self.node, "py.not", left)
         values: list[Value] = []
         blocks: list[Block] = []
-        for side in (None, self.test):
+        for goes_on in (False, True):
             with c.builder.inside(Block()) as block:
-                values.append(c.const(False) if side is None else c.truth(c.value(side)))
+                values.append(self._again(index) if goes_on else c.const(False))
                 c.builder.emit("yield", [values[-1]])
                 blocks.append(block)
         return c.builder.emit("if", [left], [t.BOOL], blocks=blocks).result
 
-    def _join(self, name: str, before: Type, after: Value) -> Type:
-        joined = t.join(before, after.type)
-        if joined is not None:
-            return joined
-        if name == RETURN_VALUE:
-            problem = f"one `return` gives {before}, another {after.type}"
-        else:
-            problem = f"{name!r} is {before} before the loop and {after.type} after an iteration"
-        raise _Unlike(self.c.error(self.node, problem, "one type for it, before and in the loop"))
+    def _again(self, index: Value) -> Value:
+        if self.test is not None:
+            return truth(self.c, self.test, self.c.value(self.test))
+        return self._still_within(index) or self.c.const(True)
 
     def _close(
         self,
@@ -283,23 +342,54 @@ class _Body:
         begin: Value,
     ) -> None:
         c = self.c
+        if self._still_within(None) is not None:  # its length is asked for in each iteration
+            trips = c.const(MAX_TRIPS)
         with c.builder.inside(trial.block):
             c.builder.emit("yield", [trial.condition, *trial.values])
         op = c.builder.emit("loop", [trips, begin, *before], types, blocks=[trial.block])
         for name, arg, result in zip(names, trial.block.args[1:], op.results, strict=True):
             result.name = arg.name
-            if arg in c.shared_lists:
-                c.shared_lists.add(result)
+            if arg in c.maybe_unbound:
+                c.maybe_unbound.add(result)
             c.frame.vars[name] = result
         self._poison_locals(names)
 
     def _poison_locals(self, carried: Sequence[str]) -> None:
         """What the body assigns for the first time may not exist after the loop."""
         loc = self.c.frame.source.loc(self.node)
-        for name in assigned_names(self.assigning) - set(carried):
+        for name in stored_names(self.assigning) - set(carried):
             if name not in self.c.frame.vars and not name.startswith("$"):
                 self.c.frame.vars[name] = Poison(
                     f"{name!r} is assigned only in the loop, which may run zero times",
                     f"a value for {name!r} before the loop",
                     loc,
                 )
+
+
+def _may_be_rebound(value: Value) -> bool:
+    """Whether a change in place gives its variable a new value: that of a tensor does."""
+    return t.may_be_tensor(value.type) or t.is_dynamic(value.type)
+
+
+def after(loop: ast.AST, function: ast.AST) -> list[ast.AST]:
+    """What runs after a loop: the statements behind it, and those of loops around it again."""
+    found = _after(loop, [function])
+    return [] if found is None else found
+
+
+def _after(loop: ast.AST, nodes: Sequence[ast.AST]) -> list[ast.AST] | None:
+    for k, node in enumerate(nodes):
+        if node is loop:
+            return list(nodes[k + 1 :])
+        inner: list[ast.AST] | None = None
+        for body in _bodies(node):
+            inner = inner if inner is not None else _after(loop, body)
+        if inner is not None:
+            again = [node] if isinstance(node, ast.For | ast.While) else []
+            return [*inner, *again, *nodes[k + 1 :]]
+    return None
+
+
+def _bodies(node: ast.AST) -> list[list[ast.stmt]]:
+    fields = ("body", "orelse", "finalbody")
+    return [b for f in fields if isinstance(b := getattr(node, f, None), list)]

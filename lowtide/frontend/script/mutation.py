@@ -1,7 +1,10 @@
-"""Which variables a piece of source assigns or changes: what a loop must carry.
+"""Which variables a piece of source assigns or changes, and which are read before that.
 
-In: AST nodes. Out: names. `x[i] = v`, `x.add_(y)` and `xs.append(v)` count as assignments of `x`
-and `xs`.
+In: AST nodes. Out: names.
+
+    stored_names([x = y])               {"x"}
+    changed_names([x[0] = y; z.add_(1)])  {"x", "z"}      in place
+    is_read_first("x", [x = x + 1])     True: Python computes the right side first
 """
 
 from __future__ import annotations
@@ -9,14 +12,35 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-LIST_MUTATORS = frozenset(
-    {"append", "extend", "insert", "pop", "remove", "reverse", "sort", "clear"}
-)
+
+def stored_names(nodes: Sequence[ast.AST]) -> set[str]:
+    """The names that are assigned anywhere in these nodes."""
+    found: set[str] = set()
+    for root in nodes:
+        for node in _without_scopes(root):
+            match node:
+                case ast.Name(id, ast.Store() | ast.Del()):
+                    found.add(id)
+                case ast.FunctionDef(name):
+                    found.add(name)
+                case _:
+                    pass
+    return found
 
 
-def assigned_names(nodes: Sequence[ast.AST]) -> set[str]:
-    """The names that are assigned or changed anywhere in these nodes."""
-    return {name for root in nodes for node in ast.walk(root) for name in _assigned(node)}
+def changed_names(nodes: Sequence[ast.AST]) -> set[str]:
+    """The names whose value may be changed in place: `x[i] = v`, `x.add_(y)`."""
+    found: set[str] = set()
+    for root in nodes:
+        for node in ast.walk(root):
+            match node:
+                case ast.Subscript(value, _, ast.Store()):
+                    found |= _base(value)
+                case ast.Call(ast.Attribute(ast.Name(id), attr)) if is_inplace(attr):
+                    found.add(id)
+                case _:
+                    pass
+    return found
 
 
 def is_inplace(method: str) -> bool:
@@ -24,21 +48,54 @@ def is_inplace(method: str) -> bool:
     return method.endswith("_") and not method.endswith("__")
 
 
-def _assigned(node: ast.AST) -> Iterator[str]:
+def is_read_first(name: str, nodes: Sequence[ast.AST]) -> bool:
+    """Whether the first thing that happens to the name in these nodes is that it is read."""
+    for found in occurrences(name, nodes):
+        return isinstance(found.ctx, ast.Load)
+    return False
+
+
+def occurrences(name: str, nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
+    """Where the name stands, about in the order in which Python gets there."""
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            if node.id == name:
+                yield node
+            continue
+        yield from occurrences(name, _in_order(node))
+
+
+def _in_order(node: ast.AST) -> list[ast.AST]:
     match node:
-        case ast.Name(id, ast.Store() | ast.Del()):
-            yield id
-        case ast.Subscript(value, _, ast.Store()):
-            yield from _base(value)
-        case ast.Call(ast.Attribute(ast.Name(id), attr)):
-            if attr in LIST_MUTATORS or is_inplace(attr):
-                yield id
+        case ast.Assign(targets, value):
+            return [value, *targets]
+        case ast.AugAssign(ast.Name(id) as target, _, value):
+            return [value, ast.copy_location(ast.Name(id, ast.Load()), target), target]
+        case ast.AnnAssign(target, _, value):
+            return [*([value] if value else []), target]
+        case ast.For(target, iter, body, orelse):
+            return [iter, target, *body, *orelse]
+        case ast.ListComp(elt, generators) | ast.GeneratorExp(elt, generators):
+            return [*generators, elt]
+        case ast.comprehension(target, iter, ifs):
+            return [iter, target, *ifs]
         case _:
-            pass
+            return list(ast.iter_child_nodes(node))
 
 
-def _base(node: ast.expr) -> Iterator[str]:
+_SCOPES = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp, ast.Lambda)
+
+
+def _without_scopes(root: ast.AST) -> Iterator[ast.AST]:
+    """As ast.walk, but not into what has variables of its own."""
+    yield root
+    if isinstance(root, _SCOPES):
+        return
+    for child in ast.iter_child_nodes(root):
+        yield from _without_scopes(child)
+
+
+def _base(node: ast.expr) -> set[str]:
     while isinstance(node, ast.Subscript):
         node = node.value
-    if isinstance(node, ast.Name):
-        yield node.id
+    return {node.id} if isinstance(node, ast.Name) else set()

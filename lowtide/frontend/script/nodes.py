@@ -76,6 +76,14 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LocalFunction:
+    """A `def` or a lambda inside the function being compiled; `frame` is where it stands."""
+
+    node: ast.FunctionDef | ast.Lambda
+    frame: object
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Poison:
     """A variable that must not be used: why, and since which line."""
 
@@ -84,7 +92,7 @@ class Poison:
     loc: Loc
 
 
-Node = Value | PythonObject | Method | Range | Enumerate | Zip | Reversed | Slice
+Node = Value | PythonObject | Method | Range | Enumerate | Zip | Reversed | Slice | LocalFunction
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,15 +12,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
+from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.flow import choose
+from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.narrowing import narrowed
-from lowtide.frontend.script.nodes import Node, PythonObject
+from lowtide.frontend.script.nodes import Node, PythonObject, describe
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
-from lowtide.ir.types import ListType
+from lowtide.ir.python_ops.row import element
+from lowtide.ir.types import ClassType, DictType, ListType
 
 # Python's operator: the name in module `operator`, the op on Python values.
 BINARY: dict[type[ast.operator], tuple[str, str]] = {
@@ -63,26 +66,52 @@ def compile_binary(c: Context, node: ast.BinOp) -> Node:
 
 def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, right: Value) -> Value:
     """A binary operator on compiled operands."""
-    if t.may_be_tensor(left.type) or t.may_be_tensor(right.type):
+    on_object = classes.binary(c, node, py_name, left, right)
+    if on_object is not None:
+        return on_object
+    sides = left.type, right.type
+    if any(map(t.may_be_tensor, sides)) and not any(map(t.is_dynamic, sides)):
         found = torch_call(c, node, f"operator.{name}", [left, right], {})
         return c.as_value(found, node)
-    known = c.builder.py(py_name, left, right) if py_name else None
+    known = c.builder.py(py_name or "py.matmul", left, right)
     if known is None:
         raise c.error(node, f"`{_symbol(node)}` does not take ({left.type}, {right.type})")
     return known
 
 
 def augmented(c: Context, node: ast.AugAssign, name: str, old: Value, value: Value) -> Value:
-    """`old op= value`: in place where `old` is a tensor, as in PyTorch."""
+    """`old op= value`: in place where `old` is a tensor or a list, as in Python; then it is `old`
+    itself that is given."""
     _, py_name = BINARY[type(node.op)]
-    if not t.may_be_tensor(old.type):
-        if isinstance(old.type, ListType) and isinstance(node.op, ast.Add):
-            return c.py(node, "list.extend", old, value)
-        return binary(c, node, name, py_name, old, value)
     inplace = _INPLACE.get(name, f"i{name}")
-    return c.builder.emit(
-        "mutate", [old, value], [t.TENSOR], target=f"operator.{inplace}", kwnames=()
-    ).result
+    match old.type:
+        case ListType(elem) if isinstance(node.op, ast.Add):
+            added = element(value.type)
+            c.builder.widen(old, ListType(t.join(elem, t.ANY if added is None else added)))
+            c.effect("list.extend", old, value)
+            return old
+        case DictType() if isinstance(node.op, ast.BitOr):
+            if isinstance(value.type, DictType):
+                c.builder.widen(old, t.join(old.type, value.type))
+            c.effect("dict.update", old, value)
+            return old
+        case ListType() if isinstance(node.op, ast.Mult):
+            c.effect("list.repeat", old, value)
+            return old
+        case ClassType() if classes.method_of(old.type, f"__{inplace.rstrip('_')}__") is not None:
+            method = f"__{inplace.rstrip('_')}__"
+            return c.as_value(classes.call_method(c, node, old, method, [value]), node)
+        case type_ if t.may_be_tensor(type_):
+            result = t.TENSOR if t.is_subtype(value.type, t.ANY) else t.ANY
+            return c.builder.emit(
+                "mutate", [old, value], [result], target=f"operator.{inplace}", kwnames=()
+            ).result
+        case type_ if t.is_dynamic(type_):
+            return c.builder.emit(
+                "mutate", [old, value], [t.ANY], target=f"operator.{inplace}", kwnames=()
+            ).result
+        case _:
+            return binary(c, node, name, py_name, old, value)
 
 
 @expression(ast.UnaryOp)
@@ -90,11 +119,23 @@ def compile_unary(c: Context, node: ast.UnaryOp) -> Node:
     """`-x`, `+x`, `~x`, `not x`."""
     operand = c.value(node.operand)
     if isinstance(node.op, ast.Not):
-        return c.py(node, "py.not", c.truth(operand))
+        return c.py(node, "py.not", truth(c, node, operand))
     name, py_name = _UNARY[type(node.op)]
+    on_object = classes.unary(c, node, operand, f"__{name}__")
+    if on_object is not None:
+        return on_object
     if t.may_be_tensor(operand.type):
         return torch_call(c, node, f"operator.{name}", [operand], {})
     return c.py(node, py_name, operand)
+
+
+def truth(c: Context, node: ast.AST, value: Value) -> Value:
+    """`bool(value)`, by the object's own `__bool__` or `__len__` if it has one."""
+    for method in ("__bool__", "__len__"):
+        found = classes.unary(c, node, value, method)
+        if found is not None:
+            return c.truth(found)
+    return c.truth(value)
 
 
 @expression(ast.Compare)
@@ -118,6 +159,10 @@ def _chain(
 def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: Node) -> Value:
     if isinstance(left, PythonObject) and isinstance(right, PythonObject):
         return _compare_objects(c, node, op, left, right)
+    if isinstance(left, Value) and isinstance(op, ast.In | ast.NotIn):
+        found = _among(c, node, left, right)
+        if found is not None:
+            return c.py(node, "py.not", found) if isinstance(op, ast.NotIn) else found
     a, b = c.as_value(left, node), c.as_value(right, node)
     match op:
         case ast.Is():
@@ -132,10 +177,28 @@ def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: No
 
 
 def _contains(c: Context, node: ast.AST, container: Value, item: Value) -> Value:
+    if classes.method_of(container.type, "__contains__") is not None:
+        found = classes.call_method(c, node, container, "__contains__", [item])
+        return c.truth(c.as_value(found, node))
     if t.may_be_tensor(container.type):
         found = torch_call(c, node, "operator.contains", [container, item], {})
         return c.as_value(found, node)
     return c.py(node, "py.contains", container, item)
+
+
+def _among(c: Context, node: ast.AST, item: Value, container: Node) -> Value | None:
+    """`item in range(a, b)`, compared; None for what is a value."""
+    if isinstance(container, Value):
+        return None
+    iteration = iterate(c, container, node)  # pyright: ignore[reportArgumentType]
+    count = static_length(c, iteration)
+    if count is None:
+        raise c.error(node, f"`in` {describe(container)} of unknown length", "comparisons")
+    found: Value = c.const(False)
+    for k in range(count):
+        equal = c.py(node, "py.eq", item, c.as_value(iteration.element(c.const(k)), node))
+        found = c.py(node, "py.or", found, equal)
+    return found
 
 
 def _compare_objects(
@@ -160,25 +223,25 @@ def _bool(c: Context, node: ast.BoolOp, parts: Sequence[ast.expr]) -> Value:
     value = c.value(first)
     if not rest:
         return value
-    truth = c.truth(value)
+    truth_ = truth(c, first, value)
     if isinstance(node.op, ast.And):
         with_rest = narrowed(c, first, True, lambda: _bool(c, node, rest))
-        return choose(c, node, truth, with_rest, lambda: value)
+        return choose(c, node, truth_, with_rest, lambda: value)
     with_rest = narrowed(c, first, False, lambda: _bool(c, node, rest))
-    return choose(c, node, truth, lambda: value, with_rest)
+    return choose(c, node, truth_, lambda: value, with_rest)
 
 
 @expression(ast.IfExp)
 def compile_ternary(c: Context, node: ast.IfExp) -> Node:
     """`a if test else b`; a test that is known leaves only one side."""
-    truth = c.truth(c.value(node.test))
-    known = c.builder.constant(truth)
+    test = truth(c, node.test, c.value(node.test))
+    known = c.builder.constant(test)
     if known is not UNKNOWN:
         return c.expr(node.body if known else node.orelse)
     return choose(
         c,
         node,
-        truth,
+        test,
         narrowed(c, node.test, True, lambda: c.value(node.body)),
         narrowed(c, node.test, False, lambda: c.value(node.orelse)),
     )

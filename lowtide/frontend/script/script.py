@@ -12,28 +12,40 @@ Always holds: the same function and types give the same program. What is known f
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script import calls, expressions, indexing, loops, operators, statements
+from lowtide.frontend.script import (
+    calls,
+    comprehensions,
+    expressions,
+    indexing,
+    loops,
+    operators,
+    statements,
+)
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.functions import compile_body, outer_names, push_frame
+from lowtide.frontend.script.functions import (
+    compile_body,
+    parameter_node,
+    push_frame,
+    signature_annotations,
+)
 from lowtide.frontend.script.source import read_source, unwrap
 from lowtide.frontend.script.syntax import check_syntax
-from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Function, Value
 from lowtide.ir.literals import is_literal
-from lowtide.ir.types import ListType, OptionalType, TupleType, Type
+from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
 from lowtide.ir.verify import verify
 
 __all__ = ["check_syntax", "script_function", "signature_types"]
 
 # Importing these fills the tables of `context`.
-LANGUAGE = (calls, expressions, indexing, loops, operators, statements)
+LANGUAGE = (calls, comprehensions, expressions, indexing, loops, operators, statements)
 
 
 def script_function(
@@ -54,8 +66,7 @@ def script_function(
     for name, type_ in types.items():
         value = Value(name, type_)
         builder.block.args.append(value)
-        frame.vars[name] = value
-        c.share(value)
+        frame.vars[name] = parameter_node(value)
     result = compile_body(c)
     builder.emit("return", [result])
     compiled = Function(
@@ -70,7 +81,7 @@ def signature_types(
 ) -> dict[str, Type]:
     """The type of every parameter, in order; see `script_function`."""
     plain = unwrap(fn)
-    names = outer_names(plain)
+    declared = signature_annotations(plain, read_source(plain).node)
     given = list(arg_types or ())
     parameters = inspect.signature(plain, follow_wrapped=False).parameters
     if len(given) > len(parameters):
@@ -79,27 +90,26 @@ def signature_types(
         )
     given.extend([None] * (len(parameters) - len(given)))
     return {
-        name: _parameter_type(parameter, type_, names)
+        name: _parameter_type(parameter, type_, declared.get(name))
         for (name, parameter), type_ in zip(parameters.items(), given, strict=True)
     }
 
 
 def _parameter_type(
-    parameter: inspect.Parameter, given: Type | None, names: Mapping[str, object]
+    parameter: inspect.Parameter, given: Type | None, declared: Type | None
 ) -> Type:
-    annotated: Type | None = None
-    if parameter.annotation is not parameter.empty:
-        annotated = type_from_annotation(parameter.annotation, names)
     if given is not None and not _is_vague(given):
         return given
-    if annotated is not None:
-        return annotated
+    if declared is not None:
+        return declared
     if parameter.default is not parameter.empty:
         found = t.type_of(parameter.default)
         if found is not None and found != t.NONE:
             return found
         if found == t.NONE:
             return OptionalType(t.TENSOR)
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return given or TupleType(())
     return given or t.TENSOR
 
 
@@ -109,6 +119,8 @@ def _is_vague(type_: Type) -> bool:
             return _is_vague(elem)
         case TupleType(elems):
             return any(_is_vague(e) for e in elems)
+        case DictType(key):
+            return key == t.NEVER
         case _:
             return type_ == t.NEVER
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from lowtide.errors import CompileError, Loc
 class FunctionSource:
     """The parsed source; `lines` are the block's own, `first_line` the file's line of the first."""
 
-    node: ast.FunctionDef
+    node: ast.FunctionDef | ast.Lambda
     file: str
     lines: tuple[str, ...]
     first_line: int
@@ -36,7 +37,7 @@ class FunctionSource:
         index = line - self.first_line
         text = self.lines[index].rstrip("\n") if 0 <= index < len(self.lines) else ""
         column = len(text.encode()[:offset].decode(errors="ignore")) + 1
-        return Loc(self.file, line, column, text, self.node.name)
+        return Loc(self.file, line, column, text, getattr(self.node, "name", "<lambda>"))
 
 
 def unwrap(fn: Callable[..., Any]) -> FunctionType:
@@ -84,10 +85,14 @@ def read_source(fn: FunctionType) -> FunctionSource:
 def _parse(lines: list[str], code: CodeType) -> tuple[ast.FunctionDef, int]:
     text = "".join(lines)
     indented = text[:1].isspace()
+    whole = "if 1:\n" + text if indented else text
     try:
-        tree = ast.parse("if 1:\n" + text if indented else text)
-    except SyntaxError:  # a comment or a string that begins left of the function
-        tree, indented = ast.parse(textwrap.dedent(text)), False
+        tree = ast.parse(whole, type_comments=True)
+    except SyntaxError:
+        try:
+            tree = ast.parse(whole)  # a comment that only looks like a type
+        except SyntaxError:  # a comment or a string that begins left of the function
+            tree, indented = ast.parse(textwrap.dedent(text)), False
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             return node, 1 if indented else 0
@@ -103,6 +108,9 @@ def _code_loc(code: CodeType) -> Loc:
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError, IndexError):
         return Loc(code.co_filename, code.co_firstlineno)
-    text = lines[0].rstrip("\n")
+    begin = re.compile(r"lambda" if code.co_name == "<lambda>" else r"\s*(async\s+)?def\b")
+    skipped = next((k for k, x in enumerate(lines) if begin.search(x)), 0)
+    first += skipped
+    text = lines[skipped].rstrip("\n")
     column = text.find("lambda") + 1 or len(text) - len(text.lstrip()) + 1
     return Loc(code.co_filename, first, column, text, code.co_name)

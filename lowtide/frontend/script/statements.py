@@ -1,4 +1,4 @@
-"""Statements other than loops: assignments, `if`, `return`, `assert`, `raise`, `pass`, expressions.
+"""Statements other than loops: assignments, `if`, `with`, `return`, `assert`, `raise`, `del`.
 
 In: statement AST nodes, and the steps that follow them in their list. Out: ops and variables.
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 from collections.abc import Sequence
 
+from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import (
     RAISED,
     RETURN_VALUE,
@@ -19,18 +21,16 @@ from lowtide.frontend.script.context import (
     Step,
     statement,
 )
-from lowtide.frontend.script.flow import branch_on, run
+from lowtide.frontend.script.flow import branch_on, run, run_inside
 from lowtide.frontend.script.narrowing import narrow
-from lowtide.frontend.script.nodes import Node, Poison
-from lowtide.frontend.script.operators import BINARY, augmented
-from lowtide.frontend.script.targets import (
-    assign,
-    augmented_item,
-    check_unshared,
-)
+from lowtide.frontend.script.nodes import LocalFunction, Node, PythonObject, describe
+from lowtide.frontend.script.operators import BINARY, augmented, truth
+from lowtide.frontend.script.targets import assign, augmented_attribute, augmented_item, delete
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.ir import python_objects
+from lowtide.ir import types as t
 from lowtide.ir.core import Value
-from lowtide.ir.types import ListType, Type
+from lowtide.ir.types import OptionalType, Type
 
 
 @statement(ast.Assign)
@@ -52,28 +52,31 @@ def compile_annotated(c: Context, node: ast.AnnAssign, rest: Sequence[Step]) -> 
 
 
 def as_declared(c: Context, value: Node, declared: Type | None) -> Node:
-    """The value at its declared type: `[]` becomes a list of that, None an Optional."""
+    """The value at its declared type: `[]` and `{}` become containers of that."""
     if not isinstance(value, Value) or declared is None or value.type == declared:
         return value
+    if isinstance(declared, OptionalType):
+        declared = declared.elem
     maker = c.builder.makers.get(value)
-    is_empty = maker is not None and maker.name == "list.make" and not maker.operands
-    if is_empty and isinstance(declared, ListType):
-        return c.builder.emit("list.make", (), [declared]).result
+    is_new = maker is not None and maker.name in ("list.make", "dict.make", "dict.of")
+    if is_new and type(declared) is type(value.type) and t.is_subtype(value.type, declared):
+        c.builder.widen(value, declared)
+    elif t.is_dynamic(value.type) and not t.is_dynamic(declared):
+        return c.builder.emit("cast", [value], [declared]).result
     return value
 
 
 @statement(ast.AugAssign)
 def compile_augmented(c: Context, node: ast.AugAssign, rest: Sequence[Step]) -> None:
-    """`a += value`: in place for a tensor, as in PyTorch."""
+    """`a += value`: in place for a tensor or a list, as in Python."""
     name, _ = BINARY[type(node.op)]
     if isinstance(node.target, ast.Subscript):
         augmented_item(c, node, node.target, name)
         return
-    if not isinstance(node.target, ast.Name):
-        raise c.error(node, "attributes cannot be assigned in a function", "a local variable")
+    if isinstance(node.target, ast.Attribute):
+        augmented_attribute(c, node, name)
+        return
     old = c.value(ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target))
-    if isinstance(old.type, ListType):
-        check_unshared(c, node, old)
     new = augmented(c, node, name, old, c.value(node.value))
     c.frame.vars[node.target.id] = new
     new.name = new.name or node.target.id
@@ -86,25 +89,41 @@ def compile_expression(c: Context, node: ast.Expr, rest: Sequence[Step]) -> None
         c.expr(node.value)
 
 
-@statement(ast.Pass, ast.Import, ast.ImportFrom)
+@statement(ast.Pass)
 def compile_pass(c: Context, node: ast.Pass, rest: Sequence[Step]) -> None:
     """Nothing to do."""
 
 
+@statement(ast.Import, ast.ImportFrom)
+def compile_import(c: Context, node: ast.Import | ast.ImportFrom, rest: Sequence[Step]) -> None:
+    """`import m`, `from m import f`: done while compiling."""
+    package = str(c.frame.names.get("__package__") or "")
+    for alias in node.names:
+        try:
+            if isinstance(node, ast.Import):
+                whole = importlib.import_module(alias.name)
+                root = importlib.import_module(alias.name.partition(".")[0])
+                found: object = whole if alias.asname else root
+            else:
+                name = "." * node.level + (node.module or "")
+                found = getattr(importlib.import_module(name, package), alias.name)
+        except (ImportError, AttributeError) as error:
+            raise c.error(node, f"`{ast.unparse(node)}`: {error}") from error
+        local = alias.asname or alias.name.partition(".")[0]
+        c.frame.vars[local] = c.python_object(node, found)
+
+
 @statement(ast.Delete)
 def compile_delete(c: Context, node: ast.Delete, rest: Sequence[Step]) -> None:
-    """`del x`: the name is gone; its memory is freed after its last use in any case."""
+    """`del x, xs[0]`: a variable's name is gone; an item is taken out."""
     for target in node.targets:
-        if not isinstance(target, ast.Name):
-            raise c.error(target, "only variables can be deleted", "a slice without it")
-        loc = c.frame.source.loc(node)
-        c.frame.vars[target.id] = Poison(f"{target.id!r} was deleted", "it before `del`", loc)
+        delete(c, target)
 
 
 @statement(ast.If)
 def compile_if(c: Context, node: ast.If, rest: Sequence[Step]) -> bool:
     """`if test: … else: …`; a test that is known leaves only one branch."""
-    condition = c.truth(c.value(node.test))
+    condition = truth(c, node.test, c.value(node.test))
 
     def then() -> None:
         narrow(c, node.test, True)
@@ -128,7 +147,7 @@ def compile_return(c: Context, node: ast.Return, rest: Sequence[Step]) -> None:
 @statement(ast.Assert)
 def compile_assert(c: Context, node: ast.Assert, rest: Sequence[Step]) -> None:
     """`assert test, message`."""
-    condition = c.truth(c.value(node.test))
+    condition = truth(c, node.test, c.value(node.test))
     known = c.builder.constant(condition)
     if known is not True:
         message = [] if node.msg is None else [c.value(node.msg)]
@@ -138,12 +157,47 @@ def compile_assert(c: Context, node: ast.Assert, rest: Sequence[Step]) -> None:
 
 @statement(ast.Raise)
 def compile_raise(c: Context, node: ast.Raise, rest: Sequence[Step]) -> None:
-    """`raise ValueError(message)`."""
-    call = node.exc
-    args = call.args if isinstance(call, ast.Call) else []
-    name = call.func if isinstance(call, ast.Call) else call
-    found = getattr(builtins, name.id, None) if isinstance(name, ast.Name) else None
-    if not isinstance(found, type) or not issubclass(found, Exception):
-        raise c.error(node, "only Python's own exceptions can be raised", 'raise ValueError("...")')
-    c.builder.emit("raise", [c.value(a) for a in args], exception=found.__name__)
+    """`raise ValueError(message)`, with the user's own exceptions too."""
+    if node.exc is None:
+        raise c.error(node, "`raise` alone is not compiled", 'raise ValueError("...")')
+    call = node.exc if isinstance(node.exc, ast.Call) else None
+    found = c.expr(call.func if call else node.exc)
+    if isinstance(found, Value):
+        raise c.error(node, f"{describe(found)} cannot be raised", 'raise ValueError("...")')
+    cls = found.obj if isinstance(found, PythonObject) else None
+    if not isinstance(cls, type) or not issubclass(cls, BaseException):
+        raise c.error(node, f"{describe(found)} is no exception", 'raise ValueError("...")')
+    plain = getattr(builtins, cls.__name__, None) is cls
+    name = cls.__name__ if plain else python_objects.name_of(cls)
+    c.builder.emit("raise", [c.value(a) for a in call.args] if call else [], exception=name)
     c.frame.vars[RAISED] = c.const(True)
+
+
+@statement(ast.With)
+def compile_with(c: Context, node: ast.With, rest: Sequence[Step]) -> None:
+    """`with manager as name: body`; the manager is Python's own object."""
+    _with(c, node, node.items)
+
+
+def _with(c: Context, node: ast.With, items: Sequence[ast.withitem]) -> None:
+    if not items:
+        run(c, c.steps(node.body))
+        return
+    first, *more = items
+    manager = c.value(first.context_expr)
+    entered = Value("", classes.entered_type(c, manager.type))
+
+    def body() -> None:
+        if first.optional_vars is not None:
+            assign(c, first.optional_vars, entered)
+        _with(c, node, more)
+
+    run_inside(c, "with", [manager], [entered], body)
+
+
+@statement(ast.FunctionDef)
+def compile_local_function(c: Context, node: ast.FunctionDef, rest: Sequence[Step]) -> None:
+    """A function inside a function: compiled where it is called."""
+    if node.decorator_list:
+        raise c.error(node, "a decorated inner function is not compiled", "a global `def`")
+    c.frame.vars[node.name] = LocalFunction(node, c.frame)

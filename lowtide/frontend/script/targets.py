@@ -1,26 +1,30 @@
-"""Assignment: to names, tuples of names, items of tensors and lists.
+"""Assignment: to names, tuples of names, items and attributes; and `del`.
 
-In: an assignment's target and the compiled value. Out: variables bound, or ops that change an item.
+In: an assignment's target and the compiled value. Out: variables bound, or ops that change an
+object.
 
-    a, (b, *_)  a starred target is a CompileError; anything else unpacks as in Python
-    x[i] = v    →  x = mutate(%x, %i, %v) {target="Tensor.__setitem__", kwnames=(), spec=("int",)}
-    xs[i] = v   →  xs = list.set(%xs, %i, %v)
+    a, *rest = xs   a starred target takes what is left, as in Python
+    x[i] = v        →  x = mutate(%x, %i, %v) {target="Tensor.__setitem__", spec=("int",), …}
+    xs[i] = v       →  list.set(%xs, %i, %v)
+    p.x = v         →  attr.set(%p, %v) {name="x"}
 
-Always holds: changing an item of a variable binds the variable to the op's result, so that program
-order is also data flow.
+Always holds: changing an item of a tensor binds its variable to the op's result, so that program
+order is also data flow; lists, dicts and objects are references.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
+from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.indexing import Items, index_items, load
-from lowtide.frontend.script.nodes import Node, describe
+from lowtide.frontend.script.nodes import Node, Poison, describe
 from lowtide.frontend.script.operators import augmented
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
-from lowtide.ir.types import ListType, TupleType
+from lowtide.ir.types import ClassType, DictType, ListType, TupleType, Type
 
 
 def assign(c: Context, target: ast.expr, value: Node) -> None:
@@ -35,57 +39,68 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
                 base = c.value(target.value)
                 items = index_items(c, target.slice, base.type)
                 store(c, target, base, items, c.as_value(value, target))
-        case ast.Starred():
-            raise c.error(target, "a starred target is not compiled", "a slice: `rest = xs[1:]`")
         case ast.Attribute():
-            raise c.error(
-                target,
-                f"`{ast.unparse(target)} = ...`: attributes cannot be assigned in a function",
-                "a local variable, returned to the caller",
-            )
+            with c.at(target):
+                classes.set_attribute(c, target, c.expr(target.value), value)
+        case ast.Starred():
+            raise c.error(target, "a starred target must stand in a tuple", "`a, *rest = xs`")
         case _:
             raise c.error(target, f"cannot assign to `{ast.unparse(target)}`")
 
 
 def store(c: Context, target: ast.Subscript, base: Value, items: Items, value: Value) -> None:
     """`base[items] = value`."""
-    if t.may_be_tensor(base.type):
-        operands = [base, *items.operands, value]
-        changed = c.builder.emit(
-            "mutate",
-            operands,
-            [base.type],
-            target="Tensor.__setitem__",
-            kwnames=(),
-            spec=items.spec,
-        ).result
-    elif isinstance(base.type, ListType) and items.spec == ("int",):
-        check_unshared(c, target, base)
-        changed = c.py(target, "list.set", base, items.operands[0], value)
-    else:
-        raise c.error(target, f"items of {describe(base)} cannot be assigned", "a list or a tensor")
-    rebind(c, target.value, changed)
+    match base.type, items.spec:
+        case ListType(), ("int",):
+            check_own(c, target, base)
+            widen(c, base, ListType(t.join(base.type.elem, value.type)))
+            c.effect("list.set", base, items.operands[0], value)
+        case ListType(), ("slice",):
+            check_own(c, target, base)
+            elem = value.type.elem if isinstance(value.type, ListType) else t.ANY
+            widen(c, base, ListType(t.join(base.type.elem, elem)))
+            c.effect("list.set_slice", base, *items.operands, value)
+        case DictType(key, elem), (_,):
+            check_own(c, target, base)
+            index = items.operands[0]
+            widen(c, base, DictType(t.join(key, index.type), t.join(elem, value.type)))
+            c.effect("dict.set", base, index, value)
+        case ClassType(), (_,):
+            classes.call_method(c, target, base, "__setitem__", [items.operands[0], value])
+        case type_, _ if t.may_be_tensor(type_) or t.is_dynamic(type_):
+            _store_tensor(c, target, base, items, value)
+        case _:
+            raise c.error(
+                target, f"items of {describe(base)} cannot be assigned", "a list, a dict, a tensor"
+            )
 
 
-def rebind(c: Context, node: ast.expr, changed: Value) -> None:
-    """Binds the variable that `node` names to its changed value."""
-    if isinstance(node, ast.Name):
-        c.frame.vars[node.id] = changed
-        changed.name = node.id
-        return
-    is_list = isinstance(changed.type, ListType)
-    if is_list:
-        raise c.error(node, "only a list that is a variable can be changed", "a variable for it")
+def _store_tensor(
+    c: Context, target: ast.Subscript, base: Value, items: Items, value: Value
+) -> None:
+    changed = c.builder.emit(
+        "mutate",
+        [base, *items.operands, value],
+        [base.type],
+        target="Tensor.__setitem__",
+        kwnames=(),
+        spec=items.spec,
+    ).result
+    if isinstance(target.value, ast.Name):
+        c.frame.vars[target.value.id] = changed
+        changed.name = target.value.id
 
 
-def check_unshared(c: Context, node: ast.AST, value: Value) -> None:
-    """Raises CompileError if the list can be reached by a second name."""
-    if value in c.shared_lists:
-        raise c.error(
-            node,
-            "a list is changed that has a second name, or was passed in from outside",
-            "a copy: `xs = list(xs)`, and change that",
-        )
+def widen(c: Context, value: Value, type_: Type) -> None:
+    """What is put into a container may tell what it holds."""
+    if isinstance(value.type, ListType | DictType):
+        c.builder.widen(value, type_)
+
+
+def check_own(c: Context, node: ast.AST, value: Value) -> None:
+    """Raises CompileError if the list or dict is a global one, of which the program has a copy."""
+    if value in c.constants:
+        raise c.error(node, "a global list or dict cannot be changed", "an argument for it")
 
 
 def augmented_item(c: Context, node: ast.AugAssign, target: ast.Subscript, operator: str) -> None:
@@ -94,17 +109,75 @@ def augmented_item(c: Context, node: ast.AugAssign, target: ast.Subscript, opera
     items = index_items(c, target.slice, base.type)
     old = c.as_value(load(c, target, base, items), target)
     new = augmented(c, node, operator, old, c.value(node.value))
-    store(c, target, base, items, new)
+    if new is not old or not isinstance(base.type, ListType | DictType):
+        store(c, target, base, items, new)
+
+
+def augmented_attribute(c: Context, node: ast.AugAssign, operator: str) -> None:
+    """`base.name += value`."""
+    assert isinstance(node.target, ast.Attribute)
+    base = c.expr(node.target.value)
+    old = c.as_value(classes.get_attribute(c, node.target, base, node.target.attr), node)
+    new = augmented(c, node, operator, old, c.value(node.value))
+    if new is not old:
+        classes.set_attribute(c, node.target, base, new)
+
+
+def delete(c: Context, target: ast.expr) -> None:
+    """`del target`."""
+    match target:
+        case ast.Name(id):
+            loc = c.frame.source.loc(target)
+            c.frame.vars[id] = Poison(f"{id!r} was deleted", "it before `del`", loc)
+        case ast.Tuple(elts) | ast.List(elts):
+            for elt in elts:
+                delete(c, elt)
+        case ast.Subscript():
+            base = c.value(target.value)
+            check_own(c, target, base)
+            items = index_items(c, target.slice, base.type)
+            name = _DELETING.get((type(base.type), items.spec))
+            if name is None:
+                raise c.error(target, f"items of {describe(base)} cannot be deleted")
+            c.effect(name, base, *items.operands)
+        case _:
+            raise c.error(target, f"`del {ast.unparse(target)}` is not compiled")
+
+
+_DELETING: dict[tuple[type[Type], tuple[str, ...]], str] = {
+    (ListType, ("int",)): "list.delete",
+    (ListType, ("slice",)): "list.delete_slice",
+    (DictType, ("int",)): "dict.delete",
+    (DictType, ("tensor",)): "dict.delete",
+    (DictType, ("bool",)): "dict.delete",
+}
 
 
 def _unpack(c: Context, target: ast.expr, elts: list[ast.expr], value: Value) -> None:
-    for elt in elts:
-        if isinstance(elt, ast.Starred):
-            raise c.error(elt, "a starred target is not compiled", "a slice: `rest = xs[1:]`")
+    starred = [k for k, elt in enumerate(elts) if isinstance(elt, ast.Starred)]
     with c.at(target):
-        values = elements(c, target, value, len(elts))
+        if starred:
+            values = _with_rest(c, target, value, starred[0], len(elts) - starred[0] - 1)
+        else:
+            values = elements(c, target, value, len(elts))
     for elt, part in zip(elts, values, strict=True):
-        assign(c, elt, part)
+        assign(c, elt.value if isinstance(elt, ast.Starred) else elt, part)
+
+
+def _with_rest(c: Context, node: ast.AST, value: Value, before: int, after: int) -> list[Value]:
+    """The first `before` elements, a list of the rest, the last `after` elements."""
+    if isinstance(value.type, TupleType):
+        count = len(value.type.elems)
+        if count < before + after:
+            raise c.error(node, f"{count} values are unpacked to at least {before + after} names")
+        elems = [c.builder.tuple_get(value, k) for k in range(count)]
+        rest = c.builder.list_make(elems[before : count - after])
+        return [*elems[:before], rest, *elems[count - after :]]
+    xs = value if isinstance(value.type, ListType) else c.py(node, "list.of", value)
+    first = [c.py(node, "list.get", xs, c.const(k)) for k in range(before)]
+    last = [c.py(node, "list.get", xs, c.const(k - after)) for k in range(after)]
+    stop = c.const(-after if after else None)
+    return [*first, c.py(node, "list.slice", xs, c.const(before), stop, c.const(None)), *last]
 
 
 def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]:
@@ -115,12 +188,24 @@ def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]
                 raise c.error(node, f"{len(elems)} values are unpacked to {count} names")
             return [c.builder.tuple_get(value, k) for k in range(count)]
         case ListType(elem):
-            maker = c.builder.makers.get(value)
-            if maker is not None and maker.name == "list.make" and len(maker.operands) == count:
-                return list(maker.operands)
+            known = c.builder.list_elements(value)
+            if known is not None and len(known) == count:
+                return known
             return c.builder.emit("unpack", [value], [elem] * count).results
-        case type_ if t.may_be_tensor(type_) or type_ == t.ANY:
-            elem = t.ANY if type_ == t.ANY else t.TENSOR
+        case type_ if t.may_be_tensor(type_) or t.is_dynamic(type_):
+            elem = t.TENSOR if type_ == t.TENSOR else t.ANY
             return c.builder.emit("unpack", [value], [elem] * count).results
+        case t.STR | DictType():
+            elem = t.STR if value.type == t.STR else value.type.key  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+            return c.builder.emit("unpack", [value], [elem] * count).results  # pyright: ignore[reportUnknownArgumentType]
         case _:
             raise c.error(node, f"{describe(value)} cannot be unpacked", "a tuple or a list")
+
+
+def unpacked(c: Context, node: ast.AST, spread: Sequence[Value]) -> Value:
+    """One list of all these sequences' elements."""
+    joined = c.py(node, "list.of", spread[0])
+    for part in spread[1:]:
+        more = part if isinstance(part.type, ListType) else c.py(node, "list.of", part)
+        joined = c.py(node, "py.add", joined, more)
+    return joined

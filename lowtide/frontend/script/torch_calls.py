@@ -57,8 +57,6 @@ def torch_call(
     """Compiles a call of a PyTorch function or method; see the module's text."""
     values = [_argument(c, node, a) for a in args]
     named = {k: _argument(c, node, a) for k, a in keywords.items()}
-    for value in (*values, *named.values()):
-        c.share(value)
     name = source.rpartition(".")[2]
     operator = source.startswith("operator.")  # `operator.and_` ends so because `and` is taken
     if (is_inplace(name) and not operator) or "out" in named:

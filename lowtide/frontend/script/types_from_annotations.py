@@ -9,16 +9,18 @@ Out: a Type; None where there is no annotation or it says nothing that IR knows.
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
-from lowtide.ir.types import ListType, TupleType, Type, UnionType
+from lowtide.ir.types import ClassType, DictType, FutureType, ListType, TupleType, Type, UnionType
 
 _PLAIN: dict[object, Type] = {
     torch.Tensor: t.TENSOR,
@@ -36,7 +38,10 @@ _PLAIN: dict[object, Type] = {
     torch.memory_format: t.MEMORY_FORMAT,
     torch.Generator: t.GENERATOR,
     torch.Size: ListType(t.INT),
-    list: ListType(t.TENSOR),
+    list: ListType(t.ANY),
+    dict: DictType(t.ANY, t.ANY),
+    set: t.ANY,
+    torch.futures.Future: FutureType(t.ANY),
     Any: t.ANY,
     object: t.ANY,
 }
@@ -57,12 +62,37 @@ def type_from_annotation(annotation: object, names: Mapping[str, object]) -> Typ
     except TypeError:
         return None
     origin = typing.get_origin(annotation)
+    if origin is typing.Literal:
+        return t.join_all(t.type_of(v) or t.ANY for v in typing.get_args(annotation))
     make = _GENERIC.get(origin)
     if make is None:
-        return _named_tuple(annotation, names)
-    args = [type_from_annotation(a, names) for a in typing.get_args(annotation) if a is not ...]
-    known = [a for a in args if a is not None]
-    return make(known) if len(known) == len(args) and known else None
+        return _named_tuple(annotation, names) or _class(annotation)
+    args = typing.get_args(annotation)
+    if origin is tuple and len(args) == 2 and args[1] is ...:
+        make, args = _list, args[:1]
+    if origin is typing.Annotated:
+        args = args[:1]
+    found = [type_from_annotation(a, names) for a in args]
+    known = [a for a in found if a is not None]
+    return make(known) if len(known) == len(found) and (known or origin is tuple) else None
+
+
+def tested_types(classes: object) -> list[Type] | None:
+    """The types that isinstance() is asked for; None if IR does not know one of them."""
+    members: tuple[object, ...] = (classes,)
+    if isinstance(classes, tuple):
+        members = cast("tuple[object, ...]", classes)
+    elif isinstance(classes, types.UnionType):
+        members = typing.get_args(classes)
+    found = [type_from_annotation(m, {}) for m in members]
+    known = [f for f in found if f is not None]
+    return known if len(known) == len(found) else None
+
+
+def _class(annotation: object) -> Type | None:
+    if not isinstance(annotation, type) or issubclass(annotation, torch.Tensor):
+        return None
+    return ClassType(python_objects.name_of(cast("object", annotation)))
 
 
 def _union(args: list[Type]) -> Type:
@@ -82,7 +112,14 @@ _GENERIC: dict[object, Callable[[list[Type]], Type]] = {
     collections.abc.Sequence: _list,
     collections.abc.Iterable: _list,
     tuple: lambda args: TupleType(tuple(args)),
+    dict: lambda args: DictType(*args),
+    collections.OrderedDict: lambda args: DictType(*args),
+    collections.abc.Mapping: lambda args: DictType(*args),
+    collections.abc.MutableMapping: lambda args: DictType(*args),
+    set: lambda args: t.ANY,
+    torch.futures.Future: lambda args: FutureType(args[0]),
     typing.Final: lambda args: args[0],
+    typing.ClassVar: lambda args: args[0],
     typing.Annotated: lambda args: args[0],
 }
 
@@ -94,4 +131,4 @@ def _named_tuple(annotation: object, names: Mapping[str, object]) -> Type | None
     hints: dict[str, object] = getattr(annotation, "__annotations__", {})
     labels = tuple(str(f) for f in fields)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     elems = [type_from_annotation(hints.get(f), names) or t.TENSOR for f in labels]
-    return TupleType(tuple(elems), labels)
+    return TupleType(tuple(elems), labels, python_objects.name_of(cast("object", annotation)))

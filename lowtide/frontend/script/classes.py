@@ -1,0 +1,363 @@
+"""Objects: their attributes, methods and operators, and how they are made.
+
+In: values of a class type, and the Python class behind it. Out: ops; methods are inlined.
+
+    p = Point(1, 2)     →  %p: Class['m.Point'] = object.new {cls='m.Point'}, then __init__'s body
+    p.norm()            →  the method's body, with self = %p
+    p.x                 →  attr.get(%p) {name='x'}
+    a + b               →  the body of a's __add__; if the class has none in source, Python's own
+
+Always holds: at run time an object is an instance of the user's own class, so that what is not
+compiled (a dataclass's __eq__, say) is Python's.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import inspect
+import sysconfig
+from collections.abc import Mapping, Sequence
+from types import FunctionType, MemberDescriptorType
+from typing import Any, cast
+
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.nodes import Method, Node, PythonObject, describe
+from lowtide.frontend.script.source import read_source
+from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.ir import python_objects
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+from lowtide.ir.literals import is_literal
+from lowtide.ir.types import ClassType, DictType, ListType, Type
+
+
+def class_of(type_: Type) -> type[Any] | None:
+    """The Python class of values of this type, if it is a class type."""
+    if not isinstance(type_, ClassType):
+        return None
+    try:
+        found = python_objects.find(type_.name)
+    except KeyError:
+        return None
+    return cast("type[Any]", found) if isinstance(found, type) else None
+
+
+def enum_member(c: Context, member: enum.Enum) -> Value:
+    """A constant: a member of an enum."""
+    name = python_objects.name_of(type(member))
+    return c.builder.emit("enum.const", (), [ClassType(name)], enum=name, member=member.name).result
+
+
+def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
+    """`base.name` of an object."""
+    assert isinstance(base, Value)
+    cls = class_of(base.type)
+    found = inspect.getattr_static(cls, name, None) if cls is not None else None
+    if cls is None or isinstance(found, MemberDescriptorType):
+        return _read(c, base, name)
+    is_enum: bool = issubclass(cls, enum.Enum)
+    if is_enum and name in ("name", "value"):
+        return _enum_attribute(c, base, cls, name)
+    if isinstance(found, property):
+        return c.inline(cast("FunctionType", found.fget), node, [base])
+    if isinstance(found, staticmethod):
+        return PythonObject(found.__func__)
+    if isinstance(found, FunctionType | classmethod):
+        return Method(base, name)
+    is_field = name in annotations_of(cls)
+    if found is not None and is_literal(found) and not is_field and not _is_assigned(c, cls, name):
+        return c.python_object(node, found)
+    if found is None and not _has_instance_attribute(c, cls, name):
+        raise c.error(node, f"{describe(base)} has no attribute {name!r}")
+    return _read(c, base, name)
+
+
+def _read(c: Context, base: Value, name: str) -> Value:
+    type_ = attribute_type(c, base.type, name)
+    return c.builder.emit("attr.get", [base], [type_], name=name).result
+
+
+def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
+    """`base.name = value`, `node` being the target."""
+    assert isinstance(node, ast.Attribute)
+    name = node.attr
+    if not isinstance(base, Value) or not (
+        isinstance(base.type, ClassType) or t.is_dynamic(base.type)
+    ):
+        raise c.error(
+            node, f"`{ast.unparse(node)} = ...`: {describe(base)} takes no attributes", "an object"
+        )
+    stored = c.as_value(value, node)
+    cls = class_of(base.type)
+    found = inspect.getattr_static(cls, name, None) if cls is not None else None
+    if isinstance(found, property):
+        if found.fset is None:
+            raise c.error(node, f"the property {name!r} has no setter")
+        c.inline(cast("FunctionType", found.fset), node, [base, stored])
+        return
+    if isinstance(base.type, ClassType):
+        _declare(c, base.type, name, stored)
+    c.effect("attr.set", base, stored, name=name)
+
+
+def _declare(c: Context, owner: ClassType, name: str, value: Value) -> None:
+    """Remembers what an attribute holds; `[]` takes the type that the class declares."""
+    declared = _declared(owner, name)
+    if declared is None:
+        before = c.attributes.get((owner.name, name), t.NEVER)
+        c.attributes[owner.name, name] = t.join(before, value.type)
+    elif isinstance(declared, ListType | DictType) and type(declared) is type(value.type):
+        c.builder.widen(value, t.join(declared, value.type))
+
+
+def attribute_type(c: Context, owner: Type, name: str) -> Type:
+    """What an attribute holds: as declared, as seen assigned, else Any."""
+    if not isinstance(owner, ClassType):
+        return t.ANY
+    return _declared(owner, name) or c.attributes.get((owner.name, name), t.ANY)
+
+
+def _declared(owner: ClassType, name: str) -> Type | None:
+    cls = class_of(owner)
+    if cls is None:
+        return None
+    for base in cls.__mro__:
+        hints = inspect.get_annotations(base)
+        if name in hints:
+            module = inspect.getmodule(base)
+            return type_from_annotation(hints[name], vars(module) if module else {})
+    return None
+
+
+def annotations_of(cls: type) -> Mapping[str, object]:
+    """The fields that a class declares."""
+    return {k: v for base in cls.__mro__ for k, v in inspect.get_annotations(base).items()}
+
+
+def _is_assigned(c: Context, cls: type, name: str) -> bool:
+    return (python_objects.name_of(cls), name) in c.attributes
+
+
+def _has_instance_attribute(c: Context, cls: type, name: str) -> bool:
+    """Whether anything says that instances have it; what is assigned outside is not known."""
+    known = name in annotations_of(cls) or _is_assigned(c, cls, name)
+    return known or name in _assigned_in(cls)
+
+
+def _assigned_in(cls: type) -> set[str]:
+    found: set[str] = set()
+    for base in cls.__mro__:
+        for member in base.__dict__.values():
+            code = getattr(member, "__code__", None)
+            found.update(code.co_names if code is not None else ())
+    return found
+
+
+def _enum_attribute(c: Context, base: Value, cls: type[enum.Enum], name: str) -> Value:
+    maker = c.builder.makers.get(base)
+    if maker is not None and maker.name == "enum.const":
+        known = getattr(cls[str(maker.attrs["member"])], name)
+        if is_literal(known):
+            return c.const(known)
+    kinds = [t.type_of(getattr(m, name)) or t.ANY for m in cls]
+    return c.builder.emit("attr.get", [base], [t.join_all(kinds)], name=name).result
+
+
+_STDLIB = sysconfig.get_path("stdlib")  # an Enum's __str__, a dataclass's __repr__ are Python's
+
+
+# ---- methods and operators ------------------------------------------------------------------
+
+
+def method_of(type_: Type, name: str) -> FunctionType | None:
+    """The method of this name with source that can be inlined."""
+    cls = class_of(type_)
+    found = inspect.getattr_static(cls, name, None) if cls is not None else None
+    if isinstance(found, classmethod):
+        found = cast("Any", found).__func__
+    if not isinstance(found, FunctionType):
+        return None
+    file = found.__code__.co_filename
+    return None if file.startswith(("<", _STDLIB)) else found
+
+
+def call_method(
+    c: Context,
+    node: ast.AST,
+    receiver: Value,
+    name: str,
+    args: Sequence[Node],
+    keywords: Mapping[str, Node] | None = None,
+) -> Node:
+    """`receiver.name(args)`: inlined if there is source, else left to Python."""
+    fn = method_of(receiver.type, name)
+    if fn is not None:
+        first: Node = receiver
+        cls = class_of(receiver.type)
+        if isinstance(inspect.getattr_static(cls, name, None), classmethod):
+            first = PythonObject(cls)
+        return c.inline(fn, node, [first, *args], keywords or {})
+    cls = class_of(receiver.type)
+    if cls is not None and not hasattr(cls, name):
+        raise c.error(node, f"{describe(receiver)} has no method {name!r}")
+    named = {k: c.as_value(v, node) for k, v in (keywords or {}).items()}
+    operands = [receiver, *(c.as_value(a, node) for a in args), *named.values()]
+    return c.dynamic("py.call_method", operands, name=name, kwnames=tuple(named))
+
+
+_DUNDERS = {
+    "py.add": "add", "py.sub": "sub", "py.mul": "mul", "py.truediv": "truediv", "py.mod": "mod",
+    "py.floordiv": "floordiv", "py.pow": "pow", "": "matmul", "py.and": "and", "py.or": "or",
+    "py.xor": "xor", "py.lshift": "lshift", "py.rshift": "rshift", "py.lt": "lt", "py.le": "le",
+    "py.gt": "gt", "py.ge": "ge", "py.eq": "eq", "py.ne": "ne",
+}  # fmt: skip
+_MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
+
+
+def binary(c: Context, node: ast.AST, py_name: str, left: Value, right: Value) -> Value | None:
+    """An operator of which an operand is an object; None if neither is."""
+    if not any(isinstance(v.type, ClassType) for v in (left, right)):
+        return None
+    name = _DUNDERS[py_name]
+    mirrored = _MIRRORED.get(name, f"r{name}")
+    for own, method, other in ((left, name, right), (right, mirrored, left)):
+        if method_of(own.type, f"__{method}__") is not None:
+            found = call_method(c, node, own, f"__{method}__", [other])
+            return c.as_value(found, node)
+    if name == "ne" and method_of(left.type, "__eq__") is not None:
+        equal = call_method(c, node, left, "__eq__", [right])
+        return c.py(node, "py.not", c.truth(c.as_value(equal, node)))
+    result = t.BOOL if name in _MIRRORED else t.ANY
+    return c.builder.emit(py_name or "py.matmul", [left, right], [result]).result
+
+
+def unary(c: Context, node: ast.AST, operand: Value, method: str) -> Value | None:
+    """A builtin or operator on one object: `len(p)`, `-p`; None if there is no such method."""
+    if method_of(operand.type, method) is None:
+        return None
+    return c.as_value(call_method(c, node, operand, method, []), node)
+
+
+def iterated(c: Context, node: ast.AST, value: Value) -> Node | None:
+    """What a loop over an object runs over: what Python's iterator gives, as a list."""
+    cls = class_of(value.type)
+    if cls is None or not (hasattr(cls, "__iter__") or hasattr(cls, "__getitem__")):
+        return None
+    return c.py(node, "py.iter", value)
+
+
+def entered_type(c: Context, manager: Type) -> Type:
+    """What `with manager as x` gives to x."""
+    fn = method_of(manager, "__enter__")
+    if fn is None:
+        return t.ANY
+    annotation = inspect.signature(fn).return_annotation
+    if annotation is not inspect.Signature.empty:
+        return type_from_annotation(annotation, fn.__globals__) or t.ANY
+    source = read_source(fn).node
+    first = source.args.args[0].arg
+    returned = [n.value for n in ast.walk(source) if isinstance(n, ast.Return)]
+    gives_self = all(isinstance(r, ast.Name) and r.id == first for r in returned)
+    return (manager if gives_self else t.ANY) if returned else t.NONE
+
+
+# ---- making objects -------------------------------------------------------------------------
+
+
+def construct(
+    c: Context, node: ast.AST, cls: type[Any], args: Sequence[Node], keywords: Mapping[str, Node]
+) -> Node:
+    """`cls(args)`."""
+    is_enum: bool = issubclass(cls, enum.Enum)
+    if is_enum:
+        return _enum_by_value(c, node, cls, args)
+    if hasattr(cls, "__dataclass_fields__") and _init_is_generated(cls):
+        return _make_dataclass(c, node, cls, args, keywords)
+    init = inspect.getattr_static(cls, "__init__", None)
+    made = _new(c, cls)
+    if isinstance(init, FunctionType):
+        c.inline(init, node, [made, *args], keywords)
+    elif args or keywords:
+        raise c.error(node, f"{cls.__name__}() takes no arguments")
+    return made
+
+
+def can_construct(cls: type[Any]) -> bool:
+    """Whether objects of the class are made by Python code that can be compiled."""
+    if issubclass(cls, enum.Enum):
+        return True
+    if issubclass(cls, BaseException) or cls.__module__ in ("builtins", "collections"):
+        return False
+    init = inspect.getattr_static(cls, "__init__", None)
+    own_new = inspect.getattr_static(cls, "__new__", None) is not inspect.getattr_static(
+        object, "__new__"
+    )
+    return not own_new and (isinstance(init, FunctionType) or init is object.__init__)
+
+
+def _new(c: Context, cls: type) -> Value:
+    name = python_objects.name_of(cls)
+    return c.builder.emit("object.new", (), [ClassType(name)], cls=name).result
+
+
+def _enum_by_value(c: Context, node: ast.AST, cls: type[enum.Enum], args: Sequence[Node]) -> Node:
+    known = c.constant(args[0]) if len(args) == 1 else None
+    for member in cls:
+        if is_literal(known) and member.value == known:
+            return enum_member(c, member)
+    return enum_lookup(c, node, cls, "value", args[0])
+
+
+def enum_lookup(c: Context, node: ast.AST, cls: type, by: str, key: Node) -> Node:
+    """The member of an enum by a name or value that the run knows."""
+    name = python_objects.name_of(cls)
+    operands = [c.as_value(key, node)]
+    return c.builder.emit("enum.get", operands, [ClassType(name)], enum=name, by=by).result
+
+
+def _init_is_generated(cls: type) -> bool:
+    init = inspect.getattr_static(cls, "__init__", None)
+    return isinstance(init, FunctionType) and init.__code__.co_filename.startswith("<")
+
+
+def _make_dataclass(
+    c: Context, node: ast.AST, cls: type, args: Sequence[Node], keywords: Mapping[str, Node]
+) -> Node:
+    made = _new(c, cls)
+    fields = [f for f in dataclasses.fields(cast("Any", cls)) if f.init]
+    try:
+        bound = inspect.signature(cls).bind(*args, **keywords).arguments
+    except TypeError as error:
+        raise c.error(node, f"{cls.__name__}(): {error}") from error
+    for field in fields:
+        if field.name in bound:
+            value: Node = bound[field.name]
+        elif field.default_factory is not dataclasses.MISSING:
+            value = _from_factory(c, node, field.default_factory)
+        else:
+            value = c.python_object(node, field.default)
+        stored = c.as_value(value, node)
+        _declare(c, ClassType(python_objects.name_of(cls)), field.name, stored)
+        _set_field(c, cls, made, field.name, stored)
+    if method_of(made.type, "__post_init__") is not None:
+        call_method(c, node, made, "__post_init__", [])
+    return made
+
+
+def _set_field(c: Context, cls: type, made: Value, name: str, value: Value) -> None:
+    frozen = cast("Any", cls).__dataclass_params__.frozen
+    c.effect("attr.set", made, value, name=name, **({"frozen": True} if frozen else {}))
+
+
+def _from_factory(c: Context, node: ast.AST, factory: object) -> Node:
+    if factory is list:
+        return c.builder.list_make([])
+    if factory is dict:
+        return c.builder.emit("dict.make", (), [DictType(t.NEVER, t.NEVER)]).result
+    if isinstance(factory, FunctionType):
+        return c.inline(factory, node, [])
+    if isinstance(factory, type) and can_construct(factory):
+        return construct(c, node, factory, [], {})
+    raise c.error(node, f"the default_factory {factory!r} is not compiled")

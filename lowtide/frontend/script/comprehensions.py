@@ -1,0 +1,142 @@
+"""List, set and dict comprehensions, and generators, which are lists.
+
+In: a comprehension's AST. Out: the elements themselves where their number is small and known, else
+a loop that appends.
+
+    [f(x) for x in (a, b)]  →  list.make(f(a), f(b))
+    [f(x) for x in xs]      →  %r = list.make();  loop …: list.append(%r, f(x))
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+
+from lowtide.frontend.script.context import Context, expression
+from lowtide.frontend.script.expressions import make_dict
+from lowtide.frontend.script.flow import Vars, branch_on
+from lowtide.frontend.script.iteration import Iteration, iterate, static_length
+from lowtide.frontend.script.loops import loop_over
+from lowtide.frontend.script.nodes import Node
+from lowtide.frontend.script.operators import truth
+from lowtide.frontend.script.targets import assign, widen
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+from lowtide.ir.types import DictType, ListType
+
+Comprehension = ast.ListComp | ast.GeneratorExp | ast.SetComp
+
+
+@expression(ast.ListComp, ast.GeneratorExp)
+def compile_comprehension(c: Context, node: ast.ListComp | ast.GeneratorExp) -> Node:
+    """`[element for target in iterable if test]`."""
+    return collected(c, node, node.generators, lambda: c.value(node.elt))
+
+
+@expression(ast.SetComp)
+def compile_set_comprehension(c: Context, node: ast.SetComp) -> Node:
+    """`{element for target in iterable}`."""
+    return c.py(node, "set.of", collected(c, node, node.generators, lambda: c.value(node.elt)))
+
+
+@expression(ast.DictComp)
+def compile_dict_comprehension(c: Context, node: ast.DictComp) -> Node:
+    """`{key: value for target in iterable}`."""
+    made = make_dict(c, [], [])
+
+    def put() -> None:
+        key, value = c.value(node.key), c.value(node.value)
+        if isinstance(made.type, DictType):
+            widen(c, made, t.join(made.type, DictType(key.type, value.type)))
+        c.effect("dict.set", made, key, value)
+
+    outer = dict(c.frame.vars)
+    _looped(c, node, node.generators, put)
+    _restore(c, outer)
+    return made
+
+
+def collected(
+    c: Context,
+    node: ast.expr,
+    generators: Sequence[ast.comprehension],
+    element: Callable[[], Value],
+) -> Value:
+    """A list of what `element` compiles, once in each round."""
+    outer = dict(c.frame.vars)
+    values = _unrolled(c, generators, element)
+    if values is not None:
+        _restore(c, outer)
+        return c.builder.list_make(values)
+    c.frame.vars = dict(outer)
+    made = c.builder.list_make([])
+
+    def append() -> None:
+        value = element()
+        if isinstance(made.type, ListType):
+            widen(c, made, ListType(t.join(made.type.elem, value.type)))
+        c.effect("list.append", made, value)
+
+    _looped(c, node, generators, append)
+    _restore(c, outer)
+    return made
+
+
+def _restore(c: Context, outer: Vars) -> None:
+    """The variables as before: a comprehension's are its own."""
+    c.frame.vars = dict(outer)
+
+
+def _unrolled(
+    c: Context, generators: Sequence[ast.comprehension], element: Callable[[], Value]
+) -> list[Value] | None:
+    """The elements one by one, if how many they are is known; else None, and nothing is compiled
+    but what is run over."""
+    generator = generators[0]
+    if len(generators) > 1 or generator.ifs:
+        return None
+    iteration = _iteration(c, generator)
+    count = static_length(c, iteration)
+    if count is None:
+        return None
+    values: list[Value] = []
+    for k in range(count):
+        assign(c, generator.target, iteration.element(c.const(k)))
+        values.append(element())
+    return values
+
+
+def _iteration(c: Context, generator: ast.comprehension) -> Iteration:
+    return iterate(c, c.expr(generator.iter), generator.iter)
+
+
+def _looped(
+    c: Context,
+    node: ast.expr,
+    generators: Sequence[ast.comprehension],
+    innermost: Callable[[], None],
+) -> None:
+    if not generators:
+        innermost()
+        return
+    generator, *more = generators
+    iteration = _iteration(c, generator)
+
+    def body(i: Value) -> None:
+        assign(c, generator.target, iteration.element(i))
+        _where(c, generator.ifs, lambda: _looped(c, node, more, innermost))
+
+    if iteration.must_unroll:
+        for k in range(static_length(c, iteration) or 0):
+            body(c.const(k))
+    else:
+        loop_over(c, node, [], iteration, body)
+
+
+def _where(c: Context, tests: Sequence[ast.expr], body: Callable[[], None]) -> None:
+    if not tests:
+        body()
+        return
+    first, *more = tests
+    condition = truth(c, first, c.value(first))
+    branch_on(c, first, condition, lambda: _where(c, more, body), lambda: None)

@@ -1,0 +1,38 @@
+"""Python objects that programs refer to by name: classes, enums, functions left to Python.
+
+In: an object. Out: a name that is its own as long as the process lives, and the object again.
+
+    name_of(Point)           ==  "shapes.Point"
+    find("shapes.Point")     is  Point
+
+Always holds: two objects never share a name, also if they were defined at the same place.
+"""
+
+from __future__ import annotations
+
+import threading
+
+_names: dict[int, str] = {}
+_objects: dict[str, object] = {}
+_lock = threading.Lock()
+
+
+def name_of(obj: object) -> str:
+    """The name of an object, which is kept alive from now on."""
+    known = _names.get(id(obj))
+    if known is not None:
+        return known
+    module = getattr(obj, "__module__", None) or "builtins"
+    stem = f"{module}.{getattr(obj, '__qualname__', type(obj).__name__)}".replace("<locals>.", "")
+    with _lock:
+        name, count = stem, 1
+        while name in _objects:
+            count += 1
+            name = f"{stem}:{count}"
+        _objects[name] = obj
+        return _names.setdefault(id(obj), name)
+
+
+def find(name: str) -> object:
+    """The object of this name; raises KeyError."""
+    return _objects[name]

@@ -1,0 +1,129 @@
+"""Ops on lists; those that read also take tuples and strings.
+
+find("list.append").run(xs, 3)                   changes xs
+find("list.get").result([ListType(INT), INT])  ==  INT
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from lowtide.ir import types as t
+from lowtide.ir.python_ops.row import OpDef, always, element, joined_list, lenient
+from lowtide.ir.types import ListType, Type
+
+
+def _get(operands: Sequence[Type]) -> Type | None:
+    return element(operands[0]) if operands[1] in (t.INT, t.BOOL, t.NUMBER) else None
+
+
+def _slice(operands: Sequence[Type]) -> Type | None:
+    return t.STR if operands[0] == t.STR else joined_list(operands[:1])
+
+
+def _listed(operands: Sequence[Type]) -> Type | None:
+    return joined_list(operands[:1])
+
+
+def _none_for_list(operands: Sequence[Type]) -> Type | None:
+    return t.NONE if isinstance(operands[0], ListType) else None
+
+
+def _element_of_list(operands: Sequence[Type]) -> Type | None:
+    return operands[0].elem if isinstance(operands[0], ListType) else None
+
+
+def _slice_of(xs: Any, start: int | None, stop: int | None, step: int | None) -> object:
+    return xs[start:stop:step]
+
+
+def _get_of(xs: Any, i: int) -> object:
+    return xs[i]
+
+
+def _set(xs: list[object], i: int, value: object) -> None:
+    xs[i] = value
+
+
+def _set_slice(
+    xs: list[object],
+    start: int | None,
+    stop: int | None,
+    step: int | None,
+    values: Iterable[object],
+) -> None:
+    xs[start:stop:step] = values
+
+
+def _delete(xs: list[object], i: int) -> None:
+    del xs[i]
+
+
+def _delete_slice(xs: list[object], start: int | None, stop: int | None, step: int | None) -> None:
+    del xs[start:stop:step]
+
+
+def _sort(xs: list[Any], reverse: bool = False) -> None:
+    xs.sort(reverse=reverse)
+
+
+def _sorted(xs: Iterable[Any], reverse: bool = False) -> list[Any]:
+    return sorted(xs, reverse=reverse)
+
+
+def _sorted_by(xs: Sequence[object], keys: Sequence[Any], reverse: bool) -> list[object]:
+    order = sorted(range(len(xs)), key=lambda i: keys[i], reverse=reverse)
+    return [xs[i] for i in order]
+
+
+def _reversed(xs: Sequence[object]) -> list[object]:
+    return list(reversed(xs))
+
+
+def _index(xs: Any, *args: Any) -> int:
+    return xs.index(*args)
+
+
+def _count(xs: Any, value: object) -> int:
+    return xs.count(value)
+
+
+def _repeat(xs: list[object], n: int) -> None:
+    xs *= n
+
+
+_READING: dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type | None]]] = {
+    "list.get": (_get_of, _get),
+    "list.slice": (_slice_of, _slice),
+    "list.reversed": (_reversed, _listed),
+    "list.sorted": (_sorted, _listed),
+    "list.sorted_by": (_sorted_by, _listed),
+    "list.of": (list, _listed),
+    "py.tuple": (tuple, _listed),
+    "list.index": (_index, always(t.INT)),
+    "list.count": (_count, always(t.INT)),
+}
+_WRITING: dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type | None]]] = {
+    "list.append": (list[object].append, _none_for_list),
+    "list.extend": (list[object].extend, _none_for_list),
+    "list.insert": (list[object].insert, _none_for_list),
+    "list.remove": (list[object].remove, _none_for_list),
+    "list.reverse": (list[object].reverse, _none_for_list),
+    "list.clear": (list[object].clear, _none_for_list),
+    "list.sort": (_sort, _none_for_list),
+    "list.pop": (list[object].pop, _element_of_list),
+    "list.set": (_set, _none_for_list),
+    "list.set_slice": (_set_slice, _none_for_list),
+    "list.delete": (_delete, _none_for_list),
+    "list.delete_slice": (_delete_slice, _none_for_list),
+    "list.repeat": (_repeat, _none_for_list),
+}
+
+ROWS = [
+    *(OpDef(name=n, run=run, result=lenient(rule)) for n, (run, rule) in _READING.items()),
+    *(
+        OpDef(name=n, run=run, result=lenient(rule), writes=True)
+        for n, (run, rule) in _WRITING.items()
+    ),
+]

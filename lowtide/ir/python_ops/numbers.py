@@ -1,0 +1,229 @@
+"""Ops on numbers, and the operators and builtins that take several kinds of values.
+
+find("py.add").result([INT, FLOAT])  ==  FLOAT
+find("math.sqrt").run(4)             ==  2.0
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from lowtide.ir import types as t
+from lowtide.ir.python_ops.row import OpDef, ResultType, Run, always, element, joined_list, lenient
+from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
+
+
+def _widest(operands: Sequence[Type]) -> Type | None:
+    if not all(t.is_number(o) for o in operands):
+        return None
+    if t.FLOAT in operands:
+        return t.FLOAT
+    return t.NUMBER if t.NUMBER in operands else t.INT
+
+
+def _arithmetic(operands: Sequence[Type]) -> Type | None:
+    if t.COMPLEX in operands and all(o == t.COMPLEX or t.is_number(o) for o in operands):
+        return t.COMPLEX
+    return _widest(operands)
+
+
+def _add(operands: Sequence[Type]) -> Type | None:
+    match operands:
+        case [t.STR, t.STR]:
+            return t.STR
+        case [TupleType(a), TupleType(b)]:
+            return TupleType((*a, *b))
+        case [ListType() | TupleType(), ListType() | TupleType()]:
+            return joined_list(operands)
+        case _:
+            return _arithmetic(operands)
+
+
+def _mul(operands: Sequence[Type]) -> Type | None:
+    match operands:
+        case [t.STR, n] | [n, t.STR] if t.is_number(n):
+            return t.STR
+        case [ListType() | TupleType() as xs, n] | [n, ListType() | TupleType() as xs]:
+            return joined_list([xs]) if t.is_number(n) else None
+        case _:
+            return _arithmetic(operands)
+
+
+def _mod(operands: Sequence[Type]) -> Type | None:
+    return t.STR if operands[0] == t.STR else _arithmetic(operands)
+
+
+def _truediv(operands: Sequence[Type]) -> Type | None:
+    widest = _arithmetic(operands)
+    return t.FLOAT if widest in (t.INT, t.NUMBER) else widest
+
+
+def _pow(operands: Sequence[Type]) -> Type | None:
+    widest = _arithmetic(operands)
+    return t.NUMBER if widest == t.INT else widest  # 2 ** -1 is a float
+
+
+def _bits(operands: Sequence[Type]) -> Type | None:
+    if all(o == t.BOOL for o in operands):
+        return t.BOOL
+    if all(isinstance(o, DictType) for o in operands):
+        return operands[0]  # `a | b` of two dicts
+    return t.INT if all(o in (t.INT, t.BOOL, t.NUMBER) for o in operands) else None
+
+
+def _invert(operands: Sequence[Type]) -> Type | None:
+    return None if _bits(operands) is None else t.INT
+
+
+def _ordered(operands: Sequence[Type]) -> Type | None:
+    if all(t.is_number(o) for o in operands) or operands[0] == operands[1]:
+        return t.BOOL
+    sequences = all(isinstance(o, ListType | TupleType) for o in operands)
+    return t.BOOL if sequences else None
+
+
+def _extremum(operands: Sequence[Type]) -> Type | None:
+    if len(operands) == 1:
+        return element(operands[0])
+    kinds = set(operands)
+    if len(kinds) == 1:
+        return operands[0]
+    if kinds <= {t.INT, t.BOOL}:
+        return t.INT
+    return t.NUMBER if all(t.is_number(k) for k in kinds) else None
+
+
+def _sum(operands: Sequence[Type]) -> Type | None:
+    elem = element(operands[0])
+    if elem == t.NEVER:
+        return t.INT
+    return None if elem is None else _arithmetic([t.INT, elem, *operands[1:]])
+
+
+def _absolute(operands: Sequence[Type]) -> Type | None:
+    return t.FLOAT if operands[0] == t.COMPLEX else _widest(operands)
+
+
+def _round(operands: Sequence[Type]) -> Type | None:
+    return t.INT if len(operands) == 1 else _widest(operands[:1])
+
+
+def _sized(operands: Sequence[Type]) -> Type | None:
+    return None if element(operands[0]) is None else t.INT
+
+
+def _contains(container: Sequence[object], item: object) -> bool:
+    return item in container
+
+
+def _range_len(start: int, stop: int, step: int) -> int:
+    return len(range(start, stop, step))
+
+
+def _bound(value: object, name: str) -> object:
+    if value is UNBOUND:
+        raise UnboundLocalError(
+            f"cannot access local variable {name!r} where it is not associated with a value"
+        )
+    return value
+
+
+class _Unbound:
+    def __repr__(self) -> str:
+        return "<unbound>"
+
+
+UNBOUND = _Unbound()  # what a variable holds that may not have been assigned yet
+
+_ARITHMETIC: dict[str, tuple[Run, ResultType]] = {
+    "add": (operator.add, _add),
+    "sub": (operator.sub, _arithmetic),
+    "mul": (operator.mul, _mul),
+    "truediv": (operator.truediv, _truediv),
+    "floordiv": (operator.floordiv, _widest),
+    "mod": (operator.mod, _mod),
+    "pow": (operator.pow, _pow),
+    "lshift": (operator.lshift, _bits),
+    "rshift": (operator.rshift, _bits),
+    "and": (operator.and_, _bits),
+    "or": (operator.or_, _bits),
+    "xor": (operator.xor, _bits),
+    "matmul": (operator.matmul, always(t.ANY)),
+    "neg": (operator.neg, _arithmetic),
+    "pos": (operator.pos, _arithmetic),
+    "invert": (operator.invert, _invert),
+    "abs": (abs, _absolute),
+    "lt": (operator.lt, _ordered),
+    "le": (operator.le, _ordered),
+    "gt": (operator.gt, _ordered),
+    "ge": (operator.ge, _ordered),
+    "round": (round, _round),
+    "max": (max, _extremum),
+    "min": (min, _extremum),
+    "sum": (sum, _sum),
+    "len": (len, _sized),
+}
+
+_ANYTHING: dict[str, tuple[Run, ResultType]] = {
+    "py.eq": (operator.eq, always(t.BOOL)),
+    "py.ne": (operator.ne, always(t.BOOL)),
+    "py.is": (operator.is_, always(t.BOOL)),
+    "py.is_not": (operator.is_not, always(t.BOOL)),
+    "py.not": (operator.not_, always(t.BOOL)),
+    "py.bool": (bool, always(t.BOOL)),
+    "py.int": (int, always(t.INT)),
+    "py.float": (float, always(t.FLOAT)),
+    "py.complex": (complex, always(t.COMPLEX)),
+    "py.real": (operator.attrgetter("real"), always(t.FLOAT)),
+    "py.imag": (operator.attrgetter("imag"), always(t.FLOAT)),
+    "py.contains": (_contains, always(t.BOOL)),
+    "py.range_len": (_range_len, always(t.INT)),
+    "py.device": (torch.device, always(t.DEVICE)),
+    "py.device_type": (operator.attrgetter("type"), always(t.STR)),
+    "py.device_index": (operator.attrgetter("index"), always(OptionalType(t.INT))),
+    "py.is_floating_point": (operator.attrgetter("is_floating_point"), always(t.BOOL)),
+    "py.is_complex": (operator.attrgetter("is_complex"), always(t.BOOL)),
+    "py.itemsize": (operator.attrgetter("itemsize"), always(t.INT)),
+    "py.bound": (_bound, lambda operands: operands[0]),
+}
+
+_MATH_FLOATS = (
+    *("sqrt", "cbrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "hypot"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "degrees", "radians"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "gamma", "lgamma"),
+    *("fabs", "fmod", "copysign", "ldexp", "dist", "fsum", "remainder"),
+)
+_MATH_INTS = ("floor", "ceil", "trunc", "gcd", "lcm", "isqrt", "factorial", "comb", "perm")
+_MATH_BOOLS = ("isnan", "isinf", "isfinite", "isclose")
+_MATH_OTHERS: dict[str, Type] = {
+    "prod": t.NUMBER,
+    "modf": TupleType((t.FLOAT, t.FLOAT)),
+    "frexp": TupleType((t.FLOAT, t.INT)),
+}
+
+_CMATH: dict[str, Type] = {
+    **dict.fromkeys(("exp", "log", "log10", "sqrt", "sin", "cos", "tan", "rect"), t.COMPLEX),
+    **dict.fromkeys(("asin", "acos", "atan", "sinh", "cosh", "tanh"), t.COMPLEX),
+    **dict.fromkeys(("asinh", "acosh", "atanh"), t.COMPLEX),
+    "phase": t.FLOAT,
+    "polar": TupleType((t.FLOAT, t.FLOAT)),
+    **dict.fromkeys(("isnan", "isinf", "isfinite", "isclose"), t.BOOL),
+}
+
+
+def _rows() -> list[OpDef]:
+    rows = {f"py.{name}": (run, lenient(rule)) for name, (run, rule) in _ARITHMETIC.items()}
+    rows |= _ANYTHING
+    for names, result in ((_MATH_FLOATS, t.FLOAT), (_MATH_INTS, t.INT), (_MATH_BOOLS, t.BOOL)):
+        rows |= {f"math.{n}": (getattr(math, n), always(result)) for n in names}
+    rows |= {f"math.{n}": (getattr(math, n), always(r)) for n, r in _MATH_OTHERS.items()}
+    rows |= {f"cmath.{n}": (getattr(cmath, n), always(r)) for n, r in _CMATH.items()}
+    return [OpDef(name=n, run=run, result=rule) for n, (run, rule) in rows.items()]
+
+
+ROWS = _rows()

@@ -1,0 +1,79 @@
+"""The record of one op on Python values, and the type rules that several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lowtide.ir import types as t
+from lowtide.ir.types import (
+    ClassType,
+    DictType,
+    ListType,
+    OptionalType,
+    TupleType,
+    Type,
+    UnionType,
+)
+
+ResultType = Callable[[Sequence[Type]], Type | None]
+Run = Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpDef:
+    """One op: the operands go positionally to `run`; `result` is None where Python would raise
+    TypeError. `writes`: it changes its first operand."""
+
+    name: str
+    run: Run
+    result: ResultType
+    writes: bool = False
+
+
+def always(result: Type) -> ResultType:
+    """The same type whatever the operands are."""
+    return lambda _: result
+
+
+def lenient(rule: ResultType) -> ResultType:
+    """Any gives Any, and so does a union that the rule does not take; an Optional counts as its
+    element, None being found out at run time."""
+
+    def of(operands: Sequence[Type]) -> Type | None:
+        plain = [o.elem if isinstance(o, OptionalType) else o for o in operands]
+        if any(o in (t.ANY, t.NEVER) for o in plain):
+            return t.ANY
+        found = rule(plain)
+        vague = any(isinstance(o, UnionType | ClassType) for o in plain)
+        return t.ANY if found is None and vague else found
+
+    return of
+
+
+def element(type_: Type) -> Type | None:
+    """What iterating over a value of this type gives."""
+    match type_:
+        case ListType(elem):
+            return elem
+        case TupleType(elems):
+            return t.join_all(elems)
+        case DictType(key):
+            return key
+        case t.STR:
+            return t.STR
+        case t.ANY | t.NEVER:
+            return t.ANY
+        case _:
+            return None
+
+
+def joined_list(operands: Sequence[Type]) -> Type | None:
+    """A list of what the elements of all operands are."""
+    elems: list[Type] = []
+    for operand in operands:
+        elem = element(operand)
+        if elem is None:
+            return None
+        elems.append(elem)
+    return ListType(t.join_all(elems))

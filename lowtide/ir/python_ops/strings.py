@@ -1,0 +1,43 @@
+"""Ops on strings: Python's own methods, by name.
+
+find("str.upper").run("a")        ==  "A"
+find("str.split").result([STR])   ==  List[str]
+"""
+
+from __future__ import annotations
+
+from lowtide.ir import types as t
+from lowtide.ir.python_ops.row import OpDef, always
+from lowtide.ir.types import ListType, TupleType, Type
+
+_METHODS: dict[Type, tuple[str, ...]] = {
+    t.STR: (
+        *("capitalize", "casefold", "center", "expandtabs", "join", "ljust", "lower", "lstrip"),
+        *("removeprefix", "removesuffix", "replace", "rjust", "rstrip", "strip", "swapcase"),
+        *("title", "upper", "zfill", "format"),
+    ),
+    t.INT: ("count", "find", "index", "rfind", "rindex"),
+    t.BOOL: (
+        *("endswith", "startswith", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit"),
+        *("isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper"),
+    ),
+    ListType(t.STR): ("split", "rsplit", "splitlines"),
+    TupleType((t.STR, t.STR, t.STR)): ("partition", "rpartition"),
+}
+
+METHODS = frozenset(name for names in _METHODS.values() for name in names)
+
+ROWS = [
+    *(
+        OpDef(name=f"str.{name}", run=getattr(str, name), result=always(result))
+        for result, names in _METHODS.items()
+        for name in names
+    ),
+    OpDef(name="py.str", run=str, result=always(t.STR)),
+    OpDef(name="py.repr", run=repr, result=always(t.STR)),
+    OpDef(name="py.ord", run=ord, result=always(t.INT)),
+    OpDef(name="py.chr", run=chr, result=always(t.STR)),
+    OpDef(name="py.hex", run=hex, result=always(t.STR)),
+    OpDef(name="py.bin", run=bin, result=always(t.STR)),
+    OpDef(name="py.oct", run=oct, result=always(t.STR)),
+]

@@ -1,0 +1,91 @@
+"""Late binding: which torch op it is, once a signature tells what kinds of values there are.
+
+In: the name of a Python-level call ("operator.add", "Tensor.sum") and abstract operands. Out: a
+record and its operands in order.
+
+    def f(v: Any): return v + 1         py.add(%v, %1): with a tensor for %v, torch.add
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any, Final
+
+from lowtide.frontend.script.binding import Default, Gather, bind
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+from lowtide.ops import registry
+from lowtide.pipeline.abstract import OPAQUE, Abs, Place, Seq, constant
+from lowtide.texpr.build import Val
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import Index
+
+_SOURCES: Final = {
+    "py.and": "operator.and_",
+    "py.or": "operator.or_",
+    "py.abs": "torch.abs",
+    "py.round": "torch.round",
+    **{
+        f"py.{name}": f"operator.{name}"
+        for name in (
+            *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "xor"),
+            *("lshift", "rshift", "lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "invert"),
+        )
+    },
+}
+
+
+def source_of(op_name: str) -> str:
+    """The torch function that an op on Python values is for tensors; "" if it is none."""
+    return _SOURCES.get(op_name, "")
+
+
+def bind_late(
+    source: str, operands: Sequence[Abs], kwnames: Sequence[str]
+) -> tuple[Any, list[Abs]] | None:
+    """The record that takes these operands, the last of which go by name; None if there is none."""
+    types = [type_of(x) for x in operands]
+    if None in types:
+        return None
+    values = [Value("", type_) for type_ in types if type_ is not None]
+    split = len(values) - len(kwnames)
+    bound = bind(
+        registry.lookup(source), values[:split], dict(zip(kwnames, values[split:], strict=True))
+    )
+    if bound is None or bound.record.name == "getitem":
+        return None
+    known = dict(zip(values, operands, strict=True))
+    found: list[Abs] = []
+    for slot in bound.slots:
+        if isinstance(slot, Default):
+            found.append(constant(slot.value))
+        elif isinstance(slot, Gather):
+            found.append(Abs(Seq(tuple, tuple(known[v] for v in slot.values))))
+        else:
+            found.append(known[slot])
+    return bound.record, found
+
+
+def type_of(x: Abs) -> t.Type | None:
+    """The type of an abstract value; None where only the run knows."""
+    match x.value:
+        case Val():
+            return t.TENSOR
+        case Index():
+            return t.INT
+        case Expr():
+            return t.FLOAT
+        case Seq(kind, elems):
+            types = [type_of(e) for e in elems]
+            known = [e for e in types if e is not None]
+            if len(known) != len(types):
+                return None
+            is_list = kind is list or not elems
+            return t.ListType(t.join_all(known)) if is_list else t.TupleType(tuple(known))
+        case value if value is OPAQUE:
+            return None
+        case enum.Enum() | Place():
+            return None
+        case value:
+            return t.type_of(value)

@@ -1,0 +1,77 @@
+"""Sums that are added up in memory take the part of each tile as a whole.
+
+In:  a kernel whose nests have their loops. Out: the same kernel with a buffer per part, in place.
+
+    for i by 2048                            for i by 2048
+      nest (i, j vector)               ->      fill t_part = 0
+        t = sum[i](x[i, j])                    nest (i, j vector)
+                                                 t_part = sum[i](x[i, j])
+                                               nest (j vector)
+                                                 t = t + t_part
+
+A float that a million numbers are added to one by one loses a percent of them. What a nest sums up
+in registers is such a part already; what a thread sums up over its share of the grid never is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.index import as_index
+from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, paths
+
+
+def sum_in_parts(kernel: Kernel) -> list[Nest]:
+    """Give every such sum its part, in place; the nests that add the parts have no schedule yet."""
+    made: list[Nest] = []
+    for acc in [b for b in kernel.buffers if b.per_thread and b.axes and _rounds(b)]:
+        writers = [nest for nest in kernel.nests() if _sum_into(acc, nest)]
+        made.append(_part(acc, writers, kernel.body, kernel))
+    found: dict[tuple[int, int], tuple[Buffer, list[Nest], list[Stmt]]] = {}
+    for nest, around in paths(kernel.body):
+        for w in nest.writes:
+            if not isinstance(w, Accumulate) or not _rounds(w.buffer) or summed_inside(nest, w):
+                continue
+            sweep = next((s for s in reversed(around) if s.axis in w.over), None)
+            if sweep is not None:
+                key = (id(sweep), id(w.buffer))
+                found.setdefault(key, (w.buffer, [], sweep.body))[1].append(nest)
+    made += [_part(acc, writers, body, kernel) for acc, writers, body in found.values()]
+    return made
+
+
+def summed_inside(nest: Nest, w: Accumulate) -> bool:
+    """Do all loops over a result's terms run inside the loops over the results?"""
+    loops = [a for a in nest.order if a not in nest.full]
+    walked = [k for k, a in enumerate(loops) if a in w.over]
+    kept = [k for k, a in enumerate(loops) if a not in w.over]
+    return not walked or not kept or min(walked) > max(kept)
+
+
+def _rounds(b: Buffer) -> bool:
+    return b.fn == "sum" and b.dtype.is_float
+
+
+def _sum_into(acc: Buffer, nest: Nest) -> bool:
+    return any(isinstance(w, Accumulate) and w.buffer is acc for w in nest.writes)
+
+
+def _part(acc: Buffer, writers: list[Nest], body: list[Stmt], kernel: Kernel) -> Nest:
+    """Let the writers sum into a new buffer, empty when the body begins; add it at its end."""
+    name = next(n for n, b in kernel.values.items() if b is acc)
+    part = replace(acc, name=f"{name}_part", per_thread=False)
+    kernel.buffers.append(part)
+    kernel.values[part.name] = part
+    for nest in writers:
+        nest.writes = [
+            replace(w, buffer=part) if isinstance(w, Accumulate) and w.buffer is acc else w
+            for w in nest.writes
+        ]
+    here = [as_index(a) for a in acc.axes]
+    both = (ex.load(name, here, acc.dtype), ex.load(part.name, here, acc.dtype))
+    total = Stage(buffer=acc, expr=ex.apply("add", both, acc.dtype))
+    add = Nest(axes=acc.axes, writes=[total], vector=acc.last)
+    body.insert(0, Fill(buffer=part, value=0))
+    body.append(add)
+    return add
