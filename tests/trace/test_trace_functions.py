@@ -238,3 +238,38 @@ def test_what_can_be_asked() -> None:
 def test_places_are_the_users() -> None:
     traced = lt.trace(functional, R(2, 4))
     assert {op.loc.file for op in traced.graph.walk()} == {__file__}
+
+
+def test_private_in_place_activations_become_plain() -> None:
+    def fn(x):
+        y = F.relu(x * 2 - 1, inplace=True)
+        z = F.hardtanh_(x + 1)
+        return F.relu_(y + z).exp(), torch.relu_(z)
+
+    traced = lt.trace(fn, R(3))
+    agree(traced, fn, (R(5),))
+    assert str(traced.graph).count("mutate") == 2  # of z
+    x = R(50)
+    assert len(lt.trace(lambda x: F.relu(x + 1, inplace=True) * 2, R(3)).explain(x).kernels) == 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (F.relu(x, inplace=True), x),
+        lambda x: _seen(x * 2 - 1, lambda y: y.view(-1)),
+        lambda x: _seen(x * 2 - 1, lambda y: y[0]),
+        lambda x: _seen(x - 0.5, lambda y: F.dropout(y, training=False)),
+        lambda x: _seen(F.dropout(x - 0.5, training=False), torch.clone),
+        lambda x: _seen((x - 0.5).contiguous(), torch.clone),
+        lambda x: _seen(x - 0.5, lambda y: [y, y.t()][1]),
+    ],
+)
+def test_in_place_activations_that_others_see_stay(fn: Callable[..., Any]) -> None:
+    agree(lt.trace(fn, R(3, 3)), fn, (R(4, 4),))
+
+
+def _seen(y: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    before = view(y)
+    after = F.relu(y, inplace=True)
+    return before, after, y

@@ -8,6 +8,7 @@ In: a callable and example inputs. Out: the PyTorch calls it made, as IR.
     encode    arguments as values, indices as `Indexing` specs
     numbers   ints and floats that remember which size they were computed from
     names     a function object as the name that IR gives it
+    inplace   activations that write into their input, as plain ones
     splice    a compiled function's program, where traced code calls one
     nests     nested arguments and results, taken apart and put together
     captures  tensors that were there before: parameters, buffers, constants

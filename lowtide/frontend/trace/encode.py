@@ -78,9 +78,7 @@ def _sequence(known: Known, x: Sequence[Any]) -> Value:
         return known.builder.const(tuple(x))
     elems = [encode(known, e) for e in x]
     if isinstance(x, list):
-        made = known.builder.list_make(elems)
-        if made is not None:
-            return made
+        return known.builder.list_make(elems)
     return known.builder.tuple_make(elems)
 
 

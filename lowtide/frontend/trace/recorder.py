@@ -23,6 +23,7 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script.binding import Bound, Default, Gather, Slot, bind
 from lowtide.frontend.trace.captures import Captures
 from lowtide.frontend.trace.encode import Items, NotEncodable, encode, encode_items
+from lowtide.frontend.trace.inplace import plain_form
 from lowtide.frontend.trace.numbers import Traced, traced_number
 from lowtide.frontend.trace.places import Place, here, warn_frozen
 from lowtide.ir import types as t
@@ -135,7 +136,10 @@ class Recorder:
                 f"{source} is called with {what}, which a recorded program cannot hold",
                 "tensors, numbers, strings, dtypes, devices, and lists and tuples of them",
             ) from None
-        bound = None if mutates else bind(_records(source), values, named)
+        if mutates and not self.grad_off:
+            bound = plain_form(self.builder, source, values, named)
+        else:
+            bound = None if mutates else bind(_records(source), values, named)
         if bound is not None and bound.record.name != "getitem":
             self._record(bound, result)
             return
