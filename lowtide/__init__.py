@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from lowtide.api import WHERE
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
         unused,
     )
     from lowtide.frontend.script.language import annotate, is_scripting
+    from lowtide.frontend.trace.active import is_tracing
+    from lowtide.frontend.trace.places import TracerWarning
+    from lowtide.patch import patch_torch_jit
     from lowtide.pipeline.compile_module import freeze
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
     from lowtide.pipeline.script_module import ScriptModule, script_method
     from lowtide.pipeline.stats import cache_stats
+    from lowtide.pipeline.trace import trace, trace_module
+    from lowtide.pipeline.traced import TracedFunction, TracedModule
     from lowtide.runtime.arena import empty_cache
 
 __all__ = [
@@ -39,6 +45,9 @@ __all__ = [
     "MemoryPlan",
     "ScriptFunction",
     "ScriptModule",
+    "TracedFunction",
+    "TracedModule",
+    "TracerWarning",
     "annotate",
     "cache_stats",
     "compare",
@@ -48,8 +57,12 @@ __all__ = [
     "ignore",
     "interface",
     "is_scripting",
+    "is_tracing",
+    "patch_torch_jit",
     "script",
     "script_method",
+    "trace",
+    "trace_module",
     "unused",
 ]
 
@@ -64,3 +77,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("LOWTIDE_PATCH_TORCH_JIT") == "1":
+    __getattr__("patch_torch_jit")()

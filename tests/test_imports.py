@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # They join the layers: the pipeline, the public names, and the tools around the compiler.
 SEES_ALL = {
     "", "__main__", "api", "cli", "compare", "comparison", "demo", "demo_worker", "difference",
-    "doctor", "explain_command", "machine", "pipeline", "programs",
+    "doctor", "explain_command", "machine", "patch", "pipeline", "programs",
 }  # fmt: skip
 HEAVY = (
     "torch._dynamo", "torch._inductor", "triton", "sympy", "pandas", "matplotlib", "rich", "typer",

@@ -24,18 +24,16 @@ import torch
 
 from lowtide.errors import CompileError, LowtideError
 from lowtide.frontend.script.script import check_syntax, script_function, signature_types
+from lowtide.frontend.trace.active import active
 from lowtide.ir import python_objects
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
-from lowtide.ir.python_text import python_text
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
+from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.explain import Explanation, explain
-from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
-from lowtide.pipeline.walk import Walk, ineligible
 
 if TYPE_CHECKING:
     from lowtide.pipeline.script_module import ScriptModule
@@ -47,7 +45,7 @@ _is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 _reason = plain.reason
 
 
-class ScriptFunction:
+class ScriptFunction(Compiled):
     """A compiled function; see the module's text. Safe to call from many threads."""
 
     __wrapped__: Callable[..., Any]
@@ -85,6 +83,9 @@ class ScriptFunction:
             raise through_user_lines(error) from error.__cause__
 
     def _python(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = active()
+        if recorder is not None:
+            return self.inline(recorder, args, kwargs)
         stats.count("calls_eager")
         return self._fn(*args, **kwargs)
 
@@ -134,44 +135,13 @@ class ScriptFunction:
             )
         return found
 
-    # -- what can be asked of it --
-
-    def _function(self) -> Function:
+    def program(self) -> Function:
+        """The program for the latest types of arguments, else as annotated."""
         with self._lock:
             if self._drivers:
                 return next(reversed(self._drivers.values())).function
         types = tuple(signature_types(self._fn).values())
         return tidy(script_function(self._fn, types))
-
-    @property
-    def graph(self) -> Function:
-        """The program, for the latest types of arguments (else as annotated); prints as IR."""
-        return self._function()
-
-    @property
-    def code(self) -> str:
-        """The program as Python-like source."""
-        return python_text(self._function())
-
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """For these inputs (meta tensors too): kernels, what PyTorch runs and why, the peak."""
-        why, walk = self._walk(args, kwargs)
-        return explain(self._fn.__name__, walk, why)
-
-    def memory(self, *args: Any, **kwargs: Any) -> MemoryPlan:
-        """The predicted peak for these inputs (meta tensors too); nothing is run or allocated."""
-        why, walk = self._walk(args, kwargs)
-        return plan_memory(walk, why)
-
-    def stages(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-        """The program after each stage for these inputs, the generated source last."""
-        _, walk = self._walk(args, kwargs)
-        return walk.stages()
-
-    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
-        values = self.bind(args, kwargs)
-        why = _reason() or ineligible(values)
-        return why, Walk(self.driver(values), values)
 
 
 Class = TypeVar("Class", bound=type)

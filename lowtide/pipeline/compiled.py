@@ -1,0 +1,123 @@
+"""What every compiled function can be asked, and how one becomes a part of a traced program.
+
+In: a `Driver` for the arguments of a call, from a subclass. Out: the text of the program, its
+kernels, its peak, its stages.
+
+Hook: `c.__lowtide_program__(types)` is the program for argument types, as a Function whose
+captured parameters, if any, are read from `c` by their paths; other front ends inline it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lowtide.ir.core import Function
+from lowtide.ir.interpret import run_block
+from lowtide.ir.python_text import python_text
+from lowtide.pipeline import plain, stats
+from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.explain import Explanation, explain
+from lowtide.pipeline.memory import MemoryPlan, plan_memory
+from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.walk import Walk, ineligible
+
+if TYPE_CHECKING:
+    from lowtide.frontend.trace.recorder import Recorder
+
+
+class Compiled(ABC):
+    """A function that Lowtide runs."""
+
+    __name__: str
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the Python function would return."""
+
+    @abstractmethod
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The operands of the program, in order; raises Python's own TypeError."""
+
+    @abstractmethod
+    def driver(self, args: tuple[Any, ...]) -> Driver:
+        """The program for these operands, built if need be; raises CompileError."""
+
+    def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
+        """The program for what `bind` gave, and its operands, captured ones included."""
+        return self.driver(values), values
+
+    @abstractmethod
+    def program(self) -> Function:
+        """The program as it was last built."""
+
+    @property
+    def graph(self) -> Function:
+        """The program, for the latest types of arguments (else as annotated); prints as IR."""
+        return self.program()
+
+    @property
+    def code(self) -> str:
+        """The program as Python-like source."""
+        return python_text(self.program())
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """For these inputs (meta tensors too): kernels, what PyTorch runs and why, the peak."""
+        why, walk = self._walk(args, kwargs)
+        return explain(self.__name__, walk, why)
+
+    def memory(self, *args: Any, **kwargs: Any) -> MemoryPlan:
+        """The predicted peak for these inputs (meta tensors too); nothing is run or allocated."""
+        why, walk = self._walk(args, kwargs)
+        return plan_memory(walk, why)
+
+    def stages(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
+        """The program after each stage for these inputs, the generated source last."""
+        _, walk = self._walk(args, kwargs)
+        return walk.stages()
+
+    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
+        driver, values = self.resolve(self.bind(args, kwargs))
+        plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
+        why = plain.reason() or ineligible(plain_values)
+        return why, Walk(driver, values)
+
+    def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call from code that is being traced: the program's ops, control flow kept, become
+        part of the recorded one."""
+        from lowtide.frontend.trace.active import paused  # only where something is traced
+        from lowtide.frontend.trace.encode import plain as without_memory
+        from lowtide.frontend.trace.splice import splice
+
+        values = self.bind(tuple(args), dict(kwargs))
+        driver, real = self.resolve(tuple(without_memory(v) for v in values))
+        with paused():
+            result = self._run(driver, real)
+        operands = (*values, *real[len(values) :])
+        return self.wrap(splice(recorder, driver.function, operands, result))
+
+    def _run(self, driver: Driver, values: tuple[Any, ...]) -> Any:
+        if plain.reason():
+            return run_eagerly(driver, values)
+        try:
+            return driver(values)
+        except Ineligible:
+            return run_eagerly(driver, values)
+
+    def wrap(self, result: Any) -> Any:
+        """What the caller gets for the program's result."""
+        return result
+
+
+def run_eagerly(driver: Driver, values: Sequence[Any]) -> Any:
+    """PyTorch runs the program's ops, one by one, with autograd, modes and all."""
+    stats.count("calls_eager")
+    function, block = driver.function, driver.function.block
+    env = dict(zip(function.params, values, strict=True))
+    if any(op.blocks for op in block.ops):
+        return run_block(block, env)[0]
+    driver.plan.run_eager(0, driver.plan.last, env)
+    return env[block.terminator.operands[0]]
