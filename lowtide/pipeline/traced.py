@@ -155,6 +155,11 @@ class TracedModule(ScriptModule):
             name: TracedFunction(fn, (forms or {}).get(name) or flat_form(fn), self)
             for name, fn in methods.items()
         }
+        self.__dict__["_lowtide_programs"] = {
+            name: found
+            for name, fn in self._traced.items()
+            if (found := fn.__lowtide_program__()) is not None
+        }
 
     @property
     def original_name(self) -> str:
