@@ -29,6 +29,7 @@ from lowtide.ops import (
     ternary,
     unary,
     views,
+    windows,
 )
 
 __all__ = [
@@ -55,4 +56,5 @@ __all__ = [
     "ternary",
     "unary",
     "views",
+    "windows",
 ]

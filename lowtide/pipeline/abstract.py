@@ -71,6 +71,10 @@ class Map:
         return dict(zip(self.keys, self.elems, strict=True))
 
 
+class Pending:
+    """A list whose elements a lifted loop makes: nothing but what lifting knows may look at it."""
+
+
 @dataclass(slots=True, eq=False)
 class Abs:
     """An abstract value.
@@ -99,7 +103,7 @@ def is_constant(x: Abs) -> bool:
     """Whether the value is the same in every run of the signature."""
     if isinstance(x.value, Seq | Map):
         return isinstance(x.value, Seq) and all(is_constant(e) for e in x.value.elems)
-    return not isinstance(x.value, Val | Index | Expr) and x.value is not OPAQUE
+    return not isinstance(x.value, Val | Index | Expr | Pending) and x.value is not OPAQUE
 
 
 def is_int(x: Abs) -> bool:
@@ -122,7 +126,7 @@ def build(kind: type, elems: list[Any]) -> Any:
 
 def raw(x: Abs) -> Any:
     """What a lowering is handed; raises Unsupported for a number that only the call knows."""
-    if x.value is OPAQUE or isinstance(x.value, Map):
+    if x.value is OPAQUE or isinstance(x.value, Map | Pending):
         raise Unsupported("a value that is known only at run time")
     if isinstance(x.value, Seq):
         elems = [raw(e) for e in x.value.elems]

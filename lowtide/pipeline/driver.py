@@ -24,7 +24,7 @@ from lowtide.pipeline import stats
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible
-from lowtide.pipeline.specialise import static_reason
+from lowtide.pipeline.specialise import ends_region, static_reason
 
 Env = dict[Value, Any]
 
@@ -55,8 +55,10 @@ class BlockPlan:
                 return self._regions.setdefault(pos, self._region(pos))
 
     def _region(self, pos: int) -> Region | None:
+        if self.ops[pos].name == "mutate":
+            return None  # of a tensor from outside
         end = pos
-        while end < self.last and not static_reason(self.ops[end]):
+        while end < self.last and not self._ends(end, pos):
             end += 1
         if not any(_is_work(op) for op in self.ops[pos:end]):
             return None
@@ -72,6 +74,15 @@ class BlockPlan:
             mutates=self.mutates,
             name=f"{self.name}:{self.ops[pos].loc.line or pos}",
         )
+
+    def _ends(self, pos: int, start: int) -> bool:
+        """Whether every region from `start` on ends here; to a list from outside nothing is added,
+        so that its growth makes no new signature."""
+        op = self.ops[pos]
+        if op.name in ("list.append", "list.extend"):
+            made = {v for earlier in self.ops[start:pos] for v in earlier.results}
+            return op.operands[0] not in made
+        return bool(ends_region(op))
 
     def inner(self, block: Block) -> BlockPlan:
         """The plan of a nested block."""

@@ -14,7 +14,7 @@ block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -23,7 +23,7 @@ import torch
 from lowtide.errors import Loc
 from lowtide.ir import dtypes, opdefs, python_objects
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Op, Value
+from lowtide.ir.core import Block, Op, Value, free_values
 from lowtide.ir.python_ops.numbers import UNBOUND
 from lowtide.ir.types import ClassType
 from lowtide.pipeline import late, mappings, scalars
@@ -38,11 +38,13 @@ from lowtide.pipeline.abstract import (
     raw,
     tensors_in,
 )
+from lowtide.pipeline.lifting import inplace, rows
+from lowtide.pipeline.lifting.lift import Lift, NotLifted
 from lowtide.pipeline.signature import Binding, size_symbol
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
 from lowtide.texpr.expr import Expr
-from lowtide.texpr.index import Index, nonnegative
+from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, nonnegative
 
 UNROLL_TRIPS: Final = 32
 UNROLL_OPS: Final = 2000
@@ -64,7 +66,7 @@ STOPPING: Final = {
 _STOPPING_FAMILIES: Final = {"set": "works on a set"}
 
 
-class Stop(Exception):
+class Stop(Unsupported):
     """This op ends the region; the text says why."""
 
 
@@ -96,8 +98,15 @@ class Trace:
     misfit: bool = False
 
 
+def ends_region(op: Op) -> str:
+    """As `static_reason`, but for writes that are followed if the region made the tensor."""
+    if op.name == "mutate" and inplace.out_of_place(op):
+        return ""
+    return static_reason(op)
+
+
 def static_reason(op: Op) -> str:
-    """Why this op ends every region, "" if it need not."""
+    """Why this op ends a region, "" if it need not."""
     family = op.name.partition(".")[0]
     if op.name == "call_torch" and late.may_bind(op):
         return ""
@@ -126,15 +135,25 @@ def specialise(
 ) -> Trace:
     """Follows ops from `start`. `assumed` answers guards; `floats` are this call's, to see whether
     an op could be lowered if it knew them. Raises NeedConst, NeedGuard and NeedFloats."""
-    run = _Specialiser(binding, assumed, floats)
-    env = dict(zip(live, run.live, strict=True))
-    return run.trace(block, start, env)
+    kept: set[Op] = set()
+    while True:
+        run = _Specialiser(binding, assumed, floats, kept)
+        env = dict(zip(live, run.live, strict=True))
+        try:
+            return run.trace(block, start, env)
+        except rows.Escaped as why:
+            kept.add(why.op)
 
 
 class _Specialiser:
     def __init__(
-        self, binding: Binding, assumed: Mapping[Index, bool], floats: Mapping[str, float]
+        self,
+        binding: Binding,
+        assumed: Mapping[Index, bool],
+        floats: Mapping[str, float],
+        kept: Set[Op],
     ) -> None:
+        self.kept = kept  # loops that fill a list that is needed as one
         self.b, self.live = binding.abstract()
         self.numbers = binding.numbers
         self.spots = binding.spots
@@ -142,7 +161,9 @@ class _Specialiser:
         self.floats = floats
         self.derived: dict[str, Abs] = {}
         self.ops = 0
-        self._undo: list[tuple[Abs, Seq | Map]] = []  # what was changed, and what it was
+        self._undo: list[tuple[Abs, object]] = []  # what was changed, and what it was
+        self.views: dict[Abs, inplace.Made] = {}
+        self.blocked: set[Abs] = set()  # tensors of which there may be copies, or not
 
     def trace(self, block: Block, start: int, env: dict[Value, Abs]) -> Trace:
         stop, reason, misfit = start, "", False
@@ -152,21 +173,27 @@ class _Specialiser:
                 break
             if self.ops > UNROLL_OPS:
                 break
-            mark = self._mark()
+            mark = self.mark()
             try:
                 self.op(op, env)
-            except (Stop, Unsupported, ShapeError) as why:
-                self._reset(mark)
+            except (Unsupported, ShapeError) as why:
+                self.reset(mark)
                 reason, misfit = str(why), isinstance(why, ShapeError)
                 break
             except NeedConst as need:
                 if any(self.spots.get(name) for name in need.symbols):
                     raise
-                self._reset(mark)
+                self.reset(mark)
                 reason = f"needs a size that is known only at run time: {need}"
                 break
             stop += 1
         loc = block.ops[min(stop, len(block.ops) - 1)].loc
+        if self._undo:
+            self.refresh(env.values())
+            later = block.ops[stop:] or [block.terminator]
+            filled = rows.escaping(env[v] for v in free_values(later) if v in env)
+            if filled is not None:
+                raise rows.Escaped(filled)
         return Trace(
             stop=stop,
             reason=reason,
@@ -186,6 +213,8 @@ class _Specialiser:
             return True
         if nonnegative(-index - 1):
             return False
+        if any(isinstance(a, Axis) for a in deep_atoms(index)):
+            return None  # of a loop that is lifted: now so, now so
         if index in self.assumed:
             return self.assumed[index]
         if not symbols(index) <= self.numbers.keys() or len(self.assumed) >= MAX_GUARDS:
@@ -208,10 +237,14 @@ class _Specialiser:
 
     def op(self, op: Op, env: dict[Value, Abs]) -> None:
         self.ops += 1
-        reason = static_reason(op)
+        reason = ends_region(op)
         if reason:
             raise Stop(reason)
+        if op.operands and op.operands[0] not in env:
+            raise Stop("changes what was made before")  # a list that is no live-in, see the driver
         operands = [env[v] for v in op.operands]
+        if self._undo:
+            self.refresh(operands)
         if op.name == "if":
             results = self._if(op, operands[0], env)
         elif op.name == "loop":
@@ -220,6 +253,8 @@ class _Specialiser:
             if operands[0].value is not True:
                 raise Stop("asserts what is known only at run time")
             results = []
+        elif op.name == "mutate":
+            results = [inplace.mutate(self, op, operands)]
         elif op.name.startswith("torch."):
             results = self._torch(op, operands)
         else:
@@ -285,6 +320,9 @@ class _Specialiser:
         """A list or dict made in this region is changed; what it was is kept for a retreat."""
         xs = operands[0]
         before = xs.value
+        if isinstance(before, rows.Growing) and op.name == "list.append":
+            before.elems.append(operands[1])
+            return Abs(None)
         if xs.origin is not None or not isinstance(before, Seq | Map):
             raise Stop("changes what was made before")
         if isinstance(before, Map):
@@ -292,9 +330,33 @@ class _Specialiser:
         else:
             elems, result = scalars.changed_list(op.name, operands)
             after = Seq(list, tuple(elems))
-        self._undo.append((xs, before))
-        xs.value = after
+        self.change(xs, after)
         return result
+
+    # -- what inplace and lifting ask --
+
+    def changes(self, since: int) -> Sequence[tuple[Abs, object]]:
+        """What was changed, and what it was before, in order."""
+        return self._undo[since:]
+
+    def change(self, x: Abs, value: object) -> None:
+        """The list, dict or tensor is another from here on."""
+        self._undo.append((x, x.value))
+        x.value = value
+
+    def bound(self, op: Op, source: str, operands: Sequence[Abs]) -> Abs:
+        """What the function of this name gives."""
+        kwnames = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
+        found = late.bind_late(source, operands, kwnames)
+        if found is None:
+            raise Stop("changes a tensor in place")
+        record, bound = found
+        return self._lowered(op, record, "pointwise", (), [_frozen(x) for x in bound])[0]
+
+    def refresh(self, values: Iterable[Abs]) -> None:
+        for x in values:
+            for tensor in tensors_in(x):
+                inplace.refresh(self, tensor)
 
     def _late(self, op: Op, source: str, operands: list[Abs]) -> list[Abs]:
         """An op whose kind of operands was not known before: now it is PyTorch's."""
@@ -324,6 +386,9 @@ class _Specialiser:
 
     def _torch(self, op: Op, operands: list[Abs]) -> list[Abs]:
         record: Any = opdefs.torch_record(op.name)
+        if isinstance(operands[0].value, rows.Rows) and record.name in ("stack", "cat"):
+            self.b.loc, self.b.op = op.loc, record.name
+            return [Abs(rows.joined(self.b, record.name, operands[0].value, operands[1].value))]
         if op.name != "torch.getitem":
             return self._lowered(op, record, record.kind, (), [_frozen(x) for x in operands])
         spec = cast("tuple[str, ...]", op.attrs["spec"])
@@ -349,21 +414,39 @@ class _Specialiser:
             raise Stop("is not lowered")
         self.b.loc, self.b.op = op.loc, record.name
         args = [raw(x) for x in (*leading, *operands)]
-        mark = self._mark()
+        mark = self.mark()
         try:
             found = record.lower(self.b, *args)
         except Unsupported as why:
-            self._reset(mark)
+            self.reset(mark)
             if any(_has_float(x) for x in args):
                 self._try_floats(record, args, why)
             raise
         origin = Origin(record.eager, (*leading, *operands), record.name)
+        made = [*leading, *operands]
         if len(op.results) > 1:
-            return [self._result(r, kind, origin, i) for i, r in enumerate(found)]
+            return [
+                self._noted(self._result(r, kind, origin, i), record, made)
+                for i, r in enumerate(found)
+            ]
         if len(record.results) > 1:  # bound late: PyTorch's tuple
             parts = tuple(self._result(r, kind, origin, i) for i, r in enumerate(found))
-            return [Abs(Seq(tuple, parts))]
-        return [self._result(found, kind, origin, None)]
+            return [self._noted(Abs(Seq(tuple, parts)), record, made)]
+        return [self._noted(self._result(found, kind, origin, None), record, made)]
+
+    def _noted(self, result: Abs, record: Any, operands: Sequence[Abs]) -> Abs:
+        """Keeps in mind how views were made, and what may share memory without being a view."""
+        for x in tensors_in(result):
+            if x.base is not None:
+                self.views[x] = inplace.Made(record, tuple(operands), x.base, x.base.value)
+                if record.name not in inplace.ALIASING:
+                    self.blocked.add(inplace.root_of(x))
+                continue
+            assert isinstance(x.value, Val)
+            for other in (y for o in operands for y in tensors_in(o)):
+                if isinstance(other.value, Val) and other.value.name == x.value.name:
+                    self.blocked.update((x, inplace.root_of(other)))
+        return result
 
     def _result(self, found: object, kind: str, origin: Origin, item: int | None) -> Abs:
         if isinstance(found, Val):
@@ -379,20 +462,20 @@ class _Specialiser:
 
     def _try_floats(self, record: Any, args: list[Any], why: Unsupported) -> None:
         """Raises NeedFloats if the op is lowered once it knows the floats of this call."""
-        mark = self._mark()
+        mark = self.mark()
         try:
             record.lower(self.b, *[_with_floats(x, self.floats) for x in args])
         except (Unsupported, ShapeError, NeedConst):
             return
         finally:
-            self._reset(mark)
+            self.reset(mark)
         raise NeedFloats from why
 
-    def _mark(self) -> tuple[int, int, int, int]:
+    def mark(self) -> tuple[int, int, int, int]:
         program = self.b.program
         return (len(program.defs), len(program.checks), len(program.equalities), len(self._undo))
 
-    def _reset(self, mark: tuple[int, int, int, int]) -> None:
+    def reset(self, mark: tuple[int, int, int, int]) -> None:
         """Forgets what an op that failed half-way left behind."""
         program = self.b.program
         for xs, before in reversed(self._undo[mark[3] :]):
@@ -410,31 +493,59 @@ class _Specialiser:
             raise Stop("branches on the value of a tensor")
         if not is_constant(condition):
             raise Stop("branches on what is known only at run time")
-        return self._inline(op.blocks[0 if condition.value else 1], env)
+        return self.inline(op.blocks[0 if condition.value else 1], env)
 
     def _loop(self, op: Op, operands: list[Abs], env: dict[Value, Abs]) -> list[Abs]:
         trips, going, *carried = operands
-        if not isinstance(trips.value, int) or not is_constant(going):
+        if not is_constant(going) or not isinstance(trips.value, int | Index):
             raise Stop("loops as often as only the run knows")
+        lifted = self._lifted(op, as_index(trips.value), carried, env)
+        if not isinstance(lifted, str):
+            return lifted
+        if not isinstance(trips.value, int):
+            raise Stop(lifted)
         if UNROLL_TRIPS < trips.value < opdefs.MAX_TRIPS:
-            raise Stop(f"loops {trips.value} times: too often to unroll")
+            raise Stop(f"loops {trips.value} times: {lifted}")
+        return self._unrolled(op, trips.value, going, carried, env)
+
+    def _lifted(
+        self, op: Op, trips: Index, carried: list[Abs], env: dict[Value, Abs]
+    ) -> list[Abs] | str:
+        """The results of a loop that is an axis, or why it is none."""
+        if op in self.kept:
+            return "its list is needed as a list"
+        if trips.const is not None and not 2 <= trips.const < opdefs.MAX_TRIPS:
+            return "is no loop of a fixed length"
+        some = self.decide(trips - 1)
+        if some is None:
+            return "loops as often as only the run knows"
+        if not some:
+            return carried
+        try:
+            return Lift(self, op, trips, carried, env).results()
+        except NotLifted as why:
+            return f"is not lifted: {why}"
+
+    def _unrolled(
+        self, op: Op, trips: int, going: Abs, carried: list[Abs], env: dict[Value, Abs]
+    ) -> list[Abs]:
         (block,) = op.blocks
-        for i in range(min(trips.value, UNROLL_TRIPS + 1)):
+        for i in range(min(trips, UNROLL_TRIPS + 1)):
             if not going.value:
                 return carried
             if i == UNROLL_TRIPS or self.ops > UNROLL_OPS:
                 raise Stop("is too long to unroll")
             env.update(zip(block.args, (Abs(i), *carried), strict=True))
-            going, *carried = self._inline(block, env)
+            going, *carried = self.inline(block, env)
             if not is_constant(going):
                 raise Stop("loops until a tensor or the run says so")
         return carried
 
-    def _inline(self, block: Block, env: dict[Value, Abs]) -> list[Abs]:
+    def inline(self, block: Block, env: dict[Value, Abs]) -> list[Abs]:
         for op in block.ops[:-1]:
             try:
                 self.op(op, env)
-            except (Stop, Unsupported) as why:
+            except Unsupported as why:
                 raise Stop(f"{why} (in {op.name} at {op.loc})") from why
         return [env[v] for v in block.terminator.operands]
 

@@ -215,6 +215,8 @@ class Walk:
         if op.name == "if":
             results = self._if(plan, op, env)
         elif op.name == "loop":
+            if reason:
+                self.notes.append(f"{op.loc}: the loop {reason}")
             results = self._loop(plan, op, env)
         else:
             before = self._held()

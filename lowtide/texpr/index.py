@@ -299,7 +299,7 @@ def _split(num: Index, den: Index) -> tuple[Index, Index]:
         return num, as_index(0)
     if len(den.terms) != 1:
         whole = exact_division(num, den)
-        return (whole, as_index(0)) if whole is not None else (as_index(0), num)
+        return (whole, as_index(0)) if whole is not None else _split_long(num, den)
     monomial, factor = den.terms[0]
     quotient: list[tuple[Monomial, int]] = []
     rest: list[tuple[Monomial, int]] = []
@@ -314,6 +314,20 @@ def _split(num: Index, den: Index) -> tuple[Index, Index]:
         if over:
             rest.append((m, over))
     return _from_terms(quotient), _from_terms(rest)
+
+
+def _split_long(num: Index, den: Index) -> tuple[Index, Index]:
+    """((n - 2)*i + j) // (n - 2) -> i, rest j, where j is sure to lie in [0, n - 2)."""
+    lead_m, lead_c = den.terms[0]
+    quotient, rest = as_index(0), num
+    for m, c in num.terms:
+        left = _remove(m, lead_m)
+        if left is not None and c % lead_c == 0:
+            part = Index(((left, c // lead_c),))
+            quotient, rest = quotient + part, rest - part * den
+    if nonnegative(rest) and nonnegative(den - 1 - rest):
+        return quotient, rest
+    return as_index(0), num
 
 
 def _remove(monomial: Monomial, part: Monomial) -> Monomial | None:
@@ -375,12 +389,29 @@ def nonnegative(index: Index) -> bool:
     for atom in index.atoms():
         if isinstance(atom, Axis | Mod | Clamp):
             return _without(index, atom)
+        if isinstance(atom, FloorDiv) and (top := _most_of_division(atom)) is not None:
+            if any(m.count(atom) > 1 for m, _ in index.terms):
+                return False
+            ends = (substitute(index, {atom: as_index(end)}) for end in (0, top))
+            return all(nonnegative(i) for i in ends)
         if not isinstance(atom, Size) or atom.low is None:
             return False
     shifted = substitute(
         index, {a: as_index(a) + a.low for a in index.atoms() if isinstance(a, Size) and a.low}
     )
     return all(c >= 0 for _, c in shifted.terms)
+
+
+def _most_of_division(atom: FloorDiv) -> int | None:
+    """The greatest value of a division of axes of constant extents, which starts from 0."""
+    den, most = atom.den.const, 0
+    for monomial, factor in atom.num.terms:
+        (a, *more) = monomial or (None,)
+        size = a.extent.const if isinstance(a, Axis) else None
+        if more or size is None or factor < 0:
+            return None
+        most += factor * (size - 1)
+    return None if den is None or most < 0 else most // den
 
 
 def _known_nonnegative(atom: Atom) -> bool:

@@ -1,0 +1,116 @@
+"""The definitions of a loop's body, once its axis is a dim of theirs.
+
+In: definitions in which the loop axis L stands free. Out: each with L as its first axis, and each
+load of one of them with L as its first index.
+
+    t4[]  = sum[j](x[L, j])                 t4[l] = sum[j](x[l, j])
+    t5[j] = t4[] * x[L, j]            ->    t5[l, j] = t4[l] * x[l, j]
+    check t6[]                              check t7[] = all[l](t6[l])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowtide.ir import dtypes
+from lowtide.pipeline.lifting import updates
+from lowtide.pipeline.lifting.match import NotLifted
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.build import Builder, Val
+from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
+from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
+
+__all__ = ["Body", "at_indices", "closed"]
+
+
+class Body:
+    """Definitions of the body with L as a dim, and those `tainted` by what L - 1 left behind."""
+
+    def __init__(self, b: Builder, axis: Axis, carries: Sequence[str]) -> None:
+        self.b = b
+        self.axis = axis
+        self.lifted: set[str] = set()
+        self.own: set[str] = set()
+        self.tainted: dict[str, Def | None] = dict.fromkeys(carries)
+
+    def element(self, value: Val, idx: Sequence[Index], carry: str) -> Expr:
+        """An element in iteration L, with all written out that reads `carry`."""
+        e = self.put(ex.load(value.name, [as_index(i) for i in idx], value.dtype))
+        return updates.expanded(self.b.program.defs, e, carry, {}) if carry else e
+
+    def put(self, e: Expr) -> Expr:
+        """Loads of lifted definitions with L as their first index."""
+
+        def visit(node: Expr) -> Expr | None:
+            if isinstance(node, Load) and node.source in self.lifted:
+                return ex.load(node.source, [as_index(self.axis), *node.index], node.dtype)
+            return None
+
+        return Rewriter(visit)(e)
+
+    def check(self, e: Expr) -> None:
+        """Raises NotLifted if an expression reads what the iteration before left behind, or L."""
+        for load in ex.loads(e):
+            if load.source in self.tainted:
+                d = self.tainted[load.source]
+                where = f" ({d.op} at {d.loc})" if d is not None else ""
+                raise NotLifted(f"each iteration needs what the one before it computed{where}")
+        if self.axis in ex.free_axes(e):
+            raise AssertionError("a loop axis is left over")
+
+    def merged(self, fn: str, e: Expr) -> Expr:
+        """A reduction of the body that is reduced further: one reduction of both."""
+        e = updates.inlined_views(self.b.program.defs, e, self.own)
+        d = self.b.program.defs.get(e.source) if isinstance(e, Load) else None
+        if d is None or d.name not in self.own or not isinstance(e, Load):
+            return e
+        if not isinstance(d.expr, Reduce) or d.expr.fn != fn:
+            return e
+        fresh = {a: as_index(Axis(a.name, a.extent)) for a in d.expr.axes}
+        return at_indices(d.expr, {**dict(zip(d.axes, e.index, strict=True)), **fresh})
+
+
+def closed(
+    b: Builder, axis: Axis, first_def: int, first_check: int, carries: Sequence[str]
+) -> Body:
+    """Gives every definition since `first_def` the loop axis as a dim where it depends on it."""
+    body = Body(b, axis, carries)
+    defs = b.program.defs
+    for name in list(defs)[first_def:]:
+        d = defs[name]
+        body.own.add(name)
+        if any(axis in deep_atoms(a.extent) for a in d.axes) or _ragged(d.expr, axis):
+            raise NotLifted(f"sizes change from iteration to iteration ({d.op} at {d.loc})")
+        expr = body.put(d.expr)
+        if any(load.source in body.tainted for load in ex.loads(expr)):
+            body.tainted[name] = d
+        axes = d.axes
+        if axis in ex.free_axes(expr):
+            fresh = Axis(axis.name, axis.extent)
+            expr = at_indices(expr, {axis: as_index(fresh)})
+            axes = (fresh, *d.axes)
+            body.lifted.add(name)
+        defs[name] = Def(name=name, axes=axes, expr=expr, loc=d.loc, op=d.op)
+    for k, name in enumerate(b.program.checks[first_check:], first_check):
+        if name in body.tainted:
+            raise NotLifted("an index depends on the iteration before")
+        if name in body.lifted:
+            b.program.checks[k] = _all(b, axis, name).name
+    return body
+
+
+def _ragged(expr: Expr, axis: Axis) -> bool:
+    return any(
+        axis in deep_atoms(a.extent)
+        for node in ex.walk(expr)
+        if isinstance(node, Reduce)
+        for a in node.axes
+    )
+
+
+def _all(b: Builder, axis: Axis, name: str) -> Val:
+    def holds(idx: tuple[Index, ...]) -> Expr:
+        return ex.load(name, idx, dtypes.boolean)
+
+    return b.tensor((), dtypes.boolean, lambda _: b.reduce("all", [axis.extent], holds))

@@ -1,0 +1,198 @@
+"""Writes into tensors that the region itself made: the tensor's abstract value becomes another.
+
+In: a `mutate` op and abstract operands. Out: what it gives; the `Abs` of the tensor that is changed
+holds the new value, so every alias (they share the `Abs`) sees it. Views of it are made again
+when they are next looked at.
+
+    y = x + 1          y: Abs(t1)                   t1[i] = x[i] + 1
+    v = y[0]           v: Abs(t2), base y
+    y[0] = 5      ->   y: Abs(t3)                   t3[i] = 5 if i == 0 else t1[i]
+    return v           v is looked at: Abs(t4)      t4 = t3[0]
+
+Never: tensors from outside the region; tensors of which there is a view that may be a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast
+
+import torch
+
+from lowtide.ir import dtypes
+from lowtide.ir.core import Op
+from lowtide.ops.factories import filled
+from lowtide.ops.indexing import lower_getitem
+from lowtide.ops.operands import broadcast_index, cast_to
+from lowtide.ops.registry import lookup
+from lowtide.pipeline.abstract import Abs, raw, tensors_in
+from lowtide.pipeline.lifting import updates
+from lowtide.texpr.build import Builder, Unsupported, Val
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import Index, as_index
+
+# Views that are never copies.
+ALIASING: Final = frozenset({
+    "view", "view_as", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as", "permute",
+    "transpose", "t", "T", "mT", "movedim", "getitem", "select", "narrow", "split", "chunk",
+    "unbind", "detach", "diagonal", "Tensor.unfold",
+})  # fmt: skip
+_OPERATORS: Final = {
+    f"operator.i{n}": f"operator.{n}"
+    for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+} | {"operator.iand": "operator.and_", "operator.ior": "operator.or_"}
+_ITEMS: Final = frozenset({"int", "slice", "none", "ellipsis"})
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How a view was made: the record, its operands, and what its base was then."""
+
+    record: Any
+    operands: tuple[Abs, ...]
+    base: Abs
+    base_value: object
+
+
+class Host(Protocol):
+    """What the specialiser offers here."""
+
+    b: Builder
+    views: dict[Abs, Made]
+    blocked: set[Abs]
+
+    def change(self, x: Abs, value: object) -> None: ...
+    def bound(self, op: Op, source: str, operands: Sequence[Abs]) -> Abs: ...
+
+
+def out_of_place(op: Op) -> str:
+    """The function whose result a `mutate` writes; "" where it is none that is understood."""
+    target = str(op.attrs["target"])
+    if target == "Tensor.__setitem__":
+        return "setitem" if set(cast("tuple[str, ...]", op.attrs["spec"])) <= _ITEMS else ""
+    if target in _OPERATORS:
+        return _OPERATORS[target]
+    if target in ("Tensor.zero_", "Tensor.fill_", "Tensor.copy_"):
+        return target
+    source = target.removesuffix("_")
+    known = target.startswith("Tensor.") and target.endswith("_") and bool(lookup(source))
+    kinds = {r.kind for r in lookup(source)} if known else set[str]()
+    return source if kinds and kinds <= {"pointwise"} else ""
+
+
+def root_of(x: Abs) -> Abs:
+    """The tensor that owns the memory."""
+    while x.base is not None:
+        x = x.base
+    return x
+
+
+def refresh(host: Host, x: Abs) -> None:
+    """Makes a view again if what it views has changed since."""
+    made = host.views.get(x)
+    if made is None:
+        return
+    refresh(host, made.base)
+    if made.base.value is made.base_value:
+        return
+    found = made.record.lower(host.b, *[raw(o) for o in made.operands])
+    host.change(x, found if x.item is None else found[x.item])
+    host.views[x] = Made(made.record, made.operands, made.base, made.base.value)
+
+
+def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
+    """Runs the op on abstract values; raises Unsupported where PyTorch must."""
+    x, source = operands[0], out_of_place(op)
+    root = _writable(host, x)
+    for other in operands[1:]:
+        for t in tensors_in(other):
+            if root_of(t) is root and not _same_part(op, x, t):
+                raise Unsupported("changes a tensor by parts of itself")
+    assert isinstance(root.value, Val)
+    assert isinstance(x.value, Val)
+    view = x.value
+    if source == "setitem":
+        if _is_own_part(op, operands):
+            return x  # `y[i] += 1` ends with y[i] = y[i]
+        spec = cast("tuple[str, ...]", op.attrs["spec"])
+        view = lower_getitem(host.b, spec, view, *[raw(i) for i in operands[1:-1]])
+    if source in ("setitem", "Tensor.fill_", "Tensor.copy_"):
+        if len(operands) < 2 or op.attrs.get("kwnames"):
+            raise Unsupported("changes a tensor in place")
+        value = _assigned(host.b, view, operands[-1])
+    elif source == "Tensor.zero_":
+        value = filled(host.b, view.shape, view.dtype, 0)
+    else:
+        value = _computed(host, op, source, view, operands)
+    whole = view.name == root.value.name
+    host.change(root, value if whole else updates.write(host.b, root.value, view, value))
+    refresh(host, x)
+    return x
+
+
+def _writable(host: Host, x: Abs) -> Abs:
+    root = root_of(x)
+    if not isinstance(x.value, Val) or not isinstance(root.value, Val):
+        raise Unsupported("changes what is known only at run time")
+    if root.origin is not None or root.value.name in host.b.program.inputs:
+        raise Unsupported("changes a tensor in place that was made before")
+    if root in host.blocked:
+        raise Unsupported("changes a tensor in place of which there may be a copy")
+    return root
+
+
+def _same_part(op: Op, x: Abs, t: Abs) -> bool:
+    """Is it the very tensor that is changed? `y += y` is allowed, `y += y.t()` raises."""
+    return t is x or str(op.attrs["target"]) == "Tensor.__setitem__"
+
+
+def _is_own_part(op: Op, operands: Sequence[Abs]) -> bool:
+    """y[i] = y[i], with the view that this very subscript made; raises for other parts of y."""
+    x, value = operands[0], operands[-1]
+    if not isinstance(value.value, Val) or root_of(value) is not root_of(x):
+        return False
+    origin: Any = value.origin
+    if value.base is not x or origin is None or origin.name != "getitem":
+        raise Unsupported("changes a tensor by parts of itself")
+    spec, base, *items = origin.operands
+    words = tuple(e.value for e in spec.value.elems)
+    same = len(items) == len(operands) - 2 and all(
+        i.value is j.value or (type(i.value) is type(j.value) and i.value == j.value)
+        for i, j in zip(items, operands[1:-1], strict=True)
+    )
+    if base is not x or words != op.attrs["spec"] or not same:
+        raise Unsupported("changes a tensor by parts of itself")
+    return True
+
+
+def _assigned(b: Builder, view: Val, x: Abs) -> Val:
+    """The value, broadcast to the view and in its dtype."""
+    value = x.value
+    if not isinstance(value, Val):
+        if not isinstance(value, bool | int | float | Index | Expr):
+            raise Unsupported("assigns what is no number and no tensor")
+        return filled(b, view.shape, view.dtype, value)
+    if value.ndim > view.ndim:
+        raise Unsupported("assigns a tensor of more dimensions")
+    for mine, size in zip(value.shape, view.shape[view.ndim - value.ndim :], strict=True):
+        if not b.equal(mine, 1):
+            b.require_equal(mine, size, "assigned sizes differ")
+    return b.tensor(
+        view.shape,
+        view.dtype,
+        lambda idx: b.cast(b.load(value, broadcast_index(b, value.shape, idx)), view.dtype),
+    )
+
+
+def _computed(host: Host, op: Op, source: str, view: Val, operands: Sequence[Abs]) -> Val:
+    found = host.bound(op, source, operands).value
+    if not isinstance(found, Val) or found.ndim != view.ndim:
+        raise Unsupported("an in-place result of another shape")
+    if not torch.can_cast(found.dtype.torch, view.dtype.torch):
+        raise Unsupported("an in-place result of another dtype")
+    if any(as_index(s) is not as_index(t) for s, t in zip(found.shape, view.shape, strict=True)):
+        raise Unsupported("an in-place result of another shape")
+    if found.name == view.name or (view.dtype is dtypes.boolean and found.dtype is not view.dtype):
+        raise Unsupported("an in-place operation without effect")
+    return cast_to(host.b, found, view.dtype)

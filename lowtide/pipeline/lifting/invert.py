@@ -1,0 +1,154 @@
+"""Which iteration writes an element: conditions on a loop axis, solved for it.
+
+In: a condition that a write made (see `updates`), and the loop's axis L of T iterations. Out: L as
+an index over the element's axes, and what must hold besides.
+
+    r == L                       L = r            if r < T
+    0 <= r - 4*L < 4             L = r // 4       if r < 4*T;   r - 4*L = r % 4
+    0 <= r - 4*L < 5             none: two iterations may write one element
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowtide.pipeline.lifting.updates import at_index, conjunction
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.build import Builder
+from lowtide.texpr.expr import Apply, At, Expr, Rewriter
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    Clamp,
+    Index,
+    as_index,
+    clamp,
+    deep_atoms,
+    floordiv,
+    mod,
+    nonnegative,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """L is `target // step`; `target - step * L`, which stands as `offset`, lies below `width`.
+
+    `holds` are the conditions that this stands for."""
+
+    axis: Axis
+    target: Index
+    step: Index
+    offset: Index | None
+    width: Index
+    holds: tuple[Expr, ...]
+
+    def valid(self, b: Builder) -> Expr | None:
+        """Whether any iteration writes the element; None if it is sure."""
+        bound = self.step * self.axis.extent
+        parts: list[Expr] = []
+        if not nonnegative(self.target):
+            parts.append(b.apply("ge", b.at(self.target), b.at(0)))
+        if not nonnegative(bound - 1 - self.target):
+            parts.append(b.apply("lt", b.at(self.target), b.at(bound)))
+        if self.width is not self.step:
+            parts.append(b.apply("lt", b.at(mod(self._held(), self.step)), b.at(self.width)))
+        return conjunction(b, parts)
+
+    def _held(self) -> Index:
+        return clamp(self.target, self.step * self.axis.extent)
+
+    def put_in(self, b: Builder, e: Expr) -> Expr:
+        """The expression at the iteration that writes the element."""
+        held = self._held()
+        rest = mod(held, self.step)
+
+        def within(atom: Atom) -> Index | None:
+            if isinstance(atom, Clamp) and atom.num is self.offset:
+                return clamp(rest, self.width)
+            return None
+
+        def drop(node: Expr) -> Expr | None:
+            return ex.const(True, node.dtype) if node in self.holds else None
+
+        e = Rewriter(drop)(e)
+        if self.offset is not None:
+            e = Rewriter(replace_atom=within)(e)
+        return at_indices(e, {self.axis: floordiv(held, self.step)})
+
+
+def parts_of(cond: Expr) -> list[Expr]:
+    """The conditions that a conjunction joins."""
+    if isinstance(cond, Apply) and cond.fn == "and":
+        return [p for a in cond.args for p in parts_of(a)]
+    return [cond]
+
+
+def decided(part: Expr) -> bool | None:
+    """Whether a comparison of indices holds everywhere, or nowhere."""
+    for fn in ("ge", "lt", "eq"):
+        sides = _sides(part, fn)
+        if sides is None:
+            continue
+        above = nonnegative(sides[0] - sides[1])
+        below = nonnegative(sides[1] - sides[0] - 1)
+        if fn == "eq":
+            apart = below or nonnegative(sides[0] - sides[1] - 1)
+            return True if sides[0] is sides[1] else False if apart else None
+        return (fn == "ge") if above else (fn == "lt") if below else None
+    return None
+
+
+def solve(cond: Expr, axis: Axis) -> Solution | None:
+    """The only iteration for which the condition can hold, if index arithmetic shows it."""
+    parts = parts_of(cond)
+    return _by_equality(parts, axis) or _by_interval(parts, axis)
+
+
+def _sides(part: Expr, fn: str) -> tuple[Index, Index] | None:
+    if not isinstance(part, Apply) or part.fn != fn:
+        return None
+    left, right = part.args
+    return (left.index, right.index) if isinstance(left, At) and isinstance(right, At) else None
+
+
+def _linear(i: Index, axis: Axis) -> tuple[Index, Index] | None:
+    """(rest, factor) with i == rest + factor * axis."""
+    rest = at_index(i, [axis], [as_index(0)])
+    factor = at_index(i, [axis], [as_index(1)]) - rest
+    if axis in deep_atoms(factor) or rest + factor * as_index(axis) is not i:
+        return None
+    return rest, factor
+
+
+def _by_equality(parts: Sequence[Expr], axis: Axis) -> Solution | None:
+    for part in parts:
+        sides = _sides(part, "eq")
+        found = _linear(sides[0] - sides[1], axis) if sides else None
+        if found is None:
+            continue
+        rest, factor = found
+        if (factor.const or 0) < 0 or nonnegative(-factor - 1):
+            rest, factor = -rest, -factor
+        if not nonnegative(factor - 1):
+            continue
+        return Solution(axis, -rest, factor, None, as_index(1), (part,))
+    return None
+
+
+def _by_interval(parts: Sequence[Expr], axis: Axis) -> Solution | None:
+    low = {s[0]: p for p in parts if (s := _sides(p, "ge")) and s[1].const == 0}
+    for part in parts:
+        sides = _sides(part, "lt")
+        if sides is None or sides[0] not in low:
+            continue
+        found = _linear(sides[0], axis)
+        if found is None or axis in deep_atoms(sides[1]):
+            continue
+        rest, factor = found
+        step, width = -factor, sides[1]
+        if nonnegative(step - 1) and nonnegative(step - width):
+            return Solution(axis, rest, step, sides[0], width, (low[sides[0]], part))
+    return None

@@ -1,0 +1,309 @@
+"""A loop whose iterations meet only in what they write becomes an axis.
+
+In: a `loop` op, its trips, the abstract carried values. Out: what it leaves behind, or `NotLifted`.
+
+    out = torch.zeros(n, m)                 t1[i, j] = 0
+    for i in range(n):
+        out[i] += x[i] * 2            ->    t5[i, j] = t1[i, j] + x[i, j] * 2
+        total = total + x[i].sum()          t6[]     = t2[] + sum[i](t4[i])
+        rows.append(x[i].exp())             rows: the n rows of t7[i, j] = exp(x[i, j])
+
+The body is followed once, its index a fresh axis L and each tensor that it changes a stand-in. What
+the body defined then gets L as its first dim (`closed`), and `match` turns each new value of a
+stand-in into the value after the loop. It is followed again while more is found out: what the body
+changes in place, what it assigns, by how much an int grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lowtide.ir import dtypes
+from lowtide.ir.core import Op, Value
+from lowtide.pipeline.abstract import Abs, Map, Origin, Pending, Seq, is_constant
+from lowtide.pipeline.lifting import closing
+from lowtide.pipeline.lifting.match import Carry, NotLifted
+from lowtide.pipeline.lifting.rows import Growing, Rows
+from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
+
+MAX_ATTEMPTS: Final = 8
+_KEPT: Final = "kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Grows:
+    """An int that is `start + L * step` in iteration L."""
+
+    step: Index
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """A tensor that the body assigns: a name without a definition."""
+
+    value: Val
+
+
+class Lift:
+    """One attempt at one loop; `run` is the specialiser."""
+
+    def __init__(
+        self, run: Any, op: Op, trips: Index, carried: Sequence[Abs], env: dict[Value, Abs]
+    ) -> None:
+        self.run = run
+        self.b: Builder = run.b
+        self.op = op
+        self.carried = list(carried)
+        self.env = env
+        self.axis = Axis(f"i{op.loc.line}", trips)
+        self.plan: list[object] = [_KEPT] * len(carried)
+        self.changed: dict[Abs, Val | Growing] = {}
+        self.outer = _reachable([*env.values(), *carried])
+
+    def results(self) -> list[Abs]:
+        """The carried values after the loop; raises NotLifted, and what specialising raises."""
+        mark, derived, known = self.run.mark(), len(self.run.derived), set(self.env)
+        try:
+            for _ in range(MAX_ATTEMPTS):
+                yields = self._follow()
+                if self._learn(yields, mark[3]):
+                    self.run.reset(mark)
+                    continue
+                self._check_numbers(derived, mark)
+                return self._finish(yields, mark)
+            raise NotLifted("what it carries does not settle")
+        except (NotLifted, Unsupported, ShapeError, NeedConst) as why:
+            self.run.reset(mark)
+            for name in list(self.run.derived)[derived:]:
+                del self.run.derived[name]
+            raise self._reason(why) from why
+        finally:
+            for v in [v for v in self.env if v not in known]:
+                del self.env[v]
+
+    def _reason(self, why: Exception) -> Exception:
+        if isinstance(why, NeedConst):
+            free = frozenset(n for n in why.symbols if n.startswith("n") and self.run.spots.get(n))
+            if free:
+                return NeedConst(free)  # an int that may turn out to be a size
+            return NotLifted(f"its indices cannot be compared without knowing {why}")
+        return why if isinstance(why, NotLifted) else NotLifted(str(why))
+
+    # -- following the body --
+
+    def _follow(self) -> list[Abs]:
+        for x, stand_in in self.changed.items():
+            if isinstance(x.value, Pending):
+                raise NotLifted("a list grows in two loops at once")
+            if isinstance(stand_in, Growing):
+                stand_in.elems.clear()
+            self.run.change(x, stand_in)
+        index = as_index(self.axis)
+        args = [self._argument(p, x, index) for p, x in zip(self.plan, self.carried, strict=True)]
+        (block,) = self.op.blocks
+        self.env.update(zip(block.args, (Abs(index), *args), strict=True))
+        going, *yields = self.run.inline(block, self.env)
+        if not is_constant(going) or not going.value:
+            raise NotLifted("it ends where the data or the index say so")
+        self.run.refresh(yields)
+        return yields
+
+    def _argument(self, plan: object, x: Abs, index: Index) -> Abs:
+        if isinstance(plan, Grows):
+            start = x.value
+            assert isinstance(start, int | Index)
+            return Abs(as_index(start) + index * plan.step)
+        if isinstance(plan, StandIn):
+            found = Abs(plan.value)
+            self.run.blocked.add(found)  # the tensor of before the loop, or of an iteration
+            return found
+        return x
+
+    def _learn(self, yields: Sequence[Abs], since: int) -> bool:
+        """Whether the body is to be followed again."""
+        again = False
+        for x, _ in self.run.changes(since):
+            if x in self.outer and x not in self.changed and x.base is None:
+                self.changed[x] = self._stand_in_for(x, since)
+                again = True
+        if again:
+            return True
+        for k, y in enumerate(yields):
+            plan = self._planned(self.plan[k], self.carried[k], y)
+            again = again or plan is not self.plan[k]
+            self.plan[k] = plan
+        return again
+
+    def _stand_in_for(self, x: Abs, since: int) -> Val | Growing:
+        first = self._before(since)[x]
+        if isinstance(first, Val):
+            return self._named(first.shape, first.dtype)
+        if isinstance(first, Seq) and first.kind is list:
+            return Growing()
+        raise NotLifted("it changes what is no tensor and no list")
+
+    def _named(self, shape: Sequence[Index | int], dtype: dtypes.DType) -> Val:
+        return Val(self.b.axis(0).name.replace("i", "carry"), tuple(shape), dtype)
+
+    def _planned(self, plan: object, x: Abs, y: Abs) -> object:
+        if y is x and plan == _KEPT:
+            return plan
+        if isinstance(y.value, Val):
+            return self._assigned(plan, x, y, y.value)
+        start, end = x.value, y.value
+        if isinstance(start, int | Index) and isinstance(end, int | Index):
+            if isinstance(start, bool) or isinstance(end, bool):
+                raise NotLifted("a bool is carried that changes")
+            first = plan.step * as_index(self.axis) if isinstance(plan, Grows) else as_index(0)
+            step = as_index(end) - as_index(start) - first
+            if self.axis not in deep_atoms(step):
+                return plan if isinstance(plan, Grows) and plan.step is step else Grows(step)
+            raise NotLifted("an int is carried that does not grow evenly")
+        if plan == _KEPT and is_constant(x) and is_constant(y) and start is end:
+            return plan
+        raise NotLifted("a value is carried that is no tensor")
+
+    def _assigned(self, plan: object, x: Abs, y: Abs, value: Val) -> object:
+        if y in self.outer or y.base is not None:
+            raise NotLifted("it carries a view, or a tensor from before it")
+        before = plan.value if isinstance(plan, StandIn) else x.value
+        if isinstance(before, Val):
+            same = before.dtype is value.dtype and before.ndim == value.ndim
+            if same and all(map(_same_size, before.shape, value.shape)):
+                named = isinstance(plan, StandIn)
+                return plan if named else StandIn(self._named(value.shape, value.dtype))
+            if isinstance(x.value, Val):
+                raise NotLifted("a carried tensor changes its shape or dtype")
+        if plan == _KEPT or isinstance(plan, StandIn):
+            return StandIn(self._named(value.shape, value.dtype))
+        raise NotLifted("a number is carried that becomes a tensor")
+
+    def _check_numbers(self, derived: int, mark: Sequence[int]) -> None:
+        """No number that the host computes, and no condition on sizes, knows of the axis."""
+        fresh = list(self.run.derived.values())[derived:]
+        if any(x.origin is not None and _knows(x, self.axis) for x in fresh):
+            raise NotLifted("Python computes a number from the loop's index")
+        for a, c, _ in self.b.program.equalities[mark[2] :]:
+            if self.axis in deep_atoms(a) | deep_atoms(c):
+                raise NotLifted("sizes change from iteration to iteration")
+
+    # -- what the loop leaves --
+
+    def _finish(self, yields: Sequence[Abs], mark: Sequence[int]) -> list[Abs]:
+        names = [v.name for v in self.changed.values() if isinstance(v, Val)]
+        names += [p.value.name for p in self.plan if isinstance(p, StandIn)]
+        body = closing.closed(self.b, self.axis, mark[0], mark[1], names)
+        before = self._before(mark[3])
+        results: list[Abs] = []
+        for plan, x, y in zip(self.plan, self.carried, yields, strict=True):
+            if isinstance(plan, StandIn):
+                assert isinstance(y.value, Val)
+                start = before.get(x, x.value)
+                results.append(Abs(self._after(body, plan.value, y.value, start)))
+            elif isinstance(plan, Grows):
+                start = x.value
+                assert isinstance(start, int | Index)
+                end = as_index(start) + self.axis.extent * plan.step
+                results.append(Abs(end if end.const is None else end.const))
+            else:
+                results.append(x)
+        after: list[tuple[Abs, object]] = []
+        for x, stand_in in self.changed.items():
+            if isinstance(stand_in, Growing):
+                after.append((x, self._rows(body, stand_in, before[x])))
+            else:
+                assert isinstance(x.value, Val)
+                after.append((x, self._after(body, stand_in, x.value, before[x])))
+        for x, value in after:
+            self.run.change(x, value)
+        return results
+
+    def _before(self, since: int) -> dict[Abs, object]:
+        found: dict[Abs, object] = {}
+        for x, value in self.run.changes(since):
+            found.setdefault(x, value)
+        return found
+
+    def _after(self, body: closing.Body, name: Val, value: Val, start: object) -> Val:
+        if value.name == name.name:
+            if isinstance(start, Val):
+                return start
+            raise NotLifted("a number is carried that becomes a tensor")
+
+        def element(r: tuple[Index, ...]) -> Expr:
+            e = body.element(value, r, name.name)
+            before = self._first(start, name, r)
+            carry = Carry(self.b, name.name, r, before, self.axis, body.merged)
+            if before is None and carry.has(e):
+                raise NotLifted("it carries what is no tensor before it")
+            found = carry.result(e)
+            body.check(found)
+            return found
+
+        return self.b.tensor(name.shape, name.dtype, element)
+
+    def _first(self, start: object, name: Val, r: tuple[Index, ...]) -> Expr | None:
+        if isinstance(start, Val):
+            return self.b.load(start, r)
+        if isinstance(start, Expr):
+            return self.b.cast(start, name.dtype)
+        if isinstance(start, bool | int | float) and (
+            name.dtype.is_float or not isinstance(start, float)
+        ):
+            return self.b.const(start, name.dtype)
+        return None
+
+    def _rows(self, body: closing.Body, grown: Growing, before: object) -> Rows:
+        if len(grown.elems) != 1 or not isinstance(before, Seq):
+            raise NotLifted("a list does not grow by one tensor in each iteration")
+        (elem,) = grown.elems
+        if elem in self.outer or not isinstance(elem.value, Val):
+            raise NotLifted("a list grows by what was made before the loop")
+        base: Any = elem
+        while base.base is not None:
+            base = base.base
+        if base is not elem and base in self.outer and base.origin is None:
+            raise NotLifted("a list grows by views of what the program made")
+        self.run.refresh([elem])
+        value = elem.value
+        shape = (self.axis.extent, *value.shape)
+
+        def element(idx: tuple[Index, ...]) -> Expr:
+            e = body.element(value, idx[1:], "")
+            e = closing.at_indices(e, {self.axis: idx[0]})
+            body.check(e)
+            return e
+
+        return Rows(before.elems, self.b.tensor(shape, value.dtype, element), self.op)
+
+
+def _same_size(a: Index | int, b: Index | int) -> bool:
+    return as_index(a) is as_index(b)
+
+
+def _knows(x: Abs, axis: Axis) -> bool:
+    if isinstance(x.value, Index) and axis in deep_atoms(x.value):
+        return True
+    if isinstance(x.value, Seq | Map) and any(_knows(e, axis) for e in x.value.elems):
+        return True
+    return isinstance(x.origin, Origin) and any(_knows(o, axis) for o in x.origin.operands)
+
+
+def _reachable(values: Iterable[Abs]) -> set[Abs]:
+    """These, their elements, and the tensors that they view."""
+    found: set[Abs] = set()
+    stack = list(values)
+    while stack:
+        x = stack.pop()
+        if x in found:
+            continue
+        found.add(x)
+        if isinstance(x.value, Seq | Map):
+            stack.extend(x.value.elems)
+        if x.base is not None:
+            stack.append(x.base)
+    return found

@@ -1,0 +1,232 @@
+"""What a loop makes of one carried tensor: the formula after all iterations.
+
+In: `e`, the element at r after iteration L, as a formula of `carry[r]`, the element before it. Out:
+the element at r after the loop. Three forms are known:
+
+    overwritten       e(L)                                   ->  e(T - 1)
+    one iteration     carry[r] unless r // 4 == L            ->  e(r // 4), of what was there
+    accumulated       carry[r] + f(L)                        ->  before[r] + sum[L](f(L))
+
+All else is a dependence of an iteration on the one before it: `NotLifted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lowtide.ir import dtypes
+from lowtide.pipeline.lifting import invert
+from lowtide.pipeline.lifting.invert import Solution
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import COMBINE, at_indices, identity
+from lowtide.texpr.build import Builder
+from lowtide.texpr.expr import Apply, Const, Expr, Load, Reduce, Rewriter, Select
+from lowtide.texpr.index import Axis, FloorDiv, Index, Mod, as_index, deep_atoms
+
+_REDUCING = ("sum", "prod", "max", "min")
+_NARROW = (dtypes.f16, dtypes.bf16)
+
+
+class NotLifted(Exception):
+    """The loop stays a loop; the text says which dependence keeps it."""
+
+
+class Carry:
+    """One carried tensor: its name in formulas, the element's index, and what it was before."""
+
+    def __init__(
+        self,
+        b: Builder,
+        name: str,
+        r: tuple[Index, ...],
+        before: Expr | None,
+        axis: Axis,
+        merged: Callable[[str, Expr], Expr],
+    ) -> None:
+        self.b = b
+        self.name = name
+        self.r = r
+        self._before = before
+        self.axis = axis
+        self._merged = merged
+
+    @property
+    def before(self) -> Expr:
+        """The element before the loop."""
+        if self._before is None:
+            raise NotLifted("it carries what is no tensor before it")
+        return self._before
+
+    def result(self, e: Expr) -> Expr:
+        """The element after the loop; raises NotLifted."""
+        e = assumed(e, {})
+        for load in ex.loads(e):
+            if load.source == self.name and load.index != self.r:
+                raise NotLifted("an iteration reads other elements of what the loop writes")
+        if not self.has(e):
+            return self.last(e)
+        solutions = self._solutions(e)
+        if solutions is not None:
+            return self._once(e, solutions)
+        if not any(self.axis in ex.free_axes(c) for c in _conditions(e)) and self._overwrites(e):
+            return self.started(self.last(e))
+        for fn in _REDUCING:
+            delta = self._delta(e, fn)
+            if delta is not None:
+                return self._accumulated(fn, delta)
+        raise NotLifted("each iteration needs what the one before it computed")
+
+    def has(self, e: Expr) -> bool:
+        """Whether it is read there."""
+        return any(load.source == self.name for load in ex.loads(e))
+
+    def started(self, e: Expr) -> Expr:
+        """The formula with what was there before the loop."""
+
+        def visit(node: Expr) -> Expr | None:
+            return self.before if isinstance(node, Load) and node.source == self.name else None
+
+        return Rewriter(visit)(e)
+
+    def last(self, e: Expr) -> Expr:
+        """The formula of the last iteration."""
+        return at_indices(e, {self.axis: self.axis.extent - 1})
+
+    # -- each element by one iteration --
+
+    def _solutions(self, e: Expr) -> list[Solution] | None:
+        """Under which iterations the element changes; None where that is not known."""
+        if isinstance(e, Load) and e.source == self.name:
+            return []
+        if not isinstance(e, Select) or self.has(e.cond):
+            return None
+        found = invert.solve(e.cond, self.axis)
+        no = self._solutions(e.no)
+        if found is not None:
+            return None if no is None else [found, *no]
+        yes = self._solutions(e.yes)
+        return None if yes is None or no is None else [*yes, *no]
+
+    def _once(self, e: Expr, solutions: list[Solution]) -> Expr:
+        if not solutions:
+            return self.before
+        first = solutions[0]
+        for s in solutions:
+            if (s.target, s.step, s.width) != (first.target, first.step, first.width):
+                raise NotLifted("iterations write parts that may overlap")
+            e = s.put_in(self.b, e)
+        e = assumed(self.started(e), {})
+        valid = first.valid(self.b)
+        return e if valid is None else self.b.select(valid, e, self.before)
+
+    # -- accumulated --
+
+    def _overwrites(self, e: Expr) -> bool:
+        """Is the element either what it was, or something that does not depend on it?"""
+        if isinstance(e, Select) and not self.has(e.cond):
+            return self._overwrites(e.yes) and self._overwrites(e.no)
+        return not self.has(e) or isinstance(e, Load)
+
+    def _delta(self, e: Expr, fn: str) -> Expr | None:
+        """f with e == combine(carry[r], f)."""
+        if isinstance(e, Load):
+            return ex.const(identity(fn, e.dtype), e.dtype) if e.source == self.name else None
+        if isinstance(e, Select) and not self.has(e.cond):
+            yes, no = self._delta(e.yes, fn), self._delta(e.no, fn)
+            return None if yes is None or no is None else ex.select(e.cond, yes, no)
+        if not isinstance(e, Apply) or len(e.args) != 2:
+            return None
+        left, right = e.args
+        if fn == "sum" and e.fn == "sub" and not self.has(right):
+            return self._joined(left, ex.apply("neg", (right,), e.dtype), fn)
+        if e.fn != COMBINE[fn] or self.has(left) == self.has(right):
+            return None
+        return self._joined(left, right, fn) if self.has(left) else self._joined(right, left, fn)
+
+    def _joined(self, inner: Expr, other: Expr, fn: str) -> Expr | None:
+        found = self._delta(inner, fn)
+        if found is None or isinstance(found, Const):
+            return other if found is not None else None
+        return ex.apply(COMBINE[fn], (found, other), found.dtype)
+
+    def _accumulated(self, fn: str, delta: Expr) -> Expr:
+        if delta.dtype in _NARROW and fn in ("sum", "prod"):
+            raise NotLifted(f"{delta.dtype} is rounded in each iteration")
+        if delta.dtype.name in ("bool", "u8"):
+            raise NotLifted(f"{delta.dtype} is accumulated")
+        fresh = Axis(self.axis.name, self.axis.extent)
+        body = at_indices(delta, {self.axis: as_index(fresh)})
+        total = ex.reduce(fn, (fresh,), self._merged(fn, body), delta.dtype)
+        if isinstance(total.body, Reduce):
+            inner = total.body
+            total = ex.reduce(fn, (*total.axes, *inner.axes), inner.body, delta.dtype)
+        return ex.apply(COMBINE[fn], (self.before, split(total)), delta.dtype)
+
+
+def split(node: Reduce) -> Reduce:
+    """sum[k:9](x[i + k // 3, j + k % 3])  ->  sum[p:3, q:3](x[i + p, j + q])"""
+    for a in node.axes:
+        size = a.extent.const
+        for den in sorted(_divisors_of(node.body, a)) if size is not None else ():
+            if den <= 1 or size is None or size % den or size == den:
+                continue
+            outer = Axis(f"{a.name}o", as_index(size // den))
+            inner = Axis(f"{a.name}i", as_index(den))
+            body = at_indices(node.body, {a: as_index(outer) * den + as_index(inner)})
+            rest = [x for x in node.axes if x is not a]
+            return split(ex.reduce(node.fn, (*rest, outer, inner), body, node.dtype))
+    return node
+
+
+def _divisors_of(e: Expr, a: Axis) -> set[int]:
+    """By which constants the axis is divided in indices."""
+    found: set[int] = set()
+    for node in ex.walk(e):
+        for i in ex.indices(node):
+            for atom in deep_atoms(i):
+                if isinstance(atom, FloorDiv | Mod) and a in atom.num.atoms():
+                    found.add(atom.den.const or 0)
+    return found
+
+
+def _conditions(e: Expr) -> list[Expr]:
+    if not isinstance(e, Select):
+        return []
+    return [e.cond, *_conditions(e.yes), *_conditions(e.no)]
+
+
+def assumed(e: Expr, known: dict[Expr, bool]) -> Expr:
+    """Choices whose condition is decided by a choice around them are made."""
+    if isinstance(e, Const) or (not known and not isinstance(e, Select | Apply)):
+        return e
+    if isinstance(e, Select):
+        cond = _decided(e.cond, known)
+        if isinstance(cond, bool):
+            return assumed(e.yes if cond else e.no, known)
+        true = dict.fromkeys((cond, *invert.parts_of(cond)), True)
+        yes, no = assumed(e.yes, known | true), assumed(e.no, known | {cond: False})
+        return yes if yes is no else ex.select(cond, yes, no)
+    if isinstance(e, Apply):
+        return ex.apply(e.fn, [assumed(a, known) for a in e.args], e.dtype)
+    return e
+
+
+def _decided(cond: Expr, known: dict[Expr, bool]) -> Expr | bool:
+    if cond in known:
+        return known[cond]
+    left: list[Expr] = []
+    for part in invert.parts_of(cond):
+        if isinstance(part, Const):
+            holds: bool | None = bool(part.value)
+        else:
+            holds = known[part] if part in known else invert.decided(part)
+        if holds is False:
+            return False
+        if holds is None:
+            left.append(part)
+    if not left:
+        return True
+    total = left[0]
+    for part in left[1:]:
+        total = ex.apply("and", (total, part), total.dtype)
+    return total

@@ -1,0 +1,216 @@
+"""Loops that become axes: like eager, all compiled, and once for every trip count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import lowtide as lt
+
+
+def summed(x):
+    acc = torch.zeros(x.shape[1])
+    for i in range(x.shape[0]):
+        acc = acc + x[i] * 2
+    return acc
+
+
+def added_in_place(x):
+    acc = torch.zeros(x.shape[1])
+    for i in range(x.shape[0]):
+        acc += x[i] * i
+    return acc
+
+
+def rows_of(x):
+    total = 0.5
+    for row in x:
+        total = total + row.exp().sum()
+    return total
+
+
+def subtracted(x):
+    acc = x.sum(0)
+    for i in range(x.shape[0]):
+        acc = acc - x[i] - 1
+    return acc
+
+
+def largest(x):
+    top = torch.full((x.shape[1],), -1e9)
+    low = torch.full((x.shape[1],), 1e9)
+    for i in range(x.shape[0]):
+        top = torch.maximum(top, x[i])
+        low = torch.minimum(low, x[i] + 1)
+    return top, low
+
+
+def multiplied(x):
+    p = torch.ones(x.shape[1])
+    for i in range(x.shape[0]):
+        p = p * (1 + x[i] * 0.01)
+    return p
+
+
+def stacked(x):
+    return torch.stack([x[i].exp() for i in range(x.shape[0])])
+
+
+def stacked_last(x):
+    rows = [x[0] * 0]
+    for i in range(x.shape[0]):
+        rows.append(x[i] + i)
+    return torch.stack(rows, dim=-1)
+
+
+def concatenated(x):
+    parts = []
+    for i in range(x.shape[0]):
+        parts.append(x[i : i + 1] * 3)
+    return torch.cat(parts), torch.cat(parts, 1)
+
+
+def filled(x):
+    out = torch.zeros(x.shape[0], x.shape[1])
+    for i in range(x.shape[0]):
+        out[i] = x[i].cumsum(0) if False else x[i] + i
+    return out
+
+
+def columns(x):
+    out = torch.empty_like(x)
+    for j in range(x.shape[1]):
+        out[:, j] = x[:, j] - x[:, j].mean()
+    return out
+
+
+def shifted(x):
+    out = torch.zeros(x.shape[0] + 3, x.shape[1])
+    for i in range(x.shape[0]):
+        out[i + 2] += x[i]
+    return out
+
+
+def blocks(x):
+    out = torch.zeros(x.shape[0] * 4, x.shape[1])
+    for i in range(x.shape[0]):
+        part = slice(i * 4, (i + 1) * 4)
+        out[part] += x[i]
+        out[part] *= 2
+    return out
+
+
+def pairs(x):
+    out = torch.zeros(x.shape[0], x.shape[0])
+    for i in range(x.shape[0]):
+        for j in range(x.shape[0]):
+            out[i, j] = (x[i] - x[j]).abs().sum()
+    return out
+
+
+def flat_pairs(x):
+    n = x.shape[0]
+    out = torch.ones(n * n)
+    for i in range(n):
+        for j in range(n):
+            out[i * n + j] += (x[i] * x[j]).sum()
+    return out
+
+
+def backwards(x):
+    n = x.shape[0]
+    out = torch.zeros_like(x)
+    for i in range(n):
+        out[n - 1 - i] = x[i]
+    return out
+
+
+def every_second(x):
+    out = torch.zeros(x.shape[0] * 2, x.shape[1])
+    for i in range(x.shape[0]):
+        out[2 * i] = x[i]
+    return out
+
+
+def histogram(x):
+    """Overlapping, but only added to."""
+    out = torch.zeros(x.shape[0] + 4, x.shape[1])
+    for i in range(x.shape[0]):
+        out[i : i + 5] += x[i]
+    return out
+
+
+def two_results(x):
+    out = torch.zeros_like(x)
+    total = torch.zeros(x.shape[1])
+    rows = []
+    k = 0
+    for i in range(x.shape[0]):
+        y = x[k] * 2
+        out[i] = y
+        total += y
+        rows.append(y + 1)
+        k += 1
+    return out, total, torch.stack(rows), k
+
+
+def gathered(x):
+    index = (x[:, 0] * x.shape[0]).long()
+    acc = torch.zeros(x.shape[1])
+    for i in range(x.shape[0]):
+        acc = acc + x[index[i]]
+    return acc
+
+
+def aliased(x):
+    out = torch.zeros_like(x)
+    row = out[0]
+    for i in range(x.shape[0]):
+        out[i] += x[i]
+    return row, out
+
+
+PROGRAMS: list[Callable[..., Any]] = [
+    summed, added_in_place, rows_of, subtracted, largest, multiplied, stacked, stacked_last,
+    concatenated, filled, columns, shifted, blocks, pairs, flat_pairs, backwards, every_second,
+    histogram, two_results, gathered, aliased,
+]  # fmt: skip
+TRIPS = [1, 2, 33, 100]
+NEEDS_A_ROW = (stacked, concatenated, two_results, stacked_last, aliased, gathered)
+
+
+def check(got: Any, want: Any) -> None:
+    if isinstance(want, torch.Tensor):
+        assert got.shape == want.shape
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+    elif isinstance(want, tuple):
+        for g, w in zip(got, want, strict=True):
+            check(g, w)
+    else:
+        assert got == want
+        assert type(got) is type(want)
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
+def test_like_eager(fn: Callable[..., Any]) -> None:
+    f = lt.script(fn)
+    for n in TRIPS if fn in NEEDS_A_ROW else [0, *TRIPS]:
+        for m in (5, 40):
+            x = torch.rand(n, m)
+            check(f(x), fn(x))
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
+def test_one_program_for_every_trip_count(fn: Callable[..., Any]) -> None:
+    f = lt.script(fn)
+    x = torch.rand(90, 50)
+    assert "PyTorch" not in str(f.explain(x)).replace("0 ops left to PyTorch", "")
+    f(x)
+    before = lt.cache_stats()
+    x = torch.rand(70, 60)
+    check(f(x), fn(x))
+    assert (lt.cache_stats() - before).compiles == 0
