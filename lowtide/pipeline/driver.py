@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values
 from lowtide.ir.interpret import run_op, suppressed
 from lowtide.pipeline import stats
@@ -55,7 +56,7 @@ class BlockPlan:
                 return self._regions.setdefault(pos, self._region(pos))
 
     def _region(self, pos: int) -> Region | None:
-        if self.ops[pos].name == "mutate":
+        if self.ops[pos].name == "mutate" or self._takes_row(self.ops[pos]):
             return None  # of a tensor from outside
         end = pos
         while end < self.last and not self._ends(end, pos):
@@ -82,7 +83,15 @@ class BlockPlan:
         if op.name in ("list.append", "list.extend"):
             made = {v for earlier in self.ops[start:pos] for v in earlier.results}
             return op.operands[0] not in made
-        return bool(ends_region(op))
+        return bool(ends_region(op)) or self._takes_row(op)
+
+    def _takes_row(self, op: Op) -> bool:
+        """x[i] in a loop over i: PyTorch takes the view, so that i is in no signature."""
+        args = self.block.args
+        if self._first_live_ins or not args or op.name != "torch.getitem":
+            return False
+        index = op.operands[1:]
+        return index == [args[0]] and args[0].type == t.INT
 
     def inner(self, block: Block) -> BlockPlan:
         """The plan of a nested block."""

@@ -227,7 +227,7 @@ class Walk:
                 self.steps.append(
                     TorchStep(
                         op=op,
-                        reason=reason or static_reason(op),
+                        reason=reason or static_reason(op) or "takes the part of this iteration",
                         held_bytes=held,
                         new_bytes=max(held - before, 0),
                     )
