@@ -73,7 +73,8 @@ class TracedFunction(Compiled):
             return self.wrap(run_eagerly(self._driver, self.bind(args, kwargs)))
         if kwargs or len(args) != self._count or not _TENSORS.issuperset(map(type, args)):
             args = self._flat(args, kwargs)
-        values = (*args, *[held[key] for held, key in self._slots])
+        slots = self._slots
+        values = (*args, *[held[key] for held, key in slots]) if slots else args
         try:
             result = self._driver(values)
         except Ineligible:
