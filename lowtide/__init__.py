@@ -13,25 +13,38 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from lowtide.comparison import compare
     from lowtide.errors import BackendError, CompileError, LowtideError
+    from lowtide.frontend.script.decorators import (
+        Attribute,
+        Final,
+        export,
+        ignore,
+        interface,
+        unused,
+    )
     from lowtide.frontend.script.language import annotate, is_scripting
     from lowtide.frontend.trace.active import is_tracing
     from lowtide.frontend.trace.places import TracerWarning
     from lowtide.patch import patch_torch_jit
+    from lowtide.pipeline.compile_module import freeze
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
+    from lowtide.pipeline.script_module import ScriptModule, script_method
     from lowtide.pipeline.stats import cache_stats
     from lowtide.pipeline.trace import trace, trace_module
     from lowtide.pipeline.traced import TracedFunction, TracedModule
     from lowtide.runtime.arena import empty_cache
 
 __all__ = [
+    "Attribute",
     "BackendError",
     "CompileError",
     "Explanation",
+    "Final",
     "LowtideError",
     "MemoryPlan",
     "ScriptFunction",
+    "ScriptModule",
     "TracedFunction",
     "TracedModule",
     "TracerWarning",
@@ -39,12 +52,18 @@ __all__ = [
     "cache_stats",
     "compare",
     "empty_cache",
+    "export",
+    "freeze",
+    "ignore",
+    "interface",
     "is_scripting",
     "is_tracing",
     "patch_torch_jit",
     "script",
+    "script_method",
     "trace",
     "trace_module",
+    "unused",
 ]
 
 

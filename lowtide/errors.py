@@ -16,13 +16,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Loc:
-    """A place in the user's file: `line` and `column` count from 1; `text` is that source line."""
+    """A place in the user's file: `line` and `column` count from 1; `text` is that source line.
+
+    `caller`: where the function it stands in was called, if it was inlined."""
 
     file: str
     line: int
     column: int = 1
     text: str = ""
     function: str = ""
+    caller: Loc | None = None
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"

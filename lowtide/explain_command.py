@@ -26,7 +26,8 @@ def explain(target: str, shapes: str, dtypes: str) -> str:
     args = make_arguments(shapes, dtypes)
     import lowtide as lt
 
-    compiled: Any = function if hasattr(function, "explain") else lt.script(function)
+    script: Any = lt.script
+    compiled = function if hasattr(function, "explain") else script(function)
     return str(compiled.explain(*args))
 
 

@@ -19,14 +19,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowtide.ir.core import Block, Function, Op, Value, free_values
-from lowtide.ir.interpret import run_op, suppressed
-from lowtide.pipeline import stats
+from lowtide.ir.interpret import run_block, run_op, suppressed
+from lowtide.pipeline import plain, stats
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.specialise import static_reason
 
 Env = dict[Value, Any]
+
+CHANGING = ("mutate", "py.call", "py.call_method", "call_module")  # may write into a tensor
 
 
 class BlockPlan:
@@ -182,7 +184,7 @@ class Driver:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        mutates = any(op.name == "mutate" for op in function.walk())
+        mutates = any(op.name in CHANGING for op in function.walk())
         self.plan = BlockPlan(function.block, function.name, mutates, function.params)
         self._first = self.plan.region(0)
 
@@ -199,7 +201,13 @@ class Driver:
             return run(args, entry.z, entry.sizes)[0]
         except (CheckFailed, HostFault):
             pass  # PyTorch's own error shall not be "during handling of" ours
+        return self.run_eager(args)
+
+    def run_eager(self, args: Sequence[Any]) -> Any:
+        """PyTorch runs every op, as it must where gradients are recorded."""
         env = dict(zip(self.function.params, args, strict=True))
+        if plain.reason():  # then nothing inside an `if` or a loop is compiled either
+            return run_block(self.function.block, env)[0]
         self.plan.run_eager(0, self.plan.last, env)
         return env[self.function.block.terminator.operands[0]]
 

@@ -271,7 +271,7 @@ class Region:
         found: dict[str, str] = {}
         for symbol, spots in binding.spots.items():
             for (place, dim), *_ in [spots] if spots else []:
-                path = "".join(f"[{i}]" for i in place.path)
+                path = "".join(f"[{i!r}]" for i in place.path)
                 name = (self.live_ins[place.position].name or "_") + path
                 found[symbol] = name if dim < 0 else f"{name}.shape[{dim}]"
         return found

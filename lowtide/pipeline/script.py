@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 
@@ -30,9 +30,13 @@ from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
-from lowtide.pipeline.compiled import Compiled
+from lowtide.pipeline.compiled import CannotInline, Compiled
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.tracebacks import through_user_lines
+
+if TYPE_CHECKING:
+    from lowtide.pipeline.script_module import ScriptModule
 
 _SCALAR_TYPES = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
@@ -75,11 +79,16 @@ class ScriptFunction(Compiled):
             return driver(values)
         except Ineligible:
             return self._python(*args, **kwargs)
+        except Exception as error:
+            raise through_user_lines(error) from error.__cause__
 
     def _python(self, *args: Any, **kwargs: Any) -> Any:
         recorder = active()
         if recorder is not None:
-            return self.inline(recorder, args, kwargs)
+            try:
+                return self.inline(recorder, args, kwargs)
+            except CannotInline:
+                pass  # its Python code is traced, control flow frozen
         stats.count("calls_eager")
         return self._fn(*args, **kwargs)
 
@@ -131,6 +140,9 @@ class ScriptFunction(Compiled):
 
     def program(self) -> Function:
         """The program for the latest types of arguments, else as annotated."""
+        return self._function()
+
+    def _function(self) -> Function:
         with self._lock:
             if self._drivers:
                 return next(reversed(self._drivers.values())).function
@@ -157,6 +169,10 @@ def _file_of(cls: type) -> str:
 
 
 @overload
+def script(  # pyright: ignore[reportOverlappingOverload]: a module is callable, too
+    obj: torch.nn.Module, example_inputs: Any = None, *, budget: None = None, tune: bool = False
+) -> ScriptModule: ...
+@overload
 def script(  # pyright: ignore[reportOverlappingOverload]: a class is callable, too
     obj: Class, *, budget: None = None, tune: bool = False
 ) -> Class: ...
@@ -170,8 +186,11 @@ def script(
 ) -> Callable[[Callable[..., Any]], ScriptFunction]: ...
 
 
-def script(obj: Any = None, *, budget: object = None, tune: bool = False) -> Any:
-    """Compiles a Python function from its source, control flow kept; a decorator too.
+def script(
+    obj: Any = None, example_inputs: Any = None, *, budget: object = None, tune: bool = False
+) -> Any:
+    """Compiles a function, an nn.Module or a class from its Python source, control flow kept; a
+    decorator too.
 
     Raises CompileError for what is outside the language, with the place and what to write instead.
     `budget` and `tune` are names that are kept free: they raise until they do something."""
@@ -183,9 +202,13 @@ def script(obj: Any = None, *, budget: object = None, tune: bool = False) -> Any
         return functools.partial(script, budget=budget, tune=tune)
     if isinstance(obj, ScriptFunction):
         return obj
+    if isinstance(obj, torch.nn.Module):
+        from lowtide.pipeline.compile_module import script_module  # it derives from ScriptFunction
+
+        return script_module(obj, example_inputs)
     if isinstance(obj, type) and not issubclass(obj, torch.nn.Module):
         return script_class(cast("type[Any]", obj))
-    if isinstance(obj, type | torch.nn.Module | MethodType):
+    if isinstance(obj, type | MethodType):
         kind = "a class" if isinstance(obj, type) else f"a {type(obj).__name__}"
         raise CompileError(
             f"{kind} is not compiled yet, only functions are",

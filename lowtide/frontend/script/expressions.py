@@ -21,6 +21,7 @@ import torch
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.methods import has_method
+from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
 from lowtide.frontend.script.nodes import (
     LocalFunction,
     Method,
@@ -116,6 +117,8 @@ def _mapping(c: Context, node: ast.AST, obj: Mapping[object, object]) -> Node:
 def compile_attribute(c: Context, node: ast.Attribute) -> Node:
     """`base.attr`."""
     base = c.expr(node.value)
+    if type(base) in ATTRIBUTE_OF:
+        return ATTRIBUTE_OF[type(base)](c, node, base, node.attr)
     if isinstance(base, PythonObject):
         return _object_attribute(c, node, base)
     if not isinstance(base, Value):

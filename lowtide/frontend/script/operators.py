@@ -16,6 +16,7 @@ from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.iteration import iterate, static_length
+from lowtide.frontend.script.module_containers import compare_nodes
 from lowtide.frontend.script.narrowing import narrowed
 from lowtide.frontend.script.nodes import Node, PythonObject, describe
 from lowtide.frontend.script.torch_calls import torch_call
@@ -159,6 +160,9 @@ def _chain(
 def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: Node) -> Value:
     if isinstance(left, PythonObject) and isinstance(right, PythonObject):
         return _compare_objects(c, node, op, left, right)
+    known = compare_nodes(c, node, op, left, right)
+    if known is not None:
+        return known
     if isinstance(left, Value) and isinstance(op, ast.In | ast.NotIn):
         found = _among(c, node, left, right)
         if found is not None:

@@ -8,6 +8,7 @@ and columns: the block is put under an `if 1:` instead of being dedented.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import textwrap
@@ -59,6 +60,7 @@ def unwrap(fn: Callable[..., Any]) -> FunctionType:
     )
 
 
+@functools.lru_cache(maxsize=2048)
 def read_source(fn: FunctionType) -> FunctionSource:
     """The parsed source of a function; raises CompileError if there is none."""
     code = fn.__code__
