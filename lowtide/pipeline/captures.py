@@ -12,7 +12,7 @@ Where a name has moved (from buffers to parameters, say), `read` raises KeyError
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -66,6 +66,8 @@ class Reader:
 
     def _value(self, path: str) -> str:
         owner, name = follow(self._root, path)
+        if isinstance(owner, dict):  # globals
+            return self._item(cast("dict[str, Any]", owner), name)
         if not name:
             return self._bind(owner)
         own = vars(owner)

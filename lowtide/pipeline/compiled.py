@@ -45,9 +45,9 @@ class Compiled(ABC):
     def driver(self, args: tuple[Any, ...]) -> Driver:
         """The program for these arguments, built if need be; raises CompileError."""
 
-    def prepared(self, args: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
-        """The program for these arguments, and what it captures."""
-        return self.driver(args), ()
+    def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
+        """The program for what `bind` gave, and its operands, captured ones included."""
+        return self.driver(values), values
 
     @abstractmethod
     def program(self) -> Function:
@@ -79,9 +79,10 @@ class Compiled(ABC):
         return walk.stages()
 
     def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
-        values = self.bind(args, kwargs)
-        why = plain.reason() or ineligible(values)
-        return why, Walk(self.driver(values), values)
+        driver, values = self.resolve(self.bind(args, kwargs))
+        plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
+        why = plain.reason() or ineligible(plain_values)
+        return why, Walk(driver, values)
 
     def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call from code that is being traced: the program's ops, control flow kept, become
@@ -91,13 +92,12 @@ class Compiled(ABC):
         from lowtide.frontend.trace.splice import splice
 
         values = self.bind(tuple(args), dict(kwargs))
-        real = tuple(without_memory(v) for v in values)
-        driver, captured = self.prepared(real)
-        if any(isinstance(v, torch.nn.Module) for v in captured):
+        driver, real = self.resolve(tuple(without_memory(v) for v in values))
+        if any(isinstance(v, torch.nn.Module) for v in real):
             raise CannotInline(f"the program of {self.__name__}() uses a module as an object")
         with paused():
-            result = _run(driver, (*real, *captured))
-        return splice(recorder, driver.function, (*values, *captured), result)
+            result = _run(driver, real)
+        return splice(recorder, driver.function, (*values, *real[len(values) :]), result)
 
 
 class CannotInline(Exception):

@@ -180,7 +180,10 @@ class BlockPlan:
 
 
 class Driver:
-    """A Function, ready to be called with positional arguments."""
+    """A Function, ready to be called with positional arguments, captured ones included; `captured`
+    reads these, where it is no module's method."""
+
+    captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
 
     def __init__(self, function: Function) -> None:
         self.function = function

@@ -30,6 +30,7 @@ from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
+from lowtide.pipeline.captures import Reader
 from lowtide.pipeline.compiled import CannotInline, Compiled
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.signature import Ineligible
@@ -76,6 +77,8 @@ class ScriptFunction(Compiled):
         if driver is None:
             driver = self.driver(values)
         try:
+            if driver.captured is not None:
+                values = (*values, *driver.captured()[0])
             return driver(values)
         except Ineligible:
             return self._python(*args, **kwargs)
@@ -123,6 +126,8 @@ class ScriptFunction(Compiled):
                 function = tidy(script_function(self._fn, types))
                 debug.show("ir", function.name, lambda: str(function))
                 driver = self._drivers[types] = Driver(function)
+                if function.captures:
+                    driver.captured = Reader(torch.nn.Module(), function.captures, ()).read
             kinds = tuple(map(type, args))
             if _SCALAR_TYPES.issuperset(kinds):
                 self._plain_drivers[kinds] = driver
@@ -138,11 +143,13 @@ class ScriptFunction(Compiled):
             )
         return found
 
+    def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
+        """See `Compiled.resolve`."""
+        driver = self.driver(values)
+        return driver, values if driver.captured is None else (*values, *driver.captured()[0])
+
     def program(self) -> Function:
         """The program for the latest types of arguments, else as annotated."""
-        return self._function()
-
-    def _function(self) -> Function:
         with self._lock:
             if self._drivers:
                 return next(reversed(self._drivers.values())).function

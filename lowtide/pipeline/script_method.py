@@ -34,7 +34,6 @@ from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
-from lowtide.pipeline.walk import Walk, ineligible
 
 _MOST_VARIANTS: Final = 32  # per types of arguments, before they are forgotten
 _CONTAINERS: Final = (list, tuple, dict)
@@ -180,11 +179,6 @@ class ScriptMethod(ScriptFunction):
             self._newest = variant
             return variant, captured
 
-    def prepared(self, args: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
-        """The program for these arguments, and what it captures now."""
-        variant, captured = self._find(args)
-        return variant.driver, captured
-
     def _check_hooks(self) -> None:
         """Forgets programs that lack a hook which has been registered since."""
         count = hook_count()
@@ -229,7 +223,8 @@ class ScriptMethod(ScriptFunction):
         self._newest = variant
         return variant
 
-    def _function(self) -> Function:
+    def program(self) -> Function:
+        """The program as it was last built."""
         with self._lock:
             if self._newest is None:
                 self.compile()
@@ -238,12 +233,10 @@ class ScriptMethod(ScriptFunction):
                 return self._source
             return self._newest.driver.function
 
-    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
-        values = self.bind(args, kwargs)
+    def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
+        """The program for these arguments and the modules as they are, and all its operands."""
         variant, captured = self._find(values)
-        tensors = [v for v in captured if not isinstance(v, torch.nn.Module)]
-        why = _reason() or ineligible((*values, *tensors))
-        return why, Walk(variant.driver, (*values, *captured))
+        return variant.driver, (*values, *captured)
 
 
 _all_methods: weakref.WeakSet[ScriptMethod] = weakref.WeakSet()

@@ -142,6 +142,8 @@ class WrappedModule(ScriptModule):
         own.update({k: root.__dict__[k] for k in _internals() if k in root.__dict__})
         own["_lowtide_root"] = root
         own["_lowtide_given"] = dict(methods or {})
+        if methods:
+            root.__dict__["_lowtide_programs"] = dict(methods)
         own["_lowtide_options"] = {"frozen": frozen, "preserved": preserved}
         own["_lowtide_wraps"] = memo
         own["_version"] = getattr(root, "_version", 1)

@@ -120,9 +120,8 @@ def _frozen_size(c: Check, call: Call) -> str:
 
 
 def _run(traced: TracedFunction, call: Call) -> Any:
-    given = traced.flat(call.args, call.kwargs)
-    driver, captured = traced.prepared(given)
-    env = dict(zip(driver.function.params, (*given, *captured), strict=True))
+    driver, operands = traced.resolve(traced.flat(call.args, call.kwargs))
+    env = dict(zip(driver.function.params, operands, strict=True))
     return traced.wrap(run_block(driver.function.block, env)[0])
 
 

@@ -139,6 +139,11 @@ class TracedModule(WrappedModule):
         for name, function in methods.items():
             form = own["_lowtide_forms"].get(name) or flat_form(function)
             own[name] = TracedFunction(function, form, root)
+        root.__dict__["_lowtide_programs"] = {
+            name: function
+            for name, function in methods.items()
+            if self.method(name).__lowtide_program__() is not None
+        }
 
     def method(self, name: str) -> TracedFunction:
         """The recorded method of this name."""

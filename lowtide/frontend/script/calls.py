@@ -41,6 +41,7 @@ from lowtide.frontend.script.nodes import (
     PythonObject,
     describe,
 )
+from lowtide.frontend.script.programs import call_program, program_of
 from lowtide.frontend.script.source import unwrap
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.targets import unpacked
@@ -157,6 +158,9 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         return _named_tuple(c, obj, call)
     if isinstance(obj, type) and classes.can_construct(obj):
         return classes.construct(c, call.node, obj, call.args, call.keywords)
+    program = program_of(obj)
+    if program is not None:
+        return call_program(c, obj, program, call)
     if isinstance(obj, FunctionType) and hasattr(obj, MODIFIER):
         from lowtide.frontend.script.left_to_python import left_to_python  # it reads this module
 

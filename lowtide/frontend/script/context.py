@@ -73,6 +73,7 @@ class Context:
         self.builder = builder
         self.frames: list[Frame] = []
         self.modules: ModuleState | None = None  # where the program is a module's method
+        self.captured: dict[str, Value] = {}  # by path, where it is a function
         self.maybe_unbound: set[Value] = set()  # what a variable is that may not be assigned yet
         self.constants: set[Value] = set()  # lists and dicts that stand for global ones
         self.attributes: dict[tuple[str, str], t.Type] = {}  # of classes, as far as seen assigned

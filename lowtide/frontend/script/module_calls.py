@@ -45,6 +45,7 @@ from lowtide.frontend.script.nodes import (
     PythonObject,
     Super,
 )
+from lowtide.frontend.script.programs import call_module_program, module_program
 from lowtide.frontend.script.source import unwrap
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
@@ -54,6 +55,9 @@ _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 def call_module(c: Context, ref: ModuleRef, call: Call) -> Node:
     """`module(args)`, hooks included."""
+    program = module_program(ref, "forward")
+    if program is not None:
+        return call_module_program(c, ref, program, call)
     why = only_python(ref.module)
     if why:
         return python_module(c, ref, call, why)

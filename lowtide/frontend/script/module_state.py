@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -109,7 +109,11 @@ def child(module: torch.nn.Module, name: str) -> torch.nn.Module | None:
 
 
 def follow(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
-    """The module that owns what lies at `path`, and its name there ("" for the root itself)."""
+    """The module that owns what lies at `path`, and its name there ("" for the root itself). For
+    "@name|path" it is another root, perhaps a dict of globals."""
+    if path.startswith("@"):
+        name, _, path = path[1:].partition("|")
+        root = cast("torch.nn.Module", python_objects.find(name))
     *owners, name = path.split(".")
     for owner in owners:
         found = child(root, owner)
