@@ -171,6 +171,33 @@ def test_program_hook() -> None:
     assert nested.__lowtide_program__() is None
 
 
+def increase(x):
+    if x.sum() > 0:
+        return x + 1
+    return x - 1
+
+
+def test_traced_parts_of_scripted_ones_stay_frozen() -> None:
+    with pytest.warns(lt.TracerWarning):
+        inner = lt.trace(increase, torch.ones(2))
+    layer = lt.trace(nn.Linear(2, 2), torch.ones(1, 2))
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            if x.sum() < 0:
+                return self.layer(inner(x))
+            return x
+
+    model = lt.script(Outer())
+    x = -torch.ones(3, 2)
+    same(model(x), layer(x + 1))
+    assert set(model.graph.captures) == {"layer.weight", "layer.bias"}
+
+
 def test_compiled_objects_are_given_back() -> None:
     with pytest.warns(UserWarning, match="compiled already"):
         assert lt.trace(sign, R(2)) is sign
