@@ -11,7 +11,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lowtide.comparison import compare
-    from lowtide.errors import BackendError, CompileError, LowtideError
+    from lowtide.deploy.load import load
+    from lowtide.deploy.save import save
+    from lowtide.errors import BackendError, CompileError, LoadError, LowtideError
     from lowtide.frontend.script.decorators import (
         Attribute,
         Final,
@@ -35,6 +37,7 @@ __all__ = [
     "CompileError",
     "Explanation",
     "Final",
+    "LoadError",
     "LowtideError",
     "MemoryPlan",
     "ScriptFunction",
@@ -48,6 +51,8 @@ __all__ = [
     "ignore",
     "interface",
     "is_scripting",
+    "load",
+    "save",
     "script",
     "script_method",
     "unused",
