@@ -133,6 +133,17 @@ class ScriptFunction:
 
     # -- what can be asked of it --
 
+    def drivers(self) -> list[Driver]:
+        """The programs built so far, in order."""
+        with self._lock:
+            return list(self._drivers.values())
+
+    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
+        """Writes it to a file: `lt.save(self, f, _extra_files)`."""
+        from lowtide.deploy.save import save  # costs time to import
+
+        save(self, f, _extra_files)
+
     def _function(self) -> Function:
         with self._lock:
             if self._drivers:
