@@ -82,7 +82,11 @@ def _write_zip(file: IO[bytes], entries: Iterable[tuple[str, Content]]) -> None:
 
 def is_entry_name(name: str) -> bool:
     """Whether an entry of a file may be called so: one of ours, and no way out of a folder."""
-    return _NAME.fullmatch(name) is not None and not {"", ".", ".."} & set(name.split("/"))
+    return _NAME.fullmatch(name) is not None and _is_inside(name)
+
+
+def _is_inside(name: str) -> bool:
+    return not {"", ".", ".."} & set(name.replace("\\", "/").split("/")) and ":" not in name[:3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,12 @@ class Archive:
         info = self.info(name)
         with reading(name), self.zip.open(info) as entry:
             yield entry
+
+    def check_names(self) -> None:
+        """Raises LoadError for an entry that this version's files do not have."""
+        for name in self.infos:
+            if not is_entry_name(name):
+                raise LoadError(f"the file has an entry {name!r}, which no Lowtide writes")
 
     def info(self, name: str) -> zipfile.ZipInfo:
         """What the table of contents says; raises LoadError."""
@@ -150,8 +160,13 @@ def _check_table(infos: list[zipfile.ZipInfo], size: int) -> None:
         if name in seen or name != info.orig_filename:
             raise LoadError(f"the file has two entries {name!r}")
         seen.add(name)
-        if not is_entry_name(name):
-            raise LoadError(f"the file has an entry {name!r}, which no Lowtide writes")
+        if name.endswith(".pkl"):
+            raise LoadError(
+                "this is a file of torch.save or torch.jit.save: it holds pickles, which are "
+                "programs that run when they are read; lt.save writes files for lt.load"
+            )
+        if not _is_inside(name):
+            raise LoadError(f"the file has an entry {name!r}, which leads out of a folder")
         _check_entry(info)
     _check_places(infos, size)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -198,7 +199,7 @@ def _record(cls: type, head: dict[str, Any], used: Mapping[str, object]) -> Clas
     return ClassEntry(**head, fields=rows, options=options, members=tuple(constants))
 
 
-_STDLIB: Final = sysconfig.get_path("stdlib")
+_NOT_THE_USERS: Final = ("<", sysconfig.get_path("stdlib"), os.path.dirname(__file__))
 
 
 def user_methods(cls: type) -> set[str]:
@@ -208,7 +209,7 @@ def user_methods(cls: type) -> set[str]:
         for name, member in vars(base).items():
             if name.startswith("__") and isinstance(member, FunctionType):
                 file = member.__code__.co_filename
-                if not file.startswith(("<", _STDLIB)):
+                if not file.startswith(_NOT_THE_USERS):
                     found.add(name)
     return found
 
@@ -295,19 +296,27 @@ def _member(row: Node) -> tuple[str, str]:
 
 def _field(row: Node, kind: Kind) -> Field:
     name, init, repr_, compare, default = row.row(5)
-    taken = torch.nn.Module if kind == "module" else tuple if kind == "named_tuple" else object
-    internal = kind == "module" and name.value in vars(torch.nn.Module())
-    hidden = kind == "named_tuple" and name.text().startswith("_")
-    free = name.value == "training" or not (hasattr(taken, name.text()) or internal or hidden)
-    if kind == "named_tuple" and name.value in ("count", "index"):
-        free = True
-    if not limits.is_public(name.value) or not free:
+    if not may_be_field(kind, name.text()):
         raise name.fail("the name of a field")
     if default.value is not None:
         constant(default)
     text = None if default.value is None else default.text()
     flags = {"init": init.flag(), "repr": repr_.flag(), "compare": compare.flag()}
     return Field(name=name.text(), **flags, default=text)
+
+
+def may_be_field(kind: Kind, name: str) -> bool:
+    """Whether a class of this kind may have a field so called: Python's and PyTorch's are taken."""
+    if not limits.is_public(name):
+        return False
+    match kind:
+        case "module":
+            own = vars(torch.nn.Module())
+            return name == "training" or not (hasattr(torch.nn.Module, name) or name in own)
+        case "named_tuple":
+            return not name.startswith("_")
+        case _:
+            return not hasattr(object, name)
 
 
 def constant(text: Node) -> object:
