@@ -92,11 +92,26 @@ class Refusal(Exception):
 def check(fn: Function, classes: Mapping[str, ClassEntry]) -> None:
     """Raises Refusal if the program does what no file may."""
     checker = _Checker(classes)
-    checker.size(fn)
     for value in values_of(fn.block):
         checker.type(value.type, fn.loc)
     checker.type(fn.result, fn.loc)
     checker.block(fn.block)
+
+
+_PARTS: Final = 2048  # of one type
+
+
+def check_sizes(fn: Function) -> None:
+    """Raises Refusal for a program that is too large to look at, or has no name."""
+    if not limits.is_identifier(fn.name):
+        raise Refusal(f"a function called {fn.name[:80]!r}")
+    if _depth(fn.block) > limits.NESTING:
+        raise Refusal(f"blocks nested more than {limits.NESTING} deep", fn.loc)
+    if sum(1 for _ in fn.walk()) > limits.OPS:
+        raise Refusal(f"more than {limits.OPS} ops", fn.loc)
+    for value in values_of(fn.block):
+        if sum(1 for _ in types_in(value.type)) > _PARTS:
+            raise Refusal(f"a type of more than {_PARTS} parts", fn.loc)
 
 
 def owner_of(op: Op, classes: Mapping[str, ClassEntry]) -> ClassEntry | None:
@@ -111,14 +126,6 @@ class _Checker:
     def __init__(self, classes: Mapping[str, ClassEntry]) -> None:
         self.classes = classes
         self.makers: dict[Value, Op] = {}
-
-    def size(self, fn: Function) -> None:
-        if not limits.is_identifier(fn.name):
-            raise Refusal(f"a function called {fn.name[:80]!r}")
-        if _depth(fn.block) > limits.NESTING:
-            raise Refusal(f"blocks nested more than {limits.NESTING} deep", fn.loc)
-        if sum(1 for _ in fn.walk()) > limits.OPS:
-            raise Refusal(f"more than {limits.OPS} ops", fn.loc)
 
     def type(self, type_: Type, loc: Loc) -> None:
         for part in types_in(type_):

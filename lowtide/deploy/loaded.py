@@ -82,11 +82,6 @@ class LoadedFunction(ScriptFunction):
         self._lock = threading.RLock()
         self._made: dict[int, Driver] = {}
 
-    @property
-    def signature(self) -> inspect.Signature:
-        """The parameters."""
-        return self._signature
-
     def driver(self, args: tuple[Any, ...]) -> Driver:
         """The program for the types of these arguments; raises TypeError."""
         types = tuple(map(self._type_of, self._signature.parameters, args))

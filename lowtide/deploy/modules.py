@@ -21,7 +21,6 @@ from lowtide.deploy.class_names import ClassNames
 from lowtide.deploy.class_table import ClassEntry, NotSaved
 from lowtide.deploy.jsontext import Node
 from lowtide.deploy.values import Decoder, Encoder, can_encode
-from lowtide.errors import LoadError
 from lowtide.frontend.script.module_state import join_path, root_of
 
 Needs = Mapping[tuple[int, str], object]  # (id of a module, name of an attribute) → its value
@@ -134,10 +133,7 @@ def _module(row: Node, decoder: Decoder, before: list[torch.nn.Module]) -> torch
     module: torch.nn.Module = cls.__new__(cls)
     torch.nn.Module.__init__(module)
     module.training = row.get("training").flag()
-    try:
-        _fill(module, row, decoder, before)
-    except (KeyError, TypeError) as error:  # what PyTorch says to a name or value it cannot take
-        raise LoadError(f"{row.where}: {error}") from error
+    _fill(module, row, decoder, before)
     _fill_attributes(module, row, decoder, entry)
     return module
 
@@ -145,23 +141,30 @@ def _module(row: Node, decoder: Decoder, before: list[torch.nn.Module]) -> torch
 def _fill(
     module: torch.nn.Module, row: Node, decoder: Decoder, before: list[torch.nn.Module]
 ) -> None:
+    own, taken = vars(module), set[str]()
     for pair in row.get("parameters").items_of():
         name, value = pair.row(2)
-        parameter: Any = decoder.tensor(value)
-        module.register_parameter(_name(name), parameter)
+        parameter = decoder.tensor(value)
+        if parameter is not None and not isinstance(parameter, torch.nn.Parameter):
+            raise value.fail("a parameter")
+        own["_parameters"][_name(name, taken)] = parameter
     for triple in row.get("buffers").items_of():
         name, value, persistent = triple.row(3)
-        module.register_buffer(_name(name), decoder.tensor(value), persistent.flag())
+        own["_buffers"][_name(name, taken)] = decoder.tensor(value)
+        if not persistent.flag():
+            own["_non_persistent_buffers_set"].add(name.text())
     for pair in row.get("children").items_of():
         name, index = pair.row(2)
         child = None if index.value is None else before[index.index(len(before))]
-        module.register_module(_name(name), child)
+        own["_modules"][_name(name, taken)] = child
 
 
-def _name(node: Node) -> str:
-    if limits.MODULE_NAME.fullmatch(node.text()) is None or node.text().startswith("__"):
-        raise node.fail("the name of a parameter, buffer or submodule")
-    return node.text()
+def _name(node: Node, taken: set[str]) -> str:
+    name = node.text()
+    if limits.MODULE_NAME.fullmatch(name) is None or name.startswith("__") or name in taken:
+        raise node.fail("a name of its own for a parameter, buffer or submodule")
+    taken.add(name)
+    return name
 
 
 def _fill_attributes(

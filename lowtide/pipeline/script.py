@@ -133,6 +133,11 @@ class ScriptFunction:
 
     # -- what can be asked of it --
 
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters."""
+        return self._signature
+
     def drivers(self) -> list[Driver]:
         """The programs built so far, in order."""
         with self._lock:
