@@ -150,10 +150,10 @@ class _Checker:
                 self.block(inner)
 
     def op(self, op: Op) -> None:
-        extra = op.attrs.keys() - _ATTRS.get(op.name, frozenset())
-        if extra:
-            raise Refusal(f"{op.name} with an attribute {min(extra)!r}", op.loc)
         rule = _RULES.get(op.name)
+        extra = op.attrs.keys() - _ATTRS.get(op.name, frozenset())
+        if extra and op.name != "call_module":
+            raise Refusal(f"{op.name} with an attribute {min(extra)!r}", op.loc)
         if rule is not None:
             rule(self, op)
         elif op.name not in _PLAIN and not self.is_record(op):
@@ -177,7 +177,9 @@ class _Checker:
         self.kwnames(op)
         target = str(op.attrs["target"])
         if target not in TARGETS:
-            raise Refusal(f"a call of {target[:80]}", op.loc, "a function of torch or F, or of yours")
+            raise Refusal(
+                f"a call of {target[:80]}", op.loc, "a function of torch or F, or of yours"
+            )
 
     def attribute(self, op: Op) -> None:
         name, entry = str(op.attrs["name"]), owner_of(op, self.classes)

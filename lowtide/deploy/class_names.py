@@ -16,15 +16,15 @@ from collections.abc import Mapping
 from types import MemberDescriptorType
 from typing import Any, Final
 
+import torch
+
 from lowtide.deploy import class_table, records
 from lowtide.deploy.check import WARN
 from lowtide.deploy.class_table import EXCEPTIONS, WARNINGS, ClassEntry, NotSaved
+from lowtide.deploy.rename import types_in
 from lowtide.ir import python_objects
-from lowtide.ir import types as t
 from lowtide.ir.core import Op
 from lowtide.ir.types import ClassType, OptionalType, TupleType, Type
-
-from lowtide.deploy.rename import types_in  # isort: skip
 
 # Ops that look into their operands with the methods of a class; "" stands for the op's own name.
 _EQUAL: Final = frozenset({"__eq__", "__ne__", "__hash__"})
@@ -122,9 +122,18 @@ def needed_method(op: Op) -> str:
     return ""
 
 
+_OPERATORS: Final = frozenset(
+    f"py.{name}"
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"),
+        *("lshift", "rshift", "neg", "pos", "invert", "abs", "round", "int", "float", "complex"),
+    )
+)
+
+
 def _operator(op_name: str) -> frozenset[str]:
     name = op_name.removeprefix("py.")
-    return frozenset({f"__{name}__", f"__r{name}__"}) if name != op_name else frozenset()
+    return frozenset({f"__{name}__", f"__r{name}__"} if op_name in _OPERATORS else ())
 
 
 def _without_none(type_: Type) -> Type:
@@ -136,4 +145,5 @@ def _classes(type_: Type) -> list[type]:
     if isinstance(type_, TupleType):
         name = type_.cls
     found = python_objects.find(name) if name else None
-    return [found] if isinstance(found, type) and type_ != t.ANY else []
+    is_class = isinstance(found, type) and not issubclass(found, torch.nn.Module)
+    return [found] if is_class else []

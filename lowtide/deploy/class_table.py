@@ -199,7 +199,10 @@ def _record(cls: type, head: dict[str, Any], used: Mapping[str, object]) -> Clas
     return ClassEntry(**head, fields=rows, options=options, members=tuple(constants))
 
 
-_NOT_THE_USERS: Final = ("<", sysconfig.get_path("stdlib"), os.path.dirname(__file__))
+_NOT_THE_USERS: Final = (
+    *("<", sysconfig.get_path("stdlib"), os.path.dirname(__file__)),
+    os.path.dirname(torch.__file__),
+)
 
 
 def user_methods(cls: type) -> set[str]:
@@ -260,7 +263,9 @@ def _entry(row: Node) -> ClassEntry:
     if not name.text().isidentifier() or len(name.text()) > 256:
         raise name.fail("the name of a class")
     bases = {"enum": ENUM_BASES, "exception": EXCEPTIONS, "module": CONTAINERS}.get(kind, {"": 0})
-    base = row.get("base").text(bases) if row.has("base") else next(iter({"": 0} & bases.keys()), "")
+    base = (
+        row.get("base").text(bases) if row.has("base") else next(iter({"": 0} & bases.keys()), "")
+    )
     if base not in bases:
         raise row.fail("a base")
     options = None

@@ -147,7 +147,9 @@ class _Loader:
     ) -> tuple[str, inspect.Signature, list[Program]]:
         row.only("name", "parameters", "programs")
         name = row.get("name")
-        taken = root is not None and name.value != "forward" and hasattr(torch.nn.Module, name.text())
+        taken = (
+            root is not None and name.value != "forward" and hasattr(torch.nn.Module, name.text())
+        )
         if not name.text().isidentifier() or name.text().startswith("__") or taken:
             raise name.fail("the name of an entry point")
         signature = _signature(row.get("parameters"), decoder)
@@ -158,7 +160,11 @@ class _Loader:
         return name.text(), signature, programs
 
     def _program(
-        self, row: Node, decoder: Decoder, root: torch.nn.Module | None, signature: inspect.Signature
+        self,
+        row: Node,
+        decoder: Decoder,
+        root: torch.nn.Module | None,
+        signature: inspect.Signature,
     ) -> Program:
         row.only("code", "guards")
         code = row.get("code").text()
@@ -185,7 +191,9 @@ def _signature(rows: Node, decoder: Decoder) -> inspect.Signature:
         name, kind = row.get("name"), _KINDS[row.get("kind").text(_KINDS)]
         if not name.text().isidentifier() or keyword.iskeyword(name.text()):
             raise name.fail("the name of a parameter")
-        default = decoder.value(row.get("default")) if row.has("default") else inspect.Parameter.empty
+        default = (
+            decoder.value(row.get("default")) if row.has("default") else inspect.Parameter.empty
+        )
         if row.has("default") and kind in (_KINDS["var_positional"], _KINDS["var_keyword"]):
             raise row.fail("a `*` parameter without a default")
         parameters.append(inspect.Parameter(name.text(), kind, default=default))

@@ -9,20 +9,24 @@ gave when it was compiled. What fits no program is an error that tells which the
 
 from __future__ import annotations
 
+import enum
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
 
 from lowtide.deploy.programs import Program
+from lowtide.deploy.records import entry_of
+from lowtide.deploy.rename import types_in, values_of
 from lowtide.errors import CompileError
-from lowtide.frontend.script.module_state import Guard
+from lowtide.frontend.script.module_state import Guard, follow
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
-from lowtide.ir.types import ListType, OptionalType, TupleType, Type
+from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.script_method import MethodMaker, ScriptMethod, Variant
@@ -31,14 +35,17 @@ Types = tuple[Type, ...]
 
 
 def takes(param: Type, given: Type) -> bool:
-    """Whether an argument may stand for a parameter; an int for a float, too, as in Python."""
-    if t.is_subtype(given, param):
+    """Whether an argument may stand for a parameter; an int for a float, too, as in Python, and
+    whatever a list holds that was empty when the program was made."""
+    if t.is_subtype(given, param) or param == t.NEVER:
         return True
     match param, given:
         case OptionalType(elem), _:
             return takes(elem, given)
         case ListType(elem), ListType(inner):
             return takes(elem, inner)
+        case DictType(key, elem), DictType(k, inner):
+            return takes(key, k) and takes(elem, inner)
         case TupleType(elems), TupleType(inner):
             return len(elems) == len(inner) and all(map(takes, elems, inner))
         case _:
@@ -59,13 +66,53 @@ def fitting(programs: Iterable[Program], types: Types) -> list[Program]:
     return [*exact, *loose]
 
 
-def no_program(name: str, programs: Sequence[Program], types: Types) -> TypeError:
+class NoProgram(TypeError):
+    """Arguments that no program takes."""
+
+
+def no_program(name: str, programs: Sequence[Program], types: Types) -> NoProgram:
     """The error for arguments that no program takes."""
     known = {f"({', '.join(str(p.type) for p in s.function.arguments)})" for s in programs}
-    return TypeError(
+    return NoProgram(
         f"{name}() was saved for {' and '.join(sorted(known))}, not for "
         f"({', '.join(map(str, types))}); call it so before saving it"
     )
+
+
+def classes_of(c: object) -> dict[str, type]:
+    """The classes that a loaded function's or module's programs speak of, by name: to make
+    arguments of them. Of two of one name, the first."""
+    methods = [m for m in vars(c).values() if isinstance(m, LoadedMethod)]
+    programs = [p for m in (c, *methods) for p in getattr(m, "__lowtide_programs__", ())]
+    found: dict[str, type] = {}
+    for program in programs:
+        for value in values_of(program.function.block):
+            for part in types_in(value.type):
+                name = part.name if isinstance(part, ClassType) else getattr(part, "cls", "")
+                cls = python_objects.find(name) if name else None
+                if isinstance(cls, type) and entry_of(cls) is not None:
+                    found.setdefault(cls.__name__, cls)
+    return found
+
+
+Given = TypeVar("Given", tuple[Any, ...], dict[str, Any])
+
+
+def adopted(c: object, given: Given) -> Given:
+    """The arguments, with members of an enum of the caller's replaced by those of the file's enum
+    of the same name and value."""
+    classes = classes_of(c)
+
+    def adopt(value: Any) -> Any:
+        if isinstance(value, enum.Enum):
+            known: Any = classes.get(type(value).__name__)
+            member = getattr(known, "__members__", {}).get(value.name)
+            return member if member is not None and member.value == value.value else value
+        return value
+
+    if isinstance(given, dict):
+        return {k: adopt(v) for k, v in given.items()}
+    return tuple(map(adopt, given))
 
 
 class LoadedFunction(ScriptFunction):
@@ -81,6 +128,13 @@ class LoadedFunction(ScriptFunction):
         self._drivers = {}
         self._lock = threading.RLock()
         self._made: dict[int, Driver] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the Python function would return."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except NoProgram:
+            return super().__call__(*adopted(self, args), **adopted(self, kwargs))
 
     def driver(self, args: tuple[Any, ...]) -> Driver:
         """The program for the types of these arguments; raises TypeError."""
@@ -135,6 +189,14 @@ class LoadedMethod(ScriptMethod):
         self.__lowtide_programs__ = programs
         self._signature = signature
         self._arity = _arity(signature)
+        self._drivers_made: dict[int, Driver] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the Python method would return."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except NoProgram:
+            return super().__call__(*adopted(self, args), **adopted(self, kwargs))
 
     def _make(self, types: Types) -> Variant:
         found = fitting(self.__lowtide_programs__, types)
@@ -148,27 +210,42 @@ class LoadedMethod(ScriptMethod):
 
     def _bound(self, program: Program) -> Variant | None:
         """The program on the modules, if they are as it expects."""
+        types = tuple(Guard("type", path) for path in program.reads)
+        hooks = tuple(g for g in program.guards if g.kind == "hooks")
+        facts = tuple(g for g in program.guards if g.kind != "hooks")
+        driver = self._drivers_made.get(id(program))
         try:
-            variant = self._variant(program.function, program.guards)
+            variant = self._variant(program.function, (*facts, *types, *hooks), driver)
+            read = [_held(self._root, path) for path in program.reads]
         except (KeyError, AttributeError):
             return None
-        variant.facts = program.facts
+        self._drivers_made[id(program)] = variant.driver
+        variant.facts = (*program.facts, *map(type, read))
         captured = variant.values()
-        if captured is None:
+        if captured is None or not all(map(_fits, program.reads.values(), read)):
             return None
         params = program.function.params[len(program.function.arguments) :]
-        fits = all(map(_fits, (p.type for p in params), captured))
-        return variant if fits else None
+        if not all(map(_fits, (p.type for p in params), captured)):
+            return None
+        known = [(k, type_) for k, type_ in variant.containers if t.NEVER not in types_in(type_)]
+        variant.containers = tuple(known)
+        return variant
 
     def _no_state(self, program: Program) -> CompileError:
-        facts = dict(zip(program.guards, program.facts, strict=False))
-        known = [_told(g, fact) for g, fact in facts.items()]
+        guards = [g for g in program.guards if g.kind != "hooks"]
+        known = [_told(g, fact) for g, fact in zip(guards, program.facts, strict=True)]
+        known += [f"{path} of type {type_}" for path, type_ in program.reads.items()]
         return CompileError(
             f"{self._name}() was saved for other attributes than the module has now"
             + (f": for {', '.join(known)}" if known else ""),
             program.function.loc,
             "hooks and other modules set before saving; a call in each state before lt.save()",
         )
+
+
+def _held(root: torch.nn.Module, path: str) -> object:
+    owner, name = follow(root, path)
+    return getattr(owner, name)
 
 
 def _fits(type_: Type, value: object) -> bool:
@@ -182,8 +259,6 @@ def _told(guard: Guard, fact: object) -> str:
             return f"{guard.path} {'being' if fact else 'not being'} None"
         case "same":
             return f"{guard.path} being {guard.other}"
-        case "type":
-            return f"{guard.path} of type {cast('type', fact).__name__}"
         case _:
             return f"{guard.path}={fact!r}"
 

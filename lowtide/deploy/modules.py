@@ -50,7 +50,9 @@ def children_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module 
         yield name, None if child is None else root_of(child)
 
 
-def encode(root: torch.nn.Module, needs: Needs, encoder: Encoder, names: ClassNames) -> list[object]:
+def encode(
+    root: torch.nn.Module, needs: Needs, encoder: Encoder, names: ClassNames
+) -> list[object]:
     """The rows; raises NotSaved."""
     paths = in_order(root)
     places = {module: k for k, module in enumerate(paths)}

@@ -12,8 +12,8 @@ use, parameters are Tensors.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
@@ -24,6 +24,7 @@ from lowtide.frontend.script.module_methods import method_types
 from lowtide.frontend.script.module_state import Guard
 from lowtide.frontend.script.script import script_function, signature_types
 from lowtide.ir.core import Function
+from lowtide.ir.types import TupleType, Type
 from lowtide.passes.standard import tidy
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.script_method import ScriptMethod, Variant
@@ -31,11 +32,14 @@ from lowtide.pipeline.script_method import ScriptMethod, Variant
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program, and what its guards gave when it was made; guards of hooks have no fact."""
+    """A program, and what its guards gave when it was made; guards of hooks have no fact.
+
+    `reads`: of a loaded one, the types of attributes that it reads where it uses them."""
 
     function: Function
     guards: tuple[Guard, ...] = ()
     facts: tuple[Any, ...] = ()
+    reads: Mapping[str, Type] = field(default_factory=dict[str, Type])
 
 
 def of_function(f: ScriptFunction) -> list[Program]:
@@ -46,14 +50,28 @@ def of_function(f: ScriptFunction) -> list[Program]:
     fn: Any = f.__lowtide_function__
     made = [d.function for d in f.drivers()]
     parameters = inspect.signature(fn, follow_wrapped=False).parameters.values()
-    if not made or _is_annotated(parameters):
+    if (not made or _is_annotated(parameters)) and not _is_variadic(parameters):
         try:
             types = tuple(signature_types(fn).values())
             made.insert(0, tidy(script_function(fn, types)))
         except CompileError:
             if not made:
                 raise
+    if not made:
+        raise _no_variadic(f.__name__)
     return _distinct(Program(function) for function in made)
+
+
+def _is_variadic(parameters: Iterable[inspect.Parameter]) -> bool:
+    return any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+def _no_variadic(name: str) -> CompileError:
+    return CompileError(
+        f"{name}() takes `*args`, and has not been called yet: how many there are decides its "
+        "program",
+        remedy="a call with as many arguments as the saved program shall take",
+    )
 
 
 def _is_annotated(parameters: Iterable[inspect.Parameter]) -> bool:
@@ -70,14 +88,25 @@ def of_method(method: ScriptMethod) -> list[Program]:
     if not isinstance(source, FunctionType):
         return [Program(source)]
     types = tuple(method_types(source, ()).values())
-    made: list[Program] = []
-    try:
-        made += [_program(v) for v in _in_both_modes(method, lambda: method.variant_for(types))]
-    except CompileError:
-        if not method.variants():
-            raise
-    made += [_program(v) for v in method.variants() if v.is_readable()]
-    return _distinct(made)
+    made: list[Variant] = []
+    parameters = method.signature.parameters.values()
+    if not _is_variadic(parameters):
+        try:
+            made += _in_both_modes(method, lambda: method.variant_for(types))
+        except CompileError:
+            if not method.variants():
+                raise
+    made += [v for v in method.variants() if v.is_readable()]
+    made = [v for v in made if _takes_rest(v.driver.function, parameters)]
+    if not made:
+        raise _no_variadic(method.__name__)
+    return _distinct(_program(v) for v in made)
+
+
+def _takes_rest(function: Function, parameters: Iterable[inspect.Parameter]) -> bool:
+    """Whether `*args` has the type that a call gives it, not that of its annotation."""
+    rows = zip(function.arguments, parameters, strict=True)
+    return all(isinstance(v.type, TupleType) for v, p in rows if p.kind is p.VAR_POSITIONAL)
 
 
 def _in_both_modes(method: ScriptMethod, make: Callable[[], Variant]) -> list[Variant]:

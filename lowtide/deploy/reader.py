@@ -19,22 +19,22 @@ from lowtide.deploy.check import WARN, Refusal, check, check_sizes, owner_of
 from lowtide.deploy.class_table import EXCEPTIONS, FOREIGN, ClassEntry
 from lowtide.deploy.jsontext import Node
 from lowtide.deploy.programs import Program
-from lowtide.deploy.rename import rename_classes, values_of
+from lowtide.deploy.rename import rename_classes, rename_type, values_of
 from lowtide.deploy.values import Decoder
-from lowtide.deploy.writer import TYPES
 from lowtide.errors import LoadError, LowtideError
 from lowtide.frontend.script.left_to_python import warner
-from lowtide.frontend.script.module_state import Guard, Kind, follow
+from lowtide.frontend.script.module_state import Guard, Kind, follow, join_path
 from lowtide.ir import python_objects
 from lowtide.ir.core import Function, Op
 from lowtide.ir.parser import parse_function
+from lowtide.ir.types import Type
 from lowtide.ir.verify import verify
 
 _BROKEN: Final = (
     *(LowtideError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError),
     *(AssertionError, RecursionError, MemoryError),
 )
-_GUARDS: Final = ("value", "none", "same", "type", "hooks")
+_GUARDS: Final = ("value", "none", "same", "hooks")
 
 
 def read_program(
@@ -54,7 +54,22 @@ def read_program(
         _check_path(code, root, path, none=False)
     rows = [_guard(row, decoder, code, root) for row in guards.items_of()]
     facts = tuple(fact for guard, fact in rows if guard.kind != "hooks")
-    return Program(function, tuple(guard for guard, _ in rows), facts)
+    return Program(function, tuple(guard for guard, _ in rows), facts, _reads(function, entries))
+
+
+def _reads(function: Function, entries: Mapping[str, ClassEntry]) -> dict[str, Type]:
+    """The attributes of modules that the program reads where it uses them, with their types."""
+    captured = dict(zip(function.params[len(function.arguments) :], function.captures, strict=True))
+    return {
+        join_path(captured[op.operands[0]], str(op.attrs["name"])): op.result.type
+        for op in function.walk()
+        if op.name == "attr.get" and op.operands[0] in captured and _is_module(op, entries)
+    }
+
+
+def _is_module(op: Op, entries: Mapping[str, ClassEntry]) -> bool:
+    entry = owner_of(op, entries)
+    return entry is not None and entry.kind == "module"
 
 
 def _function(code: str, raw: bytes, entries: Mapping[str, ClassEntry]) -> Function:
@@ -119,8 +134,6 @@ def _guard(
         _check_path(code, root, f"{one}." if kind_ == "hooks" and one else one, none=True)
     guard = Guard(kind_, path.text(), other.text())
     match kind_:
-        case "type":
-            return guard, TYPES[fact.text(TYPES)]
         case "hooks":
             return guard, None
         case "value":
@@ -159,7 +172,8 @@ def use_names(
     for value in values_of(made.block):
         value.name = _HINT.sub("_", value.name)[:100]
     sources.restore(made, lines)
-    return Program(made, program.guards, program.facts)
+    reads = {path: rename_type(type_, name) for path, type_ in program.reads.items()}
+    return Program(made, program.guards, program.facts, reads)
 
 
 _HINT: Final = re.compile(r"[^A-Za-z0-9_.$]", re.ASCII)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -25,19 +25,12 @@ from lowtide.deploy.rename import named_class, rename_classes, types_in
 from lowtide.deploy.storages import TensorTable
 from lowtide.deploy.values import Encoder
 from lowtide.errors import CompileError, Loc
-from lowtide.frontend.script.module_state import follow
+from lowtide.frontend.script.module_state import follow, join_path
 from lowtide.ir.core import Function, Op, Value
 from lowtide.ir.literals import is_literal
 from lowtide.ir.parser import parse_function
 from lowtide.ir.printer import print_function
 from lowtide.ir.types import ClassType, FunctionType, OptionalType, TupleType, Type, parse_type
-
-# Types that a guard may name; others are the file's classes.
-TYPES: Final[Mapping[str, type]] = {
-    **{c.__name__: c for c in (type(None), int, float, bool, str, complex, list, tuple, dict, set)},
-    **{c.__name__: c for c in (torch.Tensor, torch.nn.Parameter, torch.Size, torch.device)},
-    "dtype": torch.dtype,
-}
 
 
 class Writer:
@@ -126,10 +119,13 @@ class Writer:
             for path in filter(None, paths):
                 self._at(fn.loc, lambda p=path, k=guard.kind: self._need(p, only_plain=k))
         for op in fn.walk():
-            if op.name in ("attr.get", "attr.set") and op.operands[0] in captured:
-                path = captured[op.operands[0]]
-                path = f"{path}.{op.attrs['name']}" if path else str(op.attrs["name"])
+            if op.name in ("attr.get", "attr.set") and self._is_module(captured, op.operands[0]):
+                path = join_path(captured[op.operands[0]], str(op.attrs["name"]))
                 self._at(op.loc, lambda p=path: self._need(p))
+
+    def _is_module(self, captured: Mapping[Value, str], value: Value) -> bool:
+        cls = _class_of(value) if value in captured else None
+        return cls is not None and issubclass(cls, torch.nn.Module)
 
     def _need(self, path: str, only_plain: str = "") -> None:
         assert self.root is not None
@@ -166,9 +162,7 @@ class Writer:
         if parameter.default is not inspect.Parameter.empty:
             hint = f"{entry.name}.{parameter.name}"
             loc = entry.programs[0].function.loc
-            self._at(
-                loc, lambda: row.update(default=self.encoder.value(parameter.default, hint))
-            )
+            self._at(loc, lambda: row.update(default=self.encoder.value(parameter.default, hint)))
         return row
 
     def guards(self, program: Program) -> list[object]:
@@ -181,9 +175,7 @@ class Writer:
                 continue
             fact = next(facts)
             if guard.kind == "type":
-                name = next((n for n, c in TYPES.items() if c is fact), None)
-                if name is not None:
-                    rows.append([guard.kind, guard.path, "", name])
+                continue  # reading an attribute tells its type in the program
             elif is_literal(fact):
                 rows.append(
                     [guard.kind, guard.path, guard.other, self.encoder.value(fact, "guard")]

@@ -40,7 +40,9 @@ def _receiver(op: Op, env: Env) -> Any:
     found = env[op.operands[0]]
     owner = op.attrs.get("owner")
     if owner is not None and not isinstance(found, cast("type", python_objects.find(str(owner)))):
-        raise AttributeError(f"{type(found).__name__!r} object has no attribute {op.attrs['name']!r}")
+        raise AttributeError(
+            f"{type(found).__name__!r} object has no attribute {op.attrs['name']!r}"
+        )
     return found
 
 

@@ -240,13 +240,15 @@ class ScriptMethod(ScriptFunction):
         debug.show("ir", function.name, lambda: str(function))
         return self._keep(types, self._variant(function, guards))
 
-    def _variant(self, function: Function, guards: tuple[Guard, ...]) -> Variant:
+    def _variant(
+        self, function: Function, guards: tuple[Guard, ...], driver: Driver | None = None
+    ) -> Variant:
         """A program bound to the modules as they are now."""
         reader = Reader(self._root, function.captures, guards)
         captured, facts = reader.read()
         params = function.params[len(function.arguments) :]
         return Variant(
-            driver=Driver(function),
+            driver=driver or Driver(function),
             reader=reader,
             kinds=tuple(map(type, captured)),
             facts=facts,
