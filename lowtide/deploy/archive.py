@@ -4,7 +4,7 @@ In: a path or a binary file object. Out: `write` makes the file, whole or not at
 gives an `Archive`, whose entries have been checked before any of them is read.
 
 Always holds: entries stand in the order given, stamped 1980-01-01, so that equal contents are equal
-bytes. Tensors are stored as they are, text is deflated. A path is written beside itself and renamed.
+bytes. Tensors are stored, text is deflated. A path is written beside itself, then renamed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write(f: Target, entries: Iterable[tuple[str, Content]]) -> None:
     if not isinstance(f, str | os.PathLike):
         _write_zip(f, entries)
         return
-    path = os.path.abspath(os.fspath(f))
+    path = os.path.abspath(os.fspath(cast("str", f)))
     handle, temporary = tempfile.mkstemp(prefix=".lowtide-", dir=os.path.dirname(path))
     try:
         with os.fdopen(handle, "wb") as file:

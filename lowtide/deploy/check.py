@@ -14,79 +14,19 @@ are named in tables of Lowtide, and reads and writes only fields that the file's
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable, Mapping
 from typing import Final, cast
 
 from lowtide.deploy import limits
+from lowtide.deploy.allowed import ATTRIBUTES, ATTRS, METHODS, PLAIN, WARN, Refusal, is_flat
 from lowtide.deploy.class_table import EXCEPTIONS, FOREIGN, WARNINGS, ClassEntry
 from lowtide.deploy.rename import named_class, types_in, values_of
-from lowtide.deploy.torch_names import MODES, TARGETS, TENSOR_ATTRIBUTES, TENSOR_METHODS
-from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.deploy.torch_names import MODES, TARGETS
+from lowtide.errors import Loc
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value
-from lowtide.ir.python_ops import TABLE
-from lowtide.ir.python_ops.strings import METHODS as STRING_METHODS
 from lowtide.ir.types import ClassType, FunctionType, OptionalType, TupleType, Type
-
-WARN: Final = "warn."  # `py.call {target='warn.UserWarning'}` is warnings.warn
-
-_PLAIN: Final = frozenset(
-    (
-        *("const", "undef", "cast", "tuple.make", "tuple.get", "list.make", "unpack", "dict.make"),
-        *("set.make", "torch.getitem", "if", "loop", "assert", "return", "yield"),
-        *(name for name in TABLE if name != "str.format"),
-    )
-)
-_ATTRS: Final[Mapping[str, frozenset[str]]] = {
-    "const": frozenset({"value"}),
-    "tuple.make": frozenset({"cls"}),
-    "tuple.get": frozenset({"index"}),
-    "torch.getitem": frozenset({"spec"}),
-    "call_torch": frozenset({"target", "kwnames"}),
-    "mutate": frozenset({"target", "kwnames", "spec"}),
-    "attr.get": frozenset({"name"}),
-    "attr.set": frozenset({"name", "frozen"}),
-    "enum.const": frozenset({"enum", "member"}),
-    "enum.get": frozenset({"enum", "by"}),
-    "object.new": frozenset({"cls"}),
-    "py.call": frozenset({"target", "kwnames"}),
-    "py.call_method": frozenset({"name", "kwnames"}),
-    "py.isinstance": frozenset({"type"}),
-    "py.format": frozenset({"template"}),
-    "raise": frozenset({"exception"}),
-    "print": frozenset({"kwnames"}),
-}
-# Of values whose class is not the file's: numbers, tensors, dtypes, devices, enums, finfo.
-_ATTRIBUTES: Final = TENSOR_ATTRIBUTES | frozenset(
-    """
-    bits eps imag index is_complex is_floating_point is_signed max min name real resolution
-    smallest_normal tiny type value indices values
-    """.split()
-)
-_METHODS: Final = (
-    TENSOR_METHODS
-    | (STRING_METHODS - {"format"})
-    | frozenset(
-        """
-        add append as_integer_ratio bit_count bit_length clear conjugate copy count difference
-        discard extend get hex index insert intersection is_integer isdisjoint issubset issuperset
-        items keys pop popitem remove reverse setdefault sort symmetric_difference union update
-        values wait value done
-        """.split()
-    )
-)
-
-
-class Refusal(Exception):
-    """A program that may not be in a file: the reason, the place, what to write instead."""
-
-    def __init__(self, problem: str, loc: Loc = UNKNOWN_LOC, remedy: str = "") -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.loc = loc
-        self.remedy = remedy
 
 
 def check(fn: Function, classes: Mapping[str, ClassEntry]) -> None:
@@ -96,22 +36,6 @@ def check(fn: Function, classes: Mapping[str, ClassEntry]) -> None:
         checker.type(value.type, fn.loc)
     checker.type(fn.result, fn.loc)
     checker.block(fn.block)
-
-
-_PARTS: Final = 2048  # of one type
-
-
-def check_sizes(fn: Function) -> None:
-    """Raises Refusal for a program that is too large to look at, or has no name."""
-    if not limits.is_identifier(fn.name):
-        raise Refusal(f"a function called {fn.name[:80]!r}")
-    if _depth(fn.block) > limits.NESTING:
-        raise Refusal(f"blocks nested more than {limits.NESTING} deep", fn.loc)
-    if sum(1 for _ in fn.walk()) > limits.OPS:
-        raise Refusal(f"more than {limits.OPS} ops", fn.loc)
-    for value in values_of(fn.block):
-        if sum(1 for _ in types_in(value.type)) > _PARTS:
-            raise Refusal(f"a type of more than {_PARTS} parts", fn.loc)
 
 
 def owner_of(op: Op, classes: Mapping[str, ClassEntry]) -> ClassEntry | None:
@@ -151,12 +75,12 @@ class _Checker:
 
     def op(self, op: Op) -> None:
         rule = _RULES.get(op.name)
-        extra = op.attrs.keys() - _ATTRS.get(op.name, frozenset())
+        extra = op.attrs.keys() - ATTRS.get(op.name, frozenset())
         if extra and op.name != "call_module":
             raise Refusal(f"{op.name} with an attribute {min(extra)!r}", op.loc)
         if rule is not None:
             rule(self, op)
-        elif op.name not in _PLAIN and not self.is_record(op):
+        elif op.name not in PLAIN and not self.is_record(op):
             raise Refusal(f"the op {op.name!r}", op.loc)
 
     def is_record(self, op: Op) -> bool:
@@ -184,7 +108,7 @@ class _Checker:
     def attribute(self, op: Op) -> None:
         name, entry = str(op.attrs["name"]), owner_of(op, self.classes)
         if entry is None:
-            if op.name == "attr.get" and name in _ATTRIBUTES:
+            if op.name == "attr.get" and name in ATTRIBUTES:
                 return
             kind = op.operands[0].type
             raise Refusal(
@@ -208,19 +132,19 @@ class _Checker:
             )
         if name == "format":
             self.template(op)
-        elif name not in _METHODS:
+        elif name not in METHODS:
             raise Refusal(
                 f"the method {name[:80]}() of {_told(op.operands[0].type)}", op.loc, "an annotation"
             )
 
     def format(self, op: Op) -> None:
-        if not _is_flat(str(op.attrs["template"])):
+        if not is_flat(str(op.attrs["template"])):
             raise Refusal("a template that reaches into its operands", op.loc, "f'{x.y}'")
 
     def template(self, op: Op) -> None:
         maker = self.makers.get(op.operands[0]) if op.operands else None
         text = maker.attrs.get("value") if maker is not None and maker.name == "const" else None
-        if not isinstance(text, str) or not _is_flat(text):
+        if not isinstance(text, str) or not is_flat(text):
             raise Refusal("str.format() of a text that is not known", op.loc, "an f-string")
 
     def raises(self, op: Op) -> None:
@@ -303,23 +227,3 @@ _RULES: Final[Mapping[str, _Rule]] = {
 
 def _told(type_: Type) -> str:
     return "a value of unknown type" if t.is_dynamic(type_) else f"{type_}"[:80]
-
-
-def _depth(block: Block) -> int:
-    return 1 + max((_depth(b) for op in block.ops for b in op.blocks), default=0)
-
-
-def _is_flat(template: str, nested: bool = False) -> bool:
-    """Whether a template only prints its operands, none of their attributes or elements."""
-    try:
-        fields = list(string.Formatter().parse(template))
-    except ValueError:
-        return False
-    for _, name, spec, _ in fields:
-        if name is None:
-            continue
-        if name and not name.isdigit() and not limits.is_identifier(name):
-            return False
-        if spec and (nested or not _is_flat(spec, nested=True)):
-            return False
-    return True

@@ -14,12 +14,12 @@ import re
 import warnings
 from collections.abc import Mapping
 from types import MemberDescriptorType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
 from lowtide.deploy import class_table, records
-from lowtide.deploy.check import WARN
+from lowtide.deploy.allowed import WARN
 from lowtide.deploy.class_table import EXCEPTIONS, WARNINGS, ClassEntry, NotSaved
 from lowtide.deploy.rename import types_in
 from lowtide.ir import python_objects
@@ -79,7 +79,7 @@ class ClassNames:
             category: Any = found.keywords["category"]
             if EXCEPTIONS.get(category.__name__) is category and category.__name__ in WARNINGS:
                 return f"{WARN}{category.__name__}"
-        return str(getattr(found, "__qualname__", name))
+        return str(getattr(cast("object", found), "__qualname__", name))
 
     def use(self, cls: type, name: str) -> None:
         """Notes that programs, or objects in the file, have this attribute; raises NotSaved."""
@@ -93,7 +93,7 @@ class ClassNames:
             raise NotSaved(f"the attribute {id_}.{name}, a name that is taken")
         found = inspect.getattr_static(cls, name, None)
         is_slot = isinstance(found, MemberDescriptorType)
-        if found is not None and not is_slot and hasattr(type(found), "__get__"):
+        if found is not None and not is_slot and class_table.is_computed(found):
             raise NotSaved(f"{id_}.{name}, which is computed in Python")
         self._used[cls][name] = None if is_slot or kind == "module" else found
 
@@ -144,6 +144,7 @@ def _classes(type_: Type) -> list[type]:
     name = type_.name if isinstance(type_, ClassType) else ""
     if isinstance(type_, TupleType):
         name = type_.cls
-    found = python_objects.find(name) if name else None
-    is_class = isinstance(found, type) and not issubclass(found, torch.nn.Module)
-    return [found] if is_class else []
+    found: Any = python_objects.find(name) if name else None
+    if not isinstance(found, type) or issubclass(found, torch.nn.Module):
+        return []
+    return [found]

@@ -23,9 +23,8 @@ from typing import Any, Final, Literal, cast
 import torch
 
 from lowtide.deploy import limits
-from lowtide.deploy.jsontext import Node
 from lowtide.ir import python_objects
-from lowtide.ir.literals import is_literal, parse_literal, print_literal
+from lowtide.ir.literals import is_literal, print_literal
 
 Kind = Literal["enum", "named_tuple", "record", "exception", "module"]
 KINDS: Final = ("enum", "named_tuple", "record", "exception", "module")
@@ -41,7 +40,7 @@ FOREIGN: Final[Mapping[str, type]] = {
 ENUM_BASES: Final[Mapping[str, Callable[..., Any]]] = {
     **{c.__name__: c for c in (enum.IntFlag, enum.Flag, enum.StrEnum, enum.IntEnum, enum.Enum)},
 }
-MIXINS: Final[Mapping[str, type]] = {"": object, "int": int, "str": str, "float": float}
+MIXINS: Final[Mapping[str, Any]] = {"": object, "int": int, "str": str, "float": float}
 CONTAINERS: Final[Mapping[str, type]] = {
     "": torch.nn.Module,
     "Sequential": torch.nn.Sequential,
@@ -108,11 +107,12 @@ def foreign_id(cls: type) -> str:
 
 def kind_of(cls: type) -> Kind:
     """Which kind of entry a class needs; raises NotSaved."""
+    hooks = user_methods(cls) & {"__getattr__", "__getattribute__", "__setattr__"}
     if issubclass(cls, torch.nn.Module):
         return "module"
     if issubclass(cls, enum.Enum):
         return "enum"
-    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+    if _is_named_tuple(cls):
         return "named_tuple"
     if issubclass(cls, Exception):
         return "exception"
@@ -121,10 +121,13 @@ def kind_of(cls: type) -> Kind:
         raise NotSaved(f"an object of {cls.__module__}.{cls.__qualname__}")
     if base.__module__ == "builtins":
         raise NotSaved(f"{cls.__qualname__} derives from {base.__name__}")
-    hooks = user_methods(cls) & {"__getattr__", "__getattribute__", "__setattr__"}
     if hooks:
         raise NotSaved(f"{cls.__qualname__} has a {min(hooks)} of its own")
     return "record"
+
+
+def _is_named_tuple(cls: Any) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")  # pyright: ignore[reportUnknownArgumentType]
 
 
 def describe(cls: type, id_: str, used: Mapping[str, object]) -> ClassEntry:
@@ -217,97 +220,9 @@ def user_methods(cls: type) -> set[str]:
     return found
 
 
-def class_named(name: str) -> type:
-    """The class of this process that IR calls so; raises NotSaved."""
-    found = python_objects.find(name)
-    if not isinstance(found, type):
-        raise NotSaved(f"{name} as a value")
-    return found
-
-
-# ---- as JSON ----------------------------------------------------------------------------------
-
-_ENTRY: Final = ("id", "name", "kind", "base", "mixin", "members", "fields", "options")
-
-
-def to_json(entry: ClassEntry) -> dict[str, object]:
-    """The entry's row in the manifest."""
-    found: dict[str, object] = {"id": entry.id, "name": entry.name, "kind": entry.kind}
-    if entry.base or entry.mixin:
-        found |= {"base": entry.base, "mixin": entry.mixin}
-    if entry.members:
-        found["members"] = [list(m) for m in entry.members]
-    if entry.fields:
-        found["fields"] = [[f.name, f.init, f.repr, f.compare, f.default] for f in entry.fields]
-    if entry.options is not None:
-        found["options"] = sorted(entry.options)
-    return found
-
-
-def from_json(rows: Node) -> dict[str, ClassEntry]:
-    """The table, by id; raises LoadError."""
-    found: dict[str, ClassEntry] = {}
-    for row in rows.items_of():
-        entry = _entry(row.only(*_ENTRY))
-        if entry.id in found:
-            raise row.fail("an id that is not taken")
-        found[entry.id] = entry
-    return found
-
-
-def _entry(row: Node) -> ClassEntry:
-    kind = cast("Kind", row.get("kind").text(KINDS))
-    name, id_ = row.get("name"), row.get("id")
-    if not limits.is_identifier(id_.value):
-        raise id_.fail("an identifier")
-    if not name.text().isidentifier() or len(name.text()) > 256:
-        raise name.fail("the name of a class")
-    bases = {"enum": ENUM_BASES, "exception": EXCEPTIONS, "module": CONTAINERS}.get(kind, {"": 0})
-    base = (
-        row.get("base").text(bases) if row.has("base") else next(iter({"": 0} & bases.keys()), "")
-    )
-    if base not in bases:
-        raise row.fail("a base")
-    options = None
-    if row.has("options"):
-        options = frozenset(o.text(OPTIONS) for o in row.get("options").items_of())
-    entry = ClassEntry(
-        id=id_.text(),
-        name=name.text(),
-        kind=kind,
-        base=base,
-        mixin=row.get("mixin").text(MIXINS) if row.has("mixin") else "",
-        members=tuple(_member(m) for m in row.get("members").items_of())
-        if row.has("members")
-        else (),
-        fields=tuple(_field(f, kind) for f in row.get("fields").items_of())
-        if row.has("fields")
-        else (),
-        options=options,
-    )
-    names = [*(m for m, _ in entry.members if kind == "enum"), *(f.name for f in entry.fields)]
-    if len(set(names)) != len(names):
-        raise row.fail("names that differ")
-    return entry
-
-
-def _member(row: Node) -> tuple[str, str]:
-    name, text = row.row(2)
-    if not limits.is_public(name.value) or name.text() == "mro":
-        raise name.fail("the name of a member")
-    constant(text)
-    return name.text(), text.text()
-
-
-def _field(row: Node, kind: Kind) -> Field:
-    name, init, repr_, compare, default = row.row(5)
-    if not may_be_field(kind, name.text()):
-        raise name.fail("the name of a field")
-    if default.value is not None:
-        constant(default)
-    text = None if default.value is None else default.text()
-    flags = {"init": init.flag(), "repr": repr_.flag(), "compare": compare.flag()}
-    return Field(name=name.text(), **flags, default=text)
+def is_computed(member: object) -> bool:
+    """Whether a member of a class is not a value, but gives one: a property, a method."""
+    return hasattr(type(member), "__get__")
 
 
 def may_be_field(kind: Kind, name: str) -> bool:
@@ -324,9 +239,9 @@ def may_be_field(kind: Kind, name: str) -> bool:
             return not hasattr(object, name)
 
 
-def constant(text: Node) -> object:
-    """The constant of this text; raises LoadError."""
-    try:
-        return parse_literal(text.text())
-    except ValueError as error:
-        raise text.fail("the text of a constant") from error
+def class_named(name: str) -> type:
+    """The class of this process that IR calls so; raises NotSaved."""
+    found = python_objects.find(name)
+    if not isinstance(found, type):
+        raise NotSaved(f"{name} as a value")
+    return found

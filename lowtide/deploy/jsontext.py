@@ -32,11 +32,11 @@ def dump_lines(value: dict[str, object]) -> bytes:
     lines: list[str] = []
     for key, entry in value.items():
         name = json.dumps(key)
-        if isinstance(entry, list) and entry:
+        if entry and isinstance(entry, list):
             rows = ",\n  ".join(dump(row).decode() for row in cast("list[object]", entry))
             lines.append(f"{name}: [\n  {rows}\n ]")
         else:
-            lines.append(f"{name}: {dump(entry).decode()}")
+            lines.append(f"{name}: {dump(value[key]).decode()}")
     return ("{" + ",\n ".join(lines) + "}\n").encode()
 
 

@@ -1,4 +1,4 @@
-"""The format's version and what a file may hold at most: what is larger is refused before it is read.
+"""The format's version, and the most that a file may hold: what is larger is refused unread.
 
 In: nothing. Out: constants. They are far above what real programs need; their only purpose is that
 a hostile file cannot make a reader use memory or time out of proportion to its own size.

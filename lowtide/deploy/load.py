@@ -19,8 +19,17 @@ from typing import IO, Any, Final
 import torch
 
 from lowtide import __version__
-from lowtide.deploy import archive, class_table, jsontext, limits, modules, records, sources
-from lowtide.deploy import storages, tensor_file
+from lowtide.deploy import (
+    archive,
+    class_rows,
+    jsontext,
+    limits,
+    modules,
+    records,
+    sources,
+    storages,
+    tensor_file,
+)
 from lowtide.deploy.archive import Archive
 from lowtide.deploy.jsontext import Node
 from lowtide.deploy.loaded import LoadedFunction, SavedMethod
@@ -49,8 +58,8 @@ def load(
 ) -> ScriptFunction | ScriptModule:
     """A compiled function or module from a file that lt.save wrote.
 
-    `map_location`: a device for all tensors, or {saved device: device}. `_extra_files`: a dict whose
-    names are read; their bytes are put into it. Raises LoadError."""
+    `map_location`: a device for all tensors, or {saved device: device}. `_extra_files`: a dict
+    whose names are read; their bytes are put into it. Raises LoadError."""
     place = storages.placing(map_location)
     with archive.open_archive(f) as opened:
         manifest = _manifest(opened)
@@ -98,7 +107,7 @@ class _Loader:
     ) -> None:
         self.archive = opened
         self.manifest = manifest
-        self.entries = class_table.from_json(manifest.get("classes"))
+        self.entries = class_rows.from_json(manifest.get("classes"))
         self.lines = sources.lines_of(manifest.get("sources"))
         self.tensors = storages.tensors_of(manifest.get("tensors"), pieces, place)
         self.classes: dict[str, type] = {}

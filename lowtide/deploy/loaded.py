@@ -49,7 +49,10 @@ def takes(param: Type, given: Type) -> bool:
         case TupleType(elems), TupleType(inner):
             return len(elems) == len(inner) and all(map(takes, elems, inner))
         case _:
-            wider = {t.FLOAT: (t.INT, t.BOOL, t.NUMBER), t.INT: (t.BOOL, t.NUMBER)}
+            wider: dict[Type, Types] = {
+                t.FLOAT: (t.INT, t.BOOL, t.NUMBER),
+                t.INT: (t.BOOL, t.NUMBER),
+            }
             return given in wider.get(param, ())
 
 
@@ -221,14 +224,14 @@ class LoadedMethod(ScriptMethod):
             return None
         self._drivers_made[id(program)] = variant.driver
         variant.facts = (*program.facts, *map(type, read))
+        known = [(k, type_) for k, type_ in variant.containers if t.NEVER not in types_in(type_)]
+        variant.containers = tuple(known)
         captured = variant.values()
         if captured is None or not all(map(_fits, program.reads.values(), read)):
             return None
         params = program.function.params[len(program.function.arguments) :]
         if not all(map(_fits, (p.type for p in params), captured)):
             return None
-        known = [(k, type_) for k, type_ in variant.containers if t.NEVER not in types_in(type_)]
-        variant.containers = tuple(known)
         return variant
 
     def _no_state(self, program: Program) -> CompileError:

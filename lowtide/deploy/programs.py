@@ -80,7 +80,7 @@ def _is_annotated(parameters: Iterable[inspect.Parameter]) -> bool:
 
 
 def of_method(method: ScriptMethod) -> list[Program]:
-    """All programs of a method that fit its modules' parameters as they are; raises CompileError."""
+    """All programs of a method that fit its modules as they are; raises CompileError."""
     saved: list[Program] | None = getattr(method, "__lowtide_programs__", None)
     if saved is not None:
         return saved

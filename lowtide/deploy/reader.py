@@ -1,6 +1,6 @@
 """A program out of a file: parsed, verified, checked, then given names of this process.
 
-In: the text of an entry in `code/`, and what the file says of classes and modules. Out: a `Program`.
+In: the text of an entry in `code/`, what the file says of classes and modules. Out: a `Program`.
 
 Always holds: whatever the text is, it ends as a checked program or as a LoadError.
 """
@@ -15,7 +15,8 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.deploy import limits, sources
-from lowtide.deploy.check import WARN, Refusal, check, check_sizes, owner_of
+from lowtide.deploy.allowed import WARN, Refusal, check_sizes
+from lowtide.deploy.check import check, owner_of
 from lowtide.deploy.class_table import EXCEPTIONS, FOREIGN, ClassEntry
 from lowtide.deploy.jsontext import Node
 from lowtide.deploy.programs import Program

@@ -34,8 +34,8 @@ class LoadedModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raises NotImplementedError: a file has programs of the root only."""
         raise NotImplementedError(
-            f"{type(self).__name__} was loaded as a part of another module: only the programs of "
-            "the whole were saved; save the part on its own to call it"
+            "loaded as a part of another module: only the programs of the whole were saved; "
+            "save the part on its own to call it"
         )
 
 

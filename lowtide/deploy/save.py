@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 import torch
 
 from lowtide import __version__
-from lowtide.deploy import archive, class_table, jsontext, limits, tensor_file
+from lowtide.deploy import archive, class_rows, jsontext, limits, tensor_file
 from lowtide.deploy.entries import Entry, entries_of
 from lowtide.deploy.writer import Writer
 from lowtide.errors import CompileError
@@ -61,7 +61,7 @@ def contents(
         "kind": "function" if root is None else "module",
         "name": cast("Any", m).__name__ if root is None else type(root).__name__,
         "entries": rows,
-        "classes": [class_table.to_json(entry) for entry in classes.values()],
+        "classes": [class_rows.to_json(entry) for entry in classes.values()],
         "modules": modules,
         "objects": writer.encoder.objects,
         "tensors": tensors,

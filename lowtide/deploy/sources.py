@@ -1,6 +1,6 @@
 """The lines of the user's files that programs point at, so that errors show them elsewhere too.
 
-In: Functions. Out: rows `[file, [[line, text, function], …]]`; and Functions with their places whole.
+In: Functions. Out: rows `[file, [[line, text, function], …]]`; and Functions with whole places.
 """
 
 from __future__ import annotations

@@ -101,9 +101,10 @@ def _reach(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> int
 
 def _span(group: list[torch.Tensor]) -> tuple[int, int]:
     """The bytes of the storage that the tensors reach, begun where any dtype may begin."""
-    begin = min(t.storage_offset() * t.element_size() for t in group)
+    begin = min(int(t.storage_offset()) * t.element_size() for t in group)
     end = max(
-        _reach(t.storage_offset(), tuple(t.shape), t.stride()) * t.element_size() for t in group
+        _reach(int(t.storage_offset()), tuple(t.shape), t.stride()) * t.element_size()
+        for t in group
     )
     return begin - begin % _ALIGNED_BYTES, max(begin, end)
 

@@ -12,7 +12,13 @@ from __future__ import annotations
 
 from typing import Final
 
-TENSOR_METHODS: Final = frozenset(
+
+def names_in(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+TENSOR_METHODS: Final = names_in(
     """
     abs abs_ absolute absolute_ acos acos_ acosh acosh_ add add_ addbmm addbmm_ addcdiv addcdiv_
     addcmul addcmul_ addmm addmm_ addmv addmv_ addr addr_ adjoint all allclose amax amin aminmax
@@ -61,18 +67,18 @@ TENSOR_METHODS: Final = frozenset(
     tril tril_ triu triu_ true_divide true_divide_ trunc trunc_ type type_as unbind unflatten
     unfold uniform_ unique unique_consecutive unsqueeze unsqueeze_ values var vdot view view_as
     vsplit where xlogy xlogy_ zero_
-    """.split()
+    """
 )
 
-TENSOR_ATTRIBUTES: Final = frozenset(
+TENSOR_ATTRIBUTES: Final = names_in(
     """
     H T data device dtype grad imag is_cpu is_cuda is_leaf is_meta is_mkldnn is_mps is_nested
     is_quantized is_sparse is_sparse_csr is_xla is_xpu itemsize layout mH mT name nbytes ndim
     real requires_grad retains_grad shape
-    """.split()
+    """
 )
 
-TORCH_FUNCTIONS: Final = frozenset(
+TORCH_FUNCTIONS: Final = names_in(
     """
     abs abs_ absolute acos acos_ acosh acosh_ adaptive_avg_pool1d adaptive_max_pool1d add addbmm
     addcdiv addcmul addmm addmv addmv_ addr adjoint affine_grid_generator all allclose
@@ -130,10 +136,10 @@ TORCH_FUNCTIONS: Final = frozenset(
     triu triu_indices true_divide trunc trunc_ typename unbind unflatten unique
     unique_consecutive unravel_index unsqueeze vander var var_mean vdot view_as_complex
     view_as_real vsplit vstack where xlogy xlogy_ zero_ zeros zeros_like
-    """.split()
+    """
 )
 
-FUNCTIONAL: Final = frozenset(
+FUNCTIONAL: Final = names_in(
     """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
     adaptive_max_pool1d_with_indices adaptive_max_pool2d adaptive_max_pool2d_with_indices
@@ -156,26 +162,26 @@ FUNCTIONAL: Final = frozenset(
     relu relu6 relu_ rms_norm rrelu rrelu_ scaled_dot_product_attention selu selu_ sigmoid silu
     smooth_l1_loss soft_margin_loss softmax softmin softplus softshrink softsign tanh tanhshrink
     threshold threshold_ triplet_margin_loss unfold upsample upsample_bilinear upsample_nearest
-    """.split()
+    """
 )
 
-LINALG: Final = frozenset(
+LINALG: Final = names_in(
     """
     cholesky cholesky_ex cond cross det diagonal eig eigh eigvals eigvalsh householder_product
     inv inv_ex ldl_factor ldl_factor_ex ldl_solve lstsq lu lu_factor lu_factor_ex lu_solve
     matmul matrix_exp matrix_norm matrix_power matrix_rank multi_dot norm pinv qr slogdet solve
     solve_ex solve_triangular svd svdvals tensorinv tensorsolve vander vecdot vector_norm
-    """.split()
+    """
 )
 
-FFT: Final = frozenset(
+FFT: Final = names_in(
     """
     fft fft2 fftfreq fftn fftshift hfft hfft2 hfftn ifft ifft2 ifftn ifftshift ihfft ihfft2
     ihfftn irfft irfft2 irfftn rfft rfft2 rfftfreq rfftn
-    """.split()
+    """
 )
 
-SPECIAL: Final = frozenset(
+SPECIAL: Final = names_in(
     """
     airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t
     chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w digamma entr erf erfc
@@ -186,15 +192,15 @@ SPECIAL: Final = frozenset(
     scaled_modified_bessel_k0 scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t
     shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w
     sinc softmax spherical_bessel_j0 xlog1py xlogy zeta
-    """.split()
+    """
 )
 
-OPERATORS: Final = frozenset(
+OPERATORS: Final = names_in(
     """
     abs add and_ contains eq floordiv ge getitem gt index invert is_ is_not le lshift lt matmul mod
     mul ne neg not_ or_ pos pow rshift sub truediv truth xor iadd iand ifloordiv ilshift imatmul
     imod imul ior ipow irshift isub itruediv ixor
-    """.split()
+    """
 )
 
 # Context managers, the only ones that `with` takes in a file.

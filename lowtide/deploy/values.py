@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from lowtide.deploy import class_table, limits
+from lowtide.deploy import class_rows, class_table, limits
 from lowtide.deploy.class_table import ClassEntry, NotSaved
 from lowtide.deploy.jsontext import Node
 from lowtide.deploy.storages import TensorTable, why_not
@@ -162,7 +162,8 @@ class Decoder:
         if kind == "record":
             cls = self._class(parts[1], "record")
             return cls.__new__(cls)
-        return {"list": list, "dict": dict, "set": set}[kind]()
+        empty: Any = {"list": list, "dict": dict, "set": set}[kind]
+        return empty()
 
     def _fill(self, row: Node, made: Any) -> None:
         *_, kind, content = (row.items_of()[0], row.items_of()[-1])
@@ -209,7 +210,7 @@ class Decoder:
         if names == {"size"}:
             return torch.Size([n.size() for n in node.get("size").items_of(limits.DIMENSIONS)])
         if names == {"literal"}:
-            return class_table.constant(node.get("literal"))
+            return class_rows.constant(node.get("literal"))
         if names == {"tensor"}:
             return self.tensors[node.get("tensor").index(len(self.tensors))]
         if names == {"object"}:

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from lowtide.deploy import modules, sources
-from lowtide.deploy.check import Refusal, check, check_sizes
+from lowtide.deploy import class_table, modules, sources
+from lowtide.deploy.allowed import Refusal, check_sizes
+from lowtide.deploy.check import check
 from lowtide.deploy.class_names import ClassNames, needed_method
 from lowtide.deploy.class_table import ClassEntry, NotSaved, class_named
 from lowtide.deploy.entries import Entry
@@ -139,7 +140,7 @@ class Writer:
             value = own[name]
         else:
             value = inspect.getattr_static(type(owner), name, modules.MISSING)
-            if value is not modules.MISSING and hasattr(type(value), "__get__"):
+            if value is not modules.MISSING and class_table.is_computed(value):
                 if only_plain:
                     return
                 raise NotSaved(f"{path!r}, which is computed in Python (a parametrization, say)")
@@ -176,7 +177,7 @@ class Writer:
             fact = next(facts)
             if guard.kind == "type":
                 continue  # reading an attribute tells its type in the program
-            elif is_literal(fact):
+            if is_literal(fact):
                 rows.append(
                     [guard.kind, guard.path, guard.other, self.encoder.value(fact, "guard")]
                 )

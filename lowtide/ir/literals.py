@@ -11,7 +11,6 @@ deep or long.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Final, cast
 

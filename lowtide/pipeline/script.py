@@ -50,6 +50,7 @@ class ScriptFunction:
     """A compiled function; see the module's text. Safe to call from many threads."""
 
     __wrapped__: Callable[..., Any]
+    __name__: str
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         check_syntax(fn)
