@@ -13,20 +13,19 @@ program (gradients, autocast, another device) PyTorch runs the recorded ops, one
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from lowtide.errors import LowtideError
+from lowtide.errors import CompileError
 from lowtide.frontend.trace.nests import LEAF
 from lowtide.frontend.trace.trace import Form
 from lowtide.ir.core import Function
 from lowtide.ir.types import Type
 from lowtide.pipeline import plain
 from lowtide.pipeline.script_method import ScriptMethod
-from lowtide.pipeline.script_module import WrappedModule
+from lowtide.pipeline.script_module import ScriptModule, WrappedModule
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
 from lowtide.pipeline.walk import Walk
@@ -49,7 +48,6 @@ class TracedFunction(ScriptMethod):
         super().__init__(root, function.name, function)
         self.__qualname__ = function.name
         self.form = form
-        self.root = root
         self._program = function
         self._captures = bool(function.captures)
         self._count = len(form.names) if form.is_flat else -1
@@ -116,9 +114,19 @@ class TracedFunction(ScriptMethod):
     def __repr__(self) -> str:
         return f"<lt.TracedFunction {self.__name__}({', '.join(self.form.names)})>"
 
-    def save(self, f: Any, **kwargs: Any) -> None:
-        """As `lt.save`."""
-        save(self, f, **kwargs)
+    def __lowtide_saved__(self) -> ScriptModule:
+        """What `lt.save` writes: a module whose forward is this; raises CompileError."""
+        check_flat(self.__name__, self.form)
+        return WrappedModule(self.root, {"forward": self._program})
+
+
+def check_flat(name: str, form: Form) -> None:
+    """Raises CompileError for a traced program that is not saved."""
+    if not form.is_flat or form.output is not LEAF:
+        raise CompileError(
+            f"the traced {name}() has nested arguments or results, which are not saved",
+            remedy="a traced function of tensors that returns one, or lt.script",
+        )
 
 
 class TracedModule(WrappedModule):
@@ -165,15 +173,8 @@ class TracedModule(WrappedModule):
     def _get_name(self) -> str:
         return "TracedModule"
 
-    def save(self, f: Any, **kwargs: Any) -> None:
-        """As `lt.save`."""
-        save(self, f, **kwargs)
-
-
-def save(obj: object, f: Any, **kwargs: Any) -> None:
-    """`lt.save`, once there is one."""
-    lowtide = importlib.import_module("lowtide")
-    found: Callable[..., None] | None = getattr(lowtide, "save", None)
-    if found is None:
-        raise LowtideError("saving is not there yet")
-    found(obj, f, **kwargs)
+    def __lowtide_saved__(self) -> ScriptModule:
+        """What `lt.save` writes; raises CompileError."""
+        for name in self.__dict__["_lowtide_given"]:
+            check_flat(name, self.method(name).form)
+        return self
