@@ -27,6 +27,7 @@ REFUSED = {
     "modules.HooksOnModule": "hook",
     "modules.ManyLayers": "runs in Python",
     "networks.EncoderLayer": "runs in Python",
+    "scopes.global_tensor": "global tensor",
     "scopes.raise_exception_with_arguments": "CodedError has a __init__ of its own",
 }
 
