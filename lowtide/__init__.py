@@ -11,8 +11,27 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lowtide.comparison import compare
-    from lowtide.errors import BackendError, CompileError, LowtideError
+    from lowtide.errors import (
+        BackendError,
+        CompileError,
+        DisposedTensorError,
+        LowtideError,
+        ScopeError,
+    )
     from lowtide.frontend.script.language import annotate, is_scripting
+    from lowtide.memory.scopes.functions import (
+        alias,
+        current_dispose_scope,
+        detach_from_dispose_scope,
+        dispose,
+        is_disposed,
+        move_to_other_dispose_scope,
+        move_to_outer_dispose_scope,
+        wrapped_dispose_scope,
+    )
+    from lowtide.memory.scopes.scope import DisposeScope, dispose_scope
+    from lowtide.memory.scopes.sequential import Sequential
+    from lowtide.memory.scopes.statistics import scope_statistics
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
@@ -22,16 +41,30 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendError",
     "CompileError",
+    "DisposeScope",
+    "DisposedTensorError",
     "Explanation",
     "LowtideError",
     "MemoryPlan",
+    "ScopeError",
     "ScriptFunction",
+    "Sequential",
+    "alias",
     "annotate",
     "cache_stats",
     "compare",
+    "current_dispose_scope",
+    "detach_from_dispose_scope",
+    "dispose",
+    "dispose_scope",
     "empty_cache",
+    "is_disposed",
     "is_scripting",
+    "move_to_other_dispose_scope",
+    "move_to_outer_dispose_scope",
+    "scope_statistics",
     "script",
+    "wrapped_dispose_scope",
 ]
 
 
