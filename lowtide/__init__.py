@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from lowtide.memory.scopes.scope import DisposeScope, dispose_scope
     from lowtide.memory.scopes.sequential import Sequential
-    from lowtide.memory.scopes.statistics import scope_statistics
+    from lowtide.memory.scopes.statistics import ScopeStatistics, scope_statistics
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
@@ -47,6 +47,7 @@ __all__ = [
     "LowtideError",
     "MemoryPlan",
     "ScopeError",
+    "ScopeStatistics",
     "ScriptFunction",
     "Sequential",
     "alias",

@@ -28,6 +28,7 @@ WHERE: Final = {
     "current_dispose_scope": "lowtide.memory.scopes.functions",
     "wrapped_dispose_scope": "lowtide.memory.scopes.functions",
     "scope_statistics": "lowtide.memory.scopes.statistics",
+    "ScopeStatistics": "lowtide.memory.scopes.statistics",
     "Sequential": "lowtide.memory.scopes.sequential",
     "LowtideError": "lowtide.errors",
     "CompileError": "lowtide.errors",

@@ -17,13 +17,13 @@ from lowtide.memory.scopes import disposed, keepers, watch
 from lowtide.memory.scopes.bag import owner_of
 from lowtide.memory.scopes.decorate import moving_out
 from lowtide.memory.scopes.disposed import is_gone
-from lowtide.memory.scopes.nests import tensors_in
 from lowtide.memory.scopes.scope import (
     DisposeScope,
     attach,
     checked,
     dispose_now,
     ending_here,
+    given,
     move,
 )
 
@@ -74,11 +74,11 @@ def dispose(*ts: Any) -> None:
 
     Raises TypeError for what is neither a tensor nor a nest of tensors.
     """
-    found = [tensor for value in ts for tensor in _undisposed(value)]
+    found = given(ts)
     ending = ending_here("by dispose()")
     with disposed.outside_dispatch_modes():
         for tensor in found:
-            if not is_gone(tensor):  # given twice
+            if not is_gone(tensor):
                 dispose_now(tensor, ending)
         disposed.release_pending()
 
@@ -113,12 +113,3 @@ def wrapped_dispose_scope(fn: Callable[P, T]) -> Callable[P, T]:
     result may be a tensor, or lists, tuples, sets, dicts and dataclasses of them to any depth.
     """
     return moving_out(fn)
-
-
-def _undisposed(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [] if is_gone(value) else [value]
-    found = [tensor for tensor in tensors_in(value) if not is_gone(tensor)]
-    if not found:
-        checked((value,))
-    return found

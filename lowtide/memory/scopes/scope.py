@@ -232,14 +232,19 @@ class DisposeScope(Place):
 
 def checked(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
     """The tensors of the arguments. Raises TypeError for other things, and if one is disposed."""
-    for value in tensors:
-        if not isinstance(value, torch.Tensor) and not is_nest(value):
-            raise TypeError(f"a tensor or a nest of tensors is expected, not {value!r}")
-    found = list(tensors_in(tensors))
+    found = given(tensors)
     for tensor in found:
         if is_gone(tensor):
             raise error_of(tensor)
     return found
+
+
+def given(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The tensors of the arguments, disposed ones too. Raises TypeError for other things."""
+    for value in tensors:
+        if not isinstance(value, torch.Tensor) and not is_nest(value):
+            raise TypeError(f"a tensor or a nest of tensors is expected, not {value!r}")
+    return list(tensors_in(tensors))
 
 
 def one_or_all(tensors: tuple[Any, ...]) -> Any:
