@@ -34,12 +34,16 @@ _make_subclass: Any = _Tensor._make_subclass
 _swap_impl: Any = _C._swap_tensor_impl
 _set_class: Any = object.__setattr__
 _OBITUARY = "_lowtide_obituary"
-_HARMLESS = frozenset({"__class__", "__doc__", "__hash__", "__repr__", "__str__", "__weakref__"})
+# The last two are how PyTorch's C++ finds whom to ask.
+_HARMLESS = frozenset({
+    "__class__", "__doc__", "__hash__", "__repr__", "__str__", "__weakref__",
+    "__torch_function__", "__torch_dispatch__",
+})  # fmt: skip
 # What `isinstance(t, nn.Parameter)` and its like look for: False, rather than an error.
 _ABSENT = frozenset({"_is_param", "_is_buffer"})
 _NOT_USES = _HARMLESS | {
     "__delattr__", "__dict__", "__dir__", "__getattribute__", "__init__", "__init_subclass__",
-    "__new__", "__sizeof__", "__subclasshook__", "__torch_dispatch__", "__torch_function__",
+    "__new__", "__sizeof__", "__subclasshook__",
 }  # fmt: skip
 
 
