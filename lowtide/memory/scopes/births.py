@@ -38,9 +38,10 @@ _KEEPING = (
 )
 _MOST_CODES = 10_000
 
-# Code objects of the user's, and of what is passed over (True: it keeps what it makes).
-USER_CODES: set[CodeType] = set()
-_passed_codes: dict[CodeType, bool] = {}
+# Code objects of the user's, and of what is passed over (True: it keeps what it makes), by id: to
+# hash a code object takes as long as the function is large.
+USER_CODES: dict[int, CodeType] = {}
+_passed_codes: dict[int, tuple[bool, CodeType]] = {}
 
 
 # One tensor, weakly, the user's code and instruction that made it, and whether its maker keeps it.
@@ -59,14 +60,12 @@ def note(tensor: torch.Tensor, frame: FrameType | None) -> Birth:
     innermost, is_kept = frame, False
     while frame is not None:
         code = frame.f_code
-        if code in USER_CODES:
+        if id(code) in USER_CODES:
             break
-        passed = _passed_codes.get(code)
+        passed = _passed_codes.get(id(code)) or _classify(code)
         if passed is None:
-            passed = _classify(code)
-            if passed is None:
-                break
-        is_kept = is_kept or passed
+            break
+        is_kept = is_kept or passed[0]
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
@@ -81,8 +80,8 @@ def unseen(tensor: torch.Tensor) -> Birth:
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The first frame, from `frame` outwards, that is the user's."""
-    while frame is not None and frame.f_code not in USER_CODES:
-        if frame.f_code not in _passed_codes and _classify(frame.f_code) is None:
+    while frame is not None and id(frame.f_code) not in USER_CODES:
+        if id(frame.f_code) not in _passed_codes and _classify(frame.f_code) is None:
             break
         frame = frame.f_back
     return frame
@@ -118,19 +117,19 @@ def _loc(file: str, line: int, function: str) -> Loc:
     return Loc(file=file, line=line, text=text, function=function)
 
 
-def _classify(code: CodeType) -> bool | None:
+def _classify(code: CodeType) -> tuple[bool, CodeType] | None:
     """None: the user's; else passed over, True if it keeps what it makes. Remembered."""
     file: Any = code.co_filename
     is_stdlib = file.startswith(_STDLIB) and not file.startswith(_SITE)
     if not (is_stdlib or file.startswith((*_PACKAGES, *_GENERATED))):
         if len(USER_CODES) >= _MOST_CODES:
             USER_CODES.clear()
-        USER_CODES.add(code)
+        USER_CODES[id(code)] = code
         return None
     keeps = any(
         where in file and function in ("", code.co_name) for where, function in _KEEPING
     )
     if len(_passed_codes) >= _MOST_CODES:
         _passed_codes.clear()
-    _passed_codes[code] = keeps
-    return keeps
+    found = _passed_codes[id(code)] = (keeps, code)
+    return found

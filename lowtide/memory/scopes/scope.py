@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar, TypeVarTuple, overload
 import torch
 
 from lowtide.errors import ScopeError
-from lowtide.memory.scopes import disposed, keepers, watch
+from lowtide.memory.scopes import disposed, keepers, resident, watch
 from lowtide.memory.scopes.bag import LOCK
 from lowtide.memory.scopes.births import Birth, loc_of, user_frame
 from lowtide.memory.scopes.disposed import Ending, empty_out, error_of, is_gone
@@ -38,7 +38,7 @@ _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 class DisposeScope(Place):
     """Tensors that end together. Made by `dispose_scope()`, opened by `with`, or a decorator."""
 
-    __slots__ = ("_opened", "is_open")
+    __slots__ = ("_opened", "_resident_bytes", "is_open")
 
     def __init__(self) -> None:
         thread = state()
@@ -46,6 +46,7 @@ class DisposeScope(Place):
         thread.places.add(self)
         self.is_open = False
         self._opened: tuple[CodeType, int] | None = None
+        self._resident_bytes = 0
 
     def __enter__(self) -> DisposeScope:
         self._begin(_getframe(1))
@@ -193,6 +194,8 @@ class DisposeScope(Place):
             self.thread, self.counts = thread, thread.inside
             thread.places.add(self)
         self.outer = watch.current()
+        if self.outer is None:
+            self._resident_bytes = resident.resident_bytes()
         self.is_open = True
         thread.switch_on(self)
         watch.set_current(self)
@@ -228,6 +231,8 @@ class DisposeScope(Place):
                     empty_out(tensor, birth, ending)
                     self.counts.disposed += 1
             disposed.release_pending()
+        if self.outer is None and self._resident_bytes:
+            resident.after_end(self._resident_bytes)
 
 
 def checked(tensors: tuple[Any, ...]) -> list[torch.Tensor]:

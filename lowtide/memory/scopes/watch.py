@@ -122,7 +122,7 @@ class _Mode:
                 log = place.log
                 frame = _getframe(1)
                 code = frame.f_code
-                if log is not None and code in USER_CODES:
+                if log is not None and id(code) in USER_CODES:
                     log.append((_ref(made), code, frame.f_lasti, False))
                     if len(log) > place.limit:
                         place.sweep()
