@@ -40,7 +40,7 @@ def compiled(a, b):
 def a_disposed_tensor(*shape: int) -> torch.Tensor:
     with lt.dispose_scope():
         made = torch.ones(*(shape or (2, 2)))
-    return made
+    return made  # noqa: RET504 - made and ended on two lines
 
 
 def ones() -> torch.Tensor:

@@ -239,9 +239,14 @@ def test_ends_in_another_order() -> None:
 
 def test_an_exception_ends_the_scope_and_passes() -> None:
     kept: list[torch.Tensor] = []
-    with pytest.raises(ZeroDivisionError), lt.dispose_scope():
-        kept.append(torch.ones(1))
-        raise ZeroDivisionError
+
+    def fails() -> None:
+        with lt.dispose_scope():
+            kept.append(torch.ones(1))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
     assert lt.is_disposed(kept[0])
 
 

@@ -126,9 +126,7 @@ def _classify(code: CodeType) -> tuple[bool, CodeType] | None:
             USER_CODES.clear()
         USER_CODES[id(code)] = code
         return None
-    keeps = any(
-        where in file and function in ("", code.co_name) for where, function in _KEEPING
-    )
+    keeps = any(where in file and function in ("", code.co_name) for where, function in _KEEPING)
     if len(_passed_codes) >= _MOST_CODES:
         _passed_codes.clear()
     found = _passed_codes[id(code)] = (keeps, code)

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
 from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.nests import tensors_in
-from lowtide.memory.scopes.scope import DisposeScope, move
+from lowtide.memory.scopes.ownership import move
+from lowtide.memory.scopes.scope import DisposeScope
 
 T = TypeVar("T")
 P = ParamSpec("P")
+_nothing: Any = None
 
 
 def scoped(fn: Callable[P, T]) -> Callable[P, T]:
@@ -79,10 +81,10 @@ def _coroutine(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
 
 def _generator(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
     @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         steps = fn(*args, **kwargs)
         scope = DisposeScope()
-        step, sent = steps.send, None
+        step, sent = steps.send, _nothing
         try:
             while True:
                 with _Inside(scope):
@@ -106,10 +108,10 @@ def _generator(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
 
 def _async_generator(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
     @functools.wraps(fn)
-    async def call(*args: Any, **kwargs: Any) -> Any:
+    async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         steps = fn(*args, **kwargs)
         scope = DisposeScope()
-        step, sent = steps.asend, None
+        step, sent = steps.asend, _nothing
         try:
             while True:
                 with _Inside(scope):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -42,8 +42,8 @@ _HARMLESS = frozenset({
 # What `isinstance(t, nn.Parameter)` and its like look for: False, rather than an error.
 _ABSENT = frozenset({"_is_param", "_is_buffer"})
 _NOT_USES = _HARMLESS | {
-    "__delattr__", "__dict__", "__dir__", "__getattribute__", "__init__", "__init_subclass__",
-    "__new__", "__sizeof__", "__subclasshook__",
+    "__dict__", "__dir__", "__getattribute__", "__init__", "__init_subclass__", "__new__",
+    "__setattr__", "__sizeof__", "__subclasshook__",
 }  # fmt: skip
 
 
@@ -72,9 +72,7 @@ class _Hollow(torch.Tensor):
     """A tensor without memory, whose every dispatch raises; exchanged for the one of a handle."""
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _error_in(args, kwargs)
 
 
@@ -82,15 +80,11 @@ class DisposedTensor(torch.Tensor):
     """What a handle is after its tensor was disposed. `repr`, `hash`, `id` and `is` work."""
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _error_in(args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _error_in(args, kwargs)
 
     def __getattribute__(self, name: str) -> Any:
@@ -118,10 +112,10 @@ def _refuse(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     raise error_of(self)
 
 
-for _name in dir(torch.Tensor):
-    if _name.startswith("__") and _name.endswith("__") and _name not in _NOT_USES:
-        if _name != "__setattr__" and callable(getattr(torch.Tensor, _name, None)):
-            setattr(DisposedTensor, _name, _refuse)
+_special = {name for name in dir(torch.Tensor) if name[:2] == name[-2:] == "__"}
+for _name in _special - _NOT_USES:
+    if callable(getattr(torch.Tensor, _name, None)):
+        setattr(DisposedTensor, _name, _refuse)
 
 
 def is_gone(tensor: torch.Tensor) -> bool:
@@ -142,7 +136,7 @@ def empty_out(tensor: torch.Tensor, birth: Birth | None, ending: Ending) -> None
     Raises TypeError, and leaves the tensor as it was, if its class has slots of its own.
     """
     kind = type(tensor)
-    attributes: dict[str, Any] = tensor.__dict__
+    attributes: Any = tensor.__dict__
     hollow: Any = _make_subclass(_Hollow, _nothing, False, dispatch_device=True)
     _set_class(tensor, "__class__", DisposedTensor)
     try:
@@ -161,7 +155,7 @@ def empty_out(tensor: torch.Tensor, birth: Birth | None, ending: Ending) -> None
 
 
 @contextlib.contextmanager
-def outside_dispatch_modes() -> Iterator[None]:
+def outside_dispatch_modes() -> Generator[None]:
     """No TorchDispatchMode of the user's sees how handles are emptied."""
     if not _C._len_torch_dispatch_stack():
         yield

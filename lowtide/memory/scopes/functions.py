@@ -1,13 +1,12 @@
 """The same as a scope's methods, from the tensor's side, and what is asked of one tensor.
 
-In: a tensor, or a list, tuple or dict of tensors. Out: what was given, so that calls can be chained.
+In: a tensor, or a list, tuple or dict of tensors. Out: what was given, so that calls chain.
 
     total = lt.move_to_outer_dispose_scope(total + loss.detach())
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,19 +16,11 @@ from lowtide.memory.scopes import disposed, keepers, watch
 from lowtide.memory.scopes.bag import owner_of
 from lowtide.memory.scopes.decorate import moving_out
 from lowtide.memory.scopes.disposed import is_gone
-from lowtide.memory.scopes.scope import (
-    DisposeScope,
-    attach,
-    checked,
-    dispose_now,
-    ending_here,
-    given,
-    move,
-)
+from lowtide.memory.scopes.ownership import attach, checked, dispose_now, given, move
+from lowtide.memory.scopes.scope import DisposeScope, ending_here
 
 T = TypeVar("T")
 P = ParamSpec("P")
-_getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 
 
 def move_to_outer_dispose_scope(t: T) -> T:

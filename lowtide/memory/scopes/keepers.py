@@ -2,13 +2,13 @@
 
 In: PyTorch as it is. Out: `install`, called when the first scope opens, which hooks into PyTorch:
 
-| what happens inside a scope                             | what it means                           |
-| ------------------------------------------------------- | --------------------------------------- |
-| a parameter or buffer is registered, set or unpickled   | the tensor is the module's              |
-| an optimizer stepped, or loaded its state               | the tensors of its state are its own    |
-| `p.grad = g`                                            | g is the gradient of p                  |
-| from_numpy, frombuffer, from_dlpack, `torch.Tensor(…)`  | made, though no mode was asked          |
-| the engine of autograd runs                             | hooks run inside the scope              |
+| what happens inside a scope                            | what it means                          |
+| ------------------------------------------------------ | -------------------------------------- |
+| a parameter or buffer is registered, set or unpickled  | the tensor is the module's             |
+| an optimizer stepped, or loaded its state              | the tensors of its state are its own   |
+| `p.grad = g`                                           | g is the gradient of p                 |
+| from_numpy, frombuffer, from_dlpack, `torch.Tensor(…)` | made, though no mode was asked         |
+| the engine of autograd runs                            | hooks run inside the scope             |
 
 A tensor that became somebody's in this way is detached from its scope at once. What is not in the
 table, a list or a dict of one's own, owns nothing: `detach_from_dispose_scope`.
@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as nn_module
-from torch.optim import optimizer as nn_optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import dlpack
 
 from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.bag import LOCK, owner_of
@@ -74,11 +75,11 @@ def install() -> None:
     watch.on_grad_set = keep
     nn_module.register_module_parameter_registration_hook(_registered)
     nn_module.register_module_buffer_registration_hook(_registered)
-    nn_optimizer.register_optimizer_step_post_hook(_stepped)
+    register_optimizer_step_post_hook(_stepped)
     _after(torch.nn.Module, "__setstate__", _module_restored)
     _after(torch.optim.Optimizer, "__setstate__", _optimizer_restored)
     _after(torch.Tensor, "__init__", _constructed)
-    for owner in (torch, torch.utils.dlpack):
+    for owner in (torch, dlpack):
         for name in ("from_numpy", "frombuffer", "from_dlpack"):
             if hasattr(owner, name):
                 _seen(owner, name)

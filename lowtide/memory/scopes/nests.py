@@ -38,11 +38,10 @@ def is_nest(value: object) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
+    items: Any = value
     if isinstance(value, Mapping):
-        found: Any = value.values()
-        return list(found)
+        return list(items.values())
     if isinstance(value, list | tuple | set | frozenset | deque):
-        items: Any = value
         return list(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]

@@ -3,11 +3,11 @@
 In: the end of an outermost scope. Out: what malloc holds free goes back to the kernel, if the scope
 has grown the process by more than 32 MiB and disposing has not shrunk it again.
 
-glibc keeps freed blocks of up to 32 MiB in its heap, resident. To give them back costs the faults of
-touching new pages later, about 0.6 ns a byte, so a loop that takes the same memory at each step must
-not pay at each step: after a trim the next one waits three times what it may cost, and twice as
-long each time that the memory came back. A loop therefore trims at its first steps and then keeps
-its memory in malloc; that is the same memory, and none of it is new.
+glibc keeps freed blocks of up to 32 MiB in its heap, resident. To give them back costs the faults
+of touching new pages later, about 0.6 ns a byte, so a loop that takes the same memory at each step
+must not pay at each step: after a trim the next one waits three times what it may cost, and twice
+as long each time that the memory came back. A loop therefore trims at its first steps and then
+keeps its memory in malloc.
 
 Always: two reads of /proc/self/statm for an outermost scope, 3 µs each; nothing on other systems.
 """

@@ -1,15 +1,15 @@
 """DisposeScope: who owns what, and when it ends.
 
-In: tensors made while the scope is the innermost of the calling context, or attached by hand.
-Out: at its end every one of them that is still its own is disposed.
+In: tensors made while the scope is the innermost of the calling context, or attached by hand. Out:
+at its end every one of them that is still its own is disposed.
 
     with dispose_scope() as scope:          # opens
         a = x * 2                           # the scope's
         b = scope.move_to_outer(a + 1)      # the outer scope's; nobody's if there is none
     is_disposed(a), is_disposed(b)          # True, False
 
-Always: a tensor has at most one owner. Ends may come in any order: what an inner scope moves out goes
-to the nearest outer one that is still open. An ended scope holds nothing and takes nothing.
+Always: a tensor has at most one owner. Ends may come in any order: what an inner scope moves out
+goes to the nearest outer one that is still open. An ended scope holds nothing and takes nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import torch
 from lowtide.errors import ScopeError
 from lowtide.memory.scopes import disposed, keepers, resident, watch
 from lowtide.memory.scopes.bag import LOCK
-from lowtide.memory.scopes.births import Birth, loc_of, user_frame
-from lowtide.memory.scopes.disposed import Ending, empty_out, error_of, is_gone
-from lowtide.memory.scopes.nests import is_nest, tensors_in
+from lowtide.memory.scopes.births import loc_of, user_frame
+from lowtide.memory.scopes.disposed import Ending, empty_out, is_gone
+from lowtide.memory.scopes.ownership import attach, check_open, checked, move, one_or_all
 from lowtide.memory.scopes.watch import Place, state
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class DisposeScope(Place):
         Tensors, or lists, tuples and dicts of them. Those that this scope does not own stay where
         they are. Raises ScopeError after the end, DisposedTensorError for a disposed tensor.
         """
-        self._check()
+        check_open(self)
         outer = self.outer_scope
         for tensor in checked(tensors):
             move(tensor, outer, only_from=self)
@@ -123,7 +123,7 @@ class DisposeScope(Place):
     def move_to_other(self, scope: DisposeScope | None, /, *tensors: *Ts) -> tuple[*Ts]: ...
     def move_to_other(self, scope: DisposeScope | None, /, *tensors: Any) -> Any:
         """Give tensors of this scope to another one, inner or outer; to nobody if it is None."""
-        self._check()
+        check_open(self)
         for tensor in checked(tensors):
             move(tensor, scope, only_from=self)
         return one_or_all(tensors)
@@ -134,7 +134,7 @@ class DisposeScope(Place):
     def detach(self, *tensors: *Ts) -> tuple[*Ts]: ...
     def detach(self, *tensors: Any) -> Any:
         """Give up tensors of this scope: Python's reference counts end them, as without scopes."""
-        self._check()
+        check_open(self)
         for tensor in checked(tensors):
             keepers.detach(tensor, only_from=self)
         return one_or_all(tensors)
@@ -145,14 +145,14 @@ class DisposeScope(Place):
     def attach(self, *tensors: *Ts) -> tuple[*Ts]: ...
     def attach(self, *tensors: Any) -> Any:
         """Own these tensors from now on, whoever made or owned them; nothing is left alone."""
-        self._check()
+        check_open(self)
         for tensor in checked(tensors):
             attach(tensor, self)
         return one_or_all(tensors)
 
     def dispose_everything(self) -> None:
         """Dispose what the scope owns now, and go on."""
-        self._check()
+        check_open(self)
         self._dispose(_ending("by dispose_everything of the dispose scope", self))
 
     @overload
@@ -161,7 +161,7 @@ class DisposeScope(Place):
     def dispose_everything_but(self, *tensors: *Ts) -> tuple[*Ts]: ...
     def dispose_everything_but(self, *tensors: Any) -> Any:
         """Dispose what the scope owns now, except these; they stay its own."""
-        self._check()
+        check_open(self)
         spared = frozenset(id(tensor) for tensor in checked(tensors))
         self._dispose(_ending("by dispose_everything_but of the dispose scope", self), spared)
         return one_or_all(tensors)
@@ -176,12 +176,8 @@ class DisposeScope(Place):
             return f"<ended dispose scope{where}>"
         return f"<dispose scope{where}, {self.disposables_count} tensors>"
 
-    def _check(self) -> None:
-        if self.log is None:
-            raise ScopeError(f"{self!r} can no longer be used: it has disposed what it had")
-
     def _begin(self, frame: Any) -> None:
-        self._check()
+        check_open(self)
         if self.is_open:
             raise ScopeError(f"{self!r} is open already: nest another dispose_scope() instead")
         keepers.install()
@@ -233,63 +229,6 @@ class DisposeScope(Place):
             disposed.release_pending()
         if self.outer is None and self._resident_bytes:
             resident.after_end(self._resident_bytes)
-
-
-def checked(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors of the arguments. Raises TypeError for other things, and if one is disposed."""
-    found = given(tensors)
-    for tensor in found:
-        if is_gone(tensor):
-            raise error_of(tensor)
-    return found
-
-
-def given(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors of the arguments, disposed ones too. Raises TypeError for other things."""
-    for value in tensors:
-        if not isinstance(value, torch.Tensor) and not is_nest(value):
-            raise TypeError(f"a tensor or a nest of tensors is expected, not {value!r}")
-    return list(tensors_in(tensors))
-
-
-def one_or_all(tensors: tuple[Any, ...]) -> Any:
-    """What a method was given, as it gives it back."""
-    return tensors[0] if len(tensors) == 1 else tensors
-
-
-def move(tensor: torch.Tensor, to: DisposeScope | None, *, only_from: Place) -> None:
-    """Move it from its owner to another scope, or detach it; the counts stay as they are."""
-    if to is None:
-        keepers.detach(tensor, only_from)
-        return
-    with LOCK:
-        to._check()  # pyright: ignore[reportPrivateUsage]
-        birth = None if to is only_from else only_from.take(tensor)
-        if birth is not None:
-            to.add(tensor, (*birth[:3], False))
-
-
-def attach(tensor: torch.Tensor, to: DisposeScope) -> None:
-    """Make `to` its owner; counted as attached if no scope owned it."""
-    with LOCK:
-        to._check()  # pyright: ignore[reportPrivateUsage]
-        place = keepers.meet(tensor)
-        if place is to:
-            return
-        birth = place.take(tensor)
-        if birth is not None:
-            to.add(tensor, (*birth[:3], False))
-            if place is place.thread.loose:
-                to.thread.attached += 1
-
-
-def dispose_now(tensor: torch.Tensor, ending: Ending) -> None:
-    """Dispose one tensor, wherever it is."""
-    with LOCK:
-        place = keepers.meet(tensor)
-        birth = place.take(tensor)
-    empty_out(tensor, birth, ending)
-    place.counts.disposed += 1
 
 
 def ending_here(how: str) -> Ending:

@@ -3,11 +3,11 @@
 In: layers. Out: a module with the same parameters, names and results.
 
     model = lt.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 10))
-    y = model(x)                # x is the caller's; what the layers made between x and y is disposed
+    y = model(x)                # x is the caller's; what was made between x and y is disposed
 
-Always: only tensors that were made during the call are disposed, and never the result; what autograd
-saved stays until backward. A forward hook that keeps what it is shown should keep `lt.alias(t)`
-detached from its scope.
+Always: only tensors that were made during the call are disposed, and never the result; what
+autograd saved stays until backward. A forward hook that keeps what it is shown should keep
+`lt.alias(t)`, detached from its scope.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from lowtide.memory.scopes.functions import dispose
 from lowtide.memory.scopes.nests import tensors_in
 from lowtide.memory.scopes.scope import DisposeScope
 
+_jit: Any = torch.jit
+_plain_forward: Any = getattr(nn.Sequential, "forward")  # noqa: B009 - it is half typed
+
 
 class Sequential(nn.Sequential):
     """`nn.Sequential` that disposes what its layers made in between."""
 
     def forward(self, input: Any) -> Any:
         """The last layer's result; it is the surrounding dispose scope's, if there is one."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return super().forward(input)
+        if torch.compiler.is_compiling() or _jit.is_tracing():
+            return _plain_forward(self, input)
         with DisposeScope() as scope:
             for layer in self:
                 output = layer(input)

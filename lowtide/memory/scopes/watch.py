@@ -1,7 +1,7 @@
 """How tensors are seen as they are made: a mode on PyTorch's function stack, one for each thread.
 
-In: every call into PyTorch on a thread that has an open scope. Out: fresh tensors, in the log of the
-innermost scope of the calling context. Nothing is on the stack of a thread without open scopes.
+In: every call into PyTorch on a thread that has an open scope. Out: fresh tensors, in the log of
+the innermost scope of the calling context. A thread without open scopes has no mode on its stack.
 
     open(scope)          the mode is put on the stack, at its bottom, if it is not there
     y = x * 2            mode: calls the function, sees a tensor that nobody else refers to, logs it
@@ -109,9 +109,7 @@ class _Mode:
     def __init__(self, thread: ThreadState) -> None:
         self.thread = thread
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Dynamo takes this for true, and traces nothing of what follows.
         if _is_dynamo_compiling():
             return func(*args, **(kwargs or {}))
