@@ -33,8 +33,9 @@ _GENERATED = ("<eval_with_key>", "<frozen ")
 # (end of the file, function or "" for all): code that keeps the tensors that it makes.
 _KEEPING = (
     (os.path.join("torch", "optim", ""), ""),
-    (os.path.join("torch", "nn", "modules", "module.py"), "_apply"),
+    (os.path.join("torch", "nn", "modules", "module.py"), "Module._apply"),
     (os.path.join("torch", "_dynamo", "convert_frame.py"), ""),
+    (os.path.join("torch", "utils", "checkpoint.py"), "_NoopSaveInputs.forward"),
 )
 _MOST_CODES = 10_000
 
@@ -126,7 +127,9 @@ def _classify(code: CodeType) -> tuple[bool, CodeType] | None:
             USER_CODES.clear()
         USER_CODES[id(code)] = code
         return None
-    keeps = any(where in file and function in ("", code.co_name) for where, function in _KEEPING)
+    keeps = any(
+        where in file and function in ("", code.co_qualname) for where, function in _KEEPING
+    )
     if len(_passed_codes) >= _MOST_CODES:
         _passed_codes.clear()
     found = _passed_codes[id(code)] = (keeps, code)

@@ -193,9 +193,9 @@ def _look(
             on_grad_set(args[1])
         return
     if isinstance(made, torch.Tensor):
-        found: list[torch.Tensor] = [made]
-        if func in _GETTERS:
+        if (args and made is args[0]) or func in _GETTERS:  # in place, or there before
             return
+        found: list[torch.Tensor] = [made]
     elif is_nest(made):
         found = list(tensors_in(made))
     else:
