@@ -28,6 +28,27 @@ if TYPE_CHECKING:
     from lowtide.frontend.trace.places import TracerWarning
     from lowtide.patch import patch_torch_jit
     from lowtide.pipeline.compile_module import freeze
+    from lowtide.errors import (
+        BackendError,
+        CompileError,
+        DisposedTensorError,
+        LowtideError,
+        ScopeError,
+    )
+    from lowtide.frontend.script.language import annotate, is_scripting
+    from lowtide.memory.scopes.functions import (
+        alias,
+        current_dispose_scope,
+        detach_from_dispose_scope,
+        dispose,
+        is_disposed,
+        move_to_other_dispose_scope,
+        move_to_outer_dispose_scope,
+        wrapped_dispose_scope,
+    )
+    from lowtide.memory.scopes.scope import DisposeScope, dispose_scope
+    from lowtide.memory.scopes.sequential import Sequential
+    from lowtide.memory.scopes.statistics import ScopeStatistics, scope_statistics
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
@@ -41,19 +62,29 @@ __all__ = [
     "Attribute",
     "BackendError",
     "CompileError",
+    "DisposeScope",
+    "DisposedTensorError",
     "Explanation",
     "Final",
     "LoadError",
     "LowtideError",
     "MemoryPlan",
+    "ScopeError",
+    "ScopeStatistics",
     "ScriptFunction",
     "ScriptModule",
     "TracedFunction",
     "TracedModule",
     "TracerWarning",
+    "Sequential",
+    "alias",
     "annotate",
     "cache_stats",
     "compare",
+    "current_dispose_scope",
+    "detach_from_dispose_scope",
+    "dispose",
+    "dispose_scope",
     "empty_cache",
     "export",
     "freeze",
@@ -69,6 +100,13 @@ __all__ = [
     "trace",
     "trace_module",
     "unused",
+    "is_disposed",
+    "is_scripting",
+    "move_to_other_dispose_scope",
+    "move_to_outer_dispose_scope",
+    "scope_statistics",
+    "script",
+    "wrapped_dispose_scope",
 ]
 
 
