@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         interface,
         unused,
     )
-    from lowtide.frontend.script.language import annotate, is_scripting
+    from lowtide.frontend.script.language import annotate, fork, is_scripting, isinstance, wait
     from lowtide.frontend.trace.active import is_tracing
     from lowtide.frontend.trace.places import TracerWarning
     from lowtide.patch import patch_torch_jit
@@ -53,17 +53,20 @@ __all__ = [
     "compare",
     "empty_cache",
     "export",
+    "fork",
     "freeze",
     "ignore",
     "interface",
     "is_scripting",
     "is_tracing",
+    "isinstance",
     "patch_torch_jit",
     "script",
     "script_method",
     "trace",
     "trace_module",
     "unused",
+    "wait",
 ]
 
 

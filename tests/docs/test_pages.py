@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lowtide as lt
 import pytest
-from lowtide.frontend import reference
 
+import lowtide as lt
+from lowtide.frontend import reference
 from tests.docs.blocks import run_page
 
 ROOT = Path(__file__).parents[2]

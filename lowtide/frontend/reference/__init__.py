@@ -1,6 +1,6 @@
 """The language reference, `docs/language.md`, made of the tables that the compiler uses.
 
-In: `language.md` beside this file, prose with `{{name}}` where a table belongs. Out: the whole page.
+In: `language.md` beside this file, prose with `{{name}}` where a table belongs. Out: the page.
 
     python -m lowtide.frontend.reference            prints it
     python -m lowtide.frontend.reference --write    writes docs/language.md
