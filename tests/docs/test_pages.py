@@ -51,8 +51,7 @@ def _marked(text: str) -> str:
 
     pattern = rf"(`lt\.(\w+)[^`]*`)(?: {re.escape(NOT_YET)})?"
     rows = [
-        re.sub(pattern, mark, line) if line.startswith("| `torch.jit") else line
-        for line in text.split("\n")
+        re.sub(pattern, mark, line) if line.startswith("|") else line for line in text.split("\n")
     ]
     return "\n".join(rows)
 
