@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         interface,
         unused,
     )
-    from lowtide.frontend.script.language import annotate, is_scripting
+    from lowtide.frontend.script.language import annotate, fork, is_scripting, isinstance, wait
     from lowtide.frontend.trace.active import is_tracing
     from lowtide.frontend.trace.places import TracerWarning
     from lowtide.patch import patch_torch_jit
@@ -87,12 +87,14 @@ __all__ = [
     "dispose_scope",
     "empty_cache",
     "export",
+    "fork",
     "freeze",
     "ignore",
     "interface",
     "is_scripting",
     "is_tracing",
     "load",
+    "isinstance",
     "patch_torch_jit",
     "save",
     "script",
@@ -107,6 +109,7 @@ __all__ = [
     "scope_statistics",
     "script",
     "wrapped_dispose_scope",
+    "wait",
 ]
 
 

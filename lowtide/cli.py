@@ -56,8 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("action", nargs="?", choices=["stats", "clear", "path"], default="stats")
     cache.set_defaults(run=_cache)
 
-    explain = commands.add_parser("explain", help="how a function is compiled for given shapes")
-    explain.add_argument("target", metavar="pkg.mod:fn", help="a function, plain or compiled")
+    explain = commands.add_parser(
+        "explain", help="how a function or module is compiled for given shapes"
+    )
+    explain.add_argument(
+        "target",
+        metavar="pkg.mod:fn",
+        help="a function, an nn.Module or a method of one, plain or compiled; `make()` is called",
+    )
     explain.add_argument(
         "--shape",
         required=True,

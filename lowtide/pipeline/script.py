@@ -233,9 +233,13 @@ def script(
     if isinstance(obj, type) and not issubclass(obj, torch.nn.Module):
         return script_class(cast("type[Any]", obj))
     if isinstance(obj, type | MethodType):
-        kind = "a class" if isinstance(obj, type) else f"a {type(obj).__name__}"
-        raise CompileError(
-            f"{kind} is not compiled yet, only functions are",
-            remedy="a function of tensors, called from the module's forward",
-        )
+        name = getattr(obj, "__name__", type(obj).__name__)
+        if isinstance(obj, type):
+            problem, remedy = "a class of modules", f"lt.script({name}(…)), of an object"
+        else:
+            problem, remedy = (
+                "a bound method",
+                f"lt.script(module).{name}, with @lt.export above it",
+            )
+        raise CompileError(f"{name!r} is {problem}, which is not compiled", remedy=remedy)
     return ScriptFunction(obj)

@@ -22,7 +22,7 @@ from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.types import ClassType, DictType, FutureType, ListType, TupleType, Type, UnionType
 
-_PLAIN: dict[object, Type] = {
+PLAIN: dict[object, Type] = {
     torch.Tensor: t.TENSOR,
     torch.nn.Parameter: t.TENSOR,
     int: t.INT,
@@ -57,14 +57,14 @@ def type_from_annotation(annotation: object, names: Mapping[str, object]) -> Typ
         except Exception:
             return None
     try:
-        if annotation in _PLAIN:
-            return _PLAIN[annotation]
+        if annotation in PLAIN:
+            return PLAIN[annotation]
     except TypeError:
         return None
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return t.join_all(t.type_of(v) or t.ANY for v in typing.get_args(annotation))
-    make = _GENERIC.get(origin)
+    make = GENERIC.get(origin)
     if make is None:
         return _named_tuple(annotation, names) or _class(annotation)
     args = typing.get_args(annotation)
@@ -105,7 +105,7 @@ def _list(args: list[Type]) -> Type:
     return ListType(args[0])
 
 
-_GENERIC: dict[object, Callable[[list[Type]], Type]] = {
+GENERIC: dict[object, Callable[[list[Type]], Type]] = {
     typing.Union: _union,
     types.UnionType: _union,
     list: _list,
