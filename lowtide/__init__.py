@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lowtide.frontend.trace.places import TracerWarning
     from lowtide.patch import patch_torch_jit
     from lowtide.pipeline.compile_module import freeze
+    from lowtide.pipeline.dynamo import compile, explain_compiled
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
@@ -51,7 +52,9 @@ __all__ = [
     "annotate",
     "cache_stats",
     "compare",
+    "compile",
     "empty_cache",
+    "explain_compiled",
     "export",
     "freeze",
     "ignore",
