@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from lowtide.memory.scopes.scope import DisposeScope, dispose_scope
     from lowtide.memory.scopes.sequential import Sequential
     from lowtide.memory.scopes.statistics import ScopeStatistics, scope_statistics
+    from lowtide.pipeline.dynamo import compile, explain_compiled
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
@@ -85,7 +86,9 @@ __all__ = [
     "detach_from_dispose_scope",
     "dispose",
     "dispose_scope",
+    "compile",
     "empty_cache",
+    "explain_compiled",
     "export",
     "fork",
     "freeze",

@@ -12,6 +12,8 @@ WHERE: Final = {
     "ScriptFunction": "lowtide.pipeline.script",
     "ScriptModule": "lowtide.pipeline.script_module",
     "script_method": "lowtide.pipeline.script_module",
+    "compile": "lowtide.pipeline.dynamo",
+    "explain_compiled": "lowtide.pipeline.dynamo",
     "freeze": "lowtide.pipeline.compile_module",
     "export": "lowtide.frontend.script.decorators",
     "ignore": "lowtide.frontend.script.decorators",
