@@ -73,6 +73,9 @@ class LoadError(LowtideError):
     """A file cannot be loaded: damaged, of another version, or with something a file may not have.
     Nothing has been changed."""
 
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem if len(problem) <= 800 else f"{problem[:797]}...")
+
 
 class VerifyError(LowtideError):
     """An internal fault: a pass left IR that breaks a rule. Names the pass and marks the op."""
