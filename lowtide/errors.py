@@ -74,7 +74,8 @@ class LoadError(LowtideError):
     Nothing has been changed."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__(problem if len(problem) <= 800 else f"{problem[:797]}...")
+        shown = problem if len(problem) <= 800 else f"{problem[:797]}..."
+        super().__init__("".join(c if c.isprintable() else "?" for c in shown))
 
 
 class VerifyError(LowtideError):
