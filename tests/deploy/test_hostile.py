@@ -21,7 +21,15 @@ from lowtide.deploy import limits, records
 from lowtide.deploy.torch_names import TARGETS, TENSOR_ATTRIBUTES, TENSOR_METHODS
 from lowtide.ir import python_objects
 from lowtide.ir.interpret import callable_of
-from tests.deploy.forge import forge, function_file, module_file, packed, parts_of, program, state
+from tests.deploy.forge import (
+    forge,
+    function_file,
+    module_file,
+    packed,
+    parts_of,
+    program,
+    state,
+)
 
 F = function_file()
 M = module_file()
