@@ -78,7 +78,7 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
 
 
 def _is_made_method(module: torch.nn.Module, name: str) -> bool:
-    """Whether the module keeps there what its class gives: a compiled method of its own."""
+    """Whether the module keeps a compiled method there, as those of the class style do."""
     made = vars(module).get(name)
     return hasattr(made, "__lowtide_function__") and hasattr(type(module), name)
 
