@@ -25,6 +25,7 @@ import pkgutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,12 @@ class Check:
     def __call__(self, name: str, part: Callable[[], Any]) -> None:
         """One part: `part()` from the same seed in each mode."""
         torch.manual_seed(0)
+        began = time.monotonic()
         try:
             self.results[name] = ("gave", detached(part()))
         except Exception as error:
             self.results[name] = ("raised", f"{type(error).__name__}: {error}")
+        print(f"{time.monotonic() - began:7.1f} s  {name}", file=sys.stderr)  # of a case run alone
 
 
 def detached(found: Any) -> Any:
@@ -172,9 +175,12 @@ def run_case(name: str, mode: str, timeout_s: int = 300) -> Outcome:
         out = Path(folder) / "results.pt"
         command = [sys.executable, "-W", "ignore", "-m", "tests.packages.child", name, str(out)]
         env = {**os.environ, **_ENVIRONMENT[mode], "OMP_NUM_THREADS": "2"}
-        done = subprocess.run(
-            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s
-        )
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome({}, broken=f"it took more than {timeout_s} s")
         if not out.exists():
             return Outcome({}, broken=done.stderr[-3000:])
         return Outcome(**torch.load(out, weights_only=True))

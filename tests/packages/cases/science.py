@@ -35,7 +35,7 @@ def e3nn(check: Check) -> None:
     check("script(Gate)", lambda: with_gradients(jit.script(
         Gate("4x0e", [torch.tanh], "2x0e", [torch.sigmoid], "2x1o")), torch.randn(5, 12)))
     check("script(NormActivation)", lambda: jit.script(
-        NormActivation("4x0e+2x1o", torch.sigmoid, bias=True))(x))
+        NormActivation(o3.Irreps("4x0e+2x1o"), torch.sigmoid, bias=True))(x))
     check("script(BatchNorm)", lambda: with_gradients(jit.script(BatchNorm("4x0e+2x1o")), x))
     check("trace(tensor product)", lambda: jit.trace(product(), (x.detach(), y.detach()))(
         torch.randn(3, 10), torch.randn(3, 4)))
@@ -207,19 +207,3 @@ def nequip(check: Check) -> None:
     data = {"atomic_energy": torch.rand(5, 1), "batch": torch.tensor([0, 0, 1, 1, 1]),
             "num_nodes": torch.tensor([2, 3]), "pos": torch.rand(5, 3)}
     check("AtomwiseReduce scripted", lambda: script(reduce)(data)["total_energy"])
-
-
-@case("escnn", what="an equivariant network, exported to PyTorch, scripted and traced")
-def escnn(check: Check) -> None:
-    from escnn import gspaces, nn
-
-    space = gspaces.rot2dOnR2(4)
-    first = nn.FieldType(space, [space.trivial_repr])
-    second = nn.FieldType(space, 2 * [space.regular_repr])
-    net = nn.SequentialModule(
-        nn.R2Conv(first, second, kernel_size=3, padding=1), nn.InnerBatchNorm(second),
-        nn.ReLU(second), nn.PointwiseMaxPool2D(second, 2), nn.GroupPooling(second))
-    plain = net.eval().export().eval()
-    x = torch.randn(2, 1, 8, 8)
-    check("exported, scripted", lambda: with_gradients(torch.jit.script(plain), x.clone()))
-    check("exported, traced", lambda: torch.jit.trace(plain, x)(torch.randn(3, 1, 10, 10)))
