@@ -12,7 +12,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lowtide.comparison import compare
-    from lowtide.errors import BackendError, CompileError, LowtideError
+    from lowtide.deploy.load import load
+    from lowtide.deploy.save import save
+    from lowtide.errors import BackendError, CompileError, LoadError, LowtideError
     from lowtide.frontend.script.decorators import (
         Attribute,
         Final,
@@ -41,6 +43,7 @@ __all__ = [
     "CompileError",
     "Explanation",
     "Final",
+    "LoadError",
     "LowtideError",
     "MemoryPlan",
     "ScriptFunction",
@@ -58,7 +61,9 @@ __all__ = [
     "interface",
     "is_scripting",
     "is_tracing",
+    "load",
     "patch_torch_jit",
+    "save",
     "script",
     "script_method",
     "trace",

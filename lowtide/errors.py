@@ -72,6 +72,11 @@ class BackendError(LowtideError):
         super().__init__(f"{problem}{words}{kept}")
 
 
+class LoadError(LowtideError):
+    """A file cannot be loaded: damaged, of another version, or with something a file may not have.
+    Nothing has been changed."""
+
+
 class VerifyError(LowtideError):
     """An internal fault: a pass left IR that breaks a rule. Names the pass and marks the op."""
 
