@@ -1,0 +1,320 @@
+"""Which line of the user's code, in which module, calls an operator: one `Watcher` per thread.
+
+In: every call into PyTorch that Python makes (a TorchFunctionMode sees them). Out: `notes`, a flat
+list of (time, file, line, module path), and for large results their address, shape and dtype.
+Nothing here knows bytes: these are PyTorch's own events, joined with the notes by time later, on
+one clock by means of `anchors`: moments that both sides have.
+
+    y = x - 1        # train.py:12, inside Net.encoder
+    notes == [..., 81_334_120, "train.py", 12, "Net.encoder"]
+
+This runs at every operator, so it does as little as it can: 1.7 µs, of which 1.1 are the mode.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+NOTE_FIELDS = 4  # time, file, line, module path
+ANCHOR = "lowtide.anchor "
+OP = "lowtide.op "
+ARENA = "lowtide.arena "
+STEP = "lowtide.step"
+
+_ANCHOR_EVERY_NS = 10_000_000
+_LARGE_ELEMENTS = 1024  # results from here on are noted with their shape
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_record: Any = _C._profiler._RecordFunctionFast
+_pop: Callable[[], Any] = _C._pop_torch_function_stack
+_push: Callable[[Any], None] = _C._push_on_torch_function_stack
+_depth: Callable[[], int] = _C._len_torch_function_stack
+_at: Callable[[int], Any] = _C._get_function_stack_at
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_SITE_PACKAGES = tuple(
+    filter(None, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
+)
+_LIBRARY_FOLDERS = tuple(
+    folder + os.sep
+    for folder in (os.path.dirname(torch.__file__), _PACKAGE, sysconfig.get_path("stdlib"))
+)
+# Whether a source file is a library's, whose lines say nothing to the user.
+_is_library: dict[str, bool] = {}
+_local = threading.local()
+
+
+def current() -> Watcher | None:
+    """This thread's watcher, None where no profile follows it."""
+    return getattr(_local, "watcher", None)
+
+
+def _nothing() -> None:
+    pass
+
+
+def mark(name: str) -> None:
+    """Puts an event of no length into PyTorch's recording of this thread."""
+    with _record(name):
+        pass
+
+
+def user_place(frame: FrameType | None) -> tuple[str, int]:
+    """File and line of the innermost frame that is not a library's; `("", 0)` if all are."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        is_library = _is_library.get(file)
+        if is_library is None:
+            is_library = _is_library[file] = _belongs_to_library(file)
+        if not is_library:
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def _belongs_to_library(file: str) -> bool:
+    if file.startswith(("<frozen", "<eval_with_key>", "<__array_function__")):
+        return True
+    if "torchinductor_" in file:  # what torch.compile wrote
+        return True
+    path = os.path.abspath(file)
+    # Packages of users may lie below the standard library's folder.
+    if path.startswith(_SITE_PACKAGES):
+        return path.startswith(_LIBRARY_FOLDERS[:2])
+    return path.startswith(_LIBRARY_FOLDERS)
+
+
+class Watcher(TorchFunctionMode):
+    """The notes of one thread; see the module's text."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.thread_name = threading.current_thread().name
+        self.notes: list[Any] = []
+        self.note: Callable[[tuple[int, str, int, str]], None] = self.notes.extend
+        self.made: list[tuple[int, int, tuple[int, ...], str]] = []  # time, address, shape, dtype
+        self.anchors: list[int] = []
+        self.next_anchor_ns = 0
+        self.module = ""
+        self.paths = _ModulePaths()
+        self.is_paused = False
+        self.is_busy = False
+        self.has_stopped = False
+        self.on_end: Callable[[], None] = _nothing
+        self._in_compiled = False
+        self._anchor = _record(f"{ANCHOR}{index}")
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        # Looked up once, when the file is loaded.
+        frame_at: Callable[[int], FrameType] = sys._getframe,  # pyright: ignore[reportPrivateUsage]
+        clock: Callable[[], int] = time.perf_counter_ns,
+        library: Callable[[str, bool], bool] = _is_library.get,
+        tensor: type = torch.Tensor,
+    ) -> Any:
+        frame = frame_at(1)
+        file = frame.f_code.co_filename
+        if library(file, True):  # a library's, or not seen before
+            file, line = user_place(frame)
+        else:
+            line = frame.f_lineno
+        now_ns = clock()
+        self.note((now_ns, file, line, self.module))
+        if now_ns > self.next_anchor_ns:
+            self.anchor()
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if result.__class__ is tensor and result.numel() >= _LARGE_ELEMENTS:
+            self._note_result(result)
+        return result
+
+    def _note_result(self, result: torch.Tensor) -> None:
+        with suppress(Exception):  # no storage of its own: sparse, inside vmap, …
+            address = result.untyped_storage().data_ptr()
+            dtype = str(result.dtype).removeprefix("torch.")
+            self.made.append((time.perf_counter_ns(), address, tuple(result.shape), dtype))
+
+    def anchor(self) -> None:
+        """A moment that both clocks have."""
+        self.anchors.append(time.perf_counter_ns())
+        with self._anchor:
+            self.next_anchor_ns = time.perf_counter_ns() + _ANCHOR_EVERY_NS
+
+    def note_place(self, frame: FrameType | None, module: str | None = None) -> None:
+        """A note for what is about to run and is no call that a mode sees."""
+        file, line = user_place(frame)
+        name = self.module if module is None else module
+        self.note((time.perf_counter_ns(), file, line, name))
+
+    # -- on and off --
+
+    def start(self) -> None:
+        """Follow this thread from here on."""
+        _local.watcher = self
+        self.anchor()
+        _push(self)
+
+    def stop(self) -> None:
+        """No longer: the last anchor is set."""
+        self.anchor()
+        remove(self)
+        _local.watcher = None
+        self.has_stopped = True
+
+    @contextmanager
+    def on(self) -> Generator[None]:
+        """Watching inside, also where PyTorch has put the mode aside, as in a call's own code."""
+        is_added = not is_on(self)
+        if is_added:
+            _push(self)
+        try:
+            yield
+        finally:
+            if is_added:
+                remove(self)
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Not watching inside: compiled code runs as it would without a profile."""
+        was_on, was_paused = remove(self), self.is_paused
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = was_paused
+            if was_on:
+                _push(self)
+
+    def enter_compiled(self, frame: FrameType) -> None:
+        """torch.compile's code begins, called from `frame`."""
+        if not self.is_paused and is_on(self):
+            self.note_place(frame)
+            remove(self)
+            self.is_paused = self._in_compiled = True
+
+    def leave_compiled(self) -> None:
+        """torch.compile's code ends, or something begins that it does not compile."""
+        if self._in_compiled:
+            self.is_paused = self._in_compiled = False
+            _push(self)
+
+    @contextmanager
+    def op(self, name: str) -> Generator[None]:
+        """What happens inside counts as one operator of this name, called at the user's line."""
+        self.note_place(sys._getframe(2))  # pyright: ignore[reportPrivateUsage]
+        with _record(OP + name):
+            yield
+
+    def call_module(
+        self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        """`call(module, …)`, whose operators are the module's."""
+        before = self.module
+        self.module = self.paths.path(before, module)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            self.module = before
+
+
+class ThreadWatcher(Watcher):
+    """The watcher of a thread that may run on when the profile has ended: `is_busy` inside a call,
+    so that the end can wait for it."""
+
+    def end(self, on_end: Callable[[], None]) -> None:
+        """The profile ends: at its next call the thread does `on_end`, and is watched no more."""
+        self.on_end = on_end
+        self.__class__ = EndedWatcher
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        self.is_busy = True
+        try:
+            file, line = user_place(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+            now_ns = time.perf_counter_ns()
+            self.note((now_ns, file, line, self.module))
+            if now_ns > self.next_anchor_ns:
+                self.anchor()
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.numel() >= _LARGE_ELEMENTS:
+                self._note_result(result)
+            return result
+        finally:
+            self.is_busy = False
+
+
+class EndedWatcher(ThreadWatcher):
+    """What a ThreadWatcher becomes when the profile ends before its thread: it lets go."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if current() is self:
+            _local.watcher = None
+            self.on_end()
+        return func(*args, **(kwargs or {}))
+
+
+def is_on(mode: object) -> bool:
+    """Whether `mode` is on this thread's stack of function modes."""
+    return any(_at(index) is mode for index in range(_depth()))
+
+
+def remove(mode: object) -> bool:
+    """Takes `mode` off the stack, wherever it lies; False if it is not there."""
+    if not is_on(mode):
+        return False
+    others: list[Any] = []
+    while (top := _pop()) is not mode:
+        others.append(top)
+    for other in reversed(others):
+        _push(other)
+    return True
+
+
+class _ModulePaths:
+    """The dotted names of modules below the outermost one that was called: `Net.encoder.0`."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[weakref.ref[torch.nn.Module], str]] = {}
+        self._names: dict[int, str] = {}  # of all modules below the outermost
+
+    def path(self, caller: str, module: torch.nn.Module) -> str:
+        key = (caller, id(module))
+        known = self._known.get(key)
+        if known is not None and known[0]() is module:
+            return known[1]
+        kind = type(module).__name__
+        if not caller:
+            self._names = {
+                id(inner): f"{kind}.{name}" if name else kind
+                for name, inner in module.named_modules()
+            }
+        found = self._names.get(id(module)) or f"{caller}.{kind}"
+        self._known[key] = (weakref.ref(module), found)
+        return found
