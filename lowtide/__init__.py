@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from lowtide.comparison import compare
     from lowtide.errors import BackendError, CompileError, LowtideError
     from lowtide.frontend.script.language import annotate, is_scripting
+    from lowtide.memory.batch import max_batch_size
+    from lowtide.memory.profiler.profile import profile
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
     from lowtide.pipeline.stats import cache_stats
-    from lowtide.runtime.arena import empty_cache
+    from lowtide.runtime.arena import empty_cache, memory_stats
 
 __all__ = [
     "BackendError",
@@ -31,6 +33,9 @@ __all__ = [
     "compare",
     "empty_cache",
     "is_scripting",
+    "max_batch_size",
+    "memory_stats",
+    "profile",
     "script",
 ]
 

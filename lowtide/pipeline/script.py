@@ -28,6 +28,7 @@ from lowtide.ir import python_objects
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
 from lowtide.ir.python_text import python_text
+from lowtide.memory import watching
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
 from lowtide.pipeline.driver import Driver
@@ -66,7 +67,7 @@ class ScriptFunction:
         if _is_compiling():
             return self._fn(*args, **kwargs)
         if _reason():
-            return self._python(*args, **kwargs)
+            return watching.call(self.__name__, self, self._python, _reason, args, kwargs)
         values = args
         if kwargs or len(args) != self._arity:
             values = self.bind(args, kwargs)

@@ -18,7 +18,7 @@ from lowtide.memory.profiler.watch import NOTE_FIELDS, Watcher
 
 # From reading our clock to PyTorch's own start of the anchor's event lie 0.2 to 0.5 µs.
 _BIAS_NS = 600
-_WINDOW = 2  # anchors on each side; a delayed one looks later than it was, so the least is taken
+_WINDOW = 8  # anchors on each side; a delayed one looks later than it was, so the least is taken
 
 
 class ClockMap:

@@ -150,11 +150,13 @@ class Watcher(TorchFunctionMode):
             dtype = str(result.dtype).removeprefix("torch.")
             self.made.append((time.perf_counter_ns(), address, tuple(result.shape), dtype))
 
-    def anchor(self) -> None:
-        """A moment that both clocks have."""
-        self.anchors.append(time.perf_counter_ns())
-        with self._anchor:
-            self.next_anchor_ns = time.perf_counter_ns() + _ANCHOR_EVERY_NS
+    def anchor(self, count: int = 2) -> None:
+        """Moments that both clocks have; more than one, since any may be delayed."""
+        for _ in range(count):
+            self.anchors.append(time.perf_counter_ns())
+            with self._anchor:
+                pass
+        self.next_anchor_ns = time.perf_counter_ns() + _ANCHOR_EVERY_NS
 
     def note_place(self, frame: FrameType | None, module: str | None = None) -> None:
         """A note for what is about to run and is no call that a mode sees."""
@@ -167,12 +169,12 @@ class Watcher(TorchFunctionMode):
     def start(self) -> None:
         """Follow this thread from here on."""
         _local.watcher = self
-        self.anchor()
+        self.anchor(8)  # the first are slow
         _push(self)
 
     def stop(self) -> None:
-        """No longer: the last anchor is set."""
-        self.anchor()
+        """No longer: the last anchors are set."""
+        self.anchor(4)
         remove(self)
         _local.watcher = None
         self.has_stopped = True

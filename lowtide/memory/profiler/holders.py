@@ -1,0 +1,235 @@
+"""Who holds a tensor: a path from it to something that has a name.
+
+In: tensors that are alive. Out: texts, the most direct first:
+
+    local `x` of step (train.py:30)          list `losses` (train.py:12)
+    attribute `cache` of Net                 closure `seen` of make_step.<locals>.step (train.py:8)
+    local `h` of step (train.py:31), kept by the traceback of ValueError
+    saved for backward by MulBackward0, whose graph hangs on list `losses` (train.py:12)
+
+Found by walking `gc.get_referrers` from the tensor upwards until something has a name: a module's
+global, a frame's local, an object's attribute, a closure. What autograd saved has no Python
+referrer; the graphs of all live tensors are searched for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from lowtide.memory.profiler.alive import Found, live_tensors, place_of
+from lowtide.memory.profiler.names import (
+    error_of,
+    in_class,
+    in_closure,
+    in_frame,
+    in_module,
+    kind_of,
+)
+from lowtide.memory.profiler.records import Allocation
+
+_MAX_DEPTH = 6
+_MAX_SEEN = 2000  # objects looked at for one tensor
+_MAX_HOLDERS = 4
+_MAX_NODES = 20_000
+_OWN = __name__.rpartition(".")[0]
+
+
+class Holders:
+    """The holders of what is alive. Made for one question: it holds what it found only weakly,
+    and the graphs of autograd not at all."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+        self._saved: dict[tuple[str, int], tuple[str, Any]] | None = None
+
+    def of(self, allocation: Allocation) -> tuple[str, ...]:
+        """Texts; empty if nothing was found."""
+        texts: list[str] = []
+        for ref in self._found.get(allocation.born, ()):
+            tensor = ref()
+            if tensor is not None:
+                texts += holders_of(tensor)
+                base = tensor._base  # a view keeps its base, and the base the memory
+                if base is not None and not texts:
+                    texts += [f"a view of it: {text}" for text in holders_of(base)]
+            del tensor
+        if len(texts) < _MAX_HOLDERS:
+            texts += self._in_graphs(allocation)
+        return tuple(dict.fromkeys(texts))[:_MAX_HOLDERS]
+
+    def _in_graphs(self, allocation: Allocation) -> list[str]:
+        if self._saved is None:
+            self._saved = _saved_tensors()
+        found = self._saved.get((allocation.device, allocation.address))
+        if found is None:
+            return []
+        node, ref = found
+        root = ref()
+        if root is None:
+            return []
+        on = holders_of(root)
+        hangs = f", whose graph hangs on {on[0]}" if on else ""
+        return [f"saved for backward by {node}{hangs}"]
+
+
+def holders_of(thing: Any) -> list[str]:
+    """Everything with a name that holds `thing`, over at most six objects in between."""
+    found: list[str] = []
+    running = _running_frames()
+    seen = {id(thing), id(running), id(found)}
+    # Each with the words for what lies between it and the tensor.
+    level: list[tuple[Any, str]] = [(thing, "")]
+    seen.add(id(level))
+    for _ in range(_MAX_DEPTH):
+        above: list[tuple[Any, str]] = []
+        seen.add(id(above))
+        for held, words in level:
+            for frame in running:
+                found += in_frame(frame, held, words)
+            for referrer in gc.get_referrers(held):
+                if id(referrer) in seen or len(seen) > _MAX_SEEN or _is_ours(referrer):
+                    continue
+                seen.add(id(referrer))
+                named = _named(referrer, held, words)
+                if named is None:
+                    above.append((referrer, _words(referrer, words)))
+                else:
+                    found += named
+        level = above
+        if len(found) >= _MAX_HOLDERS or not level:
+            break
+    return list(dict.fromkeys(found))[:_MAX_HOLDERS]
+
+
+def _named(referrer: Any, held: Any, words: str) -> list[str] | None:
+    """Texts if `referrer` has a name for `held`; None to look further up; [] for a dead end."""
+    if isinstance(referrer, types.FrameType):
+        return _in_left_frame(referrer, in_frame(referrer, held, words))
+    if isinstance(referrer, types.CellType):
+        return in_closure(referrer, words) or None
+    if isinstance(referrer, dict):
+        return _named_dict(referrer, held, words)
+    if isinstance(referrer, types.ModuleType | types.FunctionType | type):
+        return in_class(referrer, held, words)
+    if isinstance(referrer, list | tuple | set | types.MethodType):
+        return None
+    attribute = next(iter(_names_in(getattr(referrer, "__dict__", {}), held)), None)
+    if attribute is not None:
+        return [f"{words}attribute `{attribute}` of {kind_of(referrer)}"]
+    return None
+
+
+def _in_left_frame(frame: types.FrameType, texts: list[str]) -> list[str]:
+    """A frame that runs no more is alive because an exception is: that one is told, too."""
+    error = error_of(frame) if texts else None
+    if error is None:
+        return texts
+    on = [text for text in holders_of(error) if "traceback" not in text][:1]
+    kept = f", kept by the traceback of {type(error).__name__}"
+    return [text + kept + "".join(f" in {one}" for one in on) for text in texts]
+
+
+def _named_dict(referrer: dict[Any, Any], held: Any, words: str) -> list[str] | None:
+    names = _names_in(referrer, held)
+    for owner in gc.get_referrers(referrer):
+        if isinstance(owner, types.ModuleType) and vars(owner) is referrer:
+            return [in_module(owner, name, words) for name in names]
+        if getattr(owner, "__dict__", None) is referrer and not isinstance(owner, type):
+            return [f"{words}attribute `{name}` of {kind_of(owner)}" for name in names]
+        if isinstance(owner, torch.nn.Module):
+            which = [k for k in ("_parameters", "_buffers") if vars(owner).get(k) is referrer]
+            if which:
+                noun = {"_parameters": "parameter", "_buffers": "buffer"}[which[0]]
+                return [f"{words}{noun} `{name}` of {kind_of(owner)}" for name in names]
+    main = sys.modules.get("__main__")
+    if main is not None and vars(main) is referrer:
+        return [in_module(main, name, words) for name in names]
+    if referrer.get("__name__") and "__builtins__" in referrer:  # run by exec or runpy
+        module = types.SimpleNamespace(**{k: referrer.get(k) for k in ("__name__", "__file__")})
+        return [in_module(module, name, words) for name in names]
+    return None
+
+
+def _names_in(namespace: Any, held: Any) -> list[str]:
+    if not isinstance(namespace, dict):
+        return []
+    return [str(name) for name, value in list(namespace.items()) if value is held]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _words(referrer: Any, words: str) -> str:
+    """The innermost container is named, what lies around it is not: `list `."""
+    if words or isinstance(referrer, types.MethodType | types.CellType):
+        return words
+    return f"{type(referrer).__name__} "
+
+
+def _running_frames() -> list[types.FrameType]:
+    """The frames of all threads that are not the profiler's own."""
+    frames: list[types.FrameType] = []
+    for innermost in sys._current_frames().values():  # pyright: ignore[reportPrivateUsage]
+        frame: types.FrameType | None = innermost
+        while frame is not None:
+            if not _is_ours(frame):
+                frames.append(frame)
+            frame = frame.f_back
+    return frames
+
+
+def _is_ours(thing: Any) -> bool:
+    if isinstance(thing, types.FrameType):
+        return str(thing.f_globals.get("__name__", "")).startswith(_OWN)
+    return False
+
+
+def _saved_tensors() -> dict[tuple[str, int], tuple[str, Any]]:
+    """What autograd saved, by its place in memory: the node, and a tensor that leads to it.
+
+    Reading what a node saved runs the hooks of `saved_tensors_hooks`, if it has any."""
+    import weakref
+
+    saved: dict[tuple[str, int], tuple[str, Any]] = {}
+    seen: set[Any] = set()
+    for tensor in live_tensors():
+        root = _graph_of(tensor)
+        if root is None:
+            continue
+        for node in _nodes(root, seen):
+            for value in _values_of(node):
+                place = place_of(value)
+                if place is not None:
+                    saved.setdefault(place, (node.name(), weakref.ref(tensor)))
+    return saved
+
+
+def _graph_of(tensor: torch.Tensor) -> Any:
+    with suppress(Exception):
+        return tensor.grad_fn
+    return None
+
+
+def _nodes(root: Any, seen: set[Any]) -> Iterator[Any]:
+    waiting: list[Any] = [root]
+    while waiting and len(seen) < _MAX_NODES:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        waiting += [following for following, _ in node.next_functions]
+
+
+def _values_of(node: Any) -> Iterable[torch.Tensor]:
+    names: Sequence[str] = [name for name in dir(node) if name.startswith("_saved_")]
+    for name in [*names, "saved_tensors"]:
+        with suppress(Exception):  # freed by backward()
+            value: Any = getattr(node, name)
+            for tensor in value if isinstance(value, list | tuple) else [value]:  # pyright: ignore[reportUnknownVariableType]
+                if isinstance(tensor, torch.Tensor):
+                    yield tensor
