@@ -7,19 +7,18 @@ In: tensors that are alive. Out: texts, the most direct first:
     local `h` of step (train.py:31), kept by the traceback of ValueError
     saved for backward by MulBackward0, whose graph hangs on list `losses` (train.py:12)
 
-Found by walking `gc.get_referrers` from the tensor upwards until something has a name: a module's
+Found by walking from referrer to referrer upwards until something has a name: a module's
 global, a frame's local, an object's attribute, a closure. What autograd saved has no Python
 referrer; the graphs of all live tensors are searched for it.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -33,21 +32,31 @@ from lowtide.memory.profiler.names import (
     kind_of,
 )
 from lowtide.memory.profiler.records import Allocation
+from lowtide.memory.profiler.referrers import Above, is_ours
 
 _MAX_DEPTH = 6
-_MAX_SEEN = 2000  # objects looked at for one tensor
 _MAX_HOLDERS = 4
 _MAX_NODES = 20_000
-_OWN = __name__.rpartition(".")[0]
 
 
 class Holders:
-    """The holders of what is alive. Made for one question: it holds what it found only weakly,
-    and the graphs of autograd not at all."""
+    """The holders of what is alive, for use in a `with`: it refers to what it found until then."""
 
     def __init__(self, found: Found) -> None:
+        tensors = [t for refs in found.values() for ref in refs if (t := ref()) is not None]
+        bases = [base for t in tensors if (base := t._base) is not None]
         self._found = found
+        self._above = Above([*tensors, *bases])
         self._saved: dict[tuple[str, int], tuple[str, Any]] | None = None
+        self._above_roots: Above | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._above.close()
+        if self._above_roots is not None:
+            self._above_roots.close()
 
     def of(self, allocation: Allocation) -> tuple[str, ...]:
         """Texts; empty if nothing was found."""
@@ -55,112 +64,107 @@ class Holders:
         for ref in self._found.get(allocation.born, ()):
             tensor = ref()
             if tensor is not None:
-                texts += holders_of(tensor)
+                texts += holders_of(tensor, self._above)
                 base = tensor._base  # a view keeps its base, and the base the memory
                 if base is not None and not texts:
-                    texts += [f"a view of it: {text}" for text in holders_of(base)]
-            del tensor
-        if len(texts) < _MAX_HOLDERS:
+                    texts += [f"view of it: {text}" for text in holders_of(base, self._above)]
+        if not texts:
             texts += self._in_graphs(allocation)
         return tuple(dict.fromkeys(texts))[:_MAX_HOLDERS]
 
     def _in_graphs(self, allocation: Allocation) -> list[str]:
-        if self._saved is None:
+        if self._saved is None or self._above_roots is None:
             self._saved = _saved_tensors()
+            roots = [t for _, ref in self._saved.values() if (t := ref()) is not None]
+            self._above_roots = Above({id(root): root for root in roots}.values())
         found = self._saved.get((allocation.device, allocation.address))
-        if found is None:
+        root = found[1]() if found is not None else None
+        if found is None or root is None:
             return []
-        node, ref = found
-        root = ref()
-        if root is None:
-            return []
-        on = holders_of(root)
+        on = holders_of(root, self._above_roots)
         hangs = f", whose graph hangs on {on[0]}" if on else ""
-        return [f"saved for backward by {node}{hangs}"]
+        return [f"saved for backward by {found[0]}{hangs}"]
 
 
-def holders_of(thing: Any) -> list[str]:
+def holders_of(thing: Any, above: Above) -> list[str]:
     """Everything with a name that holds `thing`, over at most six objects in between."""
     found: list[str] = []
     running = _running_frames()
-    seen = {id(thing), id(running), id(found)}
+    seen = {id(thing)}
     # Each with the words for what lies between it and the tensor.
     level: list[tuple[Any, str]] = [(thing, "")]
-    seen.add(id(level))
     for _ in range(_MAX_DEPTH):
-        above: list[tuple[Any, str]] = []
-        seen.add(id(above))
+        next_level: list[tuple[Any, str]] = []
         for held, words in level:
             for frame in running:
                 found += in_frame(frame, held, words)
-            for referrer in gc.get_referrers(held):
-                if id(referrer) in seen or len(seen) > _MAX_SEEN or _is_ours(referrer):
+            for referrer in above.of(held):
+                if id(referrer) in seen:
                     continue
                 seen.add(id(referrer))
-                named = _named(referrer, held, words)
+                named = _named(referrer, held, words, above)
                 if named is None:
-                    above.append((referrer, _words(referrer, words)))
+                    next_level.append((referrer, _words(referrer, words)))
                 else:
                     found += named
-        level = above
+        level = next_level
         if len(found) >= _MAX_HOLDERS or not level:
             break
     return list(dict.fromkeys(found))[:_MAX_HOLDERS]
 
 
-def _named(referrer: Any, held: Any, words: str) -> list[str] | None:
+def _named(referrer: Any, held: Any, words: str, above: Above) -> list[str] | None:
     """Texts if `referrer` has a name for `held`; None to look further up; [] for a dead end."""
     if isinstance(referrer, types.FrameType):
-        return _in_left_frame(referrer, in_frame(referrer, held, words))
+        return _in_left_frame(referrer, in_frame(referrer, held, words), above)
     if isinstance(referrer, types.CellType):
-        return in_closure(referrer, words) or None
+        return in_closure(referrer, words, above) or None
     if isinstance(referrer, dict):
-        return _named_dict(referrer, held, words)
+        return _named_dict(referrer, held, words, above)
     if isinstance(referrer, types.ModuleType | types.FunctionType | type):
         return in_class(referrer, held, words)
     if isinstance(referrer, list | tuple | set | types.MethodType):
         return None
-    attribute = next(iter(_names_in(getattr(referrer, "__dict__", {}), held)), None)
-    if attribute is not None:
-        return [f"{words}attribute `{attribute}` of {kind_of(referrer)}"]
-    return None
+    names = _names_in(getattr(referrer, "__dict__", {}), held)
+    return [f"{words}attribute `{name}` of {kind_of(referrer)}" for name in names] or None
 
 
-def _in_left_frame(frame: types.FrameType, texts: list[str]) -> list[str]:
+def _in_left_frame(frame: types.FrameType, texts: list[str], above: Above) -> list[str]:
     """A frame that runs no more is alive because an exception is: that one is told, too."""
-    error = error_of(frame) if texts else None
+    error = error_of(frame, above) if texts else None
     if error is None:
         return texts
-    on = [text for text in holders_of(error) if "traceback" not in text][:1]
+    on = [text for text in holders_of(error, above) if "traceback" not in text][:1]
     kept = f", kept by the traceback of {type(error).__name__}"
     return [text + kept + "".join(f" in {one}" for one in on) for text in texts]
 
 
-def _named_dict(referrer: dict[Any, Any], held: Any, words: str) -> list[str] | None:
+def _named_dict(
+    referrer: dict[Any, Any], held: Any, words: str, above: Above
+) -> list[str] | None:
     names = _names_in(referrer, held)
-    for owner in gc.get_referrers(referrer):
-        if isinstance(owner, types.ModuleType) and vars(owner) is referrer:
-            return [in_module(owner, name, words) for name in names]
+    module: Any = above.module_dicts.get(id(referrer))
+    if module is None and "__builtins__" in referrer:  # a script, run by exec or runpy
+        module = types.SimpleNamespace(
+            __name__=referrer.get("__name__"), __file__=referrer.get("__file__")
+        )
+    if module is not None:
+        return [in_module(module, name, words) for name in names]
+    for owner in above.of(referrer):
+        if isinstance(owner, torch.nn.Module):
+            for noun, key in (("parameter", "_parameters"), ("buffer", "_buffers")):
+                if vars(owner).get(key) is referrer:
+                    return [f"{words}{noun} `{name}` of {kind_of(owner)}" for name in names]
         if getattr(owner, "__dict__", None) is referrer and not isinstance(owner, type):
             return [f"{words}attribute `{name}` of {kind_of(owner)}" for name in names]
-        if isinstance(owner, torch.nn.Module):
-            which = [k for k in ("_parameters", "_buffers") if vars(owner).get(k) is referrer]
-            if which:
-                noun = {"_parameters": "parameter", "_buffers": "buffer"}[which[0]]
-                return [f"{words}{noun} `{name}` of {kind_of(owner)}" for name in names]
-    main = sys.modules.get("__main__")
-    if main is not None and vars(main) is referrer:
-        return [in_module(main, name, words) for name in names]
-    if referrer.get("__name__") and "__builtins__" in referrer:  # run by exec or runpy
-        module = types.SimpleNamespace(**{k: referrer.get(k) for k in ("__name__", "__file__")})
-        return [in_module(module, name, words) for name in names]
     return None
 
 
 def _names_in(namespace: Any, held: Any) -> list[str]:
     if not isinstance(namespace, dict):
         return []
-    return [str(name) for name, value in list(namespace.items()) if value is held]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    items: list[tuple[object, object]] = list(namespace.items())  # pyright: ignore[reportUnknownArgumentType]
+    return [str(name) for name, value in items if value is held]
 
 
 def _words(referrer: Any, words: str) -> str:
@@ -176,16 +180,10 @@ def _running_frames() -> list[types.FrameType]:
     for innermost in sys._current_frames().values():  # pyright: ignore[reportPrivateUsage]
         frame: types.FrameType | None = innermost
         while frame is not None:
-            if not _is_ours(frame):
+            if not is_ours(frame):
                 frames.append(frame)
             frame = frame.f_back
     return frames
-
-
-def _is_ours(thing: Any) -> bool:
-    if isinstance(thing, types.FrameType):
-        return str(thing.f_globals.get("__name__", "")).startswith(_OWN)
-    return False
 
 
 def _saved_tensors() -> dict[tuple[str, int], tuple[str, Any]]:

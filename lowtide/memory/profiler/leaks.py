@@ -60,8 +60,8 @@ def find_leaks(
             groups.setdefault(key, []).append(allocation)
     leaking = [group for group in groups.values() if {a.step for a in group} != {0}]
     looked_at = [a for group in leaking for a in _sample(group)]
-    holders = Holders(tensors(looked_at))
-    leaks = [_leak(group, holders) for group in leaking]
+    with Holders(tensors(looked_at)) as holders:
+        leaks = [_leak(group, holders) for group in leaking]
     return sorted(leaks, key=lambda leak: -leak.nbytes)
 
 

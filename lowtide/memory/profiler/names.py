@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import functools
-import gc
 import os
 import types
 from typing import Any
+
+from lowtide.memory.profiler.referrers import Above
 
 
 def in_module(module: Any, name: str, words: str) -> str:
@@ -41,13 +42,13 @@ def in_frame(frame: types.FrameType, held: Any, words: str) -> list[str]:
     ]
 
 
-def in_closure(cell: types.CellType, words: str) -> list[str]:
+def in_closure(cell: types.CellType, words: str, above: Above) -> list[str]:
     """The functions that hold a cell, and the name that it has in them."""
     texts: list[str] = []
-    for closure in gc.get_referrers(cell):
+    for closure in above.of(cell):
         if not isinstance(closure, tuple):
             continue
-        for function in gc.get_referrers(closure):  # pyright: ignore[reportUnknownArgumentType]
+        for function in above.of(closure):
             if isinstance(function, types.FunctionType) and function.__closure__ is closure:
                 code = function.__code__
                 name = code.co_freevars[_index(function.__closure__, cell)]
@@ -73,18 +74,18 @@ def in_class(owner: Any, held: Any, words: str) -> list[str] | None:
     return [f"{words}attribute `{name}` of class {owner.__qualname__}" for name in names] or None
 
 
-def error_of(frame: types.FrameType) -> BaseException | None:
+def error_of(frame: types.FrameType, above: Above) -> BaseException | None:
     """The exception whose traceback keeps a frame alive."""
-    for trace in gc.get_referrers(frame):
+    for trace in above.of(frame):
         if not isinstance(trace, types.TracebackType):
             continue
         holder: Any = trace
         for _ in range(100):  # up to the first entry of the traceback
-            above = gc.get_referrers(holder)
-            for thing in above:
+            around = above.of(holder)
+            for thing in around:
                 if isinstance(thing, BaseException) and thing.__traceback__ is holder:
                     return thing
-            before = [thing for thing in above if isinstance(thing, types.TracebackType)]
+            before = [thing for thing in around if isinstance(thing, types.TracebackType)]
             if not before:
                 break
             holder = before[0]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from lowtide.memory.profiler.leaks import Leak
 
+_MOST_ASKED = 50  # pieces whose holders are looked for: the largest
 HEADERS = ("op", "phase", "calls", "self time", "self bytes", "at peak", "module", "source")
 
 
@@ -152,17 +153,21 @@ class Profile:
 
     def live_at_peak(self, device: str | None = None) -> list[Live]:
         """What is live at the peak, the largest first; its bytes add up to `peak_bytes`."""
-        from lowtide.memory.profiler.holders import Holders
-
         timeline = self._read()
         name = timeline.main_device() if device is None else device
         curve = timeline.curves.get(name)
         if curve is None:
             return []
         live = timeline.live_at(curve.peak_order, name)
+        holders = self._holders(live)
+        return [_live(a, holders.get(a.born, ())) for a in live]
+
+    def _holders(self, live: Sequence[Allocation]) -> dict[int, tuple[str, ...]]:
+        from lowtide.memory.profiler.holders import Holders
+
         still = [a for a in live if a.freed is None]
-        holders = Holders(self._tensors(still))
-        return [_live(a, holders.of(a) if a.freed is None else ()) for a in live]
+        with Holders(self._tensors(still)) as holders:
+            return {a.born: holders.of(a) for a in still[:_MOST_ASKED]}
 
     def leaks(self) -> list[Leak]:
         """Memory that outlived the step it was made in, and who holds it; see `Leak`.
@@ -237,7 +242,9 @@ class Profile:
         from lowtide.memory.profiler.page import write_page
 
         timeline = self._read()
-        write_page(timeline, self.rows(), self.live_at_peak(), self.remarks, path)
+        curves = timeline.curves.items()
+        live = [a for name, curve in curves for a in timeline.live_at(curve.peak_order, name)]
+        write_page(timeline, self.rows(), self._holders(live), self.remarks, path)
 
     def export_chrome_trace(self, path: str | PathLike[str]) -> None:
         """JSON for chrome://tracing or ui.perfetto.dev: operators, and memory as a counter."""
