@@ -243,5 +243,3 @@ def _bytes_of(event: Any) -> tuple[int, int, str]:
         return fields.ptr, fields.alloc_size, str(fields.device)
     nbytes, _, address = event.name.removeprefix(watch.ARENA).partition(" ")
     return int(address), int(nbytes), "cpu"
-
-

@@ -55,8 +55,8 @@ def stop_recording() -> list[Any]:
 class Following:
     """Carries the recording of the thread that this was made on into threads that it starts.
 
-        parent: receiver = following.receiver()
-        child:  following.enter(receiver), at the end leave()
+    parent: receiver = following.receiver()
+    child:  following.enter(receiver), at the end leave()
     """
 
     def __init__(self) -> None:

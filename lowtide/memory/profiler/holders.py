@@ -139,9 +139,7 @@ def _in_left_frame(frame: types.FrameType, texts: list[str], above: Above) -> li
     return [text + kept + "".join(f" in {one}" for one in on) for text in texts]
 
 
-def _named_dict(
-    referrer: dict[Any, Any], held: Any, words: str, above: Above
-) -> list[str] | None:
+def _named_dict(referrer: dict[Any, Any], held: Any, words: str, above: Above) -> list[str] | None:
     names = _names_in(referrer, held)
     module: Any = above.module_dicts.get(id(referrer))
     if module is None and "__builtins__" in referrer:  # a script, run by exec or runpy

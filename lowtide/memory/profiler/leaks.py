@@ -48,9 +48,7 @@ class Leak:
         return f"{what} of {when}, held by {by}"
 
 
-def find_leaks(
-    timeline: Timeline, tensors: Callable[[Sequence[Allocation]], Found]
-) -> list[Leak]:
+def find_leaks(timeline: Timeline, tensors: Callable[[Sequence[Allocation]], Found]) -> list[Leak]:
     """All leaks. `tensors` finds the Python tensors in allocations."""
     ended = len(timeline.step_ends_ns)
     groups: dict[tuple[str, str, Place], list[Allocation]] = {}

@@ -21,7 +21,7 @@ _MIB = 1 << 20
 def plot_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     """Draws the device with the highest peak. Needs matplotlib; opens no window."""
     figures: Any = importlib.import_module("matplotlib.figure")
-    figure = figures.Figure(figsize=(10, 4.6), layout="constrained")
+    figure = figures.Figure(figsize=(11, 4.4), layout="constrained")
     axes = figure.add_subplot()
     device = timeline.main_device()
     curve = timeline.curves.get(device, Curve(times_ns=[0], live_bytes=[0]))
@@ -29,8 +29,7 @@ def plot_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     mebibytes = [count / _MIB for count in [*curve.live_bytes, curve.live_bytes[-1]]]
     axes.fill_between(seconds, mebibytes, step="post", color="#c9ced6", linewidth=0)
     axes.step(seconds, mebibytes, where="post", color="#39424e", linewidth=1)
-    live = timeline.live_at(curve.peak_order, device)
-    _draw_places(axes, live, timeline.end_ns)
+    _draw_places(axes, timeline, device, curve)
     for end_ns in timeline.step_ends_ns:
         axes.axvline(end_ns / 1e9, color="#8a939f", linewidth=0.8, linestyle=":")
     axes.plot(curve.peak_ns / 1e9, curve.peak_bytes / _MIB, "o", color="#0f62c4", markersize=5)
@@ -45,27 +44,47 @@ def plot_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     figure.savefig(os.fspath(path), dpi=140)
 
 
-def _draw_places(axes: Any, live: list[Allocation], end_ns: int) -> None:
-    """The places with the most bytes at the peak, stacked, over the time that these are live."""
-    groups: dict[str, list[Allocation]] = {}
-    for a in live:
-        source = f"{os.path.basename(a.place.file)}:{a.place.line}" if a.place.file else "?"
-        groups.setdefault(f"{a.op}  {source}", []).append(a)
-    largest = sorted(groups.items(), key=lambda item: -sum(a.nbytes for a in item[1]))[:_NAMED]
-    bottom = 0
-    for index, (name, group) in enumerate(largest):
-        total = sum(a.nbytes for a in group)
-        begin = min(a.born_ns for a in group) / 1e9
-        end = max(end_ns if a.freed_ns is None else a.freed_ns for a in group) / 1e9
+def _draw_places(axes: Any, timeline: Timeline, device: str, curve: Curve) -> None:
+    """The places with the most bytes at the peak: what each has live over time, stacked."""
+    at_peak: dict[str, int] = {}
+    for a in timeline.live_at(curve.peak_order, device):
+        at_peak[_place(a)] = at_peak.get(_place(a), 0) + a.nbytes
+    places = sorted(at_peak, key=lambda place: -at_peak[place])[:_NAMED]
+    changes: list[tuple[int, int, int]] = []  # time, place, bytes
+    for a in timeline.allocations:
+        if a.device == device and _place(a) in places:
+            changes.append((a.born_ns, places.index(_place(a)), a.nbytes))
+            if a.freed_ns is not None:
+                changes.append((a.freed_ns, places.index(_place(a)), -a.nbytes))
+    changes.sort()
+    seconds, levels = [0.0], [[0.0] * len(places)]
+    live = [0] * len(places)
+    for time_ns, place, change_bytes in changes:
+        live[place] += change_bytes
+        seconds.append(time_ns / 1e9)
+        levels.append([count / _MIB for count in live])
+    seconds.append(timeline.end_ns / 1e9)
+    levels.append(levels[-1])
+    bottom = [0.0] * len(seconds)
+    for index, place in enumerate(places):
+        top = [below + level[index] for below, level in zip(bottom, levels, strict=True)]
+        label = f"{format_bytes(at_peak[place])}  {place}"
+        colour = f"C{index}"
         axes.fill_between(
-            [begin, end],
-            [bottom / _MIB] * 2,
-            [(bottom + total) / _MIB] * 2,
-            color=f"C{index}",
-            alpha=0.55,
-            linewidth=0,
-            label=f"{format_bytes(total)}  {name}",
+            seconds, bottom, top, step="post", color=colour, alpha=0.6, linewidth=0, label=label
         )
-        bottom += total
-    if largest:
-        axes.legend(title="live at the peak", fontsize=8, title_fontsize=8, alignment="left")
+        bottom = top
+    if places:
+        figure = axes.figure
+        figure.legend(
+            title="live at the peak",
+            loc="outside right upper",
+            fontsize=8,
+            title_fontsize=8,
+            alignment="left",
+            frameon=False,
+        )
+
+
+def _place(a: Allocation) -> str:
+    return f"{a.op}  {os.path.basename(a.place.file) or '?'}:{a.place.line}"

@@ -221,7 +221,9 @@ class Profile:
     def to_dict(self, sort_by: str = "self_bytes", row_limit: int = -1) -> dict[str, Any]:
         """Peak, rows and what is live at the peak, ready for JSON."""
         rows = self.rows(sort_by)
-        live = [{name: getattr(one, name) for name in Live.__slots__} for one in self.live_at_peak()]
+        live = [
+            {name: getattr(one, name) for name in Live.__slots__} for one in self.live_at_peak()
+        ]
         return {
             "peak_bytes": self.peak_bytes,
             "peaks": self.peaks,
@@ -306,9 +308,7 @@ def _extra(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as fault:
-        raise LowtideError(
-            f"this needs {module}: pip install 'lowtide[profile]'"
-        ) from fault
+        raise LowtideError(f"this needs {module}: pip install 'lowtide[profile]'") from fault
 
 
 __all__ = ["Live", "Profile", "profile", "shape_text"]

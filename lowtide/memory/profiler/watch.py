@@ -43,9 +43,7 @@ _depth: Callable[[], int] = _C._len_torch_function_stack
 _at: Callable[[int], Any] = _C._get_function_stack_at
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_SITE_PACKAGES = tuple(
-    filter(None, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
-)
+_SITE_PACKAGES = tuple(filter(None, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))))
 _LIBRARY_FOLDERS = tuple(
     folder + os.sep
     for folder in (os.path.dirname(torch.__file__), _PACKAGE, sysconfig.get_path("stdlib"))

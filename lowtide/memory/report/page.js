@@ -120,7 +120,7 @@ function topOf() {
   let most = 0;
   const first = Math.max(lastAtMost(times, view[0]), 0), last = lastAtMost(times, view[1]);
   for (let i = first; i <= last; i++) most = Math.max(most, live[i]);
-  return Math.max(most * 1.06, 1);
+  return Math.max(most * 1.08, 1);
 }
 
 function draw() {
@@ -255,7 +255,13 @@ function drawMarks(p, toY) {
   const isRight = x > p.x + p.width - 130;
   pen.textAlign = isRight ? "right" : "left";
   pen.textBaseline = "middle";
-  pen.fillText(`peak ${bytes(peak)}`, x + (isRight ? -9 : 9), Math.max(y, p.y + 8));
+  const label = `peak ${bytes(peak)}`, labelX = x + (isRight ? -9 : 9), labelY = Math.max(y - 10, p.y + 7);
+  pen.strokeStyle = resolved("--paper");  // a rim, so that it reads on any colour
+  pen.lineWidth = 4;
+  pen.lineJoin = "round";
+  pen.strokeText(label, labelX, labelY);
+  pen.fillText(label, labelX, labelY);
+  pen.lineWidth = 1;
   if (drag && drag.mode === "zoom") {
     pen.globalAlpha = 0.2;
     pen.fillRect(Math.min(drag.x, pointer.x), p.y, Math.abs(pointer.x - drag.x), p.height);
