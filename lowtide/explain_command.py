@@ -1,7 +1,7 @@
-"""`lowtide explain pkg.mod:fn --shape 1000x4,500x4`: a function and shapes by name, explained.
+"""`lowtide explain` and `lowtide memory` of `pkg.mod:fn --shape 1000x4,500x4`: asked by name.
 
-In: three texts. Out: what `explain()` of the compiled function says for tensors of those shapes.
-Nothing is run: the tensors are never written, so they take address space and no memory.
+In: three texts. Out: what `explain()` and `memory()` of the compiled function say for tensors of
+those shapes. Nothing is run: the tensors are never written, so they take no memory.
 """
 
 from __future__ import annotations
@@ -20,14 +20,25 @@ class ArgumentFault(Exception):
     """The command's arguments make no sense; the text says what to write instead."""
 
 
-def explain(target: str, shapes: str, dtypes: str) -> str:
-    """The explanation, as text. Raises ArgumentFault, and LowtideError if it does not compile."""
+def explain(target: str, shapes: str, dtypes: str) -> Any:
+    """The Explanation. Raises ArgumentFault, and LowtideError if it does not compile."""
+    compiled, args = _ask(target, shapes, dtypes)
+    return compiled.explain(*args)
+
+
+def predict(target: str, shapes: str, dtypes: str) -> Any:
+    """The MemoryPlan. Raises ArgumentFault, and LowtideError if it does not compile."""
+    compiled, args = _ask(target, shapes, dtypes)
+    return compiled.memory(*args)
+
+
+def _ask(target: str, shapes: str, dtypes: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
     function = resolve(target)
     args = make_arguments(shapes, dtypes)
     import lowtide as lt
 
     compiled: Any = function if hasattr(function, "explain") else lt.script(function)
-    return str(compiled.explain(*args))
+    return compiled, args
 
 
 def resolve(target: str) -> Any:

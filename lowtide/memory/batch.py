@@ -1,8 +1,8 @@
 """The largest batch whose step stays inside a number of bytes, found by running steps.
 
-In: a step, a maker of batches, and a budget. Out: the size. Sizes are doubled until one is too large;
-in between, the next is where the budget would lie if peaks grew evenly, or the middle if that gains
-little. Each peak is measured. A step that runs out of memory is too large as well.
+In: a step, a maker of batches, and a budget. Out: the size. Sizes are doubled until one is too
+large; in between, the next is where the budget would lie if peaks grew evenly, or the middle if
+that gains little. Each peak is measured. A step that runs out of memory is too large as well.
 
     lt.max_batch_size(train_step, lambda n: torch.rand(n, 3, 224, 224), "8GB")
 
@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from lowtide.errors import LowtideError
 from lowtide.memory.measure import measure_peak
@@ -59,11 +60,16 @@ def max_batch_size(
 
 def largest(peak: Callable[[int], float], most: float, limit: int) -> int:
     """The largest number from 1 to `limit` whose `peak` is at most `most`, 0 if there is none."""
-    good, good_peak, bad = 0, 0.0, 1
-    while bad <= limit and (found := peak(bad)) <= most:
-        good, good_peak, bad = bad, found, bad * 2
-    bad_peak = math.inf if bad > limit else found
-    bad = min(bad, limit + 1)
+    good, good_peak = 0, 0.0
+    bad, bad_peak = limit + 1, math.inf
+    tried = 1
+    while tried <= limit:
+        found = peak(tried)
+        if found > most:
+            bad, bad_peak = tried, found
+            break
+        good, good_peak = tried, found
+        tried *= 2
     bisect_next = False
     while bad - good > 1:
         width = bad - good
@@ -95,9 +101,8 @@ def _peak_of(
             if not _is_out_of_memory(fault):
                 raise
             fault.__traceback__ = None  # its frames hold the batch
-            return None
-        finally:
             gc.collect()
+            return None
 
 
 def _measured(run: Callable[[], None]) -> int:
@@ -185,9 +190,7 @@ def _reached_by(step: Any) -> list[Any]:
 
 
 def _collect(thing: Any, found: dict[int, Any], depth: int) -> None:
-    if isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
-        found[id(thing)] = thing
-    elif _is_scheduler(thing):
+    if isinstance(thing, torch.nn.Module | torch.optim.Optimizer | LRScheduler):
         found[id(thing)] = thing
     elif depth > 4:
         return
@@ -201,15 +204,12 @@ def _collect(thing: Any, found: dict[int, Any], depth: int) -> None:
         for inner in _names_of(thing):
             _collect(inner, found, depth + 1)
     elif isinstance(thing, list | tuple):
-        for inner in thing:  # pyright: ignore[reportUnknownVariableType]
+        items: list[Any] = list(thing)  # pyright: ignore[reportUnknownArgumentType]
+        for inner in items:
             _collect(inner, found, depth + 1)
     elif not isinstance(thing, type | types.ModuleType) and hasattr(thing, "__dict__"):
         for inner in list(vars(thing).values()):
             _collect(inner, found, depth + 1)
-
-
-def _is_scheduler(thing: Any) -> bool:
-    return isinstance(thing, torch.optim.lr_scheduler.LRScheduler)
 
 
 def _names_of(function: types.FunctionType) -> list[Any]:

@@ -67,7 +67,7 @@ class ScriptFunction:
         if _is_compiling():
             return self._fn(*args, **kwargs)
         if _reason():
-            return watching.call(self.__name__, self, self._python, _reason, args, kwargs)
+            return watching.call(self._fn.__name__, self, self._python, _reason, args, kwargs)
         values = args
         if kwargs or len(args) != self._arity:
             values = self.bind(args, kwargs)

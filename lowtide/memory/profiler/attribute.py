@@ -2,7 +2,7 @@
 
 In: a `Capture`. Out: an `Attribution`: operators, and memory events in order of time.
 
-An operator is what the user's code or autograd called: `aten::sub`, not the `aten::empty` inside it,
+An operator is what the user's code or autograd called: `aten::sub`, not the `aten::empty` inside,
 whose bytes are `aten::sub`'s. It is looked into where code of the user's runs inside it again (a
 custom autograd function, a region of torch.compile).
 

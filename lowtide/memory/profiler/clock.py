@@ -2,8 +2,8 @@
 
 In: a watcher's notes and anchors, and the events that the anchors left in PyTorch's recording.
 Out: `Notes`: the latest note before a moment. Both clocks run on one thread, so that notes and
-operators keep their order: a note is taken at least 0.3 µs before its operator begins and 1 µs after
-the one before has ended; two clocks are matched to 0.2 µs, every 10 ms anew.
+operators keep their order: a note is taken at least 0.3 µs before its operator begins and 1 µs
+after the one before has ended; two clocks are matched to 0.2 µs, every 10 ms anew.
 
     notes.before(event.start_time_ns)  →  Place(file="train.py", line=12, module="Net.encoder")
 """

@@ -120,7 +120,7 @@ def _named(referrer: Any, held: Any, words: str, above: Above) -> list[str] | No
     if isinstance(referrer, types.CellType):
         return in_closure(referrer, words, above) or None
     if isinstance(referrer, dict):
-        return _named_dict(referrer, held, words, above)
+        return _named_dict(referrer, held, words, above)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(referrer, types.ModuleType | types.FunctionType | type):
         return in_class(referrer, held, words)
     if isinstance(referrer, list | tuple | set | types.MethodType):

@@ -1,6 +1,6 @@
 """What outlives the step it was made in, and who holds it.
 
-In: a timeline with steps. Out: `Leak`s, the largest first: one for each place that leaves something.
+In: a timeline with steps. Out: `Leak`s, the largest first: one for each place that leaves any.
 
 A tensor of the last step may be in use still; so may what the first step made for all others: the
 state of an optimizer, buffers, caches. So a place leaks if what it made in a step before the last

@@ -1,7 +1,7 @@
 """The words for what holds a tensor: a local, a global, a closure, an attribute, and its line.
 
-In: the holder and what it holds. Out: a text such as `list `losses` (train.py:12)`. The line is that
-of the first assignment to the name in the source, found by parsing the file, if it is there.
+In: the holder and what it holds. Out: a text such as `list `losses` (train.py:12)`. The line is
+that of the first assignment to the name in the source, found by parsing the file, if it is there.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def in_class(owner: Any, held: Any, words: str) -> list[str] | None:
         if owner.__defaults__ and any(value is held for value in owner.__defaults__):
             return [f"{words}default argument of {owner.__qualname__}"]
         return None
-    names = [name for name, value in list(vars(owner).items()) if value is held]
+    attributes: Any = list(vars(owner).items())  # pyright: ignore[reportUnknownArgumentType]
+    names = [str(name) for name, value in attributes if value is held]
     return [f"{words}attribute `{name}` of class {owner.__qualname__}" for name in names] or None
 
 

@@ -102,7 +102,7 @@ def _piece(a: Allocation, end_ns: int) -> dict[str, Any]:
 
 
 def _thin(curve: Curve) -> tuple[list[int], list[int]]:
-    """At most `_MOST_POINTS` points: of each stretch the first, the least, the most and the last."""
+    """At most `_MOST_POINTS` points: the first, least, most and last of each stretch."""
     count = len(curve.times_ns)
     if count <= _MOST_POINTS:
         return curve.times_ns, curve.live_bytes

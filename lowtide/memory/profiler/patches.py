@@ -30,7 +30,7 @@ class Patches:
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """`owner.name = make(owner.name)`; nothing if there is no such name."""
-        old: Any = vars(owner).get(name)
+        old: Any = getattr(owner, name, None) if name in vars(owner) else None
         if old is not None:
             new = make(old)
             setattr(owner, name, new)
@@ -60,7 +60,7 @@ def _watched_module_call(old: Any) -> Any:
     current = watch.current
 
     @functools.wraps(old)
-    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         watcher = current()
         if watcher is None or watcher.is_paused:
             return old(self, *args, **kwargs)

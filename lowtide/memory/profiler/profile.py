@@ -11,6 +11,7 @@ In: any PyTorch code. Out: a `Profile`, to be asked while it runs or after.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -26,12 +27,12 @@ from lowtide.memory.profiler.rows import (
     Row,
     as_dicts,
     make_rows,
-    shape_text,
     sort_rows,
 )
 from lowtide.memory.profiler.session import Session
+from lowtide.memory.profiler.text import table_text
 from lowtide.memory.profiler.timeline import Timeline
-from lowtide.tables import format_bytes, format_ms, plain_table
+from lowtide.tables import format_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from lowtide.memory.profiler.leaks import Leak
 
 _MOST_ASKED = 50  # pieces whose holders are looked for: the largest
-HEADERS = ("op", "phase", "calls", "self time", "self bytes", "at peak", "module", "source")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,14 +201,7 @@ class Profile:
 
     def table(self, sort_by: str = "self_bytes", row_limit: int = 10) -> str:
         """The first `row_limit` rows as text, under a line with the peak; -1 for all rows."""
-        rows = self.rows(sort_by)
-        shown = rows if row_limit < 0 else rows[:row_limit]
-        lines = [f"peak {format_bytes(self.peak_bytes)} ({self.peak_bytes:,} bytes)"]
-        lines.append(plain_table(HEADERS, [cells(row) for row in shown], left_columns=2))
-        if len(shown) < len(rows):
-            lines.append(f"… and {len(rows) - len(shown)} more rows")
-        lines += [f"note: {remark}" for remark in self.remarks]
-        return "\n".join(lines)
+        return table_text(self.rows(sort_by), row_limit, self.peak_bytes, self.remarks)
 
     def __str__(self) -> str:
         return self.table()
@@ -221,9 +214,7 @@ class Profile:
     def to_dict(self, sort_by: str = "self_bytes", row_limit: int = -1) -> dict[str, Any]:
         """Peak, rows and what is live at the peak, ready for JSON."""
         rows = self.rows(sort_by)
-        live = [
-            {name: getattr(one, name) for name in Live.__slots__} for one in self.live_at_peak()
-        ]
+        live = [dataclasses.asdict(one) for one in self.live_at_peak()]
         return {
             "peak_bytes": self.peak_bytes,
             "peaks": self.peaks,
@@ -263,31 +254,6 @@ def profile() -> Profile:
     return Profile()
 
 
-def cells(row: Row) -> list[str]:
-    """A row as the texts of a table under `HEADERS`."""
-    return [
-        row.op,
-        row.phase,
-        str(row.calls),
-        format_ms(row.self_time_ns),
-        format_bytes(row.self_bytes),
-        format_bytes(row.peak_bytes),
-        row.module or "-",
-        short_source(row.file, row.line),
-    ]
-
-
-def short_source(file: str, line: int) -> str:
-    """`train.py:12` for a file below the current folder or elsewhere; "-" if it is not known."""
-    import os
-
-    if not file:
-        return "-"
-    path = os.path.relpath(file) if os.path.isabs(file) else file
-    shown = file if path.startswith(os.pardir + os.sep + os.pardir) else path
-    return f"{shown}:{line}"
-
-
 def _live(allocation: Allocation, holders: tuple[str, ...]) -> Live:
     return Live(
         nbytes=allocation.nbytes,
@@ -309,6 +275,3 @@ def _extra(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as fault:
         raise LowtideError(f"this needs {module}: pip install 'lowtide[profile]'") from fault
-
-
-__all__ = ["Live", "Profile", "profile", "shape_text"]

@@ -38,15 +38,14 @@ class Timeline:
         self.step_ends_ns: list[int] = []
         self.threads: dict[int, str] = {}
         self.end_ns = 0
-        self._origin_ns: int | None = None
+        self._origin_ns: int | None = None  # of the first recording, on PyTorch's clock
         self._live: dict[tuple[str, int], Allocation] = {}
         self._order = 0
 
     def add(self, found: Attribution) -> None:
         """What was recorded after all that was added before."""
-        if self._origin_ns is None:
-            self._origin_ns = found.begin_ns
-        origin_ns = self._origin_ns
+        origin_ns = found.begin_ns if self._origin_ns is None else self._origin_ns
+        self._origin_ns = origin_ns
         self.threads.update(found.threads)
         self.step_ends_ns += [time_ns - origin_ns for time_ns in found.steps_ns]
         self.end_ns = max(self.end_ns, found.end_ns - origin_ns)

@@ -18,7 +18,6 @@ import sys
 import sysconfig
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -26,6 +25,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from lowtide.memory.profiler.modules import ModulePaths
 
 NOTE_FIELDS = 4  # time, file, line, module path
 ANCHOR = "lowtide.anchor "
@@ -106,7 +107,7 @@ class Watcher(TorchFunctionMode):
         self.anchors: list[int] = []
         self.next_anchor_ns = 0
         self.module = ""
-        self.paths = _ModulePaths()
+        self.paths = ModulePaths()
         self.is_paused = False
         self.is_busy = False
         self.has_stopped = False
@@ -240,7 +241,7 @@ class ThreadWatcher(Watcher):
     def end(self, on_end: Callable[[], None]) -> None:
         """The profile ends: at its next call the thread does `on_end`, and is watched no more."""
         self.on_end = on_end
-        self.__class__ = EndedWatcher
+        self.__class__ = EndedWatcher  # pyright: ignore[reportAttributeAccessIssue]
 
     def __torch_function__(
         self,
@@ -248,6 +249,7 @@ class ThreadWatcher(Watcher):
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
+        **_: Any,
     ) -> Any:
         self.is_busy = True
         try:
@@ -273,6 +275,7 @@ class EndedWatcher(ThreadWatcher):
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
+        **_: Any,
     ) -> Any:
         if current() is self:
             _local.watcher = None
@@ -295,26 +298,3 @@ def remove(mode: object) -> bool:
     for other in reversed(others):
         _push(other)
     return True
-
-
-class _ModulePaths:
-    """The dotted names of modules below the outermost one that was called: `Net.encoder.0`."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[weakref.ref[torch.nn.Module], str]] = {}
-        self._names: dict[int, str] = {}  # of all modules below the outermost
-
-    def path(self, caller: str, module: torch.nn.Module) -> str:
-        key = (caller, id(module))
-        known = self._known.get(key)
-        if known is not None and known[0]() is module:
-            return known[1]
-        kind = type(module).__name__
-        if not caller:
-            self._names = {
-                id(inner): f"{kind}.{name}" if name else kind
-                for name, inner in module.named_modules()
-            }
-        found = self._names.get(id(module)) or f"{caller}.{kind}"
-        self._known[key] = (weakref.ref(module), found)
-        return found
