@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import traceback
+import types
 from typing import Any
 
 from lowtide.errors import LowtideError
@@ -23,6 +24,7 @@ from lowtide.tables import format_bytes
 
 _LIVE_SHOWN = 5
 _LEFT = {"op", "phase", "module", "source"}
+_WHOLE = {"phase", "self time", "self bytes", "at peak"}  # never broken over lines
 
 
 def profile_script(options: argparse.Namespace) -> int:
@@ -31,11 +33,12 @@ def profile_script(options: argparse.Namespace) -> int:
     if fault:
         print(f"lowtide profile: {fault}", file=sys.stderr)
         return 2
+    prof = profile()
+    module = _main_module(options.script)  # alive while it is reported who holds what
     with contextlib.ExitStack() as stack:
         if options.json:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        prof = profile()
-        status = _run(options.script, options.args, prof)
+        status = _run(module, options.args, prof)
     try:
         _report(prof, options)
     except (LowtideError, OSError) as error:
@@ -55,18 +58,20 @@ def _fault_in(options: argparse.Namespace) -> str:
     return ""
 
 
-def _run(script: str, args: list[str], prof: Profile) -> int:
-    """The script's exit status. Its names stay alive until the profile has ended."""
+def _run(module: types.ModuleType, args: list[str], prof: Profile) -> int:
+    """Runs a module's file as the main program. Returns its exit status."""
+    script = str(module.__file__)
     argv, path = sys.argv, list(sys.path)
     sys.argv = [script, *args]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     before = sys.modules["__main__"]
-    module = _main_module(script)
+    sys.modules["__main__"] = module
+    names: dict[str, Any] = module.__dict__
     try:
         with open(script, "rb") as file:
             code = compile(file.read(), script, "exec")
         with prof:
-            exec(code, vars(module))
+            exec(code, names)
     except SystemExit as end:
         return _status(end.code)
     except Exception as fault:
@@ -78,13 +83,10 @@ def _run(script: str, args: list[str], prof: Profile) -> int:
     return 0
 
 
-def _main_module(script: str) -> Any:
-    import types
-
+def _main_module(script: str) -> types.ModuleType:
     module = types.ModuleType("__main__")
     module.__file__ = script
     module.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = module
     return module
 
 
@@ -128,10 +130,11 @@ def _print_rich(prof: Profile, sort_by: str, row_limit: int) -> None:
 
     rows = prof.rows(sort_by)
     shown = rows if row_limit < 0 else rows[:row_limit]
-    console = Console()
+    console = Console(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in HEADERS:
-        table.add_column(name, justify="left" if name in _LEFT else "right", overflow="fold")
+        justify = "left" if name in _LEFT else "right"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name in _WHOLE)
     for row in shown:
         table.add_row(*cells(row))
     console.print(f"peak [bold]{format_bytes(prof.peak_bytes)}[/] ({prof.peak_bytes:,} bytes)")

@@ -208,7 +208,8 @@ def _collect(thing: Any, found: dict[int, Any], depth: int) -> None:
         for inner in items:
             _collect(inner, found, depth + 1)
     elif not isinstance(thing, type | types.ModuleType) and hasattr(thing, "__dict__"):
-        for inner in list(vars(thing).values()):
+        namespace: dict[str, Any] = thing.__dict__
+        for inner in list(namespace.values()):
             _collect(inner, found, depth + 1)
 
 

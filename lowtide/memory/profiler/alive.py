@@ -44,6 +44,8 @@ def live_tensors() -> list[torch.Tensor]:
 
 def place_of(tensor: Any) -> tuple[str, int] | None:
     """(device, address of the storage); None for a tensor without one: sparse, meta, fake, …"""
+    if type(tensor).__module__.startswith("torch._"):  # fake tensors and the like
+        return None
     try:
         storage = tensor.untyped_storage()
         return str(tensor.device), storage.data_ptr()

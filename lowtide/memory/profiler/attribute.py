@@ -32,7 +32,13 @@ from lowtide.memory.profiler.session import Capture
 OUTSIDE = "(outside operators)"
 _NODE = "autograd::engine::evaluate_function: "
 # Ranges that PyTorch marks around operators; they are no operators themselves.
-_RANGES = ("Torch-Compiled Region", "## Call CompiledFxGraph", "CompiledFunction", "Optimizer.")
+_RANGES = (
+    "Torch-Compiled Region",
+    "TorchDynamo ",
+    "## Call CompiledFxGraph",
+    "CompiledFunction",
+    "Optimizer.",
+)
 
 
 class MemoryEvent(NamedTuple):

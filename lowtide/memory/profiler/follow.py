@@ -18,11 +18,14 @@ import ctypes
 import functools
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
 _GET_CALLBACKS = "_ZN2at24get_record_function_tls_Ev"
 _SET_CALLBACKS = "_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE"
 _CLEAR_CALLBACKS = "_ZN2at25clearThreadLocalCallbacksEv"
@@ -43,8 +46,22 @@ def start_recording() -> None:
         False,
         kinds._ExperimentalConfig(),
     )
-    _C._autograd._prepare_profiler(config, activities)
-    _C._autograd._enable_profiler(config, activities)
+    with _quiet():
+        _C._autograd._prepare_profiler(config, activities)
+        _C._autograd._enable_profiler(config, activities)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """libkineto reads this once, when it is first used; by default it reports each start."""
+    is_ours = _LOG_LEVEL not in os.environ
+    if is_ours:
+        os.environ[_LOG_LEVEL] = "6"
+    try:
+        yield
+    finally:
+        if is_ours:
+            del os.environ[_LOG_LEVEL]
 
 
 def stop_recording() -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -23,7 +23,7 @@ class ModulePaths:
             return known[1]
         kind = type(module).__name__
         if not caller:
-            below: Any = module.named_modules()
+            below: Any = list(cast("Any", module).named_modules())
             self._names = {id(one): f"{kind}.{name}" if name else kind for name, one in below}
         found = self._names.get(id(module)) or f"{caller}.{kind}"
         self._known[key] = (weakref.ref(module), found)

@@ -70,8 +70,8 @@ def in_class(owner: Any, held: Any, words: str) -> list[str] | None:
         if owner.__defaults__ and any(value is held for value in owner.__defaults__):
             return [f"{words}default argument of {owner.__qualname__}"]
         return None
-    attributes: Any = list(vars(owner).items())  # pyright: ignore[reportUnknownArgumentType]
-    names = [str(name) for name, value in attributes if value is held]
+    namespace: dict[str, Any] = dict(owner.__dict__)
+    names = [name for name, value in namespace.items() if value is held]
     return [f"{words}attribute `{name}` of class {owner.__qualname__}" for name in names] or None
 
 

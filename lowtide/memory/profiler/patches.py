@@ -108,17 +108,18 @@ def _patch_dynamo(patches: Patches) -> None:
 
 
 def _switch(old: Any) -> Any:
-    """Called with a function on entering compiled code, and with what was before on leaving."""
+    """Called on entering compiled code and on leaving it, by the same frame; by others between."""
     if hasattr(old, "lowtide_before"):
         return old
 
     def switch(callback: Any) -> Any:
         watcher = watch.current()
         if watcher is not None:
+            caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
             if callable(callback):
-                watcher.enter_compiled(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+                watcher.enter_compiled(caller)
             else:
-                watcher.leave_compiled()
+                watcher.leave_compiled(caller)
         return old(callback)
 
     switch.lowtide_before = old  # type: ignore[attr-defined]

@@ -112,7 +112,7 @@ class Watcher(TorchFunctionMode):
         self.is_busy = False
         self.has_stopped = False
         self.on_end: Callable[[], None] = _nothing
-        self._in_compiled = False
+        self._compiled_frame: FrameType | None = None
         self._anchor = _record(f"{ANCHOR}{index}")
 
     def __torch_function__(
@@ -207,12 +207,14 @@ class Watcher(TorchFunctionMode):
         if not self.is_paused and is_on(self):
             self.note_place(frame)
             remove(self)
-            self.is_paused = self._in_compiled = True
+            self.is_paused = True
+            self._compiled_frame = frame
 
-    def leave_compiled(self) -> None:
-        """torch.compile's code ends, or something begins that it does not compile."""
-        if self._in_compiled:
-            self.is_paused = self._in_compiled = False
+    def leave_compiled(self, frame: FrameType) -> None:
+        """torch.compile's code ends, if it is `frame` that called it."""
+        if self._compiled_frame is frame:
+            self.is_paused = False
+            self._compiled_frame = None
             _push(self)
 
     @contextmanager
