@@ -93,7 +93,7 @@ def can_measure_resident() -> bool:
 
 def time_call(call: Callable[[], T]) -> tuple[float, T]:
     """Run `call` once: nanoseconds and the result."""
-    with _quiet_gc():
+    with quiet_gc():
         start = time.perf_counter_ns()
         result = call()
         return float(time.perf_counter_ns() - start), result
@@ -116,7 +116,7 @@ def time_alternating(
     timings = {name: Timing() for name in calls}
     inner = {name: _calls_per_sample(call, min_sample_ns) for name, call in calls.items()}
     spent_ns = dict.fromkeys(calls, 0.0)
-    with _quiet_gc():
+    with quiet_gc():
         for turn in range(max(repeats, 1)):
             if on_round is not None:
                 on_round(turn)
@@ -231,7 +231,7 @@ def _time_repeated(call: Callable[[], object], count: int) -> float:
 
 
 @contextmanager
-def _quiet_gc() -> Generator[None]:
+def quiet_gc() -> Generator[None]:
     """No garbage collection inside: a collection of a large program takes many milliseconds."""
     was_enabled = gc.isenabled()
     gc.collect()

@@ -15,24 +15,33 @@ import torch
 
 from lowtide.memory.profiler.records import Allocation
 
+# Device and address of a storage → its tensors, with shape and dtype.
+Snapshot = dict[tuple[str, int], list[tuple["weakref.ref[torch.Tensor]", tuple[int, ...], str]]]
 Found = dict[int, list["weakref.ref[torch.Tensor]"]]
 
 
-def find_tensors(allocations: Iterable[Allocation]) -> Found:
-    """By `born` of each allocation: the tensors in it. Fills in shapes that are not known yet."""
-    by_place = {(a.device, a.address): a for a in allocations}
-    found: Found = {}
-    if not by_place:
-        return found
+def snapshot() -> Snapshot:
+    """All tensors that Python knows now, by where they lie."""
+    found: Snapshot = {}
     for tensor in live_tensors():
         place = place_of(tensor)
-        allocation = by_place.get(place) if place is not None else None
-        if allocation is None:
-            continue
-        found.setdefault(allocation.born, []).append(weakref.ref(tensor))
-        if allocation.shape is None:
-            allocation.shape = tuple(tensor.shape)
-            allocation.dtype = str(tensor.dtype).removeprefix("torch.")
+        if place is not None:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            seen = (weakref.ref(tensor), tuple(tensor.shape), dtype)
+            found.setdefault(place, []).append(seen)
+    return found
+
+
+def find_tensors(allocations: Iterable[Allocation], tensors: Snapshot) -> Found:
+    """By `born` of each allocation that nobody freed: the tensors in it that are alive still. Fills
+    in shapes that are not known yet. `tensors`: those at the time at which they were alive; later
+    ones may lie in memory that was freed since."""
+    found: Found = {}
+    for allocation in allocations:
+        for ref, shape, dtype in tensors.get((allocation.device, allocation.address), ()):
+            found.setdefault(allocation.born, []).append(ref)
+            if allocation.shape is None:
+                allocation.shape, allocation.dtype = shape, dtype
     return found
 
 

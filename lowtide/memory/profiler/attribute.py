@@ -13,6 +13,7 @@ custom autograd function, a region of torch.compile).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from lowtide.memory.profiler.records import (
 from lowtide.memory.profiler.session import Capture
 
 OUTSIDE = "(outside operators)"
+_MEMORY = "[memory]"
 _NODE = "autograd::engine::evaluate_function: "
 # Ranges that PyTorch marks around operators; they are no operators themselves.
 _RANGES = (
@@ -110,16 +112,15 @@ class Attribution:
     # -- one event --
 
     def _visit(self, event: Any, thread: int, around: _Around) -> None:
-        kind = event.tag.name
-        if kind == "Allocation":
+        name: str = event.name
+        if name == _MEMORY:
             self._allocation_outside(event, thread, around)
-        elif kind == "TorchOp":
-            name: str = event.name
+        elif not name.startswith("["):  # as "[OutOfMemory]"
             if name.startswith("lowtide."):
                 self._own_mark(event, name, thread, around)
             elif name.startswith(_NODE):
                 self._node(event, name.removeprefix(_NODE), thread)
-            elif event.extra_fields.scope.name == "USER_SCOPE" or name.startswith(_RANGES):
+            elif _is_range(event, name):
                 phase = OPTIMIZER if name.startswith("Optimizer.") else around.phase
                 inner = _Around(phase, around.node_place, around.node_begin_ns)
                 self._range(event, name, thread, inner)
@@ -127,9 +128,6 @@ class Attribution:
                 self._range(event, name, thread, around)
             else:
                 self._operator(event, name, thread, around)
-        else:
-            for child in event.children:
-                self._visit(child, thread, around)
 
     def _own_mark(self, event: Any, name: str, thread: int, around: _Around) -> None:
         if name.startswith(watch.OP):
@@ -148,11 +146,11 @@ class Attribution:
         while waiting:
             deeper: list[Any] = []
             for child in waiting:
-                deeper += child.children
-                kind = child.tag.name
-                if kind == "Allocation" or child.name.startswith(watch.ARENA):
+                name = child.name
+                if name == _MEMORY or name.startswith(watch.ARENA):
                     self._allocation(child, operator)
-                elif kind == "TorchOp":
+                elif not name.startswith("["):
+                    deeper += child.children
                     sequence = child.extra_fields.sequence_number
                     if sequence >= 0:
                         self._by_sequence[sequence] = operator.place
@@ -175,8 +173,7 @@ class Attribution:
         own: Operator | None = None
         inside_ns = 0
         for child in event.children:
-            kind = child.tag.name
-            if kind == "Allocation":
+            if child.name == _MEMORY:
                 if own is None:
                     own = self._new_operator(event, name, thread, around)
                 self._allocation(child, own)
@@ -242,10 +239,21 @@ class Attribution:
         return notes.within(event.start_time_ns, event.end_time_ns)
 
 
+def _is_range(event: Any, name: str) -> bool:
+    if name.startswith("aten::"):
+        return False
+    return name.startswith(_RANGES) or event.extra_fields.scope.name == "USER_SCOPE"
+
+
 def _bytes_of(event: Any) -> tuple[int, int, str]:
     """(address, bytes or minus bytes, device) of an allocator's event or of a mark of the arena."""
-    if event.tag.name == "Allocation":
+    if event.name == _MEMORY:
         fields = event.extra_fields
-        return fields.ptr, fields.alloc_size, str(fields.device)
+        return fields.ptr, fields.alloc_size, _name_of_device(fields.device)
     nbytes, _, address = event.name.removeprefix(watch.ARENA).partition(" ")
     return int(address), int(nbytes), "cpu"
+
+
+@functools.cache
+def _name_of_device(device: Any) -> str:
+    return str(device)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from types import CodeType
 
 from lowtide.memory.profiler.records import NOWHERE, Place
 from lowtide.memory.profiler.watch import NOTE_FIELDS, Watcher
@@ -46,8 +47,9 @@ class Notes:
     def __init__(self, watcher: Watcher, to_theirs: ClockMap) -> None:
         notes = watcher.notes
         self.times_ns = [to_theirs(t) for t in notes[0::NOTE_FIELDS]]
-        self._files: list[str] = notes[1::NOTE_FIELDS]
-        self._lines: list[int] = notes[2::NOTE_FIELDS]
+        self._codes: list[CodeType | None] = notes[1::NOTE_FIELDS]
+        self._offsets: list[int] = notes[2::NOTE_FIELDS]
+        self._lines: dict[tuple[int, int], int] = {}
         self._modules: list[str] = notes[3::NOTE_FIELDS]
         self.made = [(to_theirs(t), *rest) for t, *rest in watcher.made]
 
@@ -63,4 +65,19 @@ class Notes:
     def _place(self, at: int) -> Place:
         if at < 0:
             return NOWHERE
-        return Place(self._files[at], self._lines[at], self._modules[at])
+        code = self._codes[at]
+        if code is None:
+            return Place(module=self._modules[at])
+        key = (id(code), self._offsets[at])
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _line_of(code, self._offsets[at])
+        return Place(code.co_filename, line, self._modules[at])
+
+
+def _line_of(code: CodeType, offset: int) -> int:
+    """The line of the instruction at `offset` bytes."""
+    for begin, end, line in code.co_lines():
+        if begin <= offset < end and line is not None:
+            return line
+    return code.co_firstlineno

@@ -35,6 +35,8 @@ _SET_RECEIVER = "_ZN3c1020ThreadLocalDebugInfo22_forceCurrentDebugInfoESt10share
 
 def start_recording() -> None:
     """Begin to record this thread. Raises RuntimeError if PyTorch's profiler is on already."""
+    if _C._autograd._profiler_enabled():
+        raise RuntimeError("PyTorch's profiler is on already")
     kinds = _C._profiler
     activities = {kinds.ProfilerActivity.CPU}
     config = kinds.ProfilerConfig(

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from lowtide.errors import LowtideError
+from lowtide.memory.measure import quiet_gc
 from lowtide.memory.profiler import alive, watch
 from lowtide.memory.profiler.attribute import Attribution
 from lowtide.memory.profiler.records import Allocation
@@ -72,7 +73,7 @@ class Profile:
         self._timeline = Timeline()
         self._waiting: list[Any] = []  # captures that nobody asked for yet
         self._rows: list[Row] | None = None
-        self._alive: alive.Found | None = None
+        self._alive: alive.Snapshot | None = None
         self._remarks: list[str] = []
 
     # -- from begin to end --
@@ -90,8 +91,7 @@ class Profile:
         trace: TracebackType | None,
     ) -> None:
         self._end()
-        allocations = self._read().alive()
-        self._alive = alive.find_tensors(allocations)
+        self._alive = alive.snapshot()
 
     def step(self) -> None:
         """Marks the end of a training step; see `leaks`. On the thread that profiles."""
@@ -115,14 +115,16 @@ class Profile:
     def _read(self) -> Timeline:
         """Everything up to now; a running profile is interrupted for it."""
         is_running = self._session is not None
-        if is_running:
-            self._end()
-        try:
-            while self._waiting:
-                self._timeline.add(Attribution(self._waiting.pop(0)))
-        finally:
+        # Many small objects are made, and between two recordings nobody sees what is freed.
+        with quiet_gc():
             if is_running:
-                self._begin()
+                self._end()
+            try:
+                while self._waiting:
+                    self._timeline.add(Attribution(self._waiting.pop(0)))
+            finally:
+                if is_running:
+                    self._begin()
         return self._timeline
 
     # -- numbers --
@@ -188,14 +190,8 @@ class Profile:
     def _tensors(self, allocations: Sequence[Allocation]) -> alive.Found:
         """The tensors in what is alive. After the end only those that were there at the end: their
         memory may have been given to others since."""
-        found = alive.find_tensors(allocations)
-        if self._session is None and self._alive is not None:
-            known = {born: {id(ref()) for ref in refs} for born, refs in self._alive.items()}
-            found = {
-                born: [ref for ref in refs if id(ref()) in known.get(born, ())]
-                for born, refs in found.items()
-            }
-        return found
+        tensors = self._alive if self._alive is not None else alive.snapshot()
+        return alive.find_tensors(allocations, tensors)
 
     # -- how it is shown --
 
