@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import re
 import statistics
 import time
@@ -34,6 +35,7 @@ T = TypeVar("T")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 _RESET_HIGH_WATER_MARK = "5"
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +170,12 @@ def _resident_peak(call: Callable[[], T]) -> tuple[Peak, T]:
 
 
 def _profiled_peak(call: Callable[[], T]) -> tuple[Peak, T]:
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+    with (
+        quiet_kineto(),
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profile,
+    ):
         time_ns, result = time_call(call)
     live_bytes = peak_bytes = 0
     for event in sorted(_memory_events(profile), key=lambda event: event[0]):
@@ -228,6 +233,20 @@ def _time_repeated(call: Callable[[], object], count: int) -> float:
     for _ in range(count):
         call()
     return (time.perf_counter_ns() - start) / count
+
+
+@contextmanager
+def quiet_kineto() -> Generator[None]:
+    """PyTorch's profiler starts without a line on stderr: libkineto reads the level that it prints
+    at once, when it is first used."""
+    is_ours = _LOG_LEVEL not in os.environ
+    if is_ours:
+        os.environ[_LOG_LEVEL] = "6"
+    try:
+        yield
+    finally:
+        if is_ours:
+            del os.environ[_LOG_LEVEL]
 
 
 @contextmanager

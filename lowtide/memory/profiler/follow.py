@@ -18,14 +18,13 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from lowtide.memory.measure import quiet_kineto
+
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-_LOG_LEVEL = "KINETO_LOG_LEVEL"
 _GET_CALLBACKS = "_ZN2at24get_record_function_tls_Ev"
 _SET_CALLBACKS = "_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE"
 _CLEAR_CALLBACKS = "_ZN2at25clearThreadLocalCallbacksEv"
@@ -48,22 +47,9 @@ def start_recording() -> None:
         False,
         kinds._ExperimentalConfig(),
     )
-    with _quiet():
+    with quiet_kineto():
         _C._autograd._prepare_profiler(config, activities)
         _C._autograd._enable_profiler(config, activities)
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """libkineto reads this once, when it is first used; by default it reports each start."""
-    is_ours = _LOG_LEVEL not in os.environ
-    if is_ours:
-        os.environ[_LOG_LEVEL] = "6"
-    try:
-        yield
-    finally:
-        if is_ours:
-            del os.environ[_LOG_LEVEL]
 
 
 def stop_recording() -> list[Any]:

@@ -134,7 +134,7 @@ def _in_left_frame(frame: types.FrameType, texts: list[str], above: Above) -> li
     error = error_of(frame, above) if texts else None
     if error is None:
         return texts
-    on = [text for text in holders_of(error, above) if "traceback" not in text][:1]
+    on = [text for text in holders_of(error, above) if "kept by the traceback" not in text][:1]
     kept = f", kept by the traceback of {type(error).__name__}"
     return [text + kept + "".join(f" in {one}" for one in on) for text in texts]
 
@@ -192,10 +192,10 @@ def _saved_tensors() -> dict[tuple[str, int], tuple[str, Any]]:
 
     saved: dict[tuple[str, int], tuple[str, Any]] = {}
     seen: set[Any] = set()
-    for tensor in live_tensors():
-        root = _graph_of(tensor)
-        if root is None:
-            continue
+    roots = [(root, t) for t in live_tensors() if (root := _graph_of(t)) is not None]
+    # The latest first: what it leads to is its graph, and not that of a result in between.
+    roots.sort(key=lambda pair: -pair[0]._sequence_nr())
+    for root, tensor in roots:
         for node in _nodes(root, seen):
             for value in _values_of(node):
                 place = place_of(value)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
+import inspect
 import os
+import sys
 import types
 from typing import Any
 
@@ -34,12 +37,25 @@ def in_frame(frame: types.FrameType, held: Any, words: str) -> list[str]:
         names = [name for name, value in list(frame.f_globals.items()) if value is held]
         return [in_module(module, name, words) for name in names]
     code = frame.f_code
-    names = [name for name, value in list(frame.f_locals.items()) if value is held]
+    names = [name for name, value in _locals_of(frame).items() if value is held]
     return [
         f"{words or 'local '}`{name}` of {code.co_qualname}"
         f"{_place(code.co_filename, name, code.co_firstlineno)}"
         for name in names
     ]
+
+
+def _locals_of(frame: types.FrameType) -> dict[str, Any]:
+    """A copy of a frame's locals. Before Python 3.13 asking makes a dict that stays with the frame,
+    and would keep what is in it alive: it is emptied, unless the user has asked for it before."""
+    if sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return dict(frame.f_locals)
+    before = gc.get_referents(frame)
+    made = frame.f_locals
+    copy = dict(made)
+    if not any(one is made for one in before):
+        made.clear()
+    return copy
 
 
 def in_closure(cell: types.CellType, words: str, above: Above) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 _MAX_LEVELS = 12
 _MAX_OBJECTS = 20_000
+_open: set[int] = set()  # ids of what searches hold themselves
 _OWN = __name__.rpartition(".")[0]
 # Their holders say nothing more: they are found by name.
 _ENDS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
@@ -31,7 +32,9 @@ class Above:
             for module in list(sys.modules.values())
             if isinstance(module, types.ModuleType)  # pyright: ignore[reportUnnecessaryIsInstance]
         }
-        self._ours = {id(self.__dict__), id(self._parents), id(self._keep), id(self.module_dicts)}
+        own = (self.__dict__, self._parents, self._keep, self.module_dicts)
+        self._ours = {id(one) for one in own}
+        _open.update(self._ours)
         level = list(roots)
         for _ in range(_MAX_LEVELS):
             if not level or len(self._parents) > _MAX_OBJECTS:
@@ -46,6 +49,7 @@ class Above:
         """Lets go of everything: what was found may refer back to this, and would stay."""
         self._parents.clear()
         self._keep.clear()
+        _open.difference_update(self._ours)
 
     def _expand(self, level: list[Any]) -> list[Any]:
         self._ours |= {id(level), id(sys._getframe()), id(sys._getframe(1))}  # pyright: ignore[reportPrivateUsage]
@@ -55,9 +59,10 @@ class Above:
         referrers = gc.get_referrers(*level)
         self._ours |= {id(wanted), id(referrers)}
         self._ours |= {id(parents) for parents in wanted.values()}
+        _open.update(self._ours)
         following: dict[int, Any] = {}
         for referrer in referrers:
-            if id(referrer) in self._ours or is_ours(referrer):
+            if id(referrer) in _open or is_ours(referrer):
                 continue
             for thing in gc.get_referents(referrer):
                 parents = wanted.get(id(thing))

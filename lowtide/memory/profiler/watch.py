@@ -113,6 +113,7 @@ class Watcher(TorchFunctionMode):
         self.has_stopped = False
         self.on_end: Callable[[], None] = _nothing
         self._compiled_frame: FrameType | None = None
+        self._above_compiled = 0
         self._anchor = _record(f"{ANCHOR}{index}")
 
     def __torch_function__(
@@ -191,20 +192,20 @@ class Watcher(TorchFunctionMode):
     @contextmanager
     def paused(self) -> Generator[None]:
         """Not watching inside: compiled code runs as it would without a profile."""
-        was_on, was_paused = remove(self), self.is_paused
+        above, was_paused = remove(self), self.is_paused
         self.is_paused = True
         try:
             yield
         finally:
             self.is_paused = was_paused
-            if was_on:
-                _push(self)
+            if above is not None:
+                put_back(self, above)
 
     def enter_compiled(self, frame: FrameType) -> None:
         """torch.compile's code begins, called from `frame`."""
         if not self.is_paused and is_on(self):
             self.note_place(frame)
-            remove(self)
+            self._above_compiled = remove(self) or 0
             self.is_paused = True
             self._compiled_frame = frame
 
@@ -213,7 +214,7 @@ class Watcher(TorchFunctionMode):
         if self._compiled_frame is frame:
             self.is_paused = False
             self._compiled_frame = None
-            _push(self)
+            put_back(self, self._above_compiled)
 
     @contextmanager
     def op(self, name: str) -> Generator[None]:
@@ -288,13 +289,21 @@ def is_on(mode: object) -> bool:
     return any(_at(index) is mode for index in range(_depth()))
 
 
-def remove(mode: object) -> bool:
-    """Takes `mode` off the stack, wherever it lies; False if it is not there."""
+def remove(mode: object) -> int | None:
+    """Takes `mode` off the stack: how many modes lie above it, None if it is not on the stack."""
     if not is_on(mode):
-        return False
-    others: list[Any] = []
+        return None
+    above: list[Any] = []
     while (top := _pop()) is not mode:
-        others.append(top)
-    for other in reversed(others):
+        above.append(top)
+    for other in reversed(above):
         _push(other)
-    return True
+    return len(above)
+
+
+def put_back(mode: object, above: int) -> None:
+    """Puts `mode` where it was: whoever put the `above` modes on top of it takes them off by
+    popping, and must not meet another."""
+    others = [_pop() for _ in range(min(above, _depth()))]
+    for one in (mode, *reversed(others)):
+        _push(one)
