@@ -73,6 +73,10 @@ def scripted(target: str, found: Any) -> Any:
     return script(found)
 
 
+def _is_module_class(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, torch.nn.Module)
+
+
 def resolve(target: str) -> Any:
     """The object that `pkg.mod:name` names; modules are looked for in the current folder too.
 
@@ -93,7 +97,7 @@ def resolve(target: str) -> Any:
         if not hasattr(found, name):
             raise ArgumentFault(f"{module_name} has no {attribute!r}")
         found = getattr(found, name)
-        is_class: bool = isinstance(found, type) and issubclass(found, torch.nn.Module)
+        is_class = _is_module_class(found)
         found = _called(module_name, found) if name != part or is_class else found
     return found
 
