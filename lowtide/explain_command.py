@@ -82,9 +82,13 @@ def resolve(target: str) -> Any:
         if not hasattr(found, name):
             raise ArgumentFault(f"{module_name} has no {attribute!r}")
         found = getattr(found, name)
-        if name != part or (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+        if name != part or _is_module_class(found):
             found = _called(module_name, found)
     return found
+
+
+def _is_module_class(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, torch.nn.Module)
 
 
 def _called(module_name: str, found: Any) -> Any:
