@@ -12,7 +12,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lowtide.comparison import compare
-    from lowtide.errors import BackendError, CompileError, LowtideError
+    from lowtide.deploy.load import load
+    from lowtide.deploy.save import save
+    from lowtide.errors import BackendError, CompileError, LoadError, LowtideError
     from lowtide.frontend.script.decorators import (
         Attribute,
         Final,
@@ -26,6 +28,28 @@ if TYPE_CHECKING:
     from lowtide.frontend.trace.places import TracerWarning
     from lowtide.patch import patch_torch_jit
     from lowtide.pipeline.compile_module import freeze
+    from lowtide.errors import (
+        BackendError,
+        CompileError,
+        DisposedTensorError,
+        LowtideError,
+        ScopeError,
+    )
+    from lowtide.frontend.script.language import annotate, is_scripting
+    from lowtide.memory.scopes.functions import (
+        alias,
+        current_dispose_scope,
+        detach_from_dispose_scope,
+        dispose,
+        is_disposed,
+        move_to_other_dispose_scope,
+        move_to_outer_dispose_scope,
+        wrapped_dispose_scope,
+    )
+    from lowtide.memory.scopes.scope import DisposeScope, dispose_scope
+    from lowtide.memory.scopes.sequential import Sequential
+    from lowtide.memory.scopes.statistics import ScopeStatistics, scope_statistics
+    from lowtide.pipeline.dynamo import compile, explain_compiled
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
@@ -39,19 +63,32 @@ __all__ = [
     "Attribute",
     "BackendError",
     "CompileError",
+    "DisposeScope",
+    "DisposedTensorError",
     "Explanation",
     "Final",
+    "LoadError",
     "LowtideError",
     "MemoryPlan",
+    "ScopeError",
+    "ScopeStatistics",
     "ScriptFunction",
     "ScriptModule",
     "TracedFunction",
     "TracedModule",
     "TracerWarning",
+    "Sequential",
+    "alias",
     "annotate",
     "cache_stats",
     "compare",
+    "current_dispose_scope",
+    "detach_from_dispose_scope",
+    "dispose",
+    "dispose_scope",
+    "compile",
     "empty_cache",
+    "explain_compiled",
     "export",
     "fork",
     "freeze",
@@ -59,13 +96,22 @@ __all__ = [
     "interface",
     "is_scripting",
     "is_tracing",
+    "load",
     "isinstance",
     "patch_torch_jit",
+    "save",
     "script",
     "script_method",
     "trace",
     "trace_module",
     "unused",
+    "is_disposed",
+    "is_scripting",
+    "move_to_other_dispose_scope",
+    "move_to_outer_dispose_scope",
+    "scope_statistics",
+    "script",
+    "wrapped_dispose_scope",
     "wait",
 ]
 

@@ -35,6 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": BASE,
     "memory": BASE,
     "memory.scopes": BASE,
+    # Beside the pipeline: programs and modules as it has them, into a file and out of it.
+    "deploy": PASSES | {"", "passes", "frontend", "pipeline"},
 }
 # They join the layers: the pipeline, the public names, and the tools around the compiler.
 SEES_ALL = {

@@ -154,6 +154,14 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)  # pyright: ignore[reportUnknownArgumentType]
 
 
+def resident_bytes() -> int:
+    """What of this process is in memory now, in bytes; a LookupError where /proc is missing."""
+    try:
+        return _status_bytes("VmRSS")
+    except OSError as fault:
+        raise LookupError(f"{_STATUS} cannot be read") from fault
+
+
 def _storages(value: object) -> list[torch.UntypedStorage]:
     return [tensor.untyped_storage() for tensor in tensors_in(value)]
 

@@ -31,7 +31,7 @@ from lowtide.ir.core import Function
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
 from lowtide.pipeline.captures import Reader
-from lowtide.pipeline.compiled import Compiled
+from lowtide.pipeline.compiled import CannotInline, Compiled
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
@@ -50,6 +50,7 @@ class ScriptFunction(Compiled):
     """A compiled function; see the module's text. Safe to call from many threads."""
 
     __wrapped__: Callable[..., Any]
+    __name__: str
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         check_syntax(fn)
@@ -88,7 +89,10 @@ class ScriptFunction(Compiled):
     def _python(self, *args: Any, **kwargs: Any) -> Any:
         recorder = active()
         if recorder is not None:
-            return self.inline(recorder, args, kwargs)
+            try:
+                return self.inline(recorder, args, kwargs)
+            except CannotInline:
+                pass  # its Python code is traced, control flow frozen
         stats.count("calls_eager")
         return self._fn(*args, **kwargs)
 
@@ -144,6 +148,22 @@ class ScriptFunction(Compiled):
         """See `Compiled.resolve`."""
         driver = self.driver(values)
         return driver, values if driver.captured is None else (*values, *driver.captured()[0])
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters."""
+        return self._signature
+
+    def drivers(self) -> list[Driver]:
+        """The programs built so far, in order."""
+        with self._lock:
+            return list(self._drivers.values())
+
+    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
+        """Writes it to a file: `lt.save(self, f, _extra_files)`."""
+        from lowtide.deploy.save import save  # costs time to import
+
+        save(self, f, _extra_files)
 
     def program(self) -> Function:
         """The program for the latest types of arguments, else as annotated."""

@@ -370,9 +370,9 @@ def empty(
         shaped = flat.view(shape) if strides is None else flat.as_strided(shape, strides)
         return shaped.data  # not a view of anything, as far as autograd knows
     if strides is None:
-        return _from_numpy(_ndarray(shape, numpy_dtype, lease))
+        return _torch.from_numpy(_ndarray(shape, numpy_dtype, lease))
     steps = tuple(stride * dtype.itemsize for stride in strides)
-    return _from_numpy(_ndarray(shape, numpy_dtype, lease, 0, steps))
+    return _torch.from_numpy(_ndarray(shape, numpy_dtype, lease, 0, steps))
 
 
 def scratch(nbytes: int) -> Scratch:
@@ -421,18 +421,18 @@ def _torch_empty(
 # Through numpy a tensor is made with its shape at once, in 2 µs; by frombuffer and view in 4.5.
 _numpy_dtypes: dict[torch.dtype, Any] = {}
 _ndarray: Any = None
-_from_numpy: Any = None
+# `from_numpy` is looked up at each call: dispose scopes put theirs in its place to see tensors.
+_torch: Any = torch
 
 
 def _find_numpy() -> None:
-    global _ndarray, _from_numpy
+    global _ndarray
     try:
         numpy: Any = importlib.import_module("numpy")
-        from_numpy: Any = getattr(torch, "from_numpy")  # noqa: B009 - it has no type
-        from_numpy(numpy.empty(1))  # raises where torch was built for another numpy
+        _torch.from_numpy(numpy.empty(1))  # raises where torch was built for another numpy
     except (ImportError, RuntimeError):
         return
-    _ndarray, _from_numpy = numpy.ndarray, from_numpy
+    _ndarray = numpy.ndarray
     names = ("float16 float32 float64 complex64 complex128 bool "
              "int8 int16 int32 int64 uint8 uint16 uint32 uint64")  # fmt: skip
     _numpy_dtypes.update({getattr(torch, name): numpy.dtype(name) for name in names.split()})

@@ -164,7 +164,8 @@ def _assigned_attributes(fn: FunctionType) -> frozenset[str]:
 
 
 @functools.cache
-def _warner(category: type[Warning]) -> Callable[[str], None]:
+def warner(category: type[Warning]) -> Callable[[str], None]:
+    """`warnings.warn` of one category, the same object for the same category."""
     return functools.partial(warnings.warn, category=category, stacklevel=2)
 
 
@@ -173,7 +174,7 @@ def warn(c: Context, call: Call) -> Node:
     message, *rest = [*call.args, *(v for k, v in call.keywords.items() if k == "category")]
     classes = [r.obj for r in rest if isinstance(r, PythonObject)]
     category = classes[0] if classes and isinstance(classes[0], type) else UserWarning
-    target = python_objects.name_of(_warner(category))
+    target = python_objects.name_of(warner(category))
     operands = [c.as_value(message, call.node)]
     c.builder.emit("py.call", operands, [t.NONE], target=target, kwnames=())
     return c.const(None)

@@ -70,11 +70,17 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
         state.guard("none", path)
         return c.const(None)
     for held in (own["_parameters"], own["_buffers"], own):
-        if name in held:
+        if name in held and not _is_made_method(ref.module, name):
             if name in state.knowledge.dynamic:
                 return _dynamic(c, ref, name, held[name])
             return data(c, node, ref, name, held[name])
     return class_attribute(c, node, ref, type(ref.module).__mro__, name)
+
+
+def _is_made_method(module: torch.nn.Module, name: str) -> bool:
+    """Whether the module keeps there what its class gives: a compiled method of its own."""
+    made = vars(module).get(name)
+    return hasattr(made, "__lowtide_function__") and hasattr(type(module), name)
 
 
 def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> Node:
