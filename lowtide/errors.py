@@ -100,6 +100,10 @@ class DisposedTensorError(LowtideError, RuntimeError):
     def __reduce__(self) -> tuple[type[DisposedTensorError], tuple[Loc, Loc, str]]:
         return type(self), (self.birth, self.end, self.how)
 
+    def __init__(self, problem: str) -> None:
+        shown = problem if len(problem) <= 800 else f"{problem[:797]}..."
+        super().__init__("".join(c if c.isprintable() else "?" for c in shown))
+
 
 class VerifyError(LowtideError):
     """An internal fault: a pass left IR that breaks a rule. Names the pass and marks the op."""

@@ -172,8 +172,8 @@ def _check_table(infos: list[zipfile.ZipInfo], size: int) -> None:
 
 
 def _check_entry(info: zipfile.ZipInfo) -> None:
-    name, mode = info.filename, info.external_attr >> 16
-    if mode and not stat.S_ISREG(mode):
+    name, kind = info.filename, stat.S_IFMT(info.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG):
         raise LoadError(f"the entry {name!r} is not a plain file")
     if info.flag_bits & 0x1:
         raise LoadError(f"the entry {name!r} is encrypted")

@@ -17,7 +17,7 @@ STATE: Final = "state.safetensors"
 
 ENTRIES: Final = 20_000
 MANIFEST_BYTES: Final = 256 << 20
-CODE_BYTES: Final = 64 << 20
+CODE_BYTES: Final = 16 << 20
 LINE_CHARS: Final = 1 << 20
 OPS: Final = 500_000  # in one program
 NESTING: Final = 80  # blocks in blocks

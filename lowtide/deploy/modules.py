@@ -175,7 +175,7 @@ def _fill_attributes(
     for pair in row.get("attributes").items_of():
         name, value = pair.row(2)
         own = vars(module)
-        taken = any(name.value in own[held] for held in ("_parameters", "_buffers", "_modules"))
+        taken = any(name.text() in own[held] for held in ("_parameters", "_buffers", "_modules"))
         if taken or name.value == "training" or not entry.has(name.text()):
             raise name.fail(f"a field of {entry.name}")
         own[name.text()] = decoder.value(value)

@@ -53,7 +53,7 @@ TENSOR_METHODS: Final = names_in(
     mvlgamma mvlgamma_ nan_to_num nan_to_num_ nanmean nanmedian nanquantile nansum narrow
     narrow_copy ndimension ne ne_ neg neg_ negative negative_ nelement new_empty
     new_empty_strided new_full new_ones new_tensor new_zeros nextafter nextafter_ nonzero
-    nonzero_static norm normal_ not_equal not_equal_ numel numpy orgqr ormqr outer permute
+    nonzero_static norm normal_ not_equal not_equal_ numel orgqr ormqr outer permute
     pinverse polygamma polygamma_ positive pow pow_ prelu prod put put_ qr quantile rad2deg
     rad2deg_ random_ ravel reciprocal reciprocal_ relu relu_ remainder remainder_ renorm renorm_
     repeat repeat_interleave requires_grad_ reshape reshape_as resize resize_ resize_as
@@ -129,7 +129,7 @@ TORCH_FUNCTIONS: Final = names_in(
     rnn_relu_cell rnn_tanh rnn_tanh_cell roll rot90 round round_ row_stack rrelu rrelu_ rsqrt
     rsqrt_ rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted select
     select_scatter selu selu_ sgn sigmoid sigmoid_ sign signbit sin sin_ sinc sinc_ sinh sinh_
-    slice_scatter slogdet softmax sort sparse_coo_tensor split split_with_sizes spmm sqrt sqrt_
+    slice_scatter slogdet softmax sort split split_with_sizes sqrt sqrt_
     square square_ squeeze stack std std_mean stft sub subtract sum svd svd_lowrank swapaxes
     swapdims t take take_along_dim tan tan_ tanh tanh_ tensor tensor_split tensordot threshold
     threshold_ tile topk trace transpose trapezoid trapz tril tril_indices triplet_margin_loss

@@ -366,9 +366,8 @@ def test_classes_come_from_the_file() -> None:
     assert pair_._replace(n=5).n == 5
     with pytest.raises(TypeError, match="saved for"):
         m(color, Point(1.0, 2.0))
-    assert (
-        through_file(m)(color, point)[0] is type(color).RED
-    )  # equal class tables give the same classes
+    # Equal class tables give the same classes.
+    assert through_file(m)(color, point)[0] is type(color).RED
 
 
 def fails(n: int) -> int:
@@ -416,9 +415,7 @@ def test_paths_objects_and_extra_files(tmp_path: Path) -> None:
     f.save(str(path), {"notes/a.txt": "hello", "b": b"\x00\x01"})
     extra: dict[str, Any] = {"notes/a.txt": "", "b": "", "absent": "kept"}
     for source in (path, str(path), os.fspath(path)):
-        assert torch.equal(
-            lt.load(source, _extra_files=extra)(torch.ones(2)), torch.full((2,), 2.0)
-        )
+        assert lt.load(source, _extra_files=extra)(torch.ones(2)).tolist() == [2.0, 2.0]
     assert extra == {"notes/a.txt": b"hello", "b": b"\x00\x01", "absent": "kept"}
     with path.open("rb") as file:
         assert lt.load(file)(torch.ones(1)).item() == 2
@@ -482,7 +479,7 @@ def test_what_cannot_be_saved_names_the_remedy() -> None:
     with pytest.raises(lt.CompileError, match="hook"):
         saved(hooked)
     parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
-    with pytest.raises(lt.CompileError, match=r"write instead|cannot be saved"):
+    with pytest.raises(lt.CompileError, match="cannot be saved"):
         saved(lt.script(parametrized))
     with pytest.raises(lt.CompileError, match="meta device"):
         saved(lt.script(nn.Linear(2, 2, device="meta")))

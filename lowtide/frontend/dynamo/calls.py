@@ -129,8 +129,9 @@ def torch_call(known: Known, source: str, call: Call) -> Emitted:
 
 def _spread(result: Type) -> Sequence[Type]:
     """A tuple of several tensors is as many results."""
-    several = isinstance(result, TupleType) and len(result.elems) > 1
-    return result.elems if several else [result]
+    if isinstance(result, TupleType) and len(result.elems) > 1:
+        return result.elems
+    return [result]
 
 
 def _changes(

@@ -206,7 +206,8 @@ class _Writer:
         if isinstance(x, fx.Node):
             return self._values[x]
         if isinstance(x, slice):
-            return slice(*map(self._resolved, (x.start, x.stop, x.step)))
+            part = cast("Any", x)
+            return slice(*map(self._resolved, (part.start, part.stop, part.step)))
         if isinstance(x, tuple):
             return tuple(self._resolved(e) for e in cast("tuple[Any, ...]", x))
         if isinstance(x, list):
@@ -261,7 +262,7 @@ def type_of_example(example: Any) -> Type:
     """The type of the value that the capture has an example of."""
     if isinstance(example, torch.Tensor):
         return t.TENSOR
-    known = _SYMBOLIC.get(type(example))
+    known = _SYMBOLIC.get(example.__class__)
     if known is not None:
         return known
     if isinstance(example, tuple):

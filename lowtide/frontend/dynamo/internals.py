@@ -3,7 +3,7 @@
 In: nodes and example values of a captured graph. Out: plain Python facts.
 
     symbol_of(s77)      "s77"       a size that is a symbol of the capture, and nothing else
-    text of a node's stack trace    →  Loc("model.py", 12, …)
+    place_of(node)      Loc("model.py", 12, …), from its stack trace
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from lowtide.errors import UNKNOWN_LOC, Loc
 
 BACKEND: Final = "lowtide"
 SET_GRAD: Final[Any] = torch._C._set_grad_enabled  # pyright: ignore
-NUMBERS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 _TORCH: Final = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 _FRAME: Final = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
@@ -40,11 +39,12 @@ def example_of(node: Any) -> Any:
     return meta.get("example_value", meta.get("val"))
 
 
-def symbol_of(example: Any) -> str | None:
+def symbol_of(example: object) -> str | None:
     """The name of a size that is one symbol of the capture."""
+    inner: Any = getattr(example, "node", None)
+    expression: Any = getattr(inner, "expr", None)
     if not isinstance(example, torch.SymInt):
         return None
-    expression: Any = getattr(example.node, "expr", None)
     return str(expression) if getattr(expression, "is_Symbol", False) else None
 
 

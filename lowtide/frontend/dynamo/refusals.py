@@ -19,7 +19,6 @@ _MODULES: Final = (
     *("torch.autograd.graph", "torch.autograd.grad_mode"),
 )
 _NAMES: Final = ("_enter", "enter_", "_exit", "exit_", "_push", "_pop", "_set_", "set_")
-_HARMLESS: Final = ("set_",)  # as a method: a change of the tensor, not of PyTorch
 
 
 def refusal(nodes: Iterable[Any]) -> str:
@@ -37,7 +36,7 @@ def _changes(target: object) -> bool:
     name = _name(target)
     if any(module == m or module.startswith(f"{m}.") for m in _MODULES):
         return True
-    return module.startswith("torch") and name.startswith(_NAMES) and name not in _HARMLESS
+    return module.startswith("torch") and name.startswith(_NAMES)
 
 
 def _name(target: object) -> str:

@@ -24,6 +24,7 @@ import torch
 from lowtide.errors import CompileError
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.declared_in_methods import declared_in_init
 from lowtide.frontend.script.expressions import python_object
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_state import (
@@ -78,7 +79,7 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
 
 
 def _is_made_method(module: torch.nn.Module, name: str) -> bool:
-    """Whether the module keeps there what its class gives: a compiled method of its own."""
+    """Whether the module keeps a compiled method there, as those of the class style do."""
     made = vars(module).get(name)
     return hasattr(made, "__lowtide_function__") and hasattr(type(module), name)
 
@@ -139,7 +140,7 @@ def declared_type(module: torch.nn.Module, name: str) -> t.Type | None:
             init = cls.__dict__.get("__init__")
             scope = outer_names(init) if isinstance(init, FunctionType) else {}
             return type_from_annotation(annotations[name], {**vars(typing), **scope})
-    return None
+    return declared_in_init(type(module), name)
 
 
 def _is_constant(state: ModuleState, module: torch.nn.Module, name: str, found: object) -> bool:

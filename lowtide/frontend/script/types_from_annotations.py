@@ -47,6 +47,9 @@ PLAIN: dict[object, Type] = {
 }
 
 
+_LEGACY_TENSOR = type(torch.LongTensor)  # and of all its kind: their values are plain tensors
+
+
 def type_from_annotation(annotation: object, names: Mapping[str, object]) -> Type | None:
     """The type an annotation means; `names` is where names in text are looked up."""
     if isinstance(annotation, typing.ForwardRef):
@@ -90,6 +93,8 @@ def tested_types(classes: object) -> list[Type] | None:
 
 
 def _class(annotation: object) -> Type | None:
+    if isinstance(annotation, _LEGACY_TENSOR):
+        return t.TENSOR
     if not isinstance(annotation, type) or issubclass(annotation, torch.Tensor):
         return None
     return ClassType(python_objects.name_of(cast("object", annotation)))

@@ -128,7 +128,7 @@ def encode_items(known: Known, index: Any) -> Items:
     return Items(tuple(spec), tuple(operands))
 
 
-_WORDS: Final = {t.INT: "int", t.BOOL: "bool"}
+_WORDS: Final[dict[t.Type, str]] = {t.INT: "int", t.BOOL: "bool"}
 
 
 def _item(known: Known, item: Any) -> tuple[str, list[Value]]:
