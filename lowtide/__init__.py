@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from lowtide.comparison import compare
     from lowtide.deploy.load import load
     from lowtide.deploy.save import save
-    from lowtide.errors import BackendError, CompileError, LoadError, LowtideError
+    from lowtide.errors import (
+        BackendError,
+        CompileError,
+        DisposedTensorError,
+        LoadError,
+        LowtideError,
+        ScopeError,
+    )
     from lowtide.frontend.script.decorators import (
         Attribute,
         Final,
@@ -26,16 +33,8 @@ if TYPE_CHECKING:
     from lowtide.frontend.script.language import annotate, fork, is_scripting, isinstance, wait
     from lowtide.frontend.trace.active import is_tracing
     from lowtide.frontend.trace.places import TracerWarning
-    from lowtide.patch import patch_torch_jit
-    from lowtide.pipeline.compile_module import freeze
-    from lowtide.errors import (
-        BackendError,
-        CompileError,
-        DisposedTensorError,
-        LowtideError,
-        ScopeError,
-    )
-    from lowtide.frontend.script.language import annotate, is_scripting
+    from lowtide.memory.batch import max_batch_size
+    from lowtide.memory.profiler.profile import profile
     from lowtide.memory.scopes.functions import (
         alias,
         current_dispose_scope,
@@ -49,6 +48,8 @@ if TYPE_CHECKING:
     from lowtide.memory.scopes.scope import DisposeScope, dispose_scope
     from lowtide.memory.scopes.sequential import Sequential
     from lowtide.memory.scopes.statistics import ScopeStatistics, scope_statistics
+    from lowtide.patch import patch_torch_jit
+    from lowtide.pipeline.compile_module import freeze
     from lowtide.pipeline.dynamo import compile, explain_compiled
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from lowtide.pipeline.stats import cache_stats
     from lowtide.pipeline.trace import trace, trace_module
     from lowtide.pipeline.traced import TracedFunction, TracedModule
-    from lowtide.runtime.arena import empty_cache
+    from lowtide.runtime.arena import empty_cache, memory_stats
 
 __all__ = [
     "Attribute",
@@ -74,19 +75,19 @@ __all__ = [
     "ScopeStatistics",
     "ScriptFunction",
     "ScriptModule",
+    "Sequential",
     "TracedFunction",
     "TracedModule",
     "TracerWarning",
-    "Sequential",
     "alias",
     "annotate",
     "cache_stats",
     "compare",
+    "compile",
     "current_dispose_scope",
     "detach_from_dispose_scope",
     "dispose",
     "dispose_scope",
-    "compile",
     "empty_cache",
     "explain_compiled",
     "export",
@@ -94,25 +95,26 @@ __all__ = [
     "freeze",
     "ignore",
     "interface",
+    "is_disposed",
     "is_scripting",
     "is_tracing",
-    "load",
     "isinstance",
+    "load",
+    "max_batch_size",
+    "memory_stats",
+    "move_to_other_dispose_scope",
+    "move_to_outer_dispose_scope",
     "patch_torch_jit",
+    "profile",
     "save",
+    "scope_statistics",
     "script",
     "script_method",
     "trace",
     "trace_module",
     "unused",
-    "is_disposed",
-    "is_scripting",
-    "move_to_other_dispose_scope",
-    "move_to_outer_dispose_scope",
-    "scope_statistics",
-    "script",
-    "wrapped_dispose_scope",
     "wait",
+    "wrapped_dispose_scope",
 ]
 
 

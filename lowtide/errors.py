@@ -75,6 +75,12 @@ class BackendError(LowtideError):
 class LoadError(LowtideError):
     """A file cannot be loaded: damaged, of another version, or with something a file may not have.
     Nothing has been changed."""
+
+    def __init__(self, problem: str) -> None:
+        shown = problem if len(problem) <= 800 else f"{problem[:797]}..."
+        super().__init__("".join(c if c.isprintable() else "?" for c in shown))
+
+
 class ScopeError(LowtideError, RuntimeError):
     """A dispose scope is used in a way that has no meaning: after its end, or entered twice."""
 
@@ -99,10 +105,6 @@ class DisposedTensorError(LowtideError, RuntimeError):
 
     def __reduce__(self) -> tuple[type[DisposedTensorError], tuple[Loc, Loc, str]]:
         return type(self), (self.birth, self.end, self.how)
-
-    def __init__(self, problem: str) -> None:
-        shown = problem if len(problem) <= 800 else f"{problem[:797]}..."
-        super().__init__("".join(c if c.isprintable() else "?" for c in shown))
 
 
 class VerifyError(LowtideError):

@@ -1,7 +1,7 @@
-"""`lowtide explain pkg.mod:fn --shape 1000x4,500x4`: a function and shapes by name, explained.
+"""`lowtide explain` and `lowtide memory` of `pkg.mod:fn --shape 1000x4,500x4`: asked by name.
 
-In: three texts. Out: what `explain()` of the compiled function says for tensors of those shapes.
-Nothing is run: the tensors are never written, so they take address space and no memory.
+In: three texts. Out: what `explain()` and `memory()` of the compiled function say for tensors of
+those shapes. Nothing is run: the tensors are never written, so they take no memory.
 
     pkg.mod:fn        a function          pkg.mod:net            a module: its forward
     pkg.mod:Net       Net()               pkg.mod:net.encode     another method of it
@@ -25,8 +25,19 @@ class ArgumentFault(Exception):
     """The command's arguments make no sense; the text says what to write instead."""
 
 
-def explain(target: str, shapes: str, dtypes: str) -> str:
-    """The explanation, as text. Raises ArgumentFault, and LowtideError if it does not compile."""
+def explain(target: str, shapes: str, dtypes: str) -> Any:
+    """The Explanation. Raises ArgumentFault, and LowtideError if it does not compile."""
+    compiled, args = _ask(target, shapes, dtypes)
+    return compiled.explain(*args)
+
+
+def predict(target: str, shapes: str, dtypes: str) -> Any:
+    """The MemoryPlan. Raises ArgumentFault, and LowtideError if it does not compile."""
+    compiled, args = _ask(target, shapes, dtypes)
+    return compiled.memory(*args)
+
+
+def _ask(target: str, shapes: str, dtypes: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
     compiled = scripted(target, resolve(target))
     args = make_arguments(shapes, dtypes)
     bind = getattr(compiled, "bind", None)
@@ -36,7 +47,7 @@ def explain(target: str, shapes: str, dtypes: str) -> str:
     except TypeError as fault:
         tensors = f"--shape gives {len(args)} tensor{'s' * (len(args) != 1)}"
         raise ArgumentFault(f"{fault}; {tensors}") from fault
-    return str(compiled.explain(*args))
+    return compiled, args
 
 
 def scripted(target: str, found: Any) -> Any:
@@ -82,13 +93,9 @@ def resolve(target: str) -> Any:
         if not hasattr(found, name):
             raise ArgumentFault(f"{module_name} has no {attribute!r}")
         found = getattr(found, name)
-        if name != part or _is_module_class(found):
-            found = _called(module_name, found)
+        is_class: bool = isinstance(found, type) and issubclass(found, torch.nn.Module)
+        found = _called(module_name, found) if name != part or is_class else found
     return found
-
-
-def _is_module_class(found: object) -> bool:
-    return isinstance(found, type) and issubclass(found, torch.nn.Module)
 
 
 def _called(module_name: str, found: Any) -> Any:

@@ -28,6 +28,7 @@ from lowtide.frontend.trace.active import active
 from lowtide.ir import python_objects
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
+from lowtide.memory import watching
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
 from lowtide.pipeline.captures import Reader
@@ -70,7 +71,7 @@ class ScriptFunction(Compiled):
         if _is_compiling():
             return self._fn(*args, **kwargs)
         if _reason():
-            return self._python(*args, **kwargs)
+            return watching.call(self._fn.__name__, self, self._python, _reason, args, kwargs)
         values = args
         if kwargs or len(args) != self._arity:
             values = self.bind(args, kwargs)

@@ -20,12 +20,12 @@ PAGE = ROOT / "docs" / "real-packages.md"
 HEAD = """# Real packages
 
 Packages from PyPI that call `torch.jit` themselves, or are scripted and traced by their users, with
-`LOWTIDE_PATCH_TORCH_JIT=1`: `torch.jit.script`, `trace` and the rest are Lowtide's before the package
+`LOWTIDE_PATCH_TORCH_JIT=1`: `torch.jit.script`, `trace` and so on are Lowtide's before the package
 is imported. Each part of a case must give what plain Python gives (`PYTORCH_JIT=0`), gradients and
 parameters after training included where the table names them. The column of `torch.jit` says what
 PyTorch's own compiler makes of the same parts.
 
-Written by `python -m tests.packages --write` with the packages of `tests/packages/requirements.txt`;
+Made by `python -m tests.packages --write` with the packages of `tests/packages/requirements.txt`;
 `tests/packages/test_packages.py` runs the same cases wherever a package is installed.
 
 """
@@ -118,7 +118,9 @@ def markdown(rows: list[Row]) -> str:
         lines.append(f"| {row.case.name} | {row.plain.version} | {row.case.what} | {scores} |")
     total = sum(row.parts() for row in rows)
     good = [sum(r.parts() - len(r.failures(o(r))) for r in rows) for o in (_lowtide, _torch)]
-    lines.append(f"| **{len(rows)} packages** | | | **{good[0]} of {total}** | {good[1]} of {total} |")
+    lines.append(
+        f"| **{len(rows)} packages** | | | **{good[0]} of {total}** | {good[1]} of {total} |"
+    )
     lines += ["", *limits(rows), "", f"PyTorch {torch.__version__}.", ""]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""`python -m tests.packages.child CASE FILE`: runs one case in this process's mode; see `support`."""
+"""`python -m tests.packages.child CASE FILE`: one case in this process's mode; see `support`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ import torch
 from tests.packages.support import Check, case, trained, with_gradients
 
 
-@case("einops", what="Rearrange, Reduce, EinMix: scripted, traced, trained; the functions in a script")
+@case(
+    "einops", what="Rearrange, Reduce, EinMix: scripted, traced, trained; the functions in a script"
+)
 def einops(check: Check) -> None:
     from einops import rearrange
     from einops.layers.torch import EinMix, Rearrange, Reduce
@@ -42,7 +44,9 @@ def einops(check: Check) -> None:
     check("traced net", traced)
     check("training", lambda: trained(torch.jit.script(net()), [(torch.rand(3, 3, 10, 10),)] * 3))
     check("Rearrange alone", lambda: one("b (h w) c -> b c h w", h=2))
-    check("Reduce alone", lambda: torch.jit.script(Reduce("b h c -> b c", "sum"))(torch.rand(2, 3, 4)))
+    check(
+        "Reduce alone", lambda: torch.jit.script(Reduce("b h c -> b c", "sum"))(torch.rand(2, 3, 4))
+    )
 
     class Attention(torch.nn.Module):
         def __init__(self) -> None:
@@ -58,7 +62,9 @@ def einops(check: Check) -> None:
             return rearrange(mixed, "b h n d -> b n (h d)")
 
     def attention() -> Any:
-        return with_gradients(torch.jit.trace(Attention(), torch.rand(2, 5, 8)), torch.rand(2, 5, 8))
+        return with_gradients(
+            torch.jit.trace(Attention(), torch.rand(2, 5, 8)), torch.rand(2, 5, 8)
+        )
 
     check("functions in a trace", attention)
 
@@ -76,9 +82,12 @@ def x_transformers(check: Check) -> None:
     check("softclamp", lambda: with_gradients(softclamp, torch.randn(4, 5), 3.0, parameters=[]))
     check("softclamped logits", lambda: with_gradients(model(attn_softclamp_logits=True), ids))
     check("traced", lambda: torch.jit.trace(model(), ids)(ids + 0))
-    check("traced encoder", lambda: torch.jit.trace(
-        Encoder(dim=16, depth=1, heads=2, attn_flash=False).eval(), torch.rand(2, 5, 16)
-    )(torch.rand(2, 5, 16)))
+    check(
+        "traced encoder",
+        lambda: torch.jit.trace(
+            Encoder(dim=16, depth=1, heads=2, attn_flash=False).eval(), torch.rand(2, 5, 16)
+        )(torch.rand(2, 5, 16)),
+    )
 
 
 @case("entmax", what="sparsemax and entmax15 in traced modules; their bisections scripted")
@@ -96,11 +105,16 @@ def entmax(check: Check) -> None:
     check("sparsemax of a layer", lambda: with_gradients(Net(), torch.randn(3, 6)))
     check("traced", lambda: torch.jit.trace(Net(), torch.randn(3, 6))(torch.randn(3, 6)))
     for cls in (Sparsemax, Entmax15):
-        check(f"{cls.__name__} traced", lambda cls=cls: torch.jit.trace(
-            cls(dim=-1), torch.randn(3, 6))(torch.randn(3, 6)))
+        check(
+            f"{cls.__name__} traced",
+            lambda cls=cls: torch.jit.trace(cls(dim=-1), torch.randn(3, 6))(torch.randn(3, 6)),
+        )
 
 
-@case("torchmetrics", what="metrics scripted, as its own tests do: forward of a state made by add_state")
+@case(
+    "torchmetrics",
+    what="metrics scripted, as its own tests do: forward of a state made by add_state",
+)
 def torchmetrics(check: Check) -> None:
     from torchmetrics import MeanSquaredError
     from torchmetrics.classification import MulticlassAccuracy
@@ -114,12 +128,19 @@ def torchmetrics(check: Check) -> None:
         return [made.compute(), isinstance(scripted, torch.nn.Module)]
 
     check("MeanSquaredError", lambda: metric(MeanSquaredError(), a, b))
-    check("MulticlassAccuracy", lambda: metric(
-        MulticlassAccuracy(3), torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 1, 1])))
+    check(
+        "MulticlassAccuracy",
+        lambda: metric(
+            MulticlassAccuracy(3), torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 1, 1])
+        ),
+    )
     check("mean_squared_error traced", lambda: torch.jit.trace(mean_squared_error, (a, b))(b, a))
-    check("pairwise_cosine_similarity traced", lambda: torch.jit.trace(
-        pairwise_cosine_similarity, (torch.rand(4, 3), torch.rand(5, 3)))(
-        torch.rand(6, 3), torch.rand(2, 3)))
+    check(
+        "pairwise_cosine_similarity traced",
+        lambda: torch.jit.trace(pairwise_cosine_similarity, (torch.rand(4, 3), torch.rand(5, 3)))(
+            torch.rand(6, 3), torch.rand(2, 3)
+        ),
+    )
 
 
 @case("pytorch-metric-learning", what="losses in a trace")
@@ -129,10 +150,14 @@ def pytorch_metric_learning(check: Check) -> None:
     distance = distances.LpDistance()
     labels = torch.tensor([0, 0, 1, 1, 2, 2])
     loss = losses.NormalizedSoftmaxLoss(3, 4)
-    check("LpDistance traced", lambda: torch.jit.trace(
-        lambda x: distance(x), torch.rand(5, 3))(torch.rand(7, 3)))
-    check("NormalizedSoftmaxLoss traced", lambda: torch.jit.trace(
-        lambda x: loss(x, labels), torch.rand(6, 4))(torch.rand(6, 4)))
+    check(
+        "LpDistance traced",
+        lambda: torch.jit.trace(lambda x: distance(x), torch.rand(5, 3))(torch.rand(7, 3)),
+    )
+    check(
+        "NormalizedSoftmaxLoss traced",
+        lambda: torch.jit.trace(lambda x: loss(x, labels), torch.rand(6, 4))(torch.rand(6, 4)),
+    )
 
 
 @case("pytorch-crf", module="torchcrf", what="a CRF scripted and traced: likelihood, gradients")
@@ -144,10 +169,18 @@ def pytorch_crf(check: Check) -> None:
 
     tags = torch.tensor([[0, 1, 3], [2, 0, 1]])
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
-    check("traced", lambda: with_gradients(
-        torch.jit.trace(crf(), (torch.rand(2, 3, 4), tags, mask)), torch.rand(2, 3, 4), tags, mask))
-    check("scripted", lambda: with_gradients(
-        torch.jit.script(crf()), torch.rand(2, 3, 4), tags, mask))
+    check(
+        "traced",
+        lambda: with_gradients(
+            torch.jit.trace(crf(), (torch.rand(2, 3, 4), tags, mask)),
+            torch.rand(2, 3, 4),
+            tags,
+            mask,
+        ),
+    )
+    check(
+        "scripted", lambda: with_gradients(torch.jit.script(crf()), torch.rand(2, 3, 4), tags, mask)
+    )
 
 
 @case("normflows", what="flows: log_prob scripted through forward_kld, traced")
@@ -170,7 +203,11 @@ def normflows(check: Check) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.flow.log_prob(x)
 
-    check("forward_kld traced", lambda: with_gradients(
-        torch.jit.trace(LogProb(), torch.rand(5, 2)), torch.rand(7, 2)))
-    check("MLP scripted", lambda: with_gradients(
-        torch.jit.script(nf.nets.MLP([2, 8, 2])), torch.rand(5, 2)))
+    check(
+        "forward_kld traced",
+        lambda: with_gradients(torch.jit.trace(LogProb(), torch.rand(5, 2)), torch.rand(7, 2)),
+    )
+    check(
+        "MLP scripted",
+        lambda: with_gradients(torch.jit.script(nf.nets.MLP([2, 8, 2])), torch.rand(5, 2)),
+    )
