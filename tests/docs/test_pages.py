@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import lowtide as lt
 from lowtide.frontend import reference
@@ -20,9 +21,22 @@ NAMES = DOCS / "migrating-from-torch-jit.md"
 NOT_YET = "(not yet)"
 
 
+# What the examples of a page take for granted.
+GIVEN = {
+    "dispose-scopes.md": {
+        "lt": lt,
+        "batch": torch.rand(4, 3),
+        "batches": [torch.rand(4, 3)],
+        "weight": torch.rand(3, 3),
+        "total": torch.zeros(()),
+        "step": torch.relu,
+    }
+}
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_examples_run(path: Path, tmp_path: Path) -> None:
-    run_page(path, tmp_path)
+    run_page(path, tmp_path, given=GIVEN.get(path.name))
 
 
 def test_the_language_page_is_what_the_tables_say(request: pytest.FixtureRequest) -> None:
