@@ -12,7 +12,6 @@ import torch
 
 import lowtide as lt
 from lowtide.frontend import reference
-from tests.docs.blocks import run_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
