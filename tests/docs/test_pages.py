@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 import lowtide as lt
 from lowtide.frontend import reference
+from tests.docs.blocks import run_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -35,7 +38,10 @@ GIVEN = {
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_examples_run(path: Path, tmp_path: Path) -> None:
-    run_page(path, tmp_path, given=GIVEN.get(path.name))
+    """In a process of its own: examples may leave things behind."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        pool.submit(run_page, path, tmp_path, GIVEN.get(path.name)).result()
 
 
 def test_the_language_page_is_what_the_tables_say(request: pytest.FixtureRequest) -> None:
