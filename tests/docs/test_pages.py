@@ -41,7 +41,11 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
     """In a process of its own: examples may leave things behind."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        pool.submit(run_page, path, tmp_path, GIVEN.get(path.name)).result()
+        pool.submit(_run, path, tmp_path).result()
+
+
+def _run(path: Path, folder: Path) -> None:
+    run_page(path, folder, given=GIVEN.get(path.name))
 
 
 def test_the_language_page_is_what_the_tables_say(request: pytest.FixtureRequest) -> None:
