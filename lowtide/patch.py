@@ -48,6 +48,8 @@ def script_if_tracing(fn: Callable[..., Any]) -> Callable[..., Any]:
 
         return script(fn)(*args, **kwargs) if is_tracing() else fn(*args, **kwargs)
 
+    marks: Any = wrapper  # as torch.jit has them: compiled code reads the function behind
+    marks.__original_fn, marks.__script_if_tracing_wrapper = fn, True
     return wrapper
 
 

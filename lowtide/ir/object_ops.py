@@ -6,7 +6,7 @@ of `interpret` and `verify`.
     %p: Class['m.Point'] = object.new {cls='m.Point'}
     %c: Class['m.Color'] = enum.const {enum='m.Color', member='RED'}
     %h: Tensor = attr.get(%m) {name="hidden"}
-    attr.set(%m, %h2) {name="hidden"}
+    attr.set(%m, %h2) {name="hidden"}              also {owner="m.Net"}: of this class only
     %y: Tensor = py.call(%m, %x) {target="net.Net.plot", kwnames=()}       `python_objects.find`
     %y: Tensor = call_module(%m, %x) {method="__call__", kwnames=(), why="…"}
 
@@ -26,13 +26,24 @@ Env = MutableMapping[Value, Any]
 
 
 def _attr_get(op: Op, env: Env) -> list[Any]:
-    return [getattr(env[op.operands[0]], str(op.attrs["name"]))]
+    return [getattr(_receiver(op, env), str(op.attrs["name"]))]
 
 
 def _attr_set(op: Op, env: Env) -> list[Any]:
     assign = object.__setattr__ if op.attrs.get("frozen") else setattr
-    assign(env[op.operands[0]], str(op.attrs["name"]), env[op.operands[1]])
+    assign(_receiver(op, env), str(op.attrs["name"]), env[op.operands[1]])
     return []
+
+
+def _receiver(op: Op, env: Env) -> Any:
+    """The object; in a program from a file it must be of the class that the name was checked for"""
+    found = env[op.operands[0]]
+    owner = op.attrs.get("owner")
+    if owner is not None and not isinstance(found, cast("type", python_objects.find(str(owner)))):
+        raise AttributeError(
+            f"{type(found).__name__!r} object has no attribute {op.attrs['name']!r}"
+        )
+    return found
 
 
 def _enum_const(op: Op, env: Env) -> list[Any]:

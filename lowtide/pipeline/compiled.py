@@ -3,8 +3,8 @@
 In: a `Driver` for the arguments of a call, from a subclass. Out: the text of the program, its
 kernels, its peak, its stages.
 
-Hook: `c.__lowtide_program__(types)` is the program for argument types, as a Function whose
-captured parameters, if any, are read from `c` by their paths; other front ends inline it.
+Hook: a traced `c.__lowtide_program__()` is its program, as a Function whose captured parameters, if
+any, are read from `c.root` (a module's: from itself) by their paths; other front ends inline it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowtide.ir.core import Function
-from lowtide.ir.interpret import run_block
 from lowtide.ir.python_text import python_text
-from lowtide.pipeline import plain, stats
+from lowtide.pipeline import plain
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
@@ -44,7 +43,7 @@ class Compiled(ABC):
 
     @abstractmethod
     def driver(self, args: tuple[Any, ...]) -> Driver:
-        """The program for these operands, built if need be; raises CompileError."""
+        """The program for these arguments, built if need be; raises CompileError."""
 
     def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
         """The program for what `bind` gave, and its operands, captured ones included."""
@@ -87,37 +86,28 @@ class Compiled(ABC):
 
     def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call from code that is being traced: the program's ops, control flow kept, become
-        part of the recorded one."""
+        part of the recorded one. Raises CannotInline before anything is run or recorded."""
         from lowtide.frontend.trace.active import paused  # only where something is traced
         from lowtide.frontend.trace.encode import plain as without_memory
         from lowtide.frontend.trace.splice import splice
 
         values = self.bind(tuple(args), dict(kwargs))
         driver, real = self.resolve(tuple(without_memory(v) for v in values))
+        if any(isinstance(v, torch.nn.Module) for v in real):
+            raise CannotInline(f"the program of {self.__name__}() uses a module as an object")
         with paused():
-            result = self._run(driver, real)
-        operands = (*values, *real[len(values) :])
-        return self.wrap(splice(recorder, driver.function, operands, result))
-
-    def _run(self, driver: Driver, values: tuple[Any, ...]) -> Any:
-        if plain.reason():
-            return run_eagerly(driver, values)
-        try:
-            return driver(values)
-        except Ineligible:
-            return run_eagerly(driver, values)
-
-    def wrap(self, result: Any) -> Any:
-        """What the caller gets for the program's result."""
-        return result
+            result = _run(driver, real)
+        return splice(recorder, driver.function, (*values, *real[len(values) :]), result)
 
 
-def run_eagerly(driver: Driver, values: Sequence[Any]) -> Any:
-    """PyTorch runs the program's ops, one by one, with autograd, modes and all."""
-    stats.count("calls_eager")
-    function, block = driver.function, driver.function.block
-    env = dict(zip(function.params, values, strict=True))
-    if any(op.blocks for op in block.ops):
-        return run_block(block, env)[0]
-    driver.plan.run_eager(0, driver.plan.last, env)
-    return env[block.terminator.operands[0]]
+class CannotInline(Exception):
+    """A traced call of a compiled function whose program cannot become part of another."""
+
+
+def _run(driver: Driver, values: tuple[Any, ...]) -> Any:
+    if plain.reason():
+        return driver.run_eager(values)
+    try:
+        return driver(values)
+    except Ineligible:
+        return driver.run_eager(values)

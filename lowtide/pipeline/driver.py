@@ -20,8 +20,8 @@ from typing import Any
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values
-from lowtide.ir.interpret import run_op, suppressed
-from lowtide.pipeline import stats
+from lowtide.ir.interpret import run_block, run_op, suppressed
+from lowtide.pipeline import plain, stats
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible
@@ -229,6 +229,8 @@ class Driver:
     def run_eager(self, args: Sequence[Any]) -> Any:
         """PyTorch runs every op, as it must where gradients are recorded."""
         env = dict(zip(self.function.params, args, strict=True))
+        if plain.reason():  # then nothing inside an `if` or a loop is compiled either
+            return run_block(self.function.block, env)[0]
         self.plan.run_eager(0, self.plan.last, env)
         return env[self.function.block.terminator.operands[0]]
 

@@ -148,6 +148,8 @@ class Region:
 
     def _show(self, executable: Any) -> None:
         name = self.name.partition(":")[0]
+        if not debug.is_on():
+            return  # the texts of a large program take a while
         stages: list[tuple[str, str]] = executable.stages
         for k, (stage, text) in enumerate(stages):
             topic = "kernels" if k == len(stages) - 1 else "tile"

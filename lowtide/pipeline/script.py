@@ -28,10 +28,11 @@ from lowtide.frontend.trace.active import active
 from lowtide.ir import python_objects
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
+from lowtide.memory import watching
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
 from lowtide.pipeline.captures import Reader
-from lowtide.pipeline.compiled import Compiled
+from lowtide.pipeline.compiled import CannotInline, Compiled
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
@@ -50,6 +51,7 @@ class ScriptFunction(Compiled):
     """A compiled function; see the module's text. Safe to call from many threads."""
 
     __wrapped__: Callable[..., Any]
+    __name__: str
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         check_syntax(fn)
@@ -69,7 +71,7 @@ class ScriptFunction(Compiled):
         if _is_compiling():
             return self._fn(*args, **kwargs)
         if _reason():
-            return self._python(*args, **kwargs)
+            return watching.call(self._fn.__name__, self, self._python, _reason, args, kwargs)
         values = args
         if kwargs or len(args) != self._arity:
             values = self.bind(args, kwargs)
@@ -88,7 +90,10 @@ class ScriptFunction(Compiled):
     def _python(self, *args: Any, **kwargs: Any) -> Any:
         recorder = active()
         if recorder is not None:
-            return self.inline(recorder, args, kwargs)
+            try:
+                return self.inline(recorder, args, kwargs)
+            except CannotInline:
+                pass  # its Python code is traced, control flow frozen
         stats.count("calls_eager")
         return self._fn(*args, **kwargs)
 
@@ -144,6 +149,22 @@ class ScriptFunction(Compiled):
         """See `Compiled.resolve`."""
         driver = self.driver(values)
         return driver, values if driver.captured is None else (*values, *driver.captured()[0])
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters."""
+        return self._signature
+
+    def drivers(self) -> list[Driver]:
+        """The programs built so far, in order."""
+        with self._lock:
+            return list(self._drivers.values())
+
+    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
+        """Writes it to a file: `lt.save(self, f, _extra_files)`."""
+        from lowtide.deploy.save import save  # costs time to import
+
+        save(self, f, _extra_files)
 
     def program(self) -> Function:
         """The program for the latest types of arguments, else as annotated."""
@@ -213,9 +234,13 @@ def script(
     if isinstance(obj, type) and not issubclass(obj, torch.nn.Module):
         return script_class(cast("type[Any]", obj))
     if isinstance(obj, type | MethodType):
-        kind = "a class" if isinstance(obj, type) else f"a {type(obj).__name__}"
-        raise CompileError(
-            f"{kind} is not compiled yet, only functions are",
-            remedy="a function of tensors, called from the module's forward",
-        )
+        name = getattr(obj, "__name__", type(obj).__name__)
+        if isinstance(obj, type):
+            problem, remedy = "a class of modules", f"lt.script({name}(…)), of an object"
+        else:
+            problem, remedy = (
+                "a bound method",
+                f"lt.script(module).{name}, with @lt.export above it",
+            )
+        raise CompileError(f"{name!r} is {problem}, which is not compiled", remedy=remedy)
     return ScriptFunction(obj)

@@ -24,7 +24,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from lowtide.frontend.script.module_methods import compile_method, method_types
-from lowtide.frontend.script.module_state import is_torch_class
+from lowtide.frontend.script.module_state import Guard, is_torch_class
 from lowtide.frontend.script.script import check_syntax
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
@@ -54,6 +54,15 @@ class Variant:
     facts: Values
     hooks: tuple[Any, ...]
     containers: tuple[tuple[int, t.Type], ...]
+    guards: tuple[Guard, ...] = ()
+
+    def is_readable(self) -> bool:
+        """Whether the captured values are there, whatever the guards give."""
+        try:
+            captured, _ = self.reader.read()
+        except (KeyError, AttributeError):
+            return False
+        return tuple(map(type, captured)) == self.kinds
 
     def values(self) -> Values | None:
         """The captured values now; None if the program is not for them."""
@@ -161,6 +170,34 @@ class ScriptMethod(ScriptFunction):
                 if types not in self._variants:
                     self._make(types)
 
+    @property
+    def root(self) -> torch.nn.Module:
+        """The module that owns the state."""
+        return self._root
+
+    @property
+    def source(self) -> FunctionType | Function:
+        """What it is compiled from."""
+        return self._source
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters, without the module."""
+        return self._signature
+
+    def variants(self) -> list[Variant]:
+        """The programs built so far, in order."""
+        with self._lock:
+            return [v for found in self._variants.values() for v in reversed(found)]
+
+    def variant_for(self, types: tuple[t.Type, ...]) -> Variant:
+        """The program for arguments of these types and the modules as they are."""
+        with self._lock:
+            self._check_hooks()
+            found = self._variants.get(types, ())
+            fitting = (v for v in found if v.values() is not None)
+            return next(fitting, None) or self._make(types)
+
     def _find(self, values: Sequence[Any]) -> tuple[Variant, Values]:
         """The program for these arguments and the modules as they are, built if need be."""
         types = tuple(map(self._type_of, self._signature.parameters, values))
@@ -203,11 +240,17 @@ class ScriptMethod(ScriptFunction):
             function, guards = program.function, program.guards
             self.callees |= program.callees
         debug.show("ir", function.name, lambda: str(function))
+        return self._keep(types, self._variant(function, guards))
+
+    def _variant(
+        self, function: Function, guards: tuple[Guard, ...], driver: Driver | None = None
+    ) -> Variant:
+        """A program bound to the modules as they are now."""
         reader = Reader(self._root, function.captures, guards)
         captured, facts = reader.read()
         params = function.params[len(function.arguments) :]
-        variant = Variant(
-            driver=Driver(function),
+        return Variant(
+            driver=driver or Driver(function),
             reader=reader,
             kinds=tuple(map(type, captured)),
             facts=facts,
@@ -215,7 +258,10 @@ class ScriptMethod(ScriptFunction):
             containers=tuple(
                 (k, p.type) for k, p in enumerate(params) if isinstance(captured[k], _CONTAINERS)
             ),
+            guards=guards,
         )
+
+    def _keep(self, types: tuple[t.Type, ...], variant: Variant) -> Variant:
         variants = self._variants.setdefault(types, [])
         if len(variants) >= _MOST_VARIANTS:
             variants.clear()
@@ -237,6 +283,14 @@ class ScriptMethod(ScriptFunction):
         """The program for these arguments and the modules as they are, and all its operands."""
         variant, captured = self._find(values)
         return variant.driver, (*values, *captured)
+
+
+class MethodMaker:
+    """What makes a method whose programs come from elsewhere, from a file say."""
+
+    def make(self, root: torch.nn.Module) -> ScriptMethod:
+        """The method of this module."""
+        raise NotImplementedError
 
 
 _all_methods: weakref.WeakSet[ScriptMethod] = weakref.WeakSet()

@@ -28,7 +28,7 @@ from lowtide.frontend.script import decorators
 from lowtide.frontend.script.module_state import root_of
 from lowtide.frontend.script.source import unwrap
 from lowtide.ir.core import Function
-from lowtide.pipeline.script_method import ScriptMethod, forget_programs
+from lowtide.pipeline.script_method import MethodMaker, ScriptMethod, forget_programs
 
 _Module = torch.nn.Module
 _UNSHARED: Final = ("_modules", "training")
@@ -84,6 +84,12 @@ class ScriptModule(_Module):
         """The name of the module's own class."""
         return type(self.__lowtide_root__).__name__
 
+    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
+        """Writes it to a file: `lt.save(self, f, _extra_files)`."""
+        from lowtide.deploy.save import save  # costs time to import
+
+        save(self, f, _extra_files)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         own = self.__dict__
         if own.get("_lowtide_quiet") == RemovableHandle.next_id:
@@ -130,7 +136,7 @@ class WrappedModule(ScriptModule):
     def __init__(
         self,
         root: _Module,
-        methods: Mapping[str, Function] | None = None,
+        methods: Mapping[str, Function | MethodMaker] | None = None,
         memo: dict[int, ScriptModule] | None = None,
         *,
         frozen: bool = False,
@@ -283,7 +289,7 @@ class _Container(WrappedModule):
 
 def wrap(
     root: _Module,
-    methods: Mapping[str, Function] | None = None,
+    methods: Mapping[str, Function | MethodMaker] | None = None,
     memo: dict[int, ScriptModule] | None = None,
     *,
     frozen: bool = False,
@@ -309,9 +315,11 @@ def make_method(module: ScriptModule, name: str) -> ScriptMethod:
     """A method of a compiled module, with no program yet."""
     own = module.__dict__
     root = root_of(module)
-    given: Mapping[str, Function] = own.get("_lowtide_given", {})
+    given: Mapping[str, Function | MethodMaker] = own.get("_lowtide_given", {})
     options: dict[str, Any] = own.get("_lowtide_options", {})
     source = given.get(name) or method_source(root, name)
+    if isinstance(source, MethodMaker):
+        return source.make(root)
     if source is _Module.forward:
         raise NotImplementedError(f"{type(root).__name__} has no forward()")
     return ScriptMethod(root, name, source, **options)

@@ -10,20 +10,20 @@ Always holds: a submodule that is reached by two paths is one shell; assigning t
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import torch
 
-Slot = tuple[dict[str, Any], str]  # where a tensor is: a dict of its module, and its key there
-
 
 class Shell(torch.nn.Module):
-    """A submodule of a traced module: parameters and buffers, and nothing to call."""
+    """Parameters, buffers and submodules, and nothing to call."""
 
-    original_name: str
 
-    def _get_name(self) -> str:
-        return self.original_name
+@functools.cache
+def _shell_class(name: str) -> type[Shell]:
+    """Shells are shown by the name of what they were made of."""
+    return type(name, (Shell,), {"__module__": __name__})
 
 
 def shell_of(module: torch.nn.Module) -> torch.nn.Module:
@@ -34,8 +34,8 @@ def shell_of(module: torch.nn.Module) -> torch.nn.Module:
 def _shell(module: torch.nn.Module, made: dict[int, Shell]) -> Shell:
     if id(module) in made:
         return made[id(module)]
-    shell = made[id(module)] = Shell()
-    shell.original_name = getattr(module, "original_name", type(module).__name__)
+    name = getattr(module, "original_name", type(module).__name__)
+    shell = made[id(module)] = _shell_class(str(name))()
     share(module, shell)
     children = members(module, "_modules")
     members(shell, "_modules").update(
@@ -56,13 +56,3 @@ def share(source: torch.nn.Module, target: torch.nn.Module) -> None:
 def members(module: torch.nn.Module, kind: str) -> dict[str, Any]:
     """What nn.Module keeps under "_parameters", "_buffers" or "_modules"."""
     return cast("dict[str, Any]", vars(module)[kind])
-
-
-def slot(root: torch.nn.Module, path: str) -> Slot:
-    """Where the tensor of this dotted path is kept."""
-    *parents, name = path.split(".")
-    module = root
-    for parent in parents:
-        module = cast("torch.nn.Module", members(module, "_modules")[parent])
-    parameters = members(module, "_parameters")
-    return (parameters if name in parameters else members(module, "_buffers")), name

@@ -28,6 +28,7 @@ from lowtide.frontend.trace.captures import CONSTANTS, Constants
 from lowtide.frontend.trace.trace import Call, Recording, record
 from lowtide.pipeline import debug
 from lowtide.pipeline.compiled import Compiled
+from lowtide.pipeline.script_module import ScriptModule
 from lowtide.pipeline.shells import Shell, members, shell_of
 from lowtide.pipeline.trace_check import Check, check
 from lowtide.pipeline.traced import TracedFunction, TracedModule
@@ -61,7 +62,7 @@ def trace(
     through."""
     del optimize, strict, _force_outplace, _module_class, _compilation_unit, _store_inputs
     _refuse(budget, tune)
-    if isinstance(func, Compiled | TracedModule):
+    if isinstance(func, Compiled | ScriptModule):
         warnings.warn("this is compiled already: lt.trace gives it back as it is", stacklevel=2)
         return func
     calls = [_call(func, inputs, None) for inputs in check_inputs or ()]
@@ -179,7 +180,6 @@ def _with_constants(root: torch.nn.Module, constants: Constants) -> torch.nn.Mod
     """The root with what the program captured beside parameters and buffers of its own."""
     if constants.tensors:
         holder = Shell()
-        holder.original_name = "Constants"
         for k, tensor in enumerate(constants.tensors):
             holder.register_buffer(f"c{k}", tensor, persistent=False)
         root.add_module(CONSTANTS, holder)

@@ -120,10 +120,9 @@ def _frozen_size(c: Check, call: Call) -> str:
 
 
 def _run(traced: TracedFunction, call: Call) -> Any:
-    values = traced.bind(call.args, dict(call.kwargs))
-    function = traced.program()
-    env = dict(zip(function.params, values, strict=True))
-    return traced.wrap(run_block(function.block, env)[0])
+    driver, operands = traced.resolve(traced.flat(call.args, call.kwargs))
+    env = dict(zip(driver.function.params, operands, strict=True))
+    return traced.wrap(run_block(driver.function.block, env)[0])
 
 
 def _outputs(result: Any) -> list[tuple[str, Any]]:

@@ -4,7 +4,7 @@ In: a Function, how its arguments and results are nested, and the module that it
 parameters are read from at each call. Out: the callable.
 
     TracedFunction(function, form, root)(x, y)
-    TracedModule(root, {"forward": function})(x)        an nn.Module around the parameters
+    TracedModule(root, {"forward": function})(x)        a ScriptModule around the root
 
 Always holds: there is no Python function to fall back to, so where the driver cannot run the
 program (gradients, autocast, another device) PyTorch runs the recorded ops, one by one.
@@ -13,31 +13,26 @@ program (gradients, autocast, another device) PyTorch runs the recorded ops, one
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from lowtide.errors import LowtideError
-from lowtide.frontend.trace.active import active
+from lowtide.errors import CompileError
 from lowtide.frontend.trace.nests import LEAF
 from lowtide.frontend.trace.trace import Form
 from lowtide.ir.core import Function
 from lowtide.ir.types import Type
 from lowtide.pipeline import plain
-from lowtide.pipeline.compiled import Compiled, run_eagerly
-from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.explain import Explanation
-from lowtide.pipeline.memory import MemoryPlan
-from lowtide.pipeline.script import ScriptFunction
-from lowtide.pipeline.script_module import ScriptModule
-from lowtide.pipeline.shells import share, slot
+from lowtide.pipeline.script_method import ScriptMethod
+from lowtide.pipeline.script_module import ScriptModule, WrappedModule
 from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.tracebacks import through_user_lines
+from lowtide.pipeline.walk import Walk
 
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 _reason = plain.reason
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def flat_form(function: Function) -> Form:
@@ -46,50 +41,42 @@ def flat_form(function: Function) -> Form:
     return Form(names, (LEAF,) * len(names), len(names))
 
 
-class TracedFunction(Compiled):
+class TracedFunction(ScriptMethod):
     """A recorded function. `root` holds what it captured; see the module's text."""
 
     def __init__(self, function: Function, form: Form, root: torch.nn.Module) -> None:
-        self.__name__ = self.__qualname__ = function.name
+        super().__init__(root, function.name, function)
+        self.__qualname__ = function.name
         self.form = form
-        self.root = root
-        self._driver = Driver(function)
-        self._slots = [slot(root, path) for path in function.captures]
+        self._program = function
+        self._captures = bool(function.captures)
         self._count = len(form.names) if form.is_flat else -1
         self._is_direct = form.output is LEAF
 
-    def on(self, root: torch.nn.Module) -> TracedFunction:
-        """The same program, kernels and all, with the parameters of another module."""
-        made = copy.copy(self)
-        made.root = root
-        made._slots = [slot(root, path) for path in self.program().captures]
-        return made
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the recorded run would give for these arguments."""
-        if _is_compiling() or _reason():
-            recorder = active()
-            if recorder is not None:
-                return self.inline(recorder, args, kwargs)
-            return self.wrap(run_eagerly(self._driver, self.bind(args, kwargs)))
         if kwargs or len(args) != self._count or not _TENSORS.issuperset(map(type, args)):
-            args = self._flat(args, kwargs)
-        values = (*args, *[held[key] for held, key in self._slots])
+            args = self.flat(args, kwargs)
+        variant = self._newest
+        values = None
+        if variant is not None and not _is_compiling() and not _reason():
+            values = variant.values() if self._captures else ()
+        if variant is None or values is None:
+            return self.wrap(super().__call__(*args))
         try:
-            result = self._driver(values)
+            result = variant.driver((*args, *values))
         except Ineligible:
-            result = run_eagerly(self._driver, values)
+            result = self._python(*args)
+        except Exception as error:
+            raise through_user_lines(error) from error.__cause__
         return result if self._is_direct else self.wrap(result)
 
     def wrap(self, result: Any) -> Any:
         """The caller's nest around the program's result."""
         return result if self._is_direct else self.form.output.build(iter(result))
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The operands of the program: the tensors of the arguments, then the captured ones."""
-        return (*self._flat(args, kwargs), *(held[key] for held, key in self._slots))
-
-    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The tensors of the arguments, in the program's order; raises TypeError for others."""
         names, nests = self.form.names, self.form.nests
         given = dict(zip(names, args, strict=False))
         extra = [name for name in kwargs if name in given or name not in names]
@@ -109,18 +96,17 @@ class TracedFunction(Compiled):
             nest.take(given.get(name), f"argument `{name}` of {self.__name__}()", leaves)
         return tuple(leaves)
 
-    def driver(self, args: tuple[Any, ...]) -> Driver:
-        """The one program that there is."""
-        return self._driver
-
     def program(self) -> Function:
         """The recorded program."""
-        return self._driver.function
+        return self._program
+
+    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
+        return super()._walk(self.flat(args, kwargs), {})
 
     def __lowtide_program__(self, types: Sequence[Type] = ()) -> Function | None:
         """The program, for a front end to inline: None where arguments or results are nested in a
         way that IR does not say. Captured parameters are read from `self.root`."""
-        return self.program() if self.form.is_flat and self._is_direct else None
+        return self._program if self.form.is_flat and self._is_direct else None
 
     def __deepcopy__(self, memo: object) -> TracedFunction:
         return self  # as a function
@@ -128,19 +114,26 @@ class TracedFunction(Compiled):
     def __repr__(self) -> str:
         return f"<lt.TracedFunction {self.__name__}({', '.join(self.form.names)})>"
 
-    def save(self, f: Any, **kwargs: Any) -> None:
-        """As `lt.save`."""
-        save(self, f, **kwargs)
+    def __lowtide_saved__(self) -> ScriptModule:
+        """What `lt.save` writes: a module whose forward is this; raises CompileError."""
+        check_flat(self.__name__, self.form)
+        return WrappedModule(self.root, {"forward": self._program})
 
 
-ScriptFunction.register(TracedFunction)  # "the type of a compiled function", as in torch.jit
+def check_flat(name: str, form: Form) -> None:
+    """Raises CompileError for a traced program that is not saved."""
+    if not form.is_flat or form.output is not LEAF:
+        raise CompileError(
+            f"the traced {name}() has nested arguments or results, which are not saved",
+            remedy="a traced function of tensors that returns one, or lt.script",
+        )
 
 
-class TracedModule(ScriptModule):
-    """A module whose methods are recorded programs.
+class TracedModule(WrappedModule):
+    """A compiled module whose methods are recorded programs.
 
-    `root`: its parameters, buffers and submodules become this module's; `methods`: the programs,
-    whose captures are paths in it; `forms`: how their arguments and results are nested."""
+    `root`: its parameters, buffers and submodules; `methods`: the programs, whose captures are
+    paths in it; `forms`: how their arguments and results are nested, if not flat."""
 
     def __init__(
         self,
@@ -148,98 +141,40 @@ class TracedModule(ScriptModule):
         methods: Mapping[str, Function],
         forms: Mapping[str, Form] | None = None,
     ) -> None:
-        super().__init__()
-        self._original_name: str = getattr(root, "original_name", type(root).__name__)
-        share(root, self)
-        self._traced = {
-            name: TracedFunction(fn, (forms or {}).get(name) or flat_form(fn), self)
-            for name, fn in methods.items()
+        super().__init__(root, methods)
+        own = self.__dict__
+        own["_lowtide_forms"] = dict(forms or {})
+        for name, function in methods.items():
+            form = own["_lowtide_forms"].get(name) or flat_form(function)
+            own[name] = TracedFunction(function, form, root)
+        root.__dict__["_lowtide_programs"] = {
+            name: function
+            for name, function in methods.items()
+            if self.method(name).__lowtide_program__() is not None
         }
-        self.__dict__["_lowtide_programs"] = {
-            name: found
-            for name, fn in self._traced.items()
-            if (found := fn.__lowtide_program__()) is not None
-        }
-
-    @property
-    def original_name(self) -> str:
-        """The name of the traced module's class."""
-        return self._original_name
-
-    def __getattr__(self, name: str) -> Any:
-        traced = cast("dict[str, TracedFunction]", self.__dict__.get("_traced", {}))
-        if name in traced:
-            return traced[name]
-        return super().__getattr__(name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the recorded forward."""
-        found = self._traced.get("forward")
-        if found is None:
-            raise NotImplementedError(f"{self.original_name} was traced without a forward")
-        return found(*args, **kwargs)
 
     def method(self, name: str) -> TracedFunction:
         """The recorded method of this name."""
-        return self._traced[name]
-
-    def _forward(self) -> TracedFunction:
-        return self._traced.get("forward") or next(iter(self._traced.values()))
-
-    @property
-    def graph(self) -> Function:
-        """The program of forward; prints as IR."""
-        return self._forward().graph
-
-    @property
-    def code(self) -> str:
-        """The program of forward as Python-like source."""
-        return self._forward().code
-
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """See `Compiled.explain`."""
-        return self._forward().explain(*args, **kwargs)
-
-    def memory(self, *args: Any, **kwargs: Any) -> MemoryPlan:
-        """See `Compiled.memory`."""
-        return self._forward().memory(*args, **kwargs)
-
-    def stages(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-        """See `Compiled.stages`."""
-        return self._forward().stages(*args, **kwargs)
-
-    def save(self, f: Any, **kwargs: Any) -> None:
-        """As `lt.save`."""
-        save(self, f, **kwargs)
+        return self.__dict__[name]
 
     def __lowtide_program__(
         self, types: Sequence[Type] = (), method: str = "forward"
     ) -> Function | None:
         """See `TracedFunction.__lowtide_program__`; captures are paths from this module."""
-        return self._traced[method].__lowtide_program__(types)
+        return self.method(method).__lowtide_program__(types)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TracedModule:
-        made = TracedModule.__new__(type(self))
-        torch.nn.Module.__init__(made)
+        own = self.__dict__
+        root = copy.deepcopy(own["_lowtide_root"], memo)
+        made = TracedModule(root, own["_lowtide_given"], own["_lowtide_forms"])
         memo[id(self)] = made
-        for name, value in self.__dict__.items():
-            if name != "_traced":
-                made.__dict__[name] = copy.deepcopy(value, memo)
-        made.__dict__["_traced"] = {name: fn.on(made) for name, fn in self._traced.items()}
         return made
 
     def _get_name(self) -> str:
         return "TracedModule"
 
-    def extra_repr(self) -> str:
-        """As torch.jit shows it."""
-        return f"original_name={self.original_name}"
-
-
-def save(obj: object, f: Any, **kwargs: Any) -> None:
-    """`lt.save`, once there is one."""
-    lowtide = importlib.import_module("lowtide")
-    found: Callable[..., None] | None = getattr(lowtide, "save", None)
-    if found is None:
-        raise LowtideError("saving is not there yet")
-    found(obj, f, **kwargs)
+    def __lowtide_saved__(self) -> ScriptModule:
+        """What `lt.save` writes; raises CompileError."""
+        for name in self.__dict__["_lowtide_given"]:
+            check_flat(name, self.method(name).form)
+        return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import namedtuple
 from collections.abc import Callable
@@ -157,6 +158,12 @@ def properties(x):
     return x
 
 
+def copied(x):
+    y = copy.deepcopy(x)
+    y += 1
+    return x, y
+
+
 def random(x):
     return x + torch.rand(x.shape)
 
@@ -164,7 +171,7 @@ def random(x):
 ONE: list[Callable[..., Any]] = [
     closure, factories, literal, accumulate, sizes, size_float, size_math, items, set_items,
     in_place, change_input, out_argument, results, pieces, functional, dict_result, named_result,
-    dtypes, views, size_result, special, properties,
+    dtypes, views, size_result, special, properties, copied,
 ]  # fmt: skip
 
 

@@ -174,3 +174,11 @@ def test_budget_and_tune_wait() -> None:
         lt.trace(torch.sin, R(2), budget="1MB")
     with pytest.raises(LowtideError, match="tune"):
         lt.trace(torch.sin, R(2), tune=True)
+
+
+def test_transforms_inside() -> None:
+    for transform in (torch.func.vmap, torch.func.grad):
+        with pytest.raises(CompileError, match=r"torch\.func transform .*\n.*\n.*\n.*around"):
+            lt.trace(lambda x, t=transform: t(lambda r: (r * 2).sum())(x), R(3))
+    traced = lt.trace(lambda x: (x * 2).sum(), R(3))
+    assert torch.func.grad(traced)(R(3)).tolist() == [2, 2, 2]

@@ -111,6 +111,49 @@ def test_traced_modules_are_inlined_with_live_parameters() -> None:
     agree(outer, model, (R(4, 3),))
 
 
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.scale = 2.0
+
+    def forward(self, x):
+        if x.sum() > 0:
+            return self.fc(x) * self.scale
+        return x
+
+
+class CountingGate(Gate):
+    calls: int = 0
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        if x.sum() > 0:
+            return self.fc(x) * self.scale
+        return x
+
+
+def test_scripted_modules_keep_their_control_flow() -> None:
+    model = nn.Sequential(lt.script(Gate()), nn.ReLU())
+    traced = lt.trace(model, R(2, 3))
+    assert "= if(" in str(traced.graph)
+    assert set(traced.graph.captures) == {"0.fc.weight", "0.fc.bias"}
+    agree(traced, model, (R(4, 3),), (-R(4, 3),))
+
+
+def test_scripted_modules_that_change_themselves_are_seen_through() -> None:
+    inner = lt.script(CountingGate())
+    with pytest.warns(lt.TracerWarning, match="`bool` of a tensor is frozen as True"):
+        traced = lt.trace(lambda x: inner(x) + 1, R(2, 3))
+    agree(traced, lambda x: inner(x) + 1, (R(4, 3),))
+
+
+def test_traced_modules_are_script_modules() -> None:
+    traced = lt.trace(nn.Linear(3, 2), R(1, 3))
+    assert isinstance(traced, lt.ScriptModule)
+    assert traced.original_name == "Linear"
+
+
 def test_nested_results_of_traced_parts() -> None:
     inner = lt.trace(lambda d: {"y": d["x"] * 2, "z": [d["x"]]}, {"x": R(2)})
 
@@ -126,6 +169,33 @@ def test_program_hook() -> None:
     assert traced.__lowtide_program__() is traced.graph
     nested = lt.trace(lambda d: d["x"] + 1, {"x": R(2)})
     assert nested.__lowtide_program__() is None
+
+
+def increase(x):
+    if x.sum() > 0:
+        return x + 1
+    return x - 1
+
+
+def test_traced_parts_of_scripted_ones_stay_frozen() -> None:
+    with pytest.warns(lt.TracerWarning):
+        inner = lt.trace(increase, torch.ones(2))
+    layer = lt.trace(nn.Linear(2, 2), torch.ones(1, 2))
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            if x.sum() < 0:
+                return self.layer(inner(x))
+            return x
+
+    model = lt.script(Outer())
+    x = -torch.ones(3, 2)
+    same(model(x), layer(x + 1))
+    assert set(model.graph.captures) == {"layer.weight", "layer.bias"}
 
 
 def test_compiled_objects_are_given_back() -> None:

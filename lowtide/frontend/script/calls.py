@@ -161,12 +161,9 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     program = program_of(obj)
     if program is not None:
         return call_program(c, obj, program, call)
-    if isinstance(obj, FunctionType) and hasattr(obj, MODIFIER):
-        from lowtide.frontend.script.left_to_python import left_to_python  # it reads this module
-
-        left = left_to_python(c, obj, call)
-        if left is not None:
-            return left
+    left = _left_to_python(c, obj, call)
+    if left is not None:
+        return left
     if isinstance(obj, MethodType) and isinstance(obj.__func__, FunctionType):
         args = [c.python_object(call.node, obj.__self__), *call.args]
         return inline(c, obj.__func__, call.node, args, call.keywords, unpacked=call.unpacked)
@@ -177,6 +174,16 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         f"{describe(callee)} cannot be called in compiled code",
         "a function of PyTorch or math, a builtin, or a Python `def`",
     )
+
+
+def _left_to_python(c: Context, obj: object, call: Call) -> Node | None:
+    from lowtide.frontend.script import left_to_python  # it reads this module
+
+    if isinstance(obj, FunctionType) and hasattr(obj, MODIFIER):
+        return left_to_python.left_to_python(c, obj, call)
+    if isinstance(obj, MethodType) and left_to_python.is_autograd_function(obj):
+        return left_to_python.autograd_call(c, obj, call)
+    return None
 
 
 @link

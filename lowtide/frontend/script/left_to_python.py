@@ -6,6 +6,7 @@ a call's arguments. Out: the op, with the type that annotations promise.
     self.rnn(x)      call_module(%rnn, %x) {why="…"}
     self.plot(x)     py.call(%self, %x) {target="net.Net.plot"}       @lt.ignore
     self.later(x)    raise {exception="NotImplementedError"}           @lt.unused
+    Clip.apply(x)    py.call(%x) {target="net.Clip.apply"}            an autograd.Function
 
 Always holds: attributes that such a function assigns are dynamic (see `module_state`).
 """
@@ -18,7 +19,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.modules import module as torch_module
@@ -152,6 +153,33 @@ def python_call(c: Context, fn: FunctionType, call: Call, type_: t.Type) -> Node
     return c.const(None) if type_ == t.NONE else op.result
 
 
+def is_autograd_function(obj: object) -> bool:
+    """Whether it is `F.apply` of a class derived from torch.autograd.Function."""
+    return (
+        isinstance(obj, MethodType)
+        and obj.__func__ is _APPLY
+        and isinstance(obj.__self__, type)
+        and issubclass(obj.__self__, torch.autograd.Function)
+    )
+
+
+_APPLY: Any = cast("Any", torch.autograd.Function.apply).__func__
+
+
+def autograd_call(c: Context, obj: MethodType, call: Call) -> Node:
+    """`F.apply(x)`, run by Python, with F's own backward; a tensor where forward does not say."""
+    cls = cast("Any", obj.__self__)
+    operands, kwnames = operands_of(c, call)
+    target = python_objects.name_of(_applied(cls))
+    type_ = _returned(inspect.getattr_static(cls, "forward").__func__, t.TENSOR)
+    return c.builder.emit("py.call", operands, [type_], target=target, kwnames=kwnames).result
+
+
+@functools.cache
+def _applied(cls: Any) -> Callable[..., Any]:
+    return cls.apply  # one object for each class, to be named
+
+
 @functools.cache
 def _assigned_attributes(fn: FunctionType) -> frozenset[str]:
     """The attributes that a function left to Python assigns, of whatever object."""
@@ -164,7 +192,8 @@ def _assigned_attributes(fn: FunctionType) -> frozenset[str]:
 
 
 @functools.cache
-def _warner(category: type[Warning]) -> Callable[[str], None]:
+def warner(category: type[Warning]) -> Callable[[str], None]:
+    """`warnings.warn` of one category, the same object for the same category."""
     return functools.partial(warnings.warn, category=category, stacklevel=2)
 
 
@@ -173,7 +202,7 @@ def warn(c: Context, call: Call) -> Node:
     message, *rest = [*call.args, *(v for k, v in call.keywords.items() if k == "category")]
     classes = [r.obj for r in rest if isinstance(r, PythonObject)]
     category = classes[0] if classes and isinstance(classes[0], type) else UserWarning
-    target = python_objects.name_of(_warner(category))
+    target = python_objects.name_of(warner(category))
     operands = [c.as_value(message, call.node)]
     c.builder.emit("py.call", operands, [t.NONE], target=target, kwnames=())
     return c.const(None)

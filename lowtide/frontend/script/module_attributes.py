@@ -24,6 +24,7 @@ import torch
 from lowtide.errors import CompileError
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.declared_in_methods import declared_in_init
 from lowtide.frontend.script.expressions import python_object
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_state import (
@@ -70,11 +71,17 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
         state.guard("none", path)
         return c.const(None)
     for held in (own["_parameters"], own["_buffers"], own):
-        if name in held:
+        if name in held and not _is_made_method(ref.module, name):
             if name in state.knowledge.dynamic:
                 return _dynamic(c, ref, name, held[name])
             return data(c, node, ref, name, held[name])
     return class_attribute(c, node, ref, type(ref.module).__mro__, name)
+
+
+def _is_made_method(module: torch.nn.Module, name: str) -> bool:
+    """Whether the module keeps a compiled method there, as those of the class style do."""
+    made = vars(module).get(name)
+    return hasattr(made, "__lowtide_function__") and hasattr(type(module), name)
 
 
 def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> Node:
@@ -133,7 +140,7 @@ def declared_type(module: torch.nn.Module, name: str) -> t.Type | None:
             init = cls.__dict__.get("__init__")
             scope = outer_names(init) if isinstance(init, FunctionType) else {}
             return type_from_annotation(annotations[name], {**vars(typing), **scope})
-    return None
+    return declared_in_init(type(module), name)
 
 
 def _is_constant(state: ModuleState, module: torch.nn.Module, name: str, found: object) -> bool:

@@ -31,6 +31,7 @@ from lowtide.frontend.script.module_state import Guard, Knowledge, ModuleState, 
 from lowtide.frontend.script.nodes import BoundMethod, Call, ModuleRef
 from lowtide.frontend.script.script import signature_types
 from lowtide.frontend.script.source import read_source
+from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Function, Value
 from lowtide.ir.literals import is_literal
@@ -124,6 +125,9 @@ def _compile(
         elif parameter.kind is parameter.KEYWORD_ONLY:
             call.keywords[value.name] = value
         elif parameter.kind is parameter.VAR_KEYWORD:
+            given = value.type.key if isinstance(value.type, t.DictType) else t.NEVER
+            if given == t.NEVER:
+                continue  # there are none
             raise c.error(source.node, f"`**{value.name}` of a method is not compiled", "names")
         else:
             call.args.append(value)

@@ -70,7 +70,7 @@ def _unpack_nodes(c: Context, target: ast.AST, elts: list[ast.expr], nodes: Sequ
 def store(c: Context, target: ast.Subscript, base: Value, items: Items, value: Value) -> None:
     """`base[items] = value`."""
     match base.type, items.spec:
-        case ListType(), ("int",):
+        case ListType(), ("int" | "tensor" | "bool",):
             check_own(c, target, base)
             widen(c, base, ListType(t.join(base.type.elem, value.type)))
             c.effect("list.set", base, items.operands[0], value)

@@ -1,6 +1,7 @@
 """Arguments of a recorded call as values, and what stands in brackets as an `Indexing` spec.
 
-In: Python objects: tensors, traced numbers, constants, tuples and lists of these. Out: values.
+In: Python objects: tensors, traced numbers, constants, values, tuples and lists of these. Out:
+values.
 
     (x, [1, n], torch.float32)   →  %x, list.make(%1, %n), const {value=torch.float32}
     x[1:n, None, mask]           →  Items(("slice", "none", "tensor"), (%1, %n, %none, %mask))
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from lowtide.frontend.trace.numbers import Traced, plain_number
+from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
@@ -56,6 +58,8 @@ _CLASSES: Final[dict[object, torch.dtype]] = {
 
 def encode(known: Known, x: Any) -> Value:
     """The value of an argument."""
+    if isinstance(x, Value):
+        return x
     if isinstance(x, torch.Tensor):
         return known.tensor(x)
     if isinstance(x, Traced):
@@ -124,6 +128,9 @@ def encode_items(known: Known, index: Any) -> Items:
     return Items(tuple(spec), tuple(operands))
 
 
+_WORDS: Final[dict[t.Type, str]] = {t.INT: "int", t.BOOL: "bool"}
+
+
 def _item(known: Known, item: Any) -> tuple[str, list[Value]]:
     if item is None:
         return "none", []
@@ -132,6 +139,8 @@ def _item(known: Known, item: Any) -> tuple[str, list[Value]]:
     if isinstance(item, slice):
         parts = cast("tuple[Any, Any, Any]", (item.start, item.stop, item.step))
         return "slice", [encode(known, part) for part in parts]
+    if isinstance(item, Value):
+        return _WORDS.get(item.type, "tensor"), [item]
     if isinstance(item, np.generic):
         return _item(known, cast("Any", item).item())
     if isinstance(item, bool):

@@ -63,6 +63,7 @@ class TraceMode(TorchFunctionMode):
         self._inference = torch.is_inference_mode_enabled()
         self._grad = torch.is_grad_enabled()
         self._no_grad = False
+        self._transform = _transform()
         self._autocast = torch.is_autocast_enabled("cpu")  # or the user was told
 
     def __torch_function__(
@@ -110,6 +111,8 @@ class TraceMode(TorchFunctionMode):
             recorder.setitem(*args)
         elif source in _SIZES and args:
             return recorder.sizes(source, args[0], [*args[1:], *kwargs.values()], result)
+        elif source == "Tensor.__deepcopy__":
+            recorder.call("Tensor.clone", args[:1], {}, result, mutates=False)
         elif source == "Tensor.__len__":
             self._frozen_len(result)
         elif tensors_in(result) or changed or source in _RESULTLESS:
@@ -120,6 +123,11 @@ class TraceMode(TorchFunctionMode):
         self, source: str, args: list[Any], kwargs: Mapping[str, Any], result: Any, changed: bool
     ) -> None:
         recorder = self.recorder
+        if self._transform is None and _transform() is not None:
+            raise self._not_recorded(
+                "a torch.func transform inside a traced function",
+                "the transform around the traced function, or the batched operations themselves",
+            )
         name = source.rpartition(".")[2]
         inplace = is_inplace(name) and not source.startswith("operator.")
         mutates = changed or inplace or kwargs.get("out") is not None
@@ -165,6 +173,10 @@ class TraceMode(TorchFunctionMode):
         return self.recorder.error(place, f"{what} cannot be recorded", remedy)
 
 
+_functorch: Final[Any] = getattr(torch._C, "_functorch", None)  # pyright: ignore
+_transform: Final[Callable[[], object]] = getattr(
+    _functorch, "peek_interpreter_stack", lambda: None
+)
 _SET_GRAD: Final[Any] = torch._C._set_grad_enabled  # pyright: ignore
 
 

@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script.binding import Bound, Default, Gather, Slot, bind
+from lowtide.frontend.script.binding import Bound, bind, emit, records_of
 from lowtide.frontend.trace.captures import Captures
 from lowtide.frontend.trace.encode import Items, NotEncodable, encode, encode_items
 from lowtide.frontend.trace.inplace import plain_form
@@ -29,7 +29,6 @@ from lowtide.frontend.trace.places import Place, here, warn_frozen
 from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Value
-from lowtide.ir.signature import result_type
 from lowtide.ir.types import ListType, TupleType
 from lowtide.ops import registry
 
@@ -139,7 +138,7 @@ class Recorder:
         if mutates and not self.grad_off:
             bound = plain_form(self.builder, source, values, named)
         else:
-            bound = None if mutates else bind(_records(source), values, named)
+            bound = None if mutates else bind(records_of(source), values, named)
         if bound is not None and bound.record.name != "getitem":
             self._record(bound, result)
             return
@@ -204,7 +203,7 @@ class Recorder:
             registry.lookup(source), [self.tensor(x), *(encode(self, a) for a in args)], {}
         )
         assert bound is not None, source
-        value = self._emit_record(bound)[0]
+        value = emit(self.builder, bound)[0]
         if isinstance(result, int):
             return traced_number(result, self, value)
         elems = [self._element(value, k) for k in range(len(result))]
@@ -216,27 +215,12 @@ class Recorder:
         return found
 
     def _record(self, bound: Bound, result: Any) -> None:
-        values = self._emit_record(bound)
+        values = emit(self.builder, bound)
         if len(values) == 1:
             self.bind(values[0], result)
             return
-        for value, name, part in zip(values, bound.record.result_names, result, strict=True):
-            value.name = name
+        for value, part in zip(values, result, strict=True):
             self.bind(value, part)
-
-    def _emit_record(self, bound: Bound) -> list[Value]:
-        operands = [self._operand(slot) for slot in bound.slots]
-        types_ = [result_type(r) for r in bound.record.results]
-        return self.builder.emit(f"torch.{bound.record.name}", operands, types_).results
-
-    def _operand(self, slot: Slot) -> Value:
-        match slot:
-            case Gather(values):
-                return self.builder.tuple_make(values)
-            case Default(value):
-                return self.builder.const(value)
-            case _:
-                return slot
 
     def _plain(
         self, name: str, operands: Sequence[Value], result: Any, *, target: str, kwnames: Any
@@ -271,13 +255,6 @@ class Recorder:
     def error(self, place: Place, problem: str, remedy: str) -> CompileError:
         """An error at the user's line, to be raised."""
         return CompileError(problem, place.loc, remedy)
-
-
-def _records(source: str) -> Sequence[registry.OpRecord]:
-    """The records of a function; one that is in both `torch` and `F` is known by either name."""
-    root, _, name = source.partition(".")
-    other = {"torch": "F", "F": "torch"}.get(root, root)
-    return registry.lookup(source) or registry.lookup(f"{other}.{name}")
 
 
 def tensors_in(x: Any) -> list[torch.Tensor]:
