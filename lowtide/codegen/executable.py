@@ -45,7 +45,9 @@ class KernelInfo:
 
 
 class Executable:
-    """One signature's program. `exe(tensors, sizes, numbers)` gives outputs, then checks."""
+    """One signature's program. `exe(tensors, sizes, numbers)` gives outputs, then checks.
+
+    `into`: it is one step of a loop, `exe.runner()(tensors, sizes, numbers, outputs)`."""
 
     def __init__(
         self,
@@ -53,8 +55,10 @@ class Executable:
         symbols: Sequence[str],
         scalars: Sequence[str],
         hints: Mapping[str, int],
+        into: bool = False,
     ) -> None:
         self.program = program
+        self.into = into
         self.symbols = tuple(symbols)
         self.scalars = tuple(scalars)
         self.normal = normalise(program, hints)
@@ -82,6 +86,7 @@ class Executable:
             self.texts,
             self.plans,
             self.products,
+            into,
         )
         self._run: Any = None
         self._lock = threading.Lock()
@@ -107,8 +112,11 @@ class Executable:
     def __call__(
         self, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
     ) -> list[Tensor]:
-        run = self._run or self._compiled()
-        return run(tensors, sizes, numbers)
+        return self.runner()(tensors, sizes, numbers)
+
+    def runner(self) -> Any:
+        """The generated driver, compiled when it is first asked for."""
+        return self._run or self._compiled()
 
     def _compiled(self) -> Any:
         with self._lock:
@@ -211,8 +219,8 @@ class Executable:
         best: tuple[int, list[tuple[Held, str]]] = (0, [])
         for k, (p, t) in enumerate(zip(self.plans, self.texts, strict=True)):
             held = [h for h in held if self._alive(h[0].name, k)]
-            for name in p.outputs:
-                held.append(self._held(name, sizes))
+            own = [n for n in p.outputs if not (self.into and n in self._roots())]
+            held += [self._held(name, sizes) for name in own]
             work = evaluate(t.thread_bytes, sizes) * threads
             now = [*held, (Held(name=p.name, nbytes=work, kind="work memory", loc=UNKNOWN_LOC),
                            f"{threads}*({t.thread_bytes})")]  # fmt: skip
@@ -247,13 +255,3 @@ def _stored(groups: Sequence[Group], program: Program) -> set[str]:
         needed |= g.all_sources()
     return needed
 
-
-def compile_program(
-    program: Program,
-    *,
-    symbols: Sequence[str],
-    scalars: Sequence[str],
-    hints: Mapping[str, int],
-) -> Executable:
-    """Plan a program for one signature; `hints` are the sizes of the first call."""
-    return Executable(program, symbols, scalars, hints)

@@ -29,5 +29,5 @@ def compile_program(
     """The executable of a program; raises BackendError."""
     compiler = _chosen[0]
     if compiler is None:
-        from lowtide.codegen.executable import compile_program as compiler  # costs time to import
+        from lowtide.codegen.staged import compile_program as compiler  # costs time to import
     return compiler(program, symbols=symbols, scalars=scalars, hints=hints)

@@ -312,18 +312,21 @@ def _shape_only(sizes: tuple[int, ...]) -> torch.Tensor:
 
 def _cut(program: Program, outputs: list[str]) -> Program:
     """The program without definitions and inputs that nothing needs."""
-    needed: dict[str, Def] = {}
-    used: set[str] = set()
-    wanted = {*outputs, *program.checks}
-    for name, d in reversed(program.defs.items()):
+    wanted: set[str] = set()
+    todo = [*outputs, *program.checks]
+    while todo:
+        name = todo.pop()
         if name in wanted:
-            needed[name] = d
-            sources = {load.source for load in ex.loads(d.expr)}
-            used |= sources
-            wanted |= sources
+            continue
+        wanted.add(name)
+        if name in program.defs:
+            todo += [load.source for load in ex.loads(program.defs[name].expr)]
+        elif name in program.delays:
+            todo += [program.delays[name].source, program.delays[name].init]
     return Program(
-        inputs={n: i for n, i in program.inputs.items() if n in used},
-        defs=dict(reversed(needed.items())),
+        inputs={n: i for n, i in program.inputs.items() if n in wanted},
+        delays={n: y for n, y in program.delays.items() if n in wanted},
+        defs={n: d for n, d in program.defs.items() if n in wanted},
         outputs=outputs,
         checks=list(program.checks),
         equalities=list(program.equalities),

@@ -48,6 +48,7 @@ from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, nonnegative
 
 UNROLL_TRIPS: Final = 32
 UNROLL_OPS: Final = 2000
+SHORT_OPS: Final = 64  # a loop of so few tensor ops is unrolled rather than run step by step
 MAX_GUARDS: Final = 12
 
 # Why PyTorch or Python runs an op, wherever it stands.
@@ -471,11 +472,17 @@ class _Specialiser:
             self.reset(mark)
         raise NeedFloats from why
 
-    def mark(self) -> tuple[int, int, int, int]:
+    def mark(self) -> tuple[int, int, int, int, int]:
         program = self.b.program
-        return (len(program.defs), len(program.checks), len(program.equalities), len(self._undo))
+        return (
+            len(program.defs),
+            len(program.checks),
+            len(program.equalities),
+            len(self._undo),
+            len(program.delays),
+        )
 
-    def reset(self, mark: tuple[int, int, int, int]) -> None:
+    def reset(self, mark: tuple[int, int, int, int, int]) -> None:
         """Forgets what an op that failed half-way left behind."""
         program = self.b.program
         for xs, before in reversed(self._undo[mark[3] :]):
@@ -485,6 +492,8 @@ class _Specialiser:
             del program.defs[name]
         del program.checks[mark[1] :]
         del program.equalities[mark[2] :]
+        for name in list(program.delays)[mark[4] :]:
+            del program.delays[name]
 
     # -- control flow --
 
@@ -499,7 +508,8 @@ class _Specialiser:
         trips, going, *carried = operands
         if not is_constant(going) or not isinstance(trips.value, int | Index):
             raise Stop("loops as often as only the run knows")
-        lifted = self._lifted(op, as_index(trips.value), carried, env)
+        short = isinstance(trips.value, int) and _is_short(op, trips.value)
+        lifted = self._lifted(op, as_index(trips.value), carried, env, not short)
         if not isinstance(lifted, str):
             return lifted
         if not isinstance(trips.value, int):
@@ -509,9 +519,10 @@ class _Specialiser:
         return self._unrolled(op, trips.value, going, carried, env)
 
     def _lifted(
-        self, op: Op, trips: Index, carried: list[Abs], env: dict[Value, Abs]
+        self, op: Op, trips: Index, carried: list[Abs], env: dict[Value, Abs], scans: bool
     ) -> list[Abs] | str:
-        """The results of a loop that is an axis, or why it is none."""
+        """The results of a loop that is an axis or, with `scans`, runs step by step; or why it is
+        neither."""
         if op in self.kept:
             return "its list is needed as a list"
         if trips.const is not None and not 2 <= trips.const < opdefs.MAX_TRIPS:
@@ -522,7 +533,7 @@ class _Specialiser:
         if not some:
             return carried
         try:
-            return Lift(self, op, trips, carried, env).results()
+            return Lift(self, op, trips, carried, env, scans).results()
         except NotLifted as why:
             return f"is not lifted: {why}"
 
@@ -551,6 +562,12 @@ class _Specialiser:
 
 
 _SIZE: Final = torch.Size
+
+
+def _is_short(loop: Op, trips: int) -> bool:
+    """Is it so few ops in all that they are better written out?"""
+    count = sum(op.name.startswith("torch.") for block in loop.blocks for op in block.ops)
+    return trips * count <= SHORT_OPS
 
 
 def _viewed(origin: Origin, item: int | None) -> Abs | None:

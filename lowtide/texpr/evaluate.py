@@ -17,6 +17,7 @@ from lowtide.texpr.expr import (
     At,
     Cast,
     Const,
+    Delay,
     Expr,
     Load,
     Program,
@@ -67,11 +68,15 @@ def evaluate(
 ) -> dict[str, Tensor]:
     """Every Def of the program, by name; `sizes` gives the symbols, `scalars` the numbers."""
     run = _Evaluator(program, dict(inputs), sizes or {}, scalars or {})
-    for d in program.defs.values():
-        shape = [evaluate_size(s, run.sizes) for s in d.shape]
-        run.memo.clear()
-        value = run.expr(d.expr, d.axes)
-        run.values[d.name] = value.expand(shape).contiguous() if shape else value.reshape(())
+    steps = [evaluate_size(y.shape[0], run.sizes) for y in program.delays.values()]
+    for y in program.delays.values():
+        run.values[y.name] = torch.zeros(
+            [evaluate_size(s, run.sizes) for s in y.shape], dtype=y.dtype.torch
+        )
+    for _ in range(1 + sum(steps)):  # each time, one more step of each loop is right
+        run.definitions()
+        for y in program.delays.values():
+            run.values[y.name] = run.delayed(y)
     return run.values
 
 
@@ -88,6 +93,18 @@ class _Evaluator:
         self.sizes = sizes
         self.scalars = scalars
         self.memo: dict[tuple[Expr, Scope], Tensor] = {}
+
+    def definitions(self) -> None:
+        for d in self.program.defs.values():
+            shape = [evaluate_size(s, self.sizes) for s in d.shape]
+            self.memo.clear()
+            value = self.expr(d.expr, d.axes)
+            self.values[d.name] = value.expand(shape).contiguous() if shape else value.reshape(())
+
+    def delayed(self, y: Delay) -> Tensor:
+        """The source one step earlier, after `init`."""
+        source, init = self.values[y.source], self.values[y.init].unsqueeze(0)
+        return torch.cat([source[1:], init] if y.reverse else [init, source[:-1]])
 
     def expr(self, e: Expr, scope: Scope) -> Tensor:
         """The value with one dim for each axis in scope, of size 1 where it does not vary."""

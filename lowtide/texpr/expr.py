@@ -1,7 +1,8 @@
 """Tensor expressions: what a program computes, in any order.
 
-    Program = Input*, Def*, output names
+    Program = Input*, Delay*, Def*, output names
     Def     = name, Axis*, Expr, dtype           -- one value: a formula for the element at its axes
+    Delay   = name, source, init                 -- a Def one step earlier along its first axis
     Expr    = Load(value, Index*) | Const | At(Index) | Scalar(name) | Apply(fn, Expr*)
             | Select(cond, Expr, Expr) | Cast(dtype, Expr) | Reduce(fn, Axis*, Expr)
 
@@ -202,14 +203,46 @@ class Def:
         return tuple(a.extent for a in self.axes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """What a loop carries: at step t of its first axis it is `source` at t - 1, and `init`, which
+    has the other axes only, at the first step. `reverse`: at t + 1, and the last step is the first.
+
+    `source` may load the delay: that is the only way in which definitions may form a cycle."""
+
+    name: str
+    source: str
+    init: str
+    shape: tuple[Index, ...]
+    dtype: DType
+    reverse: bool = False
+    loc: Loc = UNKNOWN_LOC
+
+    @property
+    def behind(self) -> int:
+        """Where `source` is read, seen from the step."""
+        return 1 if self.reverse else -1
+
+    @property
+    def first(self) -> Index:
+        """The step that reads `init`."""
+        return self.shape[0] - 1 if self.reverse else as_index(0)
+
+    @property
+    def last(self) -> Index:
+        """The step that comes last."""
+        return as_index(0) if self.reverse else self.shape[0] - 1
+
+
 @dataclass(slots=True, kw_only=True)
 class Program:
-    """Definitions in an order in which each comes after what it loads.
+    """Definitions in an order in which each comes after what it loads, delays aside.
 
     `checks` names bool scalars that must come out true (data-dependent indices in bounds);
     `equalities` are pairs of sizes, with a message, to be compared before the run."""
 
     inputs: dict[str, Input] = field(default_factory=dict[str, Input])
+    delays: dict[str, Delay] = field(default_factory=dict[str, Delay])
     defs: dict[str, Def] = field(default_factory=dict[str, Def])
     outputs: list[str] = field(default_factory=list[str])
     checks: list[str] = field(default_factory=list[str])
@@ -223,6 +256,11 @@ class Program:
             f" strides ({', '.join(map(str, i.strides))})"
             for i in self.inputs.values()
         ]
+        for y in self.delays.values():
+            sizes, step = ", ".join(map(str, y.shape)), "-1" if not y.reverse else "+1"
+            lines.append(
+                f"delay {y.name}: {y.dtype}[{sizes}] = {y.source}[{step}] from {y.init}"
+            )
         for d in self.defs.values():
             axes = ", ".join(f"{a.name}:{a.extent}" for a in d.axes)
             place = f"    # {d.loc}" if d.loc.line else ""

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, simplify
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter, Select
-from lowtide.texpr.index import Axis, Index, as_index, evaluate, the_axis
+from lowtide.texpr.index import Atom, Axis, Index, as_index, evaluate, the_axis
 
 INLINE_NODES = 600  # an expression that grew past this is stored instead of written into its users
 
@@ -143,32 +144,82 @@ def _extracted(defs: list[Def]) -> list[Def]:
 
 
 def _cloned(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int]) -> list[Def]:
-    """`logits[n, target[n]]`: n dot products instead of a stored n × v matrix."""
+    """`logits[n, target[n]]`: n dot products instead of a stored n × v matrix. A product of which
+    disjoint parts are read (the gates of an LSTM) is these parts."""
     by_name = {d.name: d for d in defs}
+    written = [_renamed(d, _inlined_off_axes(d.expr, by_name)) for d in defs]
+    parts = {
+        name: found
+        for name, found in _read_parts(written).items()
+        if name not in roots and isinstance(by_name[name].expr, Reduce)
+    }
+    apart = {n for n, found in parts.items() if _are_apart(by_name[n], found, hints)}
     result: list[Def] = []
-    for whole in defs:
-        d = _renamed(whole, _inlined_off_axes(whole.expr, by_name))
+    made: dict[tuple[str, tuple[Index, ...]], str] = {}
+    for d in written:
 
-        def visit(node: Expr, d: Def = d) -> Expr | None:
-            producer = by_name.get(node.source) if isinstance(node, Load) else None
-            if producer is None or not isinstance(node, Load) or aligned(node):
+        def visit(node: Expr) -> Expr | None:
+            if not isinstance(node, Load) or node.source not in parts:
                 return None
-            if producer.name in roots or not isinstance(producer.expr, Reduce):
-                return None
-            axes = tuple(sorted(ex.free_axes(node), key=lambda a: a.key))
+            producer = by_name[node.source]
+            axes = _axes_of(node)
             few = _points(axes, hints) * 4 <= _points(producer.axes, hints)
-            if not few:
+            if node.source not in apart and (_is_whole(node, producer) or not few):
                 return None
-            fresh = {a: as_index(Axis(a.name, a.extent)) for a in producer.expr.axes}
-            moved = at_indices(
-                producer.expr, {**fresh, **dict(zip(producer.axes, node.index, strict=True))}
-            )
-            name = f"{producer.name}at{len(result)}"
-            result.append(Def(name=name, axes=axes, expr=moved, loc=d.loc, op=producer.op))
-            return ex.load(name, [as_index(a) for a in axes], node.dtype)
+            key = (node.source, _canonical(node))
+            if key not in made:
+                made[key] = f"{producer.name}at{len(result)}"
+                result.append(_part(made[key], producer, node))
+            return ex.load(made[key], [as_index(a) for a in axes], node.dtype)
 
         result.append(_renamed(d, Rewriter(visit)(d.expr)))
     return result
+
+
+def _part(name: str, producer: Def, node: Load) -> Def:
+    """The elements of a reduction that one load reads."""
+    fresh = {a: Axis(a.name, a.extent) for a in (*_axes_of(node), *producer.expr.axes)}  # pyright: ignore
+    moved = {a: as_index(b) for a, b in fresh.items()}
+    at = Rewriter(replace_atom=dict[Atom, Index](moved).get)
+    index = [at.index(i) for i in node.index]
+    expr = at_indices(producer.expr, {**moved, **dict(zip(producer.axes, index, strict=True))})
+    axes = tuple(fresh[a] for a in _axes_of(node))
+    return Def(name=name, axes=axes, expr=expr, loc=producer.loc, op=producer.op)
+
+
+def _read_parts(defs: list[Def]) -> dict[str, dict[tuple[Index, ...], Load]]:
+    """Which elements of each definition are read, each set of them once."""
+    known = {d.name for d in defs}
+    found: dict[str, dict[tuple[Index, ...], Load]] = {}
+    for d in defs:
+        for load in ex.loads(d.expr):
+            if load.source in known:
+                found.setdefault(load.source, {}).setdefault(_canonical(load), load)
+    return found
+
+
+def _are_apart(d: Def, parts: Mapping[tuple[Index, ...], Load], hints: Mapping[str, int]) -> bool:
+    """Are these several parts of one shape, that together are no more than the whole?"""
+    shapes = {tuple(a.extent for a in _axes_of(load)) for load in parts.values()}
+    (load,) = list(parts.values())[:1]
+    total = len(parts) * _points(_axes_of(load), hints)
+    return len(parts) > 1 and len(shapes) == 1 and total <= _points(d.axes, hints)
+
+
+def _axes_of(node: Load) -> tuple[Axis, ...]:
+    return tuple(sorted(ex.free_axes(node), key=lambda a: a.key))
+
+
+def _canonical(node: Load) -> tuple[Index, ...]:
+    """The index with axes that depend only on their order and extent."""
+    names = {a: _place(k, a.extent) for k, a in enumerate(_axes_of(node))}
+    at = Rewriter(replace_atom=dict[Atom, Index](names).get)
+    return tuple(at.index(i) for i in node.index)
+
+
+@lru_cache(maxsize=4096)
+def _place(number: int, extent: Index) -> Index:
+    return as_index(Axis(f"place{number}", extent))
 
 
 def _inlined_off_axes(expr: Expr, defs: Mapping[str, Def]) -> Expr:
@@ -178,7 +229,7 @@ def _inlined_off_axes(expr: Expr, defs: Mapping[str, Def]) -> Expr:
         producer = defs.get(node.source) if isinstance(node, Load) else None
         if producer is None or not isinstance(node, Load) or isinstance(producer.expr, Reduce):
             return None
-        if aligned(node) or sum(1 for _ in ex.walk(producer.expr)) > INLINE_NODES:
+        if _is_whole(node, producer) or sum(1 for _ in ex.walk(producer.expr)) > INLINE_NODES:
             return None
         moved = at_indices(producer.expr, dict(zip(producer.axes, node.index, strict=True)))
         return _inlined_off_axes(moved, defs)
@@ -190,6 +241,15 @@ def aligned(node: Load) -> bool:
     """Are the indices distinct plain axes (or 0 along an axis of extent 1)?"""
     axes = [the_axis(i) for i in node.index if i.const != 0]
     return None not in axes and len(set(axes)) == len(axes)
+
+
+def _is_whole(node: Load, d: Def) -> bool:
+    """Is it read at plain axes, from one end to the other?"""
+    if not aligned(node):
+        return False
+    read = (the_axis(i) for i in node.index)
+    pairs = zip(read, d.axes, strict=True)
+    return all(a is None or a.extent is own.extent for a, own in pairs)
 
 
 def _points(axes: tuple[Axis, ...], hints: Mapping[str, int]) -> int:

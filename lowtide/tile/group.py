@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, multiply_by_reciprocal
 from lowtide.texpr.expr import Def, Load, Program, Reduce
-from lowtide.texpr.index import Axis, Index, as_index, the_axis
+from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
 from lowtide.texpr.normalise import INLINE_NODES, aligned, inline, likely
 
 LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is not worth it
@@ -406,16 +406,26 @@ def _alignment(first: Group, second: Group, shared: Mapping[str, Def]) -> dict[A
 
 
 def _pattern(g: Group, source: str) -> tuple[Axis, ...] | None:
-    """The axes at which a group reads a value, if all its reads agree."""
+    """The axes at which a group reads a value, if all its reads agree but for where they begin."""
     found: set[tuple[Axis, ...]] = set()
     for d in g.defs.values():
         for load in ex.loads(d.expr):
             if load.source == source:
-                axes = [the_axis(i) for i in load.index if i.const is None]
+                axes = [_walked(i) for i in load.index if not _is_fixed(i)]
                 if None in axes:
                     return None
                 found.add(tuple(a for a in axes if a is not None))
     return found.pop() if len(found) == 1 else None
+
+
+def _walked(i: Index) -> Axis | None:
+    """The axis of `axis + start`."""
+    along = [a for a in i.atoms() if isinstance(a, Axis)]
+    return along[0] if len(along) == 1 and _is_fixed(i - as_index(along[0])) else None
+
+
+def _is_fixed(i: Index) -> bool:
+    return not any(isinstance(a, Axis | Gather) for a in deep_atoms(i))
 
 
 def _with_axes(d: Def, renaming: Mapping[Axis, Axis]) -> Def:

@@ -10,7 +10,7 @@ load of one of them with L as its first index.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lowtide.ir import dtypes
 from lowtide.pipeline.lifting import updates
@@ -27,10 +27,12 @@ __all__ = ["Body", "at_indices", "closed"]
 class Body:
     """Definitions of the body with L as a dim, and those `tainted` by what L - 1 left behind."""
 
-    def __init__(self, b: Builder, axis: Axis, carries: Sequence[str]) -> None:
+    def __init__(
+        self, b: Builder, axis: Axis, carries: Sequence[str], delayed: Collection[str]
+    ) -> None:
         self.b = b
         self.axis = axis
-        self.lifted: set[str] = set()
+        self.lifted: set[str] = set(delayed)
         self.own: set[str] = set()
         self.tainted: dict[str, Def | None] = dict.fromkeys(carries)
 
@@ -72,10 +74,16 @@ class Body:
 
 
 def closed(
-    b: Builder, axis: Axis, first_def: int, first_check: int, carries: Sequence[str]
+    b: Builder,
+    axis: Axis,
+    first_def: int,
+    first_check: int,
+    carries: Sequence[str],
+    delayed: Collection[str] = (),
 ) -> Body:
-    """Gives every definition since `first_def` the loop axis as a dim where it depends on it."""
-    body = Body(b, axis, carries)
+    """Gives every definition since `first_def` the loop axis as a dim where it depends on it.
+    Carries that are `delayed` have it already: they are values of each iteration like others."""
+    body = Body(b, axis, carries, delayed)
     defs = b.program.defs
     for name in list(defs)[first_def:]:
         d = defs[name]

@@ -23,10 +23,10 @@ from typing import Any, Final
 from lowtide.ir import dtypes
 from lowtide.ir.core import Op, Value
 from lowtide.pipeline.abstract import Abs, Map, Origin, Pending, Seq, is_constant
-from lowtide.pipeline.lifting import closing
+from lowtide.pipeline.lifting import closing, scan
 from lowtide.pipeline.lifting.match import Carry, NotLifted
 from lowtide.pipeline.lifting.rows import Growing, Rows
-from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val
+from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
 
@@ -52,13 +52,20 @@ class Lift:
     """One attempt at one loop; `run` is the specialiser."""
 
     def __init__(
-        self, run: Any, op: Op, trips: Index, carried: Sequence[Abs], env: dict[Value, Abs]
+        self,
+        run: Any,
+        op: Op,
+        trips: Index,
+        carried: Sequence[Abs],
+        env: dict[Value, Abs],
+        scans: bool,
     ) -> None:
         self.run = run
         self.b: Builder = run.b
         self.op = op
         self.carried = list(carried)
         self.env = env
+        self.scans = scans
         self.axis = Axis(f"i{op.loc.line}", trips)
         self.plan: list[object] = [_KEPT] * len(carried)
         self.changed: dict[Abs, Val | Growing] = {}
@@ -87,9 +94,9 @@ class Lift:
 
     def _reason(self, why: Exception) -> Exception:
         if isinstance(why, NeedConst):
-            free = frozenset(n for n in why.symbols if n.startswith("n") and self.run.spots.get(n))
-            if free:
-                return NeedConst(free)  # an int that may turn out to be a size
+            known = frozenset(n for n in why.symbols if self.run.spots.get(n))
+            if known and not known & symbols(self.axis.extent):
+                return NeedConst(known)  # as for an op outside of any loop
             return NotLifted(f"its indices cannot be compared without knowing {why}")
         return why if isinstance(why, NotLifted) else NotLifted(str(why))
 
@@ -173,7 +180,7 @@ class Lift:
         before = plan.value if isinstance(plan, StandIn) else x.value
         if isinstance(before, Val):
             same = before.dtype is value.dtype and before.ndim == value.ndim
-            if same and all(map(_same_size, before.shape, value.shape)):
+            if same and all(map(self.b.equal, before.shape, value.shape)):
                 named = isinstance(plan, StandIn)
                 return plan if named else StandIn(self._named(value.shape, value.dtype))
             if isinstance(x.value, Val):
@@ -194,16 +201,54 @@ class Lift:
     # -- what the loop leaves --
 
     def _finish(self, yields: Sequence[Abs], mark: Sequence[int]) -> list[Abs]:
-        names = [v.name for v in self.changed.values() if isinstance(v, Val)]
-        names += [p.value.name for p in self.plan if isinstance(p, StandIn)]
-        body = closing.closed(self.b, self.axis, mark[0], mark[1], names)
+        """Tried with more and more tensors carried from step to step, until the rest is lifted."""
+        if len(self.b.program.delays) > mark[4]:
+            raise NotLifted("a loop inside it runs step by step")
+        values = self._values(yields)
+        needs = scan.needs(self.b.program.defs, {n: v.name for n, v in values.items()})
+        program = self.b.program
+        defs, checks, count = dict(program.defs), list(program.checks), len(program.delays)
+        delayed: set[str] = set()
+        while True:
+            try:
+                return self._finished(yields, mark, delayed)
+            except scan.Carried as why:
+                more = scan.first_cycle(why.names, needs, delayed) if self.scans else set[str]()
+                if not more:
+                    raise
+                delayed |= more
+            program.defs.clear()
+            program.defs.update(defs)
+            program.checks[:] = checks
+            for name in list(program.delays)[count:]:
+                del program.delays[name]
+
+    def _values(self, yields: Sequence[Abs]) -> dict[str, Val]:
+        """Each stand-in's name, and what the iteration leaves in its place."""
+        found = {
+            p.value.name: y.value
+            for p, y in zip(self.plan, yields, strict=True)
+            if isinstance(p, StandIn) and isinstance(y.value, Val)
+        }
+        for x, stand_in in self.changed.items():
+            if isinstance(stand_in, Val):
+                assert isinstance(x.value, Val)
+                found[stand_in.name] = x.value
+        return found
+
+    def _finished(
+        self, yields: Sequence[Abs], mark: Sequence[int], delayed: set[str]
+    ) -> list[Abs]:
+        self.b.loc, self.b.op = self.op.loc, "loop"
+        names = [n for n in self._values(yields) if n not in delayed]
+        body = closing.closed(self.b, self.axis, mark[0], mark[1], names, delayed)
         before = self._before(mark[3])
         results: list[Abs] = []
         for plan, x, y in zip(self.plan, self.carried, yields, strict=True):
             if isinstance(plan, StandIn):
                 assert isinstance(y.value, Val)
                 start = before.get(x, x.value)
-                results.append(Abs(self._after(body, plan.value, y.value, start)))
+                results.append(Abs(self._after(body, plan.value, y.value, start, delayed)))
             elif isinstance(plan, Grows):
                 start = x.value
                 assert isinstance(start, int | Index)
@@ -217,7 +262,7 @@ class Lift:
                 after.append((x, self._rows(body, stand_in, before[x])))
             else:
                 assert isinstance(x.value, Val)
-                after.append((x, self._after(body, stand_in, x.value, before[x])))
+                after.append((x, self._after(body, stand_in, x.value, before[x], delayed)))
         for x, value in after:
             self.run.change(x, value)
         return results
@@ -228,7 +273,30 @@ class Lift:
             found.setdefault(x, value)
         return found
 
-    def _after(self, body: closing.Body, name: Val, value: Val, start: object) -> Val:
+    def _after(
+        self, body: closing.Body, name: Val, value: Val, start: object, delayed: set[str]
+    ) -> Val:
+        if name.name in delayed:
+            return scan.carried(body, name, value, self._start(start, name), self.op.loc)
+        try:
+            return self._lifted(body, name, value, start)
+        except NotLifted as why:
+            raise scan.Carried(str(why), {name.name}) from why
+
+    def _start(self, start: object, name: Val) -> Val:
+        """What is carried into the first iteration."""
+        if isinstance(start, Val) and start.dtype is name.dtype:
+            return start
+
+        def element(idx: tuple[Index, ...]) -> Expr:
+            found = self._first(start, name, idx)
+            if found is None:
+                raise NotLifted("it carries what is no tensor before it")
+            return found
+
+        return self.b.tensor(name.shape, name.dtype, element)
+
+    def _lifted(self, body: closing.Body, name: Val, value: Val, start: object) -> Val:
         if value.name == name.name:
             if isinstance(start, Val):
                 return start
@@ -275,14 +343,13 @@ class Lift:
         def element(idx: tuple[Index, ...]) -> Expr:
             e = body.element(value, idx[1:], "")
             e = closing.at_indices(e, {self.axis: idx[0]})
-            body.check(e)
+            try:
+                body.check(e)
+            except NotLifted as why:
+                raise scan.Carried(str(why), scan.roots(self.b.program.defs, e)) from why
             return e
 
         return Rows(before.elems, self.b.tensor(shape, value.dtype, element), self.op)
-
-
-def _same_size(a: Index | int, b: Index | int) -> bool:
-    return as_index(a) is as_index(b)
 
 
 def _knows(x: Abs, axis: Axis) -> bool:

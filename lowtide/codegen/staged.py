@@ -1,0 +1,210 @@
+"""A Program with loops → its parts, each an `Executable`, run one after another.
+
+In:  a Program; `texpr/partition` cuts it. Out: something that is called as an Executable is.
+
+    part 0    p = x @ w over all steps
+    loop      for t in range(T): run(.., h[t - 1], .., into h[t])     one driver, launched T times
+    part 2    y = h @ v over all steps
+
+Of a value that only the next step needs, two slots are kept; of others, all steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lowtide.codegen.executable import Executable, KernelInfo
+from lowtide.errors import UNKNOWN_LOC
+from lowtide.memory.plan import Held, MemoryPlan
+from lowtide.runtime import arena
+from lowtide.texpr.expr import Program
+from lowtide.texpr.index import Index, as_index, evaluate, product
+from lowtide.texpr.partition import Loop, Part, partition
+
+SLOTS = 2  # the step before, and this one
+Values = dict[str, Tensor]
+
+
+class Stage:
+    """One part, compiled. `dead`: what nobody needs after it."""
+
+    def __init__(
+        self,
+        part: Part | Loop,
+        symbols: Sequence[str],
+        scalars: Sequence[str],
+        hints: Mapping[str, int],
+    ) -> None:
+        self.part = part
+        self.symbols = tuple(symbols)
+        self.dead: tuple[str, ...] = ()
+        names, likely, into = list(symbols), dict(hints), isinstance(part, Loop)
+        if isinstance(part, Loop):
+            names.append(part.step)
+            likely[part.step] = max(evaluate(part.trips, hints) // 2, 1)
+        self.executable = Executable(part.program, names, scalars, likely, into)
+
+    def run(self, values: Values, sizes: Sequence[int], numbers: Sequence[float]) -> None:
+        """Adds what the part gives to `values`."""
+        program = self.part.program
+        if isinstance(self.part, Loop):
+            self._loop(self.part, values, sizes, numbers)
+            return
+        found = self.executable([values[n] for n in program.inputs], sizes, numbers)
+        values.update(zip((*program.outputs, *program.checks), found, strict=True))
+
+    def _loop(
+        self, part: Loop, values: Values, sizes: Sequence[int], numbers: Sequence[float]
+    ) -> None:
+        known = dict(zip(self.symbols, sizes, strict=True))
+        trips = evaluate(part.trips, known)
+        outputs = part.program.outputs
+        stacks = [self._slots(part, name, known) for name in outputs]
+        rows = [stack.unbind(0) for stack in stacks]
+        tensors = [values.get(n) for n in part.program.inputs]
+        carried: list[tuple[int, int]] = []
+        for place, name in enumerate(part.program.inputs):
+            if name in part.carried:
+                source, init = part.carried[name]
+                tensors[place] = values[init].contiguous()
+                carried.append((place, outputs.index(source)))
+        run = self.executable.runner()
+        made: list[Tensor] = []
+        for t in range(trips - 1, -1, -1) if part.reverse else range(trips):
+            made = [row[t % len(row)] for row in rows]
+            run(tensors, [*sizes, t], numbers, made)
+            for place, source in carried:
+                tensors[place] = made[source]
+        for name, stack, end in zip(outputs, stacks, made, strict=True):
+            if name in part.kept:
+                values[name] = stack
+            if name in part.ends:
+                values[part.ends[name]] = end
+
+    def _slots(self, part: Loop, name: str, known: Mapping[str, int]) -> Tensor:
+        d = part.program.defs[name]
+        shape = [evaluate(size, known) for size in (_slots(part, name), *d.shape)]
+        return arena.empty(shape, d.dtype.torch)
+
+    def held(self) -> Iterator[tuple[str, Index, Any]]:
+        """What it gives to later parts, with its bytes, while it runs and after."""
+        program = self.part.program
+        for name in (*program.outputs, *program.checks):
+            d = program.defs[name]
+            nbytes = product(d.shape) * d.dtype.itemsize
+            if isinstance(self.part, Loop):
+                nbytes = nbytes * _slots(self.part, name)
+            yield name, nbytes, d.loc
+
+
+def _slots(part: Loop, name: str) -> Index:
+    return part.trips if name in part.kept else as_index(SLOTS)
+
+
+class Staged:
+    """See the module's text; its interface is that of `Executable`."""
+
+    def __init__(
+        self,
+        program: Program,
+        symbols: Sequence[str],
+        scalars: Sequence[str],
+        hints: Mapping[str, int],
+    ) -> None:
+        self.program = program
+        found = partition(program)
+        self.parts = [Stage(p, symbols, scalars, hints) for p in found.parts]
+        self._results = [found.same.get(n, n) for n in (*program.outputs, *program.checks)]
+        _set_dead(self.parts, set(self._results))
+
+    def __call__(
+        self, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
+    ) -> list[Tensor]:
+        values = dict(zip(self.program.inputs, tensors, strict=True))
+        for stage in self.parts:
+            stage.run(values, sizes, numbers)
+            for name in stage.dead:
+                values.pop(name, None)
+        return [values[n] for n in self._results]
+
+    # -- telling --
+
+    @property
+    def kernels(self) -> list[KernelInfo]:
+        return [
+            dataclasses.replace(k, name=f"{head}{k.name}", note=k.note + note)
+            for head, note, stage in self._titled()
+            for k in stage.executable.kernels
+        ]
+
+    def _titled(self) -> Iterator[tuple[str, str, Stage]]:
+        for number, stage in enumerate(self.parts):
+            is_loop = isinstance(stage.part, Loop)
+            note = f"; once for each of {stage.part.trips} steps" if is_loop else ""  # pyright: ignore
+            yield f"part{number}." if not is_loop else f"loop{number}.", note, stage
+
+    @property
+    def stages(self) -> list[tuple[str, str]]:
+        found = [("tensor expressions", str(self.program))]
+        for head, _, stage in self._titled():
+            found += [(head + name, text) for name, text in stage.executable.stages]
+        return found
+
+    def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
+        """The largest peak of a part, beside what the parts before it have left."""
+        best = MemoryPlan(peak_bytes=0, formula="0", buffers=())
+        alive: dict[str, tuple[Index, Held]] = {}
+        for stage in self.parts:
+            own = dict(sizes)
+            if isinstance(stage.part, Loop):
+                own[stage.part.step] = 0
+            inside = stage.executable.memory(own)
+            made = {n: (b, _held(n, b, loc, sizes)) for n, b, loc in stage.held()}
+            beside = {**alive, **made} if isinstance(stage.part, Loop) else alive
+            total = inside.peak_bytes + sum(h.nbytes for _, h in beside.values())
+            if total > best.peak_bytes:
+                texts = [*(str(b) for b, h in beside.values() if h.nbytes), inside.formula]
+                buffers = (*(h for _, h in beside.values()), *inside.buffers)
+                formula = " + ".join(t for t in texts if t != "0") or "0"
+                best = MemoryPlan(peak_bytes=total, formula=formula, buffers=buffers)
+            alive |= made
+            for name in stage.dead:
+                alive.pop(name, None)
+        return best
+
+
+def _held(name: str, nbytes: Index, loc: Any, sizes: Mapping[str, int]) -> Held:
+    return Held(name=name, nbytes=evaluate(nbytes, sizes), kind="temporary", loc=loc or UNKNOWN_LOC)
+
+
+def _set_dead(parts: Sequence[Stage], results: set[str]) -> None:
+    """After which part each value is let go."""
+    needed = set(results)
+    for stage in reversed(parts):
+        part = stage.part
+        reads = set(part.program.inputs)
+        if isinstance(part, Loop):
+            reads = (reads - part.carried.keys()) | {init for _, init in part.carried.values()}
+        gives = {*part.program.outputs, *part.program.checks}
+        if isinstance(part, Loop):
+            gives |= set(part.ends.values())
+        stage.dead = tuple(sorted((reads | gives) - needed))
+        needed |= reads
+
+
+def compile_program(
+    program: Program,
+    *,
+    symbols: Sequence[str],
+    scalars: Sequence[str],
+    hints: Mapping[str, int],
+) -> Executable | Staged:
+    """Plan a program for one signature; `hints` are the sizes of the first call."""
+    kind = Staged if program.delays else Executable
+    return kind(program, symbols, scalars, hints)
+
+

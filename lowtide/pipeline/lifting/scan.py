@@ -1,0 +1,121 @@
+"""What a loop truly carries from one iteration to the next: its steps run one after another.
+
+In: the closed definitions of a loop's body, and a tensor of which each iteration needs what the one
+before it left. Out: a `Delay`, and the value after the last iteration. What does not depend on it
+is over all iterations at once as in any lifted loop; `texpr/partition` finds what does.
+
+    for t in range(n):                         delay h'[t, j] = h[t-1, j] from h0[j]
+        h = torch.tanh(x[t] + h @ u)    ->     h[t, j] = tanh(x[t, j] + sum[k](h'[t, k] * u[k, j]))
+    return h                                   result: h[n - 1, j]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from lowtide.errors import Loc
+from lowtide.pipeline.lifting.closing import Body
+from lowtide.pipeline.lifting.match import NotLifted
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.build import Val
+from lowtide.texpr.expr import Def, Delay, Expr, Select
+from lowtide.texpr.index import Index, as_index
+
+
+class Carried(NotLifted):
+    """These stand-ins must be carried from step to step."""
+
+    def __init__(self, why: str, names: Collection[str]) -> None:
+        super().__init__(why)
+        self.names = frozenset(names)
+
+
+def needs(defs: Mapping[str, Def], values: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """For each stand-in, those that its next value is made of. `values`: where that stands."""
+    known: dict[str, frozenset[str]] = {n: frozenset((n,)) for n in values}
+    for name, d in defs.items():
+        found = {load.source for load in ex.loads(d.expr)}
+        known[name] = frozenset(s for n in found for s in known.get(n, ()))
+    return {n: known.get(v, frozenset()) for n, v in values.items()}
+
+
+def roots(defs: Mapping[str, Def], e: Expr) -> frozenset[str]:
+    """The stand-ins (names without a definition) that an expression is made of."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    todo = [load.source for load in ex.loads(e)]
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in defs:
+            todo += [load.source for load in ex.loads(defs[name].expr)]
+        else:
+            found.add(name)
+    return frozenset(found)
+
+
+def first_cycle(
+    failed: Iterable[str], needs: Mapping[str, frozenset[str]], delayed: Collection[str]
+) -> set[str]:
+    """Stand-ins that need each other, and of the others only what is `delayed` already; first of
+    all such sets on which one that `failed` depends."""
+    for name in sorted(failed):
+        below = _all(name, needs, delayed)
+        for one in sorted(below):
+            needed = _all(one, needs, delayed)
+            cycle = {n for n in needed if one in _all(n, needs, delayed)}
+            if cycle and needed <= cycle:
+                return cycle
+    return set()
+
+
+def _all(name: str, needs: Mapping[str, frozenset[str]], delayed: Collection[str]) -> set[str]:
+    found: set[str] = set()
+    todo = [name]
+    while todo:
+        for other in needs.get(todo.pop(), ()):
+            if other not in found and other not in delayed:
+                found.add(other)
+                todo.append(other)
+    return found
+
+
+def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc) -> Val:
+    """Adds the delay that `name` is; gives the value after the last iteration."""
+    b, axis = body.b, body.axis
+    trips = axis.extent
+    source = value.name
+    own = b.program.defs.get(source)
+    if own is None or source not in body.lifted or source not in body.own:
+        shape = (trips, *value.shape)
+
+        def copied(idx: tuple[Index, ...]) -> Expr:
+            return at_indices(body.element(value, idx[1:], ""), {axis: idx[0]})
+
+        source = b.tensor(shape, value.dtype, copied).name
+        own = b.program.defs[source]
+    if _keeps_parts(own, name.name):
+        raise NotLifted("iterations write parts of a tensor that others read")
+    b.program.delays[name.name] = Delay(
+        name=name.name,
+        source=source,
+        init=start.name,
+        shape=tuple(as_index(s) for s in (trips, *name.shape)),
+        dtype=name.dtype,
+        loc=loc,
+    )
+    last = Val(source, (trips, *name.shape), name.dtype)
+    return b.tensor(name.shape, name.dtype, lambda idx: b.load(last, (trips - 1, *idx)))
+
+
+def _keeps_parts(d: Def, carry: str) -> bool:
+    """Is an element of it chosen, by its place, to be what it was before?"""
+    for node in ex.walk(d.expr):
+        if isinstance(node, Select) and not any(ex.loads(node.cond)):
+            for choice in (node.yes, node.no):
+                if isinstance(choice, ex.Load) and choice.source == carry:
+                    return True
+    return False

@@ -1,0 +1,420 @@
+"""Program with delays → parts that run one after another: plain ones, and loops.
+
+In:  a Program whose definitions form cycles through delays.
+Out: `Part`s in order. What lies on a cycle is a `Loop`: a Program of one step, in which the loop's
+     index is a size symbol and what is carried an input. All else is in plain parts, before or after
+     loops, and so is over all steps at once.
+
+    h'[t, j] = h[t-1, j]                     part 0   p[t, j] = sum[k](x[t, k] * w[k, j])
+    p[t, j] = sum[k](x[t, k] * w[k, j])      loop t   h[j] = tanh(p[t, j] + sum[k](h'[k] * u[k, j]))
+    h[t, j] = tanh(p[t, j] +           ->    part 2   y[t] = sum[j](h[t, j])
+              sum[k](h'[t, k] * u[k, j]))
+    y[t] = sum[j](h[t, j])
+
+A value is computed in the last part in which it can be. Pointwise values are written again into each
+part that reads them, so that only reductions and carried values lie in memory between parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from lowtide.ir import dtypes
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.expr import (
+    Apply,
+    Cast,
+    Def,
+    Delay,
+    Expr,
+    Input,
+    Load,
+    Program,
+    Reduce,
+    Rewriter,
+    Select,
+)
+from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, deep_atoms, product
+
+FEW_TERMS = 16  # a sum of so few terms is computed again rather than stored
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """A Program; what it gives to later parts or to the caller are its outputs."""
+
+    program: Program
+
+
+@dataclass(slots=True, kw_only=True)
+class Loop:
+    """`program` is one step; `step` is its size symbol. Outputs are slots of one step.
+
+    `carried`: an input of the step, and the output that it is one step earlier, or at the first step
+    the value named. `kept`: outputs of which all steps are needed later; of the others only the
+    last one."""
+
+    program: Program
+    step: str
+    trips: Index
+    reverse: bool
+    carried: Mapping[str, tuple[str, str]]
+    kept: frozenset[str]
+    ends: Mapping[str, str]  # an output, and what its value after the last step is called
+
+
+@dataclass(slots=True)
+class _Cycle:
+    """Definitions and delays that depend on each other."""
+
+    members: set[str]
+    delays: list[Delay] = field(default_factory=list[Delay])
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """In the order in which they run. `same`: results that are a value of a part as it is."""
+
+    parts: tuple[Part | Loop, ...]
+    same: Mapping[str, str]
+
+
+def partition(program: Program) -> Parts:
+    """The parts of a Program with delays."""
+    made = _Partition(_settled(program))
+    return Parts(tuple(made.parts()), made.same)
+
+
+class _Partition:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.defs = program.defs
+        self.roots = [*program.outputs, *program.checks]
+        self.loads = {n: {x.source for x in ex.loads(d.expr)} for n, d in self.defs.items()}
+        self.cycles = _cycles(program, self.loads)
+        self.cycle_of = {n: c for c in self.cycles for n in c.members}
+        self._levels: dict[object, int] = {}
+        self._placed: dict[str, int] = {}
+        self.users: dict[str, set[str]] = {}
+        for user, sources in self.loads.items():
+            for source in sources:
+                self.users.setdefault(source, set()).add(user)
+        for c in self.cycles:
+            for y in c.delays:
+                self.users.setdefault(y.init, set()).add(y.source)
+        self.demanded: dict[str, None] = dict.fromkeys(self.roots)
+        self.ends: dict[str, str] = {}
+        self.whole: set[str] = {r for r in self.roots if r in self.cycle_of}
+        self.same = self._handed_out()
+
+    def parts(self) -> list[Part | Loop]:
+        """From the last part to the first, since each says what it needs of those before it."""
+        live = self._live()
+        at: dict[int, list[_Cycle | None]] = {}
+        for name in live:
+            if name in self.defs:
+                c = self.cycle_of.get(name)
+                where = at.setdefault(self._place(name), [])
+                if c not in where:
+                    where.append(c)
+        made: list[Part | Loop] = []
+        for number in sorted(at, reverse=True):
+            for c in at[number]:
+                part = self._plain(number) if c is None else self._loop(c)
+                if part is not None:
+                    made.append(part)
+        return made[::-1]
+
+    def _handed_out(self) -> dict[str, str]:
+        """Outputs that are all steps of a loop's value, or the last one: each memory once."""
+        found: dict[str, str] = {}
+        taken = {self._origin(r)[0] for r in self.roots if r in self.cycle_of}
+        for at_end in (False, True):
+            for name in self.roots:
+                source, is_end = self._origin(name)
+                if name == source or source in taken or is_end is not at_end:
+                    continue
+                taken.add(source)
+                self.demanded.pop(name)
+                self.demanded[source] = None
+                if at_end:
+                    found[name] = self.ends.setdefault(source, f"{source}_end")
+                else:
+                    found[name] = source
+                    self.whole.add(source)
+        return found
+
+    def _origin(self, name: str) -> tuple[str, bool]:
+        """The loop's value that a definition only repeats, and whether it is its last step; the
+        definition itself for any other."""
+        d, at_end = self.defs[name], False
+        index = tuple(as_index(a) for a in d.axes)
+        source = name
+        while source not in self.cycle_of:
+            node = at_indices(d.expr, dict(zip(d.axes, index, strict=True)))
+            if not isinstance(node, Load) or node.source not in self.defs:
+                return name, False
+            source, index, d = node.source, node.index, self.defs[node.source]
+        c = self.cycle_of[source]
+        axes = tuple(as_index(a) for a in self.defs[name].axes)
+        if len(index) == len(axes) + 1 and index[0] is c.delays[0].last:
+            at_end, index = True, index[1:]
+        return (source, at_end) if index == axes else (name, False)
+
+    def _live(self) -> dict[str, None]:
+        found: dict[str, None] = {}
+        todo = list(self.roots)
+        while todo:
+            name = todo.pop()
+            if name in found or name in self.program.inputs:
+                continue
+            found[name] = None
+            y = self.program.delays.get(name)
+            todo += self.loads[name] if y is None else {y.source, y.init}
+        return found
+
+    # -- where a definition is computed: plain parts have even numbers, loops odd ones --
+
+    def _level(self, name: str) -> int:
+        """The first part in which it can be."""
+        c = self.cycle_of.get(name)
+        key: object = name if c is None else id(c)
+        if key not in self._levels:
+            if c is None:
+                above = [self._level(s) for s in self.loads.get(name, ())]
+                self._levels[key] = max((n + n % 2 for n in above), default=0)
+            else:
+                sources = {s for m in c.members for s in self.loads.get(m, ())} - c.members
+                sources |= {y.init for y in c.delays}
+                above = [self._level(s) for s in sources]
+                self._levels[key] = max((n + 1 + n % 2 for n in above), default=1)
+        return self._levels[key]
+
+    def _place(self, name: str) -> int:
+        """The last part in which it can be."""
+        if name in self.cycle_of:
+            return self._level(name)
+        if name not in self._placed:
+            below = [self._place(u) for u in self.users.get(name, ())]
+            wanted = [self._level(name)] if name in self.roots or not below else []
+            self._placed[name] = min(*wanted, *(n - n % 2 for n in below), 1 << 30)
+        return self._placed[name]
+
+    # -- plain parts --
+
+    def _plain(self, number: int) -> Part | None:
+        roots = [n for n in self.demanded if n in self.defs and n not in self.cycle_of]
+        roots = [n for n in roots if self._place(n) == number]
+        if not roots:
+            return None
+        defs: dict[str, Def] = {}
+        inputs: dict[str, Input] = {}
+        todo = list(roots)
+        while todo:
+            name = todo.pop()
+            if name in defs or name in inputs:
+                continue
+            d = self.defs.get(name)
+            own = d is not None and name not in self.cycle_of
+            if d is None or not own or (self._place(name) != number and not _is_pointwise(d)):
+                self._need(inputs, name)
+                continue
+            new = self._with_ends(d)
+            defs[name] = new
+            todo += {load.source for load in ex.loads(new.expr)}
+        ordered = {n: defs[n] for n in self.defs if n in defs}
+        checks = [n for n in self.program.checks if n in roots]
+        outputs = [n for n in roots if n not in checks or n in self.program.outputs]
+        return Part(program=Program(inputs=inputs, defs=ordered, outputs=[*outputs, *checks]))
+
+    def _need(self, inputs: dict[str, Input], name: str) -> None:
+        """Of a part: `name` is made by an earlier one, or the caller's."""
+        if name in self.program.inputs:
+            inputs[name] = self.program.inputs[name]
+            return
+        of = next((n for n, end in self.ends.items() if end == name), None)
+        d = self.defs[of or name]
+        shape = d.shape if of is None else d.shape[1:]
+        inputs[name] = _contiguous(name, shape, d.dtype)
+        self.demanded[of or name] = None
+        if of is None and name in self.cycle_of:
+            self.whole.add(name)
+
+    def _with_ends(self, d: Def) -> Def:
+        """Reads of the last step of a loop, as a value of their own."""
+
+        def visit(node: Expr) -> Expr | None:
+            c = self.cycle_of.get(node.source) if isinstance(node, Load) else None
+            if c is None or not isinstance(node, Load) or node.index[0] is not c.delays[0].last:
+                return None
+            name = self.ends.setdefault(node.source, f"{node.source}_end")
+            return ex.load(name, node.index[1:], node.dtype)
+
+        return Def(name=d.name, axes=d.axes, expr=Rewriter(visit)(d.expr), loc=d.loc, op=d.op)
+
+    # -- loops --
+
+    def _loop(self, c: _Cycle) -> Loop:
+        step = Size("step")
+        index = as_index(step)
+        delays = {y.name: y for y in c.delays}
+        inputs: dict[str, Input] = {}
+        defs: dict[str, Def] = {}
+        for name, d in self.defs.items():
+            if name in c.members:
+                defs[name] = self._one_step(d, c, delays, index)
+        for d in defs.values():
+            for load in ex.loads(d.expr):
+                y = delays.get(load.source)
+                if y is not None:
+                    inputs[y.name] = _contiguous(y.name, y.shape[1:], y.dtype)
+                elif load.source not in defs:
+                    self._need(inputs, load.source)
+        outputs = dict.fromkeys(y.source for y in c.delays)
+        outputs |= dict.fromkeys(n for n in self.demanded if n in c.members)
+        for y in c.delays:
+            if y.init not in self.program.inputs:
+                self.demanded[y.init] = None
+        return Loop(
+            program=Program(inputs=inputs, defs=defs, outputs=list(outputs)),
+            step="step",
+            trips=c.delays[0].shape[0],
+            reverse=c.delays[0].reverse,
+            carried={y.name: (y.source, y.init) for y in c.delays if y.name in inputs},
+            kept=frozenset(n for n in outputs if n in self.whole),
+            ends={n: end for n, end in self.ends.items() if n in c.members},
+        )
+
+    def _one_step(self, d: Def, c: _Cycle, delays: Mapping[str, Delay], index: Index) -> Def:
+        at = {d.axes[0]: index}
+        own = c.members | delays.keys()
+
+        def visit(node: Expr) -> Expr | None:
+            if not isinstance(node, Load):
+                return None
+            if node.source in own:
+                if node.index[0] is not index:
+                    raise AssertionError(f"{d.name} reads another step: {node}")
+                return ex.load(node.source, node.index[1:], node.dtype)
+            return self._written_out(node, index)
+
+        expr = Rewriter(visit)(at_indices(d.expr, at))
+        return Def(name=d.name, axes=d.axes[1:], expr=expr, loc=d.loc, op=d.op)
+
+    def _written_out(self, node: Load, index: Index) -> Expr | None:
+        """A pointwise value of before the loop is computed in each step, if it is another in each;
+        a mere view always."""
+        d = self.defs.get(node.source)
+        if d is None or not _is_pointwise(d):
+            return None
+        varies = any(set(index.atoms()) & deep_atoms(i) for i in node.index)
+        if not varies and any(isinstance(n, Apply | Select | Cast) for n in ex.walk(d.expr)):
+            return None
+        moved = at_indices(d.expr, dict(zip(d.axes, node.index, strict=True)))
+
+        def visit(inner: Expr) -> Expr | None:
+            return self._written_out(inner, index) if isinstance(inner, Load) else None
+
+        return Rewriter(visit)(moved)
+
+
+def _contiguous(name: str, shape: tuple[Index, ...], dtype: dtypes.DType) -> Input:
+    steps: list[Index] = []
+    for k in range(len(shape)):
+        steps.append(product(shape[k + 1 :]))
+    return Input(name=name, dtype=dtype, shape=shape, strides=tuple(steps))
+
+
+def _is_pointwise(d: Def) -> bool:
+    """Is it cheap to compute again? A sum of a few terms is."""
+    for node in ex.walk(d.expr):
+        if isinstance(node, Reduce):
+            terms = product(a.extent for a in node.axes).const
+            if terms is None or terms > FEW_TERMS:
+                return False
+    return True
+
+
+def _cycles(program: Program, loads: Mapping[str, set[str]]) -> list[_Cycle]:
+    """The loops: what a delay depends on and what depends on it."""
+    edges = {n: set(s) for n, s in loads.items()}
+    edges |= {y.name: {y.source} for y in program.delays.values()}
+    back: dict[str, set[str]] = {}
+    for user, sources in edges.items():
+        for source in sources:
+            back.setdefault(source, set()).add(user)
+    found: list[_Cycle] = []
+    for y in program.delays.values():
+        known = next((c for c in found if y.name in c.members), None)
+        if known is None:
+            members = _reached(y.name, edges) & _reached(y.name, back)
+            known = _Cycle(members)
+            found.append(known)
+        known.delays.append(y)
+    for c in found:
+        c.members -= {y.name for y in c.delays}
+    return found
+
+
+def _reached(start: str, edges: Mapping[str, Iterable[str]]) -> set[str]:
+    seen: set[str] = set()
+    todo = [start]
+    while todo:
+        for name in edges.get(todo.pop(), ()):
+            if name not in seen:
+                seen.add(name)
+                todo.append(name)
+    return seen
+
+
+def _settled(program: Program) -> Program:
+    """Delays of what does not depend on them are choices between `init` and the step before."""
+    loads = {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
+    in_cycles = {y.name for c in _cycles(program, loads) if c.members for y in c.delays}
+    free = {n: y for n, y in program.delays.items() if n not in in_cycles}
+
+    def visit(node: Expr) -> Expr | None:
+        y = free.get(node.source) if isinstance(node, Load) else None
+        return _chosen(y, node) if y is not None and isinstance(node, Load) else None
+
+    defs = {
+        n: Def(name=n, axes=d.axes, expr=Rewriter(visit)(d.expr), loc=d.loc, op=d.op)
+        for n, d in program.defs.items()
+    }
+    return Program(
+        inputs=program.inputs,
+        delays={n: y for n, y in program.delays.items() if n in in_cycles},
+        defs=_ordered(defs, in_cycles),
+        outputs=program.outputs,
+        checks=program.checks,
+        equalities=program.equalities,
+    )
+
+
+def _chosen(y: Delay, node: Load) -> Expr:
+    step, rest = node.index[0], node.index[1:]
+    same = (ex.at(step, dtypes.i64), ex.at(y.first, dtypes.i64))
+    at_first = ex.apply("eq", same, dtypes.boolean)
+    before = clamp(step + y.behind, y.shape[0])
+    yes = ex.load(y.init, rest, node.dtype)
+    return ex.select(at_first, yes, ex.load(y.source, (before, *rest), node.dtype))
+
+
+def _ordered(defs: Mapping[str, Def], delays: set[str]) -> dict[str, Def]:
+    """Each definition after what it loads."""
+    found: dict[str, Def] = {}
+    for start in defs:
+        stack = [(start, False)]
+        while stack:
+            name, ready = stack.pop()
+            if ready:
+                found[name] = defs[name]
+            elif name in defs and name not in found:
+                stack.append((name, True))
+                stack += [(x.source, False) for x in ex.loads(defs[name].expr)]
+    return found
+
+
