@@ -34,6 +34,11 @@ _autocast: Callable[[], bool] = getattr(
 _config = config.current
 
 
+def in_transform() -> bool:
+    """Whether a torch.func transform or vmap is at work, also within a backward pass."""
+    return _transform() is not None
+
+
 def reason() -> str:
     """Why nothing is compiled just now."""
     if _function_mode() or _dispatch_modes():

@@ -27,6 +27,7 @@ from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.python_ops.numbers import UNBOUND
 from lowtide.ir.types import ClassType
 from lowtide.pipeline import late, scalars
+from lowtide.pipeline.activity import Activity
 from lowtide.pipeline.abstract import (
     OPAQUE,
     Abs,
@@ -138,6 +139,7 @@ class _Specialiser:
         self.floats = floats
         self.derived: dict[str, Abs] = {}
         self.ops = 0
+        self.activity = Activity(self.b, binding.wanted)
         self._undo: list[tuple[Abs, Seq]] = []  # lists that were changed, and what they were
 
     def trace(self, block: Block, start: int, env: dict[Value, Abs]) -> Trace:
@@ -336,6 +338,7 @@ class _Specialiser:
         self.b.loc, self.b.op = op.loc, record.name
         args = [raw(x) for x in (*leading, *operands)]
         mark = self._mark()
+        self.activity.before(record.name, (*leading, *operands))
         try:
             found = record.lower(self.b, *args)
         except Unsupported as why:
@@ -343,6 +346,7 @@ class _Specialiser:
             if any(_has_float(x) for x in args):
                 self._try_floats(record, args, why)
             raise
+        found = self.activity.after(record.name, found, mark[0])
         origin = Origin(record.eager, (*leading, *operands), record.name)
         if len(op.results) > 1:
             return [self._result(r, kind, origin, i) for i, r in enumerate(found)]

@@ -327,7 +327,7 @@ def _meta_outputs(entry: Entry) -> Any:
     assert host is not None
     numbers = dict(zip(host.names, entry.z, strict=True))
 
-    def outputs(tensors: object, sizes: object, scalars: object) -> list[Any]:
+    def outputs(tensors: object, sizes: object, scalars: object, *_: object) -> list[Any]:
         made: list[Any] = []
         for name in host.program.outputs:
             d = host.program.defs[name]

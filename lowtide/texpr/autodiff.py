@@ -131,6 +131,30 @@ class Differentiation:
         return Backward(program=pruned(program), gradients=gradients)
 
 
+def activity(program: Program, made: Iterable[Def], active: Collection[str]) -> set[str]:
+    """Which of these definitions carry gradients, if `active` values do; raises Unsupported where
+    a gradient cannot be written down."""
+    found: set[str] = set()
+    parts: dict[str, Def] = {}
+
+    def is_active(load: Load) -> bool:
+        return load.source in active or load.source in found
+
+    for d in made:
+        for part in isolated(d):
+            parts[part.name] = part
+            pulled = None if is_constant(part) else pull(part, _seed(part), is_active)
+            if pulled is None or not pulled.loads:
+                continue
+            found.add(part.name)
+            for load, value in pulled.loads.items():
+                of = program.inputs.get(load.source) or program.defs.get(load.source)
+                y = tuple(Axis("y", size) for size in (of or parts[load.source]).shape)
+                use = _Contribution(user=part, scope=pulled.scope, load=load, value=value)
+                _body(use, y, value.dtype)
+    return found
+
+
 def given_name(name: str) -> str:
     """What a cotangent that is handed in is called."""
     return f"g_{name}"

@@ -1,0 +1,53 @@
+"""Which values of a trace carry gradients, and which ops must be PyTorch's because of that.
+
+In: a builder, and the definitions that an op has just added. Out: nothing, or Unsupported with the
+reason: then the op ends the region, PyTorch runs it and records its own backward.
+
+    y = x.detach() * x        detach becomes a value of its own, which hands nothing on
+    z = w[idx]                its gradient is a scatter: PyTorch's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lowtide.ops.gradients import left_to_torch
+from lowtide.pipeline.abstract import Abs, tensors_in
+from lowtide.texpr.autodiff import activity
+from lowtide.texpr.build import Builder, Unsupported, Val
+from lowtide.texpr.pullback import DETACHED
+
+
+class Activity:
+    """The values that carry gradients, by name; empty where none are recorded."""
+
+    def __init__(self, builder: Builder, wanted: Iterable[str]) -> None:
+        self.builder = builder
+        self.active = set(wanted)
+        self.records = bool(self.active)
+
+    def before(self, name: str, operands: Sequence[Abs]) -> None:
+        """Raises Unsupported for an op whose gradient is PyTorch's own."""
+        if self.records:
+            carrying = [any(self._carries(t) for t in tensors_in(x)) for x in operands]
+            why = left_to_torch(name, carrying)
+            if why:
+                raise Unsupported(why)
+
+    def after(self, name: str, found: Any, first: int) -> Any:
+        """What an op has made, with the definitions from number `first` on looked at."""
+        if not self.records:
+            return found
+        if name in DETACHED and isinstance(found, Val):
+            source = found
+            found = self.builder.tensor(
+                source.shape, source.dtype, lambda idx: self.builder.load(source, idx)
+            )
+        program = self.builder.program
+        made = list(program.defs.values())[first:]
+        self.active |= activity(program, made, self.active)
+        return found
+
+    def _carries(self, x: Abs) -> bool:
+        return isinstance(x.value, Val) and x.value.name in self.active
