@@ -14,18 +14,19 @@ from typing import Any
 
 from lowtide.ops.gradients import left_to_torch
 from lowtide.pipeline.abstract import Abs, tensors_in
-from lowtide.texpr.autodiff import activity
+from lowtide.texpr.autodiff import Differentiation
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.pullback import DETACHED
 
 
 class Activity:
-    """The values that carry gradients, by name; empty where none are recorded."""
+    """Follows which values carry gradients, where any are recorded."""
 
     def __init__(self, builder: Builder, wanted: Iterable[str]) -> None:
         self.builder = builder
-        self.active = set(wanted)
-        self.records = bool(self.active)
+        wanted = list(wanted)
+        self.diff = Differentiation(builder.program.inputs, wanted)
+        self.records = bool(wanted)
 
     def before(self, name: str, operands: Sequence[Abs]) -> None:
         """Raises Unsupported for an op whose gradient is PyTorch's own."""
@@ -44,10 +45,9 @@ class Activity:
             found = self.builder.tensor(
                 source.shape, source.dtype, lambda idx: self.builder.load(source, idx)
             )
-        program = self.builder.program
-        made = list(program.defs.values())[first:]
-        self.active |= activity(program, made, self.active)
+        for d in list(self.builder.program.defs.values())[first:]:
+            self.diff.add(d)
         return found
 
     def _carries(self, x: Abs) -> bool:
-        return isinstance(x.value, Val) and x.value.name in self.active
+        return isinstance(x.value, Val) and self.diff.carries(x.value.name)

@@ -22,8 +22,10 @@ import torch
 
 from lowtide.errors import Loc
 from lowtide.pipeline import backend, stats
+from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
-from lowtide.texpr.autodiff import Differentiation, contiguous_strides, given_name
+from lowtide.texpr.autodiff import contiguous_strides, differentiated, given_name
+from lowtide.texpr.contribution import Scatter
 from lowtide.texpr.expr import Program, Reduce
 from lowtide.texpr.index import Index, as_index, evaluate, product
 
@@ -46,12 +48,14 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A compiled backward Program: `inputs` are names of tensors in order, `gradients` those of the
-    region's inputs in the order of its results."""
+    """A compiled backward Program: `inputs` and `outputs` are names of tensors in order; for the
+    others see `autodiff.Backward`."""
 
     executable: Any
     inputs: tuple[str, ...]
-    gradients: tuple[str, ...]
+    outputs: tuple[str, ...]
+    gradients: Mapping[str, str]
+    scatters: tuple[Scatter, ...]
 
 
 class Gradient:
@@ -65,7 +69,7 @@ class Gradient:
         self.names = tuple(names)
         self.scalars = tuple(scalars)
         self.wanted = tuple(n for n in wanted if n in program.inputs)
-        self.diff = Differentiation(program, self.wanted)
+        self.diff = differentiated(program, self.wanted)
         self.carrying = tuple(self.diff.carries(n) for n in program.outputs)
         everything = self._backward_program(self.wanted, self._all_given(), ())
         self.kept_inputs = tuple(n for n in program.inputs if n in everything.inputs)
@@ -94,7 +98,7 @@ class Gradient:
             for n in chosen
             for d in [self.diff.defs[n]]
         )
-        return self.diff.recording(chosen)
+        return autodiff.recording(self.program, self.diff, chosen)
 
     def _chosen(self, hints: Mapping[str, int]) -> list[str]:
         outputs = [(self.diff.shape(n), self.diff.dtype(n)) for n in self.program.outputs]
@@ -116,7 +120,8 @@ class Gradient:
                 continue
             seen.add(name)
             small = _bytes(d.shape, d.dtype.itemsize, hints) <= room
-            if small and isinstance(d.expr, Reduce) and _terms(d.expr, hints) > CHEAP_TERMS:
+            costly = isinstance(d.expr, Reduce) and _terms(d.expr, hints) > CHEAP_TERMS
+            if name in self.diff.must_save or (small and costly and name not in self.diff.late):
                 chosen[name] = None
             else:
                 todo += [load.source for load in ex.loads(d.expr)]
@@ -134,7 +139,7 @@ class Gradient:
         given: Mapping[str, tuple[Index, ...]],
         saved: Sequence[str],
     ) -> Program:
-        return self.diff.backward(wanted, given, saved).program
+        return autodiff.backward(self.diff, wanted, given, saved).program
 
     def backward(
         self,
@@ -166,9 +171,9 @@ class Gradient:
             for n, pattern in zip(self.program.outputs, patterns, strict=True)
             if pattern is not None
         }
-        made = self.diff.backward(wanted, given, saved)
+        made = autodiff.backward(self.diff, wanted, given, saved)
         executable = None
-        if made.gradients:
+        if made.program.outputs:
             stats.count("compiles")
             executable = backend.compile_program(
                 made.program,
@@ -179,7 +184,9 @@ class Gradient:
         return Pass(
             executable=executable,
             inputs=tuple(made.program.inputs),
-            gradients=tuple(made.gradients),
+            outputs=tuple(made.program.outputs),
+            gradients=made.gradients,
+            scatters=made.scatters,
         )
 
 

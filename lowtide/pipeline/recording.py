@@ -221,10 +221,31 @@ def _by_kernels(
 
 
 def _run(made: Pass, tensors: Mapping[str, Tensor], call: _Call) -> dict[str, Tensor]:
-    if made.executable is None:
-        return {}
-    found = made.executable([tensors[n] for n in made.inputs], call.sizes, call.numbers)
-    return dict(zip(made.gradients, found, strict=True))
+    """The gradients of a compiled pass, by input."""
+    found: dict[str, Tensor] = {}
+    if made.executable is not None:
+        results = made.executable([tensors[n] for n in made.inputs], call.sizes, call.numbers)
+        found = dict(zip(made.outputs, results, strict=True))
+    gradients: dict[str, Tensor] = {}
+    for name, output in made.gradients.items():
+        place = call.recorder.places[name]
+        like: _Shape = _item(call.live_ins, (place.position, *place.path))
+        dense = found[output] if output else None
+        parts = [(found[s.index], found[s.values]) for s in made.scatters if s.input == name]
+        gradients[name] = dense if dense is not None and not parts else _added(dense, parts, like)
+    return gradients
+
+
+def _added(
+    dense: Tensor | None, parts: Sequence[tuple[Tensor, Tensor]], like: _Shape
+) -> Tensor:
+    """A gradient with values added at places that the data name, one after another."""
+    wide = torch.float64 if like.dtype is torch.float64 else torch.float32
+    total = torch.zeros(like.shape, dtype=wide) if dense is None else dense.to(wide)
+    flat = total.view(-1)
+    for index, values in parts:
+        flat.index_add_(0, index.reshape(-1), values.reshape(-1).to(wide))
+    return total.to(like.dtype)
 
 
 def _by_eager(

@@ -22,50 +22,91 @@ from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
-from lowtide.texpr.adjoint import invert
 from lowtide.texpr.algebra import at_indices
-from lowtide.texpr.build import Unsupported
+from lowtide.texpr.contribution import (
+    Contribution,
+    Scatter,
+    accumulator,
+    placed,
+    summed_terms,
+)
+from lowtide.texpr.exact import ExactBody, exact_body
 from lowtide.texpr.expr import Def, Expr, Input, Load, Program, Reduce, Rewriter
-from lowtide.texpr.formula import F, all_of, is_number
-from lowtide.texpr.index import Axis, Index, as_index, product
+from lowtide.texpr.formula import F, is_number
+from lowtide.texpr.index import Axis, Index, as_index, nonnegative, product
 from lowtide.texpr.pullback import Pulled, is_constant, pull
 
 # within these, a clamped index belongs to a load that a choice drops where it is out of bounds
 DROPPING = frozenset({"cat", "hstack", "vstack", "pad", "diag_embed", "diag"})
-MOST_MASKED = 64  # a scatter over at most so many points of a constant extent is a masked sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backward:
-    """`gradients`: of each input that has one, the output that holds it."""
+    """`gradients`: of each input that has one, the output that holds it, "" where only scatters
+    give to it. `scatters` are to be added to it by the caller."""
 
     program: Program
     gradients: Mapping[str, str]
+    scatters: tuple[Scatter, ...]
 
 
 class Differentiation:
-    """A forward Program made ready: reductions stand alone, it is known what carries gradients.
+    """Definitions made ready: reductions stand alone, it is known what carries gradients.
 
-    Raises Unsupported if some gradient cannot be written down."""
+    `must_save`: reductions that the backward pass must have bit by bit; `late`: values that are
+    computed when it begins."""
 
-    def __init__(self, forward: Program, wanted: Iterable[str]) -> None:
-        self.forward = forward
+    def __init__(self, inputs: Mapping[str, Input], wanted: Iterable[str]) -> None:
+        self.inputs = inputs
         self.defs: dict[str, Def] = {}
+        self.must_save: set[str] = set()
+        self.late: set[str] = set()
         self._active = set(wanted)
         self._pulled: dict[str, Pulled] = {}
-        for d in forward.defs.values():
-            for part in isolated(d):
-                self._take(part)
+
+    def add(self, d: Def) -> None:
+        """One more definition; raises Unsupported if its gradient cannot be written down."""
+        for part in isolated(d):
+            self._take(part)
 
     def _take(self, d: Def) -> None:
         self.defs[d.name] = d
         if is_constant(d):
             return
-        pulled = pull(d, _seed(d), lambda load: load.source in self._active)
-        if pulled.loads:
-            self._active.add(d.name)
-            self._pulled[d.name] = pulled
-            self.defs.update({a.name: a for a in pulled.aux})
+        exact = self._exact(d)
+        if exact is not None and exact.rewritten and isinstance(d.expr, Reduce):
+            e = ex.reduce(d.expr.fn, d.expr.axes, exact.body, d.dtype)
+            self.defs[d.name] = Def(name=d.name, axes=d.axes, expr=e, loc=d.loc, op=d.op)
+        body = exact.body if exact is not None else None
+        pulled = pull(d, _seed(d), lambda load: load.source in self._active, body)
+        if not pulled.loads:
+            return
+        if exact is not None:
+            self.must_save |= exact.sources
+        self._active.add(d.name)
+        self._pulled[d.name] = pulled
+        self.late |= pulled.late
+        self.defs.update({a.name: a for a in pulled.aux})
+        self._check(d, pulled)
+
+    def _exact(self, d: Def) -> ExactBody | None:
+        if not isinstance(d.expr, Reduce) or d.expr.fn not in ("min", "max"):
+            return None
+        found = exact_body(d, self.defs)
+        if found is None or not all(self._fits(self.defs[n]) for n in found.sources):
+            return None
+        return found
+
+    def _fits(self, d: Def) -> bool:
+        """Is it certainly no larger than some input?"""
+        size = product(d.shape)
+        return any(nonnegative(product(i.shape) - size) for i in self.inputs.values())
+
+    def _check(self, d: Def, pulled: Pulled) -> None:
+        for load, value in pulled.loads.items():
+            use = _handed(d, pulled, load, value)
+            if not use.is_sparse:
+                placed(use, tuple(Axis("y", size) for size in self.shape(load.source)))
 
     def carries(self, name: str) -> bool:
         """Does this value depend on an input that wants a gradient?"""
@@ -84,11 +125,11 @@ class Differentiation:
         return self._pulled.get(name)
 
     def shape(self, name: str) -> tuple[Index, ...]:
-        found = self.forward.inputs.get(name)
+        found = self.inputs.get(name)
         return found.shape if found is not None else self.defs[name].shape
 
     def dtype(self, name: str) -> DType:
-        found = self.forward.inputs.get(name)
+        found = self.inputs.get(name)
         return found.dtype if found is not None else self.defs[name].dtype
 
     def place(self, name: str) -> tuple[Loc, str]:
@@ -96,63 +137,52 @@ class Differentiation:
         d = self.defs.get(name)
         return (d.loc, d.op) if d is not None else (UNKNOWN_LOC, "gradient")
 
-    def recording(self, saved: Collection[str]) -> Program:
-        """The forward Program that also gives what is saved."""
-        extra = [n for n in saved if n not in self.forward.outputs]
-        return pruned(Program(
-            inputs=dict(self.forward.inputs),
-            defs=dict(self.defs),
-            outputs=[*self.forward.outputs, *extra],
-            checks=list(self.forward.checks),
-            equalities=list(self.forward.equalities),
-        ))  # fmt: skip
 
-    def backward(
-        self,
-        wanted: Collection[str],
-        given: Mapping[str, tuple[Index, ...]],
-        saved: Collection[str] = (),
-    ) -> Backward:
-        """The backward Program for gradients of `wanted` inputs. `given`: outputs that have a
-        cotangent, with its strides. `saved`: values that are handed in, not computed again."""
-        cots = _Cotangents(self, wanted)
-        for name, strides in given.items():
-            cots.give(name, strides)
-        for d in reversed(self.defs.values()):
-            cots.spread(d)
-        gradients = {n: cotangent_name(n) for n in wanted if cots.define(n)}
-        handed_in = {n: _as_input(self.defs[n]) for n in saved}
-        forward = {n: d for n, d in self.defs.items() if n not in handed_in}
-        program = Program(
-            inputs={**self.forward.inputs, **handed_in, **cots.inputs},
-            defs={**forward, **cots.defs},
-            outputs=list(gradients.values()),
+def differentiated(forward: Program, wanted: Iterable[str]) -> Differentiation:
+    """All definitions of a Program made ready; raises Unsupported."""
+    diff = Differentiation(forward.inputs, wanted)
+    for d in forward.defs.values():
+        diff.add(d)
+    return diff
+
+
+def recording(forward: Program, diff: Differentiation, saved: Collection[str]) -> Program:
+    """The forward Program that also gives what is saved."""
+    extra = [n for n in saved if n not in forward.outputs]
+    return pruned(
+        Program(
+            inputs=dict(forward.inputs),
+            defs=dict(diff.defs),
+            outputs=[*forward.outputs, *extra],
+            checks=list(forward.checks),
+            equalities=list(forward.equalities),
         )
-        return Backward(program=pruned(program), gradients=gradients)
+    )
 
 
-def activity(program: Program, made: Iterable[Def], active: Collection[str]) -> set[str]:
-    """Which of these definitions carry gradients, if `active` values do; raises Unsupported where
-    a gradient cannot be written down."""
-    found: set[str] = set()
-    parts: dict[str, Def] = {}
-
-    def is_active(load: Load) -> bool:
-        return load.source in active or load.source in found
-
-    for d in made:
-        for part in isolated(d):
-            parts[part.name] = part
-            pulled = None if is_constant(part) else pull(part, _seed(part), is_active)
-            if pulled is None or not pulled.loads:
-                continue
-            found.add(part.name)
-            for load, value in pulled.loads.items():
-                of = program.inputs.get(load.source) or program.defs.get(load.source)
-                y = tuple(Axis("y", size) for size in (of or parts[load.source]).shape)
-                use = _Contribution(user=part, scope=pulled.scope, load=load, value=value)
-                _body(use, y, value.dtype)
-    return found
+def backward(
+    diff: Differentiation,
+    wanted: Collection[str],
+    given: Mapping[str, tuple[Index, ...]],
+    saved: Collection[str] = (),
+) -> Backward:
+    """The backward Program for gradients of `wanted` inputs. `given`: outputs that have a
+    cotangent, with its strides. `saved`: values that are handed in, not computed again."""
+    cots = _Cotangents(diff, wanted)
+    for name, strides in given.items():
+        cots.give(name, strides)
+    for d in reversed(diff.defs.values()):
+        cots.spread(d)
+    gradients = {n: found for n in wanted if (found := cots.gradient(n)) is not None}
+    handed_in = {n: _as_input(diff.defs[n]) for n in saved}
+    forward = {n: d for n, d in diff.defs.items() if n not in handed_in}
+    scattered = [n for s in cots.scatters for n in (s.values, s.index)]
+    program = Program(
+        inputs={**diff.inputs, **handed_in, **cots.inputs},
+        defs={**forward, **cots.defs},
+        outputs=[*filter(None, gradients.values()), *scattered],
+    )
+    return Backward(program=pruned(program), gradients=gradients, scatters=tuple(cots.scatters))
 
 
 def given_name(name: str) -> str:
@@ -165,18 +195,18 @@ def cotangent_name(name: str) -> str:
     return f"ct_{name}"
 
 
+def _handed(d: Def, pulled: Pulled, load: Load, value: Expr) -> Contribution:
+    return Contribution(
+        user=d.name,
+        scope=pulled.scope,
+        index=load.index,
+        value=value,
+        dropping=d.op in DROPPING,
+    )
+
+
 def _seed(d: Def) -> Load:
     return ex.load(cotangent_name(d.name), [as_index(a) for a in d.axes], d.dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Contribution:
-    """What a load within a definition gives to the cotangent of its source."""
-
-    user: Def
-    scope: tuple[Axis, ...]
-    load: Load
-    value: Expr
 
 
 class _Cotangents:
@@ -187,7 +217,8 @@ class _Cotangents:
         self.needed = diff.depending_on(wanted)
         self.inputs: dict[str, Input] = {}
         self.defs: dict[str, Def] = {}
-        self.parts: dict[str, list[_Contribution]] = {}
+        self.parts: dict[str, list[Contribution]] = {}
+        self.scatters: list[Scatter] = []
 
     def give(self, name: str, strides: tuple[Index, ...]) -> None:
         """An output whose cotangent is handed in."""
@@ -198,76 +229,74 @@ class _Cotangents:
     def spread(self, d: Def) -> None:
         """Defines the cotangent of a value, and hands it on to what the value is made of."""
         pulled = self.diff.pulled(d.name)
-        if pulled is None or d.name not in self.needed or not self.define(d.name):
+        if pulled is None or d.name not in self.needed:
             return
+        dense, sparse = self._split(d.name, isinstance(d.expr, Load))
+        defined = self._define(d.name, dense)
         for load, value in pulled.loads.items():
-            if load.source in self.needed:
-                made = _Contribution(user=d, scope=pulled.scope, load=load, value=value)
-                self.parts.setdefault(load.source, []).append(made)
+            if load.source not in self.needed:
+                continue
+            given = self.parts.setdefault(load.source, [])
+            handed = _handed(d, pulled, load, value)
+            if defined:
+                given.append(handed)
+            given += [part.through(d, _seed(d), handed) for part in sparse]
 
-    def define(self, name: str) -> bool:
-        """Makes the definition of a cotangent; False where nothing reaches the value."""
-        parts, given = self.parts.get(name, []), given_name(name)
+    def gradient(self, name: str) -> str | None:
+        """The output with the gradient of an input, "" if there are only scatters, None for none."""
+        dense, sparse = self._split(name, False)
+        for part in sparse:
+            if not is_number(part.value, 0):
+                self._scatter(name, part)
+        if self._define(name, dense):
+            return cotangent_name(name)
+        return "" if sparse else None
+
+    def _split(self, name: str, is_view: bool) -> tuple[list[Contribution], list[Contribution]]:
+        """Contributions that are written down over the value's own axes, and those at places that
+        the data name: these become a mask where the rest is written down anyway."""
+        parts = self.parts.get(name, [])
+        dense = [p for p in parts if not p.is_sparse]
+        sparse = [p for p in parts if p.is_sparse]
+        is_input = name in self.diff.inputs
+        if is_input or ((dense or given_name(name) in self.inputs) and not is_view):
+            y = tuple(Axis("y", size) for size in self.diff.shape(name))
+            masks = [p for p in sparse if p.as_mask(y)]
+            dense, sparse = [*dense, *masks], [p for p in sparse if p not in masks]
+        return dense, sparse
+
+    def _define(self, name: str, parts: list[Contribution]) -> bool:
+        given = given_name(name)
         if not parts and given not in self.inputs:
             return False
         shape, dtype = self.diff.shape(name), self.diff.dtype(name)
         axes = tuple(Axis(f"y{k}", size) for k, size in enumerate(shape))
-        within = _accumulator(dtype, [p.value for p in parts])
+        within = accumulator(dtype, [p.value for p in parts])
         total = F(ex.const(0, within))
         if given in self.inputs:
             total = F(ex.cast(ex.load(given, [as_index(a) for a in axes], dtype), within))
-        for term in _terms(parts, axes, within):
+        for term in summed_terms(parts, axes, within):
             total = total + F(term)
-        expr = ex.cast(total.e, dtype)
-        loc, op = self.diff.place(name)
-        made = cotangent_name(name)
-        self.defs[made] = Def(name=made, axes=axes, expr=expr, loc=loc, op=op)
+        self._put(cotangent_name(name), name, axes, ex.cast(total.e, dtype))
         return True
 
+    def _scatter(self, name: str, part: Contribution) -> None:
+        """Values and their places, over the contribution's own axes."""
+        serial = len(self.scatters)
+        made = Scatter(input=name, values=f"sv{serial}_{name}", index=f"si{serial}_{name}")
+        self.scatters.append(made)
+        within = accumulator(self.diff.dtype(name), [part.value])
+        fresh = {a: Axis(f"n{k}", a.extent) for k, a in enumerate(part.scope)}
+        axes, moved = tuple(fresh.values()), {a: as_index(b) for a, b in fresh.items()}
+        self._put(made.values, name, axes, at_indices(ex.cast(part.value, within), moved))
+        flat = as_index(0)
+        for i, size in zip(part.index, self.diff.shape(name), strict=True):
+            flat = flat * size + i
+        self._put(made.index, name, axes, at_indices(ex.at(flat, dtypes.i64), moved))
 
-def _accumulator(dtype: DType, values: list[Expr]) -> DType:
-    wide = any(v.dtype is dtypes.f64 for v in values) or dtype is dtypes.f64
-    return dtypes.f64 if wide else dtypes.f32
-
-
-def _terms(parts: list[_Contribution], y: tuple[Axis, ...], within: DType) -> list[Expr]:
-    """The sums that make up a cotangent; those of one definition over the same axes are one."""
-    groups: dict[tuple[Def, tuple[Axis, ...]], F] = {}
-    for p in parts:
-        if is_number(p.value, 0):
-            continue
-        rest, body = _body(p, y, within)
-        key = (p.user, rest)
-        groups[key] = groups[key] + F(body) if key in groups else F(body)
-    return [_summed(rest, body.e, within) for (_, rest), body in groups.items()]
-
-
-def _body(p: _Contribution, y: tuple[Axis, ...], within: DType) -> tuple[tuple[Axis, ...], Expr]:
-    """One contribution at index y, and the axes that it is to be summed over."""
-    inverse = invert(p.load.index, y, p.scope, p.user.op in DROPPING)
-    value = F(ex.cast(at_indices(p.value, dict(inverse.at)), within))
-    conditions = list(inverse.conditions)
-    if inverse.data:
-        if not _is_small(inverse.rest):
-            raise Unsupported("the gradient of an index that is data is a scatter")
-        conditions += [
-            F(ex.cast(e, dtypes.i64)).equals(F(ex.at(rhs, dtypes.i64))) for rhs, e in inverse.data
-        ]
-    held = all_of(conditions)
-    return inverse.rest, (value if held is None else held.or_zero(value)).e
-
-
-def _is_small(rest: tuple[Axis, ...]) -> bool:
-    count = product(a.extent for a in rest).const
-    return count is not None and count <= MOST_MASKED
-
-
-def _summed(rest: tuple[Axis, ...], body: Expr, within: DType) -> Expr:
-    if not rest:
-        return body
-    fresh = {a: Axis(a.name, a.extent) for a in rest}
-    moved = at_indices(body, {a: as_index(b) for a, b in fresh.items()})
-    return ex.reduce("sum", [fresh[a] for a in rest], moved, within)
+    def _put(self, made: str, source: str, axes: tuple[Axis, ...], expr: Expr) -> None:
+        loc, op = self.diff.place(source)
+        self.defs[made] = Def(name=made, axes=axes, expr=expr, loc=loc, op=op)
 
 
 # ---- programs -----------------------------------------------------------------------------------

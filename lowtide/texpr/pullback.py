@@ -21,9 +21,9 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Unsupported
 from lowtide.texpr.derivatives import cotangents
-from lowtide.texpr.expr import Apply, Cast, Const, Def, Expr, Load, Reduce, Select
-from lowtide.texpr.formula import F, is_number, place
-from lowtide.texpr.index import Axis, Index, as_index
+from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce, Select
+from lowtide.texpr.formula import F, is_number
+from lowtide.texpr.index import Axis, Index, as_index, clamp, gather
 
 # the maximum within them is only there to keep exponentials small: their value has no share in it
 STABILISED: Final = frozenset({
@@ -45,11 +45,13 @@ Contributions = dict[Load, Expr]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
     """What a definition gives to its loads. `aux` are values of the forward program that the
-    cotangents read beside the definition's own: the index of an extreme, a count of zeros."""
+    cotangents read beside the definition's own: the index of an extreme, a count of zeros; `late`
+    names those of them that are computed when the backward pass begins."""
 
     loads: Contributions
     scope: tuple[Axis, ...]
     aux: tuple[Def, ...] = ()
+    late: frozenset[str] = frozenset()
 
 
 def is_constant(d: Def) -> bool:
@@ -59,15 +61,21 @@ def is_constant(d: Def) -> bool:
     return isinstance(d.expr, Reduce) and d.expr.fn in ("max", "min") and d.op in STABILISED
 
 
-def pull(d: Def, cotangent: Expr, active: Callable[[Load], bool]) -> Pulled:
-    """The contributions of a definition to its active loads; raises Unsupported."""
-    return _Puller(d, active).run(cotangent)
+def pull(
+    d: Def, cotangent: Expr, active: Callable[[Load], bool], exact: Expr | None = None
+) -> Pulled:
+    """The contributions of a definition to its active loads; raises Unsupported.
+
+    `exact`: the body of an extreme, written so that each kernel computes the same bits."""
+    return _Puller(d, active, exact).run(cotangent)
 
 
 @dataclass(slots=True)
 class _Puller:
     d: Def
     active: Callable[[Load], bool]
+    exact: Expr | None
+    late: set[str] = field(default_factory=set[str])
     aux: list[Def] = field(default_factory=list[Def])
     done: dict[tuple[Expr, Expr], Contributions] = field(
         default_factory=dict[tuple[Expr, Expr], Contributions]
@@ -79,15 +87,19 @@ class _Puller:
             return Pulled(loads=self.pull(e, g), scope=self.d.axes)
         match e.fn:
             case "sum":
-                body = g
+                found = self.pull(e.body, g)
             case "min" | "max":
-                body = self._extreme(e, F(g))
+                if self.d.op in INDEXED:
+                    return self._found(self._picked(e, g), self.d.axes)
+                found = self.pull(e.body, self._shared(e, F(g))) if self._reaches(e.body) else {}
             case "prod":
-                body = self._product(e, F(g))
+                found = self.pull(e.body, self._product(e, F(g)))
             case _:
-                return Pulled(loads={}, scope=self.d.axes)
-        loads = self.pull(e.body, body)
-        return Pulled(loads=loads, scope=(*self.d.axes, *e.axes), aux=tuple(self.aux))
+                found = {}
+        return self._found(found, (*self.d.axes, *e.axes))
+
+    def _found(self, loads: Contributions, scope: tuple[Axis, ...]) -> Pulled:
+        return Pulled(loads=loads, scope=scope, aux=tuple(self.aux), late=frozenset(self.late))
 
     # -- pointwise --
 
@@ -172,19 +184,38 @@ class _Puller:
     def _own(self) -> F:
         return F(ex.load(self.d.name, self._here(), self.d.dtype))
 
-    def _extreme(self, e: Reduce, g: F) -> Expr:
-        body = F(e.body)
-        if self.d.op in INDEXED:
+    def _picked(self, e: Reduce, g: Expr) -> Contributions:
+        """Everything goes to the element whose index is returned beside the extreme."""
+        if not self._reaches(e.body):
+            return {}
+        (axis,) = e.axes
+        if self.exact is None:
             best = self._helper("best", f"arg{e.fn}", e, e.body)
-            return place(as_index(e.axes[0])).equals(best).or_zero(g).e
-        own = self._own()
-        hit = body.equals(own)
-        if self.d.op in ("max", "min"):
-            hit = hit | (body.test("isnan") & own.test("isnan"))
+        else:
+            hit = self._hit(self.exact)
+            none = ex.at(axis.extent, dtypes.i64)
+            at = ex.select(hit.e, ex.at(as_index(axis), dtypes.i64), none)
+            best = self._helper("best", "min", e, at)
+            self.late.add(self.aux[-1].name)
+        here = clamp(gather(best.e), axis.extent)
+        return self.pull(at_indices(e.body, {axis: here}), g)
+
+    def _hit(self, body: Expr) -> F:
+        """Is an element the extreme? NaN is, wherever there is one."""
+        value, own = F(body), self._own()
+        return value.equals(own) | value.test("isnan")
+
+    def _shared(self, e: Reduce, g: F) -> Expr:
+        """Equal extremes share alike; beside NaN, `amax` gives NaN to all, `max` all to it."""
+        if self.exact is None:
+            raise Unsupported("equal extremes of sums, which may differ when computed again")
+        whole = self.d.op in ("max", "min")
+        hit = self._hit(self.exact) if whole else F(self.exact).equals(self._own())
         ones = F(ex.cast(hit.e, e.dtype))
         count = self._helper("ties", "sum", e, ones.e)
+        self.late.add(self.aux[-1].name)
         share = g / count
-        return hit.or_zero(share).e if self.d.op in ("max", "min") else (ones * share).e
+        return hit.or_zero(share).e if whole else (ones * share).e
 
     def _product(self, e: Reduce, g: F) -> Expr:
         """The product of all others: without zeros the product over the element, with one zero
@@ -250,7 +281,3 @@ def _same_dtype(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     wide = dtypes.f64 if dtypes.f64 in (a.dtype, b.dtype) else dtypes.f32
     return ex.cast(a, wide), ex.cast(b, wide)
 
-
-def zero_of(e: Expr) -> bool:
-    """Is the cotangent a plain zero?"""
-    return isinstance(e, Const) and e.value == 0
