@@ -32,7 +32,7 @@ class Activity:
         """Raises Unsupported for an op whose gradient is PyTorch's own."""
         if self.records:
             carrying = [any(self._carries(t) for t in tensors_in(x)) for x in operands]
-            why = left_to_torch(name, carrying)
+            why = left_to_torch(name, [x.value for x in operands], carrying)
             if why:
                 raise Unsupported(why)
 

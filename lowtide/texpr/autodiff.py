@@ -201,7 +201,7 @@ def _handed(d: Def, pulled: Pulled, load: Load, value: Expr) -> Contribution:
         scope=pulled.scope,
         index=load.index,
         value=value,
-        dropping=d.op in DROPPING,
+        dropping=d.op in DROPPING and not isinstance(d.expr, Load),
     )
 
 

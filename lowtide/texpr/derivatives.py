@@ -68,7 +68,7 @@ BINARY: Final[dict[str, Rule2]] = {
     "mul": lambda g, a, b, r: (g * b, g * a),
     "div": lambda g, a, b, r: (g / b, -g * (r / b)),
     "pow": lambda g, a, b, r: _pow(g, a, b, r),
-    "mod": lambda g, a, b, r: (g, -g * (a / b).fn("floor")),
+    "mod": lambda g, a, b, r: (g, -g * a.fn("floordiv", b)),
     "fmod": lambda g, a, b, r: (g, -g * (a / b).fn("trunc")),
     "fmax": lambda g, a, b, r: _one_of(g, (a >= b) | b.test("isnan")),
     "fmin": lambda g, a, b, r: _one_of(g, (a <= b) | b.test("isnan")),
@@ -89,14 +89,22 @@ def _one_of(g: F, first: F) -> Cotangents:
 
 
 def _atan2(g: F, a: F, b: F) -> Cotangents:
-    scale = 1 / (a * a + b * b)
+    square = a * a + b * b
+    scale = square.equals(0).where(g.like(0), 1 / square)
     return g * (b * scale), g * (-a * scale)
 
 
 # ---- kinks: what each op does there -------------------------------------------------------------
 
 CLAMPS: Final = frozenset({"clamp", "clamp_min", "clamp_max", "normalize"})
-STRICT: Final = frozenset({"relu", "relu6", "hardtanh"})
+STRICT: Final = frozenset({"relu", "relu6", "hardtanh", "hardsigmoid", "hardswish"})
+# losses that give NaN where their operands are infinitely far apart
+LIPSCHITZ: Final = frozenset({"smooth_l1_loss", "huber_loss"})
+# the slope at NaN, where a backward formula asks on which side of a kink it lies
+AT_NAN: Final = {
+    "elu": 1.0, "celu": 1.0, "selu": 1.0507009873554804934193349852946, "hardswish": 1.0,
+    "hardsigmoid": 0.0, "softshrink": 1.0,
+}  # fmt: skip
 # a root of 0 has the slope 0 where it is a norm, a distance or a deviation
 ROOTS: Final = frozenset({
     "std", "std.unbiased", "std_mean", "std_mean.unbiased", "norm", "linalg.vector_norm",
@@ -136,6 +144,12 @@ def cotangents(node: Apply, g: Expr, op: str) -> tuple[Expr | None, ...] | None:
     elif fn == "sqrt" and op in ROOTS:
         r = F(node)
         found = (r.equals(0).where(cot.like(0), cot / (r * 2)),)
+    elif fn == "abs" and op in LIPSCHITZ:
+        found = (cot * args[0].test("isfinite").where(args[0].fn("sign"), math.nan),)
+    elif fn == "pow" and op in ROOTS:
+        base, power = BINARY[fn](cot, args[0], args[1], F(node))
+        assert base is not None
+        found = (args[0].equals(0).where(cot.like(0), base), power)
     elif fn in UNARY:
         found = (UNARY[fn](cot, args[0], F(node)),)
     elif fn in BINARY:

@@ -12,7 +12,7 @@ a definition stems from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +20,7 @@ from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Unsupported
-from lowtide.texpr.derivatives import cotangents
+from lowtide.texpr.derivatives import AT_NAN, ROOTS, cotangents
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce, Select
 from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, clamp, gather
@@ -84,7 +84,7 @@ class _Puller:
     def run(self, g: Expr) -> Pulled:
         e = self.d.expr
         if not isinstance(e, Reduce):
-            return Pulled(loads=self.pull(e, g), scope=self.d.axes)
+            return Pulled(loads=self._at_nan(self.pull(e, g), g), scope=self.d.axes)
         match e.fn:
             case "sum":
                 found = self.pull(e.body, g)
@@ -103,6 +103,16 @@ class _Puller:
 
     # -- pointwise --
 
+    def _at_nan(self, found: Contributions, g: Expr) -> Contributions:
+        slope = AT_NAN.get(self.d.op)
+        if slope is None:
+            return found
+        result: Contributions = {}
+        for load, value in found.items():
+            at = F(ex.cast(load, dtypes.BY_NAME[load.dtype.compute])).test("isnan")
+            result[load] = at.where(F(ex.cast(g, value.dtype)) * slope, F(value)).e
+        return result
+
     def pull(self, e: Expr, g: Expr) -> Contributions:
         known = self.done.get((e, g))
         if known is None:
@@ -120,15 +130,28 @@ class _Puller:
         if isinstance(e, Select):
             return self._select(e, g)
         if isinstance(e, Apply):
+            inner = e.args[0]
+            if self.d.op == "clamp" and isinstance(inner, Apply) and inner.fn == "maximum":
+                return self._between(e, inner, F(g))
             found = cotangents(e, g, self.d.op)
             if found is None:
                 raise Unsupported(f"{e.fn} has no derivative")
-            return self._merged(e, found)
+            return self._merged(e.args, found)
         return {}
 
-    def _merged(self, e: Apply, found: tuple[Expr | None, ...]) -> Contributions:
+    def _between(self, e: Apply, inner: Apply, g: F) -> Contributions:
+        """clamp(x, low, high): to x within, to low below it, to high above; to high if low > high."""
+        x, low, high = F(inner.args[0]), F(inner.args[1]), F(e.args[1])
+        parts = (
+            ((x >= low) & (x <= high)).or_zero(g).e,
+            ((x < low) & (low < high)).or_zero(g).e,
+            ((x > high) | (high < low)).or_zero(g).e,
+        )
+        return self._merged((x.e, low.e, high.e), parts)
+
+    def _merged(self, args: Sequence[Expr], found: Sequence[Expr | None]) -> Contributions:
         total: dict[Load, list[Expr]] = {}
-        for arg, g in zip(e.args, found, strict=True):
+        for arg, g in zip(args, found, strict=True):
             if g is None:
                 if arg.dtype.is_float:
                     for load in _loads(arg, self._counts):
@@ -210,12 +233,13 @@ class _Puller:
         if self.exact is None:
             raise Unsupported("equal extremes of sums, which may differ when computed again")
         whole = self.d.op in ("max", "min")
+        apart = whole or self.d.op in ROOTS  # what is no extreme gets nothing, also beside NaN
         hit = self._hit(self.exact) if whole else F(self.exact).equals(self._own())
         ones = F(ex.cast(hit.e, e.dtype))
         count = self._helper("ties", "sum", e, ones.e)
         self.late.add(self.aux[-1].name)
         share = g / count
-        return hit.or_zero(share).e if whole else (ones * share).e
+        return hit.or_zero(share).e if apart else (ones * share).e
 
     def _product(self, e: Reduce, g: F) -> Expr:
         """The product of all others: without zeros the product over the element, with one zero
