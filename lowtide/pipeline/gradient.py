@@ -158,6 +158,16 @@ class Gradient:
                 self._passes[key] = found
         return found
 
+    def whole(self, hints: Mapping[str, int]) -> Pass:
+        """The kernels for all gradients, all outputs having a plain cotangent."""
+        outputs = zip(self.program.outputs, self.carrying, strict=True)
+        patterns = tuple(
+            (False,) * len(self.diff.shape(n)) if carries else None for n, carries in outputs
+        )
+        saved = tuple(s.name for s in self.saved if s.output < 0)
+        shared = tuple(s.name for s in self.saved if s.output >= 0)
+        return self.backward((True,) * len(self.wanted), patterns, (*saved, *shared), hints)
+
     def _compiled(
         self,
         needed: tuple[bool, ...],

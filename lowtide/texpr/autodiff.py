@@ -135,7 +135,7 @@ class Differentiation:
     def place(self, name: str) -> tuple[Loc, str]:
         """Where a value stems from: of an input, nowhere."""
         d = self.defs.get(name)
-        return (d.loc, d.op) if d is not None else (UNKNOWN_LOC, "gradient")
+        return (d.loc, d.op) if d is not None else (UNKNOWN_LOC, "")
 
 
 def differentiated(forward: Program, wanted: Iterable[str]) -> Differentiation:
