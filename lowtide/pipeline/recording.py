@@ -183,7 +183,7 @@ class _Region(torch.autograd.Function):
         kept = ctx.saved_tensors
         given = cotangents[: len(r.gradient.carrying)]
         needed = tuple(bool(ctx.needs_input_grad[1 + k]) for k in r.wanted)
-        if torch.is_grad_enabled() or plain.in_transform():
+        if torch.is_grad_enabled() or plain.in_transform(given):
             found = _by_eager(call, kept[:count], given, needed)
         else:
             found = _by_kernels(call, kept, given, needed)

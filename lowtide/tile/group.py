@@ -97,7 +97,9 @@ def _merge_all(
     done: list[Group] = []
     for new in groups:
         for earlier in reversed(list(done)):
-            if not _meets(earlier, new, shared) or _between(earlier, new, done, shared):
+            if not _meets(earlier, new, shared):
+                continue
+            if _between(earlier, new, done, shared) or _between(new, earlier, done, shared):
                 continue
             merged = _merged(earlier, new, shared, hints, careful)
             if merged is not None:
@@ -219,7 +221,7 @@ def _needs(g: Group, shared: Mapping[str, Def]) -> set[str]:
 def _between(a: Group, b: Group, groups: list[Group], shared: Mapping[str, Def]) -> bool:
     """Is there a third group that needs `a` and is needed by `b`? Merging would close a cycle."""
     reach = set(a.defs)
-    left = [g for g in groups if g is not a]
+    left = [g for g in groups if g is not a and g is not b]
     while grown := [g for g in left if _needs(g, shared) & reach]:
         for g in grown:
             reach |= set(g.defs)
