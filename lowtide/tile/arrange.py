@@ -29,6 +29,7 @@ from lowtide.tile.items import (
     contains_inner,
     is_register_tile,
     memory_strides,
+    node_cost,
     reduce_item,
     store_item,
 )
@@ -122,8 +123,8 @@ class Arrangement:
         enough = 2 * self.target.threads
         lines = bool(pure) and all(own_axes(self.defs[n])[-1:] == (pure[-1],) for n in self.stores)
         extra = [a for a in common if a not in pure]
-        if extra and all((a.extent.const or FULL_EXTENT + 1) <= FULL_EXTENT for a in pure):
-            pure = []  # a few columns share the work on a pair: they stay together
+        if extra and all(self._is_column(a) for a in pure):
+            pure = []  # they share the work on a pair: they stay together
         chosen = pure[:-1] if len(pure) > 1 and lines else list(pure)
         if pure and chosen != pure and math.prod(map(self.extent, chosen)) < enough:
             chosen = list(pure)
@@ -131,6 +132,16 @@ class Arrangement:
             if extra:
                 chosen.append(max(extra, key=self.extent))
         return tuple(Tiled(a, None if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))
+
+    def _is_column(self, a: Axis) -> bool:
+        """Is the axis short, and most of the work the same for all its points?"""
+        if (a.extent.const or FULL_EXTENT + 1) > FULL_EXTENT:
+            return False
+        for d in self.reductions.values():
+            costs = [(node_cost(n), a in ex.free_axes(n)) for n in ex.walk(d.expr)]
+            if 2 * sum(c for c, own in costs if own) > sum(c for c, _ in costs):
+                return False
+        return True
 
     def _sized_grid(self) -> tuple[Tiled, ...]:
         if not self.grid:

@@ -26,6 +26,7 @@ from lowtide.texpr.normalise import INLINE_NODES, aligned, inline, likely
 LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is not worth it
 FEW = 64  # an axis longer than this counts as large
 SHARE = 8  # a merge that costs freedom must share this fraction of its work
+COLUMNS = 8  # a product that must be held whole by each task has at most so many columns
 WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
 
 
@@ -352,6 +353,9 @@ def _worth_it(
     free = math.prod(likely(a.extent, hints) for a in common)
     if free < LEAST_PARALLEL and any(reduced_axes(defs[n]) for n in consumed):
         return False
+    apart = [a for a in common if a not in reduced]
+    if len(defs) > 1 and any(_spreads(d, defs, apart, hints) for d in defs.values()):
+        return False
     for d in defs.values():
         fed = any(is_contraction(defs[s]) for s in sources(d) if s in defs)
         if fed and is_contraction(d):
@@ -360,6 +364,24 @@ def _worth_it(
             if kept > WIDE:
                 return False
     return True
+
+
+def _spreads(
+    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
+) -> bool:
+    """Would each task have to hold a whole product, rows by columns, beside what it is there for?
+
+    `apart`: the axes along which tasks are independent.
+
+    dk[j, c] beside dq[i, c] in one kernel: better the tile of pairs is computed once in each."""
+    if not is_contraction(d):
+        return False
+    outside = [a for a in own_axes(d) if a not in apart]
+    readers = (u for u in defs.values() if d.name in sources(u))
+    if any(set(outside) & set(reduced_axes(u)) for u in readers):
+        return False  # it is read one tile at a time
+    held = math.prod(likely(a.extent, hints) for a in outside)
+    return any(held > COLUMNS * likely(a.extent, hints) for a in _large_axes(tuple(outside), hints))
 
 
 def is_contraction(d: Def) -> bool:
