@@ -71,6 +71,7 @@ class Arrangement:
             strides=memory_strides(inputs, {**defs, **self.defs}),
             inner=self.reductions,
             fixed=frozenset(t.axis for t in self.grid if t.tile == 1),
+            shared=frozenset(t.axis for t in self.grid if t.tile != 1),
             hints=hints,
             lanes=self.lanes,
         )
