@@ -201,7 +201,7 @@ class Gradient:
 
 
 def cotangent_pattern(g: torch.Tensor) -> tuple[torch.Tensor, tuple[bool, ...]]:
-    """The cotangent as the kernels read it, copied if need be, and which of its dims are expanded."""
+    """The cotangent as the kernels read it, copied if need be, and its expanded dims."""
     if g.is_contiguous():
         return g, (False,) * g.dim()
     expanded = tuple(s == 0 and n > 1 for s, n in zip(g.stride(), g.shape, strict=True))
@@ -228,5 +228,3 @@ def _bytes(shape: tuple[Index, ...], itemsize: int, hints: Mapping[str, int]) ->
 
 def _terms(e: Reduce, hints: Mapping[str, int]) -> int:
     return math.prod(evaluate(a.extent, hints) for a in e.axes)
-
-

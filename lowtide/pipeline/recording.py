@@ -236,9 +236,7 @@ def _run(made: Pass, tensors: Mapping[str, Tensor], call: _Call) -> dict[str, Te
     return gradients
 
 
-def _added(
-    dense: Tensor | None, parts: Sequence[tuple[Tensor, Tensor]], like: _Shape
-) -> Tensor:
+def _added(dense: Tensor | None, parts: Sequence[tuple[Tensor, Tensor]], like: _Shape) -> Tensor:
     """A gradient with values added at places that the data name, one after another."""
     wide = torch.float64 if like.dtype is torch.float64 else torch.float32
     total = torch.zeros(like.shape, dtype=wide) if dense is None else dense.to(wide)

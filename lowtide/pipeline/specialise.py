@@ -27,7 +27,6 @@ from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.python_ops.numbers import UNBOUND
 from lowtide.ir.types import ClassType
 from lowtide.pipeline import late, scalars
-from lowtide.pipeline.activity import Activity
 from lowtide.pipeline.abstract import (
     OPAQUE,
     Abs,
@@ -38,6 +37,7 @@ from lowtide.pipeline.abstract import (
     raw,
     tensors_in,
 )
+from lowtide.pipeline.activity import Activity
 from lowtide.pipeline.signature import Binding, size_symbol
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols

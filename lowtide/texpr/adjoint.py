@@ -1,8 +1,8 @@
 """The adjoint of a load: at which points of a loop nest is element y of a tensor read?
 
-In: the index of a load, f(axes), the tensor's sizes, and an index y into it. Out: for each axis that
-f fixes its value in terms of y, conditions under which there is such a point, and the axes that are
-left to sum over.
+In: the index of a load, f(axes), the tensor's sizes, and an index y into it. Out: for each axis
+that f fixes its value in terms of y, conditions under which there is such a point, and the axes
+that are left to sum over.
 
     x[i + k]         y = i + k                   i = y - k  if 0 <= y - k < I,  sum over k
     x[2*i + 1]       y = 2*i + 1                 i = (y - 1) // 2  if (y - 1) % 2 == 0
@@ -104,7 +104,7 @@ class _Solver:
             lhs, rhs = self.equations.pop(k)
             self._solve_one(lhs, rhs)
         rest = [a for a in (*self.scope, *self.fresh) if a not in self.at]
-        moved = {a: i for a, i in self.at.items()}
+        moved = dict(self.at)
         data = tuple((rhs, at_indices(e, moved)) for rhs, e in self.data)
         for rhs, e in data:
             if not ex.free_axes(e) & frozenset(rest):

@@ -243,7 +243,7 @@ class _Cotangents:
             given += [part.through(d, _seed(d), handed) for part in sparse]
 
     def gradient(self, name: str) -> str | None:
-        """The output with the gradient of an input, "" if there are only scatters, None for none."""
+        """The output with the gradient of an input: "" if it is all scatters, None for none."""
         dense, sparse = self._split(name, False)
         for part in sparse:
             if not is_number(part.value, 0):

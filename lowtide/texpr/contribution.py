@@ -101,9 +101,7 @@ def placed(p: Contribution, y: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], Expr
     return inverse.rest, (value if held is None else held.or_zero(value)).e
 
 
-def summed_terms(
-    parts: Sequence[Contribution], y: tuple[Axis, ...], within: DType
-) -> list[Expr]:
+def summed_terms(parts: Sequence[Contribution], y: tuple[Axis, ...], within: DType) -> list[Expr]:
     """The sums that make up a cotangent; those of one definition over the same axes are one."""
     groups: dict[tuple[str, tuple[Axis, ...]], F] = {}
     for p in parts:

@@ -140,7 +140,7 @@ class _Puller:
         return {}
 
     def _between(self, e: Apply, inner: Apply, g: F) -> Contributions:
-        """clamp(x, low, high): to x within, to low below it, to high above; to high if low > high."""
+        """clamp(x, low, high): to x within, low below, high above; to high if low > high."""
         x, low, high = F(inner.args[0]), F(inner.args[1]), F(e.args[1])
         parts = (
             ((x >= low) & (x <= high)).or_zero(g).e,
@@ -304,4 +304,3 @@ def _same_dtype(a: Expr, b: Expr) -> tuple[Expr, Expr]:
         return a, b
     wide = dtypes.f64 if dtypes.f64 in (a.dtype, b.dtype) else dtypes.f32
     return ex.cast(a, wide), ex.cast(b, wide)
-

@@ -129,9 +129,8 @@ class Arrangement:
         chosen = pure[:-1] if len(pure) > 1 and lines else list(pure)
         if pure and chosen != pure and math.prod(map(self.extent, chosen)) < enough:
             chosen = list(pure)
-        if math.prod(map(self.extent, chosen)) < enough:
-            if extra:
-                chosen.append(max(extra, key=self.extent))
+        if extra and math.prod(map(self.extent, chosen)) < enough:
+            chosen.append(max(extra, key=self.extent))
         return tuple(Tiled(a, None if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))
 
     def _is_column(self, a: Axis) -> bool:

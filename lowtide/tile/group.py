@@ -366,9 +366,7 @@ def _worth_it(
     return True
 
 
-def _spreads(
-    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
-) -> bool:
+def _spreads(d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]) -> bool:
     """Would each task have to hold a whole product, rows by columns, beside what it is there for?
 
     `apart`: the axes along which tasks are independent.

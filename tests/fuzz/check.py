@@ -157,7 +157,7 @@ def minimised(program: Program) -> Program:
     changed = True
     while changed:
         changed = False
-        for smaller in smaller(program):
+        for smaller in with_less(program):
             if failure(smaller):
                 program = smaller
                 changed = True
@@ -165,7 +165,7 @@ def minimised(program: Program) -> Program:
     return program
 
 
-def smaller(p: Program) -> Iterator[Program]:
+def with_less(p: Program) -> Iterator[Program]:
     """Programs with one thing less."""
     if len(p.runs) > 1:
         for k in range(len(p.runs)):

@@ -1,7 +1,7 @@
 """Gradients of random programs: compiled against eager, both in float64.
 
-In: a `Program`. Out: "" or what is wrong. The statements also run in eager with a little noise after
-each: where a gradient jumps with it (a tie, a kink, a rounding), nothing is compared.
+In: a `Program`. Out: "" or what is wrong. The statements also run in eager with a little noise
+after each: where a gradient jumps with it (a tie, a kink, a rounding), nothing is compared.
 
     |got - eager| <= 1e-7 * the largest + 1000 * max over noisy runs |noisy - eager|
 """
@@ -18,7 +18,7 @@ import torch
 import lowtide as lt
 from lowtide.errors import CompileError
 from lowtide.pipeline import faults, stats
-from tests.fuzz.check import Tally, python_function, smaller
+from tests.fuzz.check import Tally, python_function, with_less
 from tests.fuzz.judge import run
 from tests.fuzz.program import Program, Sizes
 
@@ -110,9 +110,7 @@ def _backward(out: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]) -> 
     return [next(found) if x.requires_grad else None for x in inputs.values()]
 
 
-def _difference(
-    got: torch.Tensor | None, want: torch.Tensor | None, noisy: Gradients
-) -> str:
+def _difference(got: torch.Tensor | None, want: torch.Tensor | None, noisy: Gradients) -> str:
     if got is None or want is None:
         return "" if got is want else f"{'none' if got is None else 'one'}, eager differs"
     if got.shape != want.shape or got.dtype is not want.dtype:
@@ -145,7 +143,7 @@ def minimised(program: Program, fails: Callable[[Program], str] = failure) -> Pr
     changed = True
     while changed:
         changed = False
-        for candidate in smaller(program):
+        for candidate in with_less(program):
             if fails(candidate):
                 program, changed = candidate, True
                 break

@@ -12,7 +12,13 @@ import torch
 from lowtide.ir.dtypes import from_torch
 from lowtide.ops.gradients import left_to_torch
 from lowtide.ops.registry import OpRecord, by_name
-from lowtide.texpr.autodiff import Backward, backward, contiguous_strides, differentiated, given_name
+from lowtide.texpr.autodiff import (
+    Backward,
+    backward,
+    contiguous_strides,
+    differentiated,
+    given_name,
+)
 from lowtide.texpr.build import Builder, NeedConst, Unsupported, Val
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.index import Index, Size, as_index
@@ -37,7 +43,8 @@ class LoweredGradient:
                 result = record.lower(self.b, *(self._abstract(x) for x in operands))
                 break
             except NeedConst as need:
-                assert not need.symbols <= self.constants
+                if need.symbols <= self.constants:
+                    raise AssertionError("asked again for a constant") from need
                 self.constants |= need.symbols
         self.results = [v for v in _flat(result) if isinstance(v, Val)]
 
@@ -144,5 +151,6 @@ def _difference(name: str, got: Tensor | None, want: Tensor | None) -> str:
     try:
         torch.testing.assert_close(got, want, equal_nan=True)
     except AssertionError as error:
-        return f"{name}: {str(error).splitlines()[0]} got {got.flatten()[:16]} want {want.flatten()[:16]}"
+        shown = f"got {got.flatten()[:16]} want {want.flatten()[:16]}"
+        return f"{name}: {str(error).splitlines()[0]} {shown}"
     return ""

@@ -1,7 +1,7 @@
 """Compiled gradients against eager ones.
 
-    same(f, x, y)        outputs and the gradients of all float inputs, compiled = eager in float64
-    gradients(f, x, y)   results and gradients for seeded cotangents
+same(f, x, y)        outputs and the gradients of all float inputs, compiled = eager in float64
+gradients(f, x, y)   results and gradients for seeded cotangents
 """
 
 from __future__ import annotations

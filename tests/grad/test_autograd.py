@@ -37,9 +37,7 @@ def test_only_some_gradients_and_outputs() -> None:
     x, y = leaf(40, 5), leaf(36, 5, seed=1)
     for k in (0, 1):
         for inputs in ([x], [y], [x, y]):
-            got = torch.autograd.grad(
-                lt.script(score)(x, y)[k].sum(), inputs, allow_unused=True
-            )
+            got = torch.autograd.grad(lt.script(score)(x, y)[k].sum(), inputs, allow_unused=True)
             want = torch.autograd.grad(score(x, y)[k].sum(), inputs, allow_unused=True)
             for g, w in zip(got, want, strict=True):
                 assert (g is None) == (w is None) or not g.any()  # type: ignore[union-attr]
@@ -80,7 +78,8 @@ def test_hooks() -> None:
     close(x.grad, want)  # type: ignore[arg-type]
     packed: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: packed.append(t) or t, lambda t: t  # type: ignore[arg-type,func-returns-value]
+        lambda t: packed.append(t) or t,
+        lambda t: t,  # type: ignore[arg-type,func-returns-value]
     ):
         lt.script(score)(x, y)
     assert packed
@@ -219,7 +218,11 @@ def test_mutation_and_control_flow() -> None:
 
 def sharp(x: Tensor, y: Tensor):
     s = x @ y.t()
-    return s.amax(1), F.pad(s[None], (1, 1), mode="replicate").sum(), torch.logaddexp(s, s.t()[:1].t())
+    return (
+        s.amax(1),
+        F.pad(s[None], (1, 1), mode="replicate").sum(),
+        torch.logaddexp(s, s.t()[:1].t()),
+    )
 
 
 def test_ops_left_to_pytorch_still_differentiate() -> None:
@@ -268,7 +271,10 @@ def mlp(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, target: Tenso
 
 def test_training() -> None:
     """50 steps of two hand-written layers: the losses of eager, from kernels compiled once."""
-    x, target = randn(200, 20), torch.randint(10, (200,), generator=torch.Generator().manual_seed(0))
+    x, target = (
+        randn(200, 20),
+        torch.randint(10, (200,), generator=torch.Generator().manual_seed(0)),
+    )
     histories: list[list[float]] = []
     for f in (lt.script(mlp), mlp):
         parameters = [
@@ -291,4 +297,6 @@ def test_training() -> None:
         assert done.compiles <= 2
         histories.append(losses)
     assert histories[0][-1] < 0.5 * histories[0][0]
-    torch.testing.assert_close(torch.tensor(histories[0]), torch.tensor(histories[1]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.tensor(histories[0]), torch.tensor(histories[1]), rtol=1e-5, atol=1e-6
+    )

@@ -24,7 +24,9 @@ SPECIAL = torch.tensor(
     dtype=F64,
 )
 # what PyTorch itself refuses for floats, or wants in another form
-ODD = frozenset({"heaviside", "glu", "prelu", "one_hot", "clamp", "Tensor.where", "masked_fill", "where"})
+ODD = frozenset(
+    {"heaviside", "glu", "prelu", "one_hot", "clamp", "Tensor.where", "masked_fill", "where"}
+)
 SIMPLE = [
     r.name
     for r in all_records()
@@ -61,7 +63,6 @@ def test_pointwise(name: str, values: str) -> None:
         check(name, *(torch.tensor(c, dtype=F64) for c in zip(*pairs, strict=True)))
     else:
         check(name, *(torch.roll(SPECIAL, k) for k in range(count)))
-
 
 
 # ---- how the numbers are chosen -----------------------------------------------------------------
@@ -143,7 +144,9 @@ OTHERS: list[tuple[str, tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize(("name", "operands"), OTHERS, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("name", "operands"), OTHERS, ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_others(name: str, operands: tuple[Any, ...], make: Make) -> None:
     check(name, *(make(*x) if isinstance(x, tuple) else x for x in operands))
 
@@ -159,7 +162,8 @@ INDICES: list[tuple[Any, ...]] = [
     ("getitem", ("slice", "tensor"), (6, 7), None, None, None, WHERE),
     ("getitem", ("slice", "int"), (6, 7), 1, None, 2, -1),
     ("getitem", ("tensor", "tensor"), (6, 7), WHERE, WHERE),
-    ("cat", [(6, 7), (3, 7)], 0), ("cat", [(6, 7), (6, 2), (6, 9)], 1), ("stack", [(6, 7), (6, 7)], 1),
+    ("cat", [(6, 7), (3, 7)], 0), ("cat", [(6, 7), (6, 2), (6, 9)], 1),
+    ("stack", [(6, 7), (6, 7)], 1),
     ("hstack", [(6, 7), (6, 5)]), ("vstack", [(6, 7), (7,)]), ("pad", (6, 7), [1, 2]),
     ("pad", (6, 7), [1, 2, -1, 3], "constant", 2.0), ("pad", (6, 7), [-1, 0]),
     ("pad", (2, 6, 7), [1, 2], "reflect"), ("pad", (2, 6, 7), [1, 2], "replicate"),
@@ -173,7 +177,8 @@ INDICES: list[tuple[Any, ...]] = [
     ("reshape", (6, 7), [7, 6]), ("reshape", (6, 7), [-1]), ("reshape", (6, 10), [3, 20]),
     ("reshape", (6, 10), [12, 5]), ("reshape", (8, 9, 10), [6, 12, 10]),
     ("reshape", (8, 9, 10), [10, 8, 9]), ("flatten", (5, 6, 7)), ("unflatten", (6, 12), 1, [3, 4]),
-    ("permute", (5, 6, 7), [2, 0, 1]), ("transpose", (6, 7), 0, 1), ("movedim", (5, 6, 7), [0], [2]),
+    ("permute", (5, 6, 7), [2, 0, 1]), ("transpose", (6, 7), 0, 1),
+    ("movedim", (5, 6, 7), [0], [2]),
     ("expand", (6, 1), [6, 5]), ("expand", (6, 7), [3, 6, 7]), ("squeeze", (6, 1, 7)),
     ("unsqueeze", (6, 7), 1), ("split", (6, 7), 2), ("chunk", (6, 7), 3, 1), ("unbind", (6, 7)),
     ("narrow", (6, 7), 0, 1, 3), ("select", (6, 7), 1, -1), ("to.dtype", (6, 7), torch.float32),

@@ -1,4 +1,4 @@
-"""What a backward pass never builds: kernels, saved values and peak bytes, as plans for large sizes.
+"""What a backward pass never builds: saved values and peak bytes, as plans for large sizes.
 
 Nothing runs: inputs are on the meta device. One tensor over all pairs would be 400 MB and more.
 """

@@ -228,7 +228,8 @@ CASES: list[tuple[Any, tuple[Any, ...]]] = [
     (two_layers, (X, randn(6, 34), randn(34, 5))), (shaped, (X,)),
     (moments, (X,)), (losses, (X, Y)), (contrastive, (X, Y)), (waves, (X * 0.5,)), (arcs, (X,)),
     (logs, (X,)), (outer_products, (X, Y)), (reused, (X,)), (chosen, (X, Y)), (interleaved, (X,)),
-    (softmaxes, (X,)), (grouped, (randn(34, 4),)), (programs.gaussian, (POINTS, OTHERS, randn(36, 5))),
+    (softmaxes, (X,)), (grouped, (randn(34, 4),)),
+    (programs.gaussian, (POINTS, OTHERS, randn(36, 5))),
     (programs.attention, HEADS), (programs.boxes_intersection, (randn(35, 4), randn(34, 4))),
     (programs.chamfer, (POINTS, OTHERS)), (programs.layer_norm, (X, V, V)),
     (programs.linear_cross_entropy, (X, randn(50, 6), torch.arange(40))),
@@ -247,9 +248,7 @@ def test_like_eager(f: Any, args: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize(("f", "args"), CASES, ids=NAMES)
 def test_gradcheck(f: Any, args: tuple[Any, ...]) -> None:
     """Finite differences, along a random direction."""
-    given = [
-        a.clone().requires_grad_() if a.is_floating_point() else a for a in args
-    ]
+    given = [a.clone().requires_grad_() if a.is_floating_point() else a for a in args]
     with faults.strict():
         assert torch.autograd.gradcheck(lt.script(f), given, fast_mode=True, atol=1e-4, rtol=1e-3)
 
