@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from lowtide.api import WHERE
@@ -11,27 +12,109 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lowtide.comparison import compare
-    from lowtide.errors import BackendError, CompileError, LowtideError
-    from lowtide.frontend.script.language import annotate, is_scripting
+    from lowtide.deploy.load import load
+    from lowtide.deploy.save import save
+    from lowtide.errors import (
+        BackendError,
+        CompileError,
+        DisposedTensorError,
+        LoadError,
+        LowtideError,
+        ScopeError,
+    )
+    from lowtide.frontend.script.decorators import (
+        Attribute,
+        Final,
+        export,
+        ignore,
+        interface,
+        unused,
+    )
+    from lowtide.frontend.script.language import annotate, fork, is_scripting, isinstance, wait
+    from lowtide.frontend.trace.active import is_tracing
+    from lowtide.frontend.trace.places import TracerWarning
+    from lowtide.memory.batch import max_batch_size
+    from lowtide.memory.profiler.profile import profile
+    from lowtide.memory.scopes.functions import (
+        alias,
+        current_dispose_scope,
+        detach_from_dispose_scope,
+        dispose,
+        is_disposed,
+        move_to_other_dispose_scope,
+        move_to_outer_dispose_scope,
+        wrapped_dispose_scope,
+    )
+    from lowtide.memory.scopes.scope import DisposeScope, dispose_scope
+    from lowtide.memory.scopes.sequential import Sequential
+    from lowtide.memory.scopes.statistics import ScopeStatistics, scope_statistics
+    from lowtide.patch import patch_torch_jit
+    from lowtide.pipeline.compile_module import freeze
+    from lowtide.pipeline.dynamo import compile, explain_compiled
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
     from lowtide.pipeline.script import ScriptFunction, script
+    from lowtide.pipeline.script_module import ScriptModule, script_method
     from lowtide.pipeline.stats import cache_stats
-    from lowtide.runtime.arena import empty_cache
+    from lowtide.pipeline.trace import trace, trace_module
+    from lowtide.pipeline.traced import TracedFunction, TracedModule
+    from lowtide.runtime.arena import empty_cache, memory_stats
 
 __all__ = [
+    "Attribute",
     "BackendError",
     "CompileError",
+    "DisposeScope",
+    "DisposedTensorError",
     "Explanation",
+    "Final",
+    "LoadError",
     "LowtideError",
     "MemoryPlan",
+    "ScopeError",
+    "ScopeStatistics",
     "ScriptFunction",
+    "ScriptModule",
+    "Sequential",
+    "TracedFunction",
+    "TracedModule",
+    "TracerWarning",
+    "alias",
     "annotate",
     "cache_stats",
     "compare",
+    "compile",
+    "current_dispose_scope",
+    "detach_from_dispose_scope",
+    "dispose",
+    "dispose_scope",
     "empty_cache",
+    "explain_compiled",
+    "export",
+    "fork",
+    "freeze",
+    "ignore",
+    "interface",
+    "is_disposed",
     "is_scripting",
+    "is_tracing",
+    "isinstance",
+    "load",
+    "max_batch_size",
+    "memory_stats",
+    "move_to_other_dispose_scope",
+    "move_to_outer_dispose_scope",
+    "patch_torch_jit",
+    "profile",
+    "save",
+    "scope_statistics",
     "script",
+    "script_method",
+    "trace",
+    "trace_module",
+    "unused",
+    "wait",
+    "wrapped_dispose_scope",
 ]
 
 
@@ -45,3 +128,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("LOWTIDE_PATCH_TORCH_JIT") == "1":
+    __getattr__("patch_torch_jit")()

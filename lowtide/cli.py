@@ -2,8 +2,11 @@
 
     lowtide demo --quick          lowtide doctor            lowtide cache stats
     lowtide explain pkg.mod:fn --shape 1000x4,500x4 --dtype float32
+    lowtide memory pkg.mod:fn --shape 1000x4,500x4
+    lowtide profile --rows 20 --html report.html train.py --epochs 1
 
-Exit status: 0 done, 1 it ran and something is wrong, 2 the arguments make no sense, 130 Ctrl-C.
+Exit status: 0 done, 1 it ran and something is wrong, 2 the arguments make no sense, 130 Ctrl-C;
+of `profile`, the script's own.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 # Findings of the doctor without which nothing compiles; all others only cost speed.
 _REQUIRED = ("torch", "compiler", "kernel")
@@ -56,18 +60,50 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("action", nargs="?", choices=["stats", "clear", "path"], default="stats")
     cache.set_defaults(run=_cache)
 
-    explain = commands.add_parser("explain", help="how a function is compiled for given shapes")
-    explain.add_argument("target", metavar="pkg.mod:fn", help="a function, plain or compiled")
-    explain.add_argument(
+    explain = commands.add_parser(
+        "explain", help="how a function or module is compiled for given shapes"
+    )
+    _add_target(explain)
+    explain.set_defaults(run=_explain)
+
+    memory = commands.add_parser("memory", help="the predicted peak of a function; runs nothing")
+    _add_target(memory)
+    memory.set_defaults(run=_memory)
+
+    profile = commands.add_parser("profile", help="run a script; which lines allocate what")
+    _add_profile(profile)
+    profile.set_defaults(run=_profile)
+    return parser
+
+
+def _add_target(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "target",
+        metavar="pkg.mod:fn",
+        help="a function, an nn.Module or a method of one, plain or compiled; `make()` is called",
+    )
+    command.add_argument(
         "--shape",
         required=True,
         help="one shape for each tensor, e.g. 1000x4,500x4; `scalar` has no axes",
     )
-    explain.add_argument(
+    command.add_argument(
         "--dtype", default="float32", help="one dtype for all, or one for each: float32,int64"
     )
-    explain.set_defaults(run=_explain)
-    return parser
+    command.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def _add_profile(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--sort", default="self_bytes", metavar="COLUMN", help="self_bytes, …")
+    command.add_argument("--rows", type=int, default=10, help="rows of the table; -1 for all")
+    command.add_argument("--html", metavar="FILE", help="write a page with the timeline")
+    command.add_argument("--plot", metavar="FILE", help="write a picture: .png, .svg")
+    command.add_argument("--trace", metavar="FILE", help="write a trace for chrome://tracing")
+    command.add_argument(
+        "--json", action="store_true", help="print JSON; the script's output goes to stderr"
+    )
+    command.add_argument("script", metavar="script.py", help="run as the main program")
+    command.add_argument("args", nargs=argparse.REMAINDER, help="what the script gets")
 
 
 class _VersionAction(argparse.Action):
@@ -117,18 +153,37 @@ def _cache(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    from lowtide.explain_command import explain
+
+    return _answer("explain", explain, options)
+
+
+def _memory(options: argparse.Namespace) -> int:
+    from lowtide.explain_command import predict
+
+    return _answer("memory", predict, options)
+
+
+def _answer(command: str, ask: Callable[[str, str, str], Any], options: argparse.Namespace) -> int:
     from lowtide.errors import LowtideError
-    from lowtide.explain_command import ArgumentFault, explain
+    from lowtide.explain_command import ArgumentFault
 
     try:
-        print(explain(options.target, options.shape, options.dtype))
+        found = ask(options.target, options.shape, options.dtype)
     except ArgumentFault as fault:
-        print(f"lowtide explain: {fault}", file=sys.stderr)
+        print(f"lowtide {command}: {fault}", file=sys.stderr)
         return 2
     except LowtideError as fault:
         print(fault, file=sys.stderr)
         return 1
+    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
     return 0
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from lowtide.profile_command import profile_script
+
+    return profile_script(options)
 
 
 if __name__ == "__main__":

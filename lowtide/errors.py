@@ -16,13 +16,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Loc:
-    """A place in the user's file: `line` and `column` count from 1; `text` is that source line."""
+    """A place in the user's file: `line` and `column` count from 1; `text` is that source line.
+
+    `caller`: where the function it stands in was called, if it was inlined."""
 
     file: str
     line: int
     column: int = 1
     text: str = ""
     function: str = ""
+    caller: Loc | None = None
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -69,8 +72,47 @@ class BackendError(LowtideError):
         super().__init__(f"{problem}{words}{kept}")
 
 
+class LoadError(LowtideError):
+    """A file cannot be loaded: damaged, of another version, or with something a file may not have.
+    Nothing has been changed."""
+
+    def __init__(self, problem: str) -> None:
+        shown = problem if len(problem) <= 800 else f"{problem[:797]}..."
+        super().__init__("".join(c if c.isprintable() else "?" for c in shown))
+
+
+class ScopeError(LowtideError, RuntimeError):
+    """A dispose scope is used in a way that has no meaning: after its end, or entered twice."""
+
+
+class DisposedTensorError(LowtideError, RuntimeError):
+    """A tensor is used after its memory was given back: where it was made, and what ended it.
+
+    `birth` is the user's line that made the tensor, `end` the line at which it was disposed; either
+    has line 0 where it is not known. `how` says in words what ended it.
+    """
+
+    def __init__(self, birth: Loc, end: Loc, how: str) -> None:
+        self.birth = birth
+        self.end = end
+        self.how = how
+        made = f"\nmade at {_quoted(birth)}" if birth.line else "\nmade outside all dispose scopes"
+        super().__init__(
+            f"this tensor was disposed at {_quoted(end)}, {how}{made}\n"
+            "write instead: move it out before that line, by `move_to_outer_dispose_scope(t)` or "
+            "`detach_from_dispose_scope(t)`, or keep `alias(t)`"
+        )
+
+    def __reduce__(self) -> tuple[type[DisposedTensorError], tuple[Loc, Loc, str]]:
+        return type(self), (self.birth, self.end, self.how)
+
+
 class VerifyError(LowtideError):
     """An internal fault: a pass left IR that breaks a rule. Names the pass and marks the op."""
+
+
+def _quoted(loc: Loc) -> str:
+    return f"{loc}: `{loc.text.strip()}`" if loc.text.strip() else str(loc)
 
 
 def _with_caret(problem: str, loc: Loc, remedy: str) -> str:

@@ -1,7 +1,11 @@
-"""`lowtide explain pkg.mod:fn --shape 1000x4,500x4`: a function and shapes by name, explained.
+"""`lowtide explain` and `lowtide memory` of `pkg.mod:fn --shape 1000x4,500x4`: asked by name.
 
-In: three texts. Out: what `explain()` of the compiled function says for tensors of those shapes.
-Nothing is run: the tensors are never written, so they take address space and no memory.
+In: three texts. Out: what `explain()` and `memory()` of the compiled function say for tensors of
+those shapes. Nothing is run: the tensors are never written, so they take no memory.
+
+    pkg.mod:fn        a function          pkg.mod:net            a module: its forward
+    pkg.mod:Net       Net()               pkg.mod:net.encode     another method of it
+    pkg.mod:make()    what make() gives   pkg.mod:make().encode
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from types import MethodType
 from typing import Any
 
 import torch
@@ -20,18 +25,62 @@ class ArgumentFault(Exception):
     """The command's arguments make no sense; the text says what to write instead."""
 
 
-def explain(target: str, shapes: str, dtypes: str) -> str:
-    """The explanation, as text. Raises ArgumentFault, and LowtideError if it does not compile."""
-    function = resolve(target)
+def explain(target: str, shapes: str, dtypes: str) -> Any:
+    """The Explanation. Raises ArgumentFault, and LowtideError if it does not compile."""
+    compiled, args = _ask(target, shapes, dtypes)
+    return compiled.explain(*args)
+
+
+def predict(target: str, shapes: str, dtypes: str) -> Any:
+    """The MemoryPlan. Raises ArgumentFault, and LowtideError if it does not compile."""
+    compiled, args = _ask(target, shapes, dtypes)
+    return compiled.memory(*args)
+
+
+def _ask(target: str, shapes: str, dtypes: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    compiled = scripted(target, resolve(target))
     args = make_arguments(shapes, dtypes)
+    bind = getattr(compiled, "bind", None)
+    try:
+        if bind is not None:
+            bind(args, {})
+    except TypeError as fault:
+        tensors = f"--shape gives {len(args)} tensor{'s' * (len(args) != 1)}"
+        raise ArgumentFault(f"{fault}; {tensors}") from fault
+    return compiled, args
+
+
+def scripted(target: str, found: Any) -> Any:
+    """What explains the object: itself if it is compiled, else what `lt.script` makes of it.
+
+    Raises ArgumentFault for what has no program, and CompileError."""
     import lowtide as lt
 
-    compiled: Any = function if hasattr(function, "explain") else lt.script(function)
-    return str(compiled.explain(*args))
+    script: Any = lt.script
+    owner = getattr(found, "__self__", None)
+    if isinstance(found, MethodType) and isinstance(owner, torch.nn.Module):
+        try:
+            return getattr(script(owner), found.__name__)
+        except AttributeError as fault:
+            raise ArgumentFault(str(fault)) from fault
+    if isinstance(found, torch.nn.Module):
+        return script(found).forward
+    if hasattr(found, "explain"):
+        return found
+    if isinstance(found, type | MethodType) or not callable(found):
+        kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
+        raise ArgumentFault(f"{target!r} is {kind}; name a function, an nn.Module or its method")
+    return script(found)
+
+
+def _is_module_class(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, torch.nn.Module)
 
 
 def resolve(target: str) -> Any:
-    """The object that `pkg.mod:name` names; modules are looked for in the current folder too."""
+    """The object that `pkg.mod:name` names; modules are looked for in the current folder too.
+
+    `name()` is called without arguments, and so is a class of modules. Raises ArgumentFault."""
     module_name, colon, attribute = target.partition(":")
     if not (colon and module_name and attribute):
         raise ArgumentFault(f"{target!r} is not of the form pkg.mod:fn")
@@ -43,11 +92,22 @@ def resolve(target: str) -> Any:
         raise ArgumentFault(
             f"module {fault.name!r} was not found; run it from the folder that holds it"
         ) from fault
-    for name in attribute.split("."):
+    for part in attribute.split("."):
+        name = part.removesuffix("()")
         if not hasattr(found, name):
             raise ArgumentFault(f"{module_name} has no {attribute!r}")
         found = getattr(found, name)
+        is_class = _is_module_class(found)
+        found = _called(module_name, found) if name != part or is_class else found
     return found
+
+
+def _called(module_name: str, found: Any) -> Any:
+    try:
+        return found()
+    except TypeError as fault:
+        remedy = f"write a function without arguments that makes it, and {module_name}:make()"
+        raise ArgumentFault(f"{fault}; {remedy}") from fault
 
 
 def make_arguments(shapes: str, dtypes: str) -> tuple[torch.Tensor, ...]:

@@ -35,11 +35,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": BASE,
     "memory": BASE,
     "memory.scopes": BASE,
+    # Beside the pipeline: programs and modules as it has them, into a file and out of it.
+    "deploy": PASSES | {"", "passes", "frontend", "pipeline"},
+    # Sees what the arena hands out.
+    "memory.profiler": BASE | {"memory", "runtime", "tables"},
 }
 # They join the layers: the pipeline, the public names, and the tools around the compiler.
 SEES_ALL = {
     "", "__main__", "api", "cli", "compare", "comparison", "demo", "demo_worker", "difference",
-    "doctor", "explain_command", "machine", "pipeline", "programs",
+    "doctor", "explain_command", "machine", "patch", "pipeline", "profile_command", "programs",
 }  # fmt: skip
 HEAVY = (
     "torch._dynamo", "torch._inductor", "triton", "sympy", "pandas", "matplotlib", "rich", "typer",

@@ -7,13 +7,17 @@ import re
 import subprocess
 from pathlib import Path
 
+import torch
+
+from tests.docs.blocks import blocks, run_page
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 
 
 def sh_blocks() -> list[str]:
     """The text of every fenced block marked `sh`, in order."""
-    return re.findall(r"^```sh\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    return [block.text for block in blocks(README.read_text(), "sh")]
 
 
 def test_the_first_two_sh_blocks_are_one_line_each() -> None:
@@ -57,6 +61,6 @@ def test_the_benchmark_markers_stand_once_each() -> None:
     assert text.index(BEGIN) < text.index(END)
 
 
-def test_python_examples_of_the_readme_are_valid() -> None:
-    for block in re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S):
-        compile(block, "README.md", "exec")
+def test_python_examples_of_the_readme_run(tmp_path: Path) -> None:
+    boxes = {"boxes1": torch.rand(100, 4), "boxes2": torch.rand(50, 4)}
+    assert run_page(README, tmp_path, given=boxes) == len(blocks(README.read_text(), "python"))

@@ -9,13 +9,16 @@ def run(tensors, sizes, numbers):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from lowtide.codegen.c.kernel import KernelText
-from lowtide.texpr.expr import Program
+from lowtide.texpr.expr import Def, Program
 from lowtide.texpr.index import Index
 from lowtide.tile.ir import Kernel
 from lowtide.tile.matmul import LEAST_POINTS, Matmul, Matrix
+
+_SMALL_BYTES = 4096
 
 
 def driver_text(
@@ -35,9 +38,7 @@ def driver_text(
     lines.append("    threads = threads_now()")
     for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
         for name in kernel.outputs:
-            d = program.defs[name]
-            shape = "".join(f"{size}, " for size in d.shape)
-            lines.append(f"    {name} = empty(({shape}), torch.{str(d.dtype.torch)[6:]})")
+            lines.append(f"    {name} = {_allocation(name, program.defs[name])}")
         work = "0"
         if text.thread_bytes.const != 0:
             lines.append(f"    work = scratch(threads * ({text.thread_bytes}))")
@@ -52,6 +53,22 @@ def driver_text(
             lines.append(f"    del {', '.join(dead)}")
     lines.append(f"    return [{', '.join([*program.outputs, *program.checks])}]")
     return "\n".join(lines) + "\n"
+
+
+def small_shape(d: Def) -> tuple[int, ...] | None:
+    """The sizes of a result that is constant and so small that a tensor like it is kept at hand:
+    `torch.empty_like` takes half the time of `torch.empty`. None for any other."""
+    sizes = [size.const for size in d.shape]
+    known = tuple(size for size in sizes if size is not None)
+    is_small = math.prod(known) * d.dtype.itemsize <= _SMALL_BYTES
+    return known if is_small and len(known) == len(sizes) else None
+
+
+def _allocation(name: str, d: Def) -> str:
+    if small_shape(d) is not None:
+        return f"empty_like(like_{name})"
+    shape = "".join(f"{size}, " for size in d.shape)
+    return f"empty(({shape}), torch.{str(d.dtype.torch)[6:]})"
 
 
 def _choice(name: str, m: Matmul, launch: str) -> list[str]:

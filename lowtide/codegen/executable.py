@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lowtide.codegen.c.kernel import KernelText, kernel_text
 from lowtide.codegen.c.module import module_text
-from lowtide.codegen.driver import driver_text
+from lowtide.codegen.driver import driver_text, small_shape
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.plan import Held, MemoryPlan
 from lowtide.runtime import arena, cache, launch, toolchain
@@ -121,7 +121,12 @@ class Executable:
                     "pool": launch.parallel_for_address(),
                     "torch": torch,
                     "matmul": torch.matmul,
+                    "empty_like": torch.empty_like,
                 }
+                for name, d in self.normal.defs.items():
+                    shape = small_shape(d)
+                    if shape is not None:
+                        scope[f"like_{name}"] = torch.empty(shape, dtype=d.dtype.torch)
                 for name, choice in self.choices.items():
                     scope[f"choice_{name}"] = choice
                 for name, kernel in kernels.items():

@@ -87,11 +87,15 @@ class Builder:
             blocks=list(blocks),
             loc=self.loc,
         )
+        self.add(op)
+        return op
+
+    def add(self, op: Op) -> None:
+        """Adds a finished op."""
         self.block.ops.append(op)
         self.makers.update((r, op) for r in op.results)
         self.born(op.results)
         self._note_effects(op)
-        return op
 
     def _note_effects(self, op: Op) -> None:
         mutable = [v for v in op.operands if not t.is_immutable(v.type) and v.type != t.TENSOR]

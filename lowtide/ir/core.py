@@ -96,7 +96,8 @@ class Function:
 
     `defaults[name]` is the value of a parameter that a caller leaves out. The last
     `len(captures)` parameters are not the caller's: `captures[i]` is the dotted path, from the
-    module that the function is a method of, to what is handed in ("" is that module itself).
+    module that the function is a method of, to what is handed in ("" is that module itself). A path
+    "@name|path" begins at another object, the one of that name in `ir.python_objects`.
 
         def forward(%x: Tensor, %w: Tensor @ "layers.0.weight") -> Tensor:
     """

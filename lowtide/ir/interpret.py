@@ -8,7 +8,8 @@ here.
     run_op(op, env)                   reads operands from env, writes results into it
     run_block(block, env) -> list     the operands of the terminator
 
-Always holds: an exception raised by an op keeps its type, and carries a note with the user's line.
+Always holds: an exception raised by an op keeps its type; its attribute `LOC` says where in the
+user's file the op stands.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from typing import Any, cast
 import torch
 import torch.nn.functional
 
-from lowtide.ir import opdefs, python_objects
+from lowtide.ir import object_ops, opdefs, python_objects
 from lowtide.ir.core import Block, Function, Op, Value
 from lowtide.ir.python_ops.numbers import UNBOUND
-from lowtide.ir.types import is_instance, parse_type
 
 Env = MutableMapping[Value, Any]
+
+LOC = "__lowtide_loc__"
 
 
 def run(fn: Function, *args: object) -> object:
@@ -55,7 +57,8 @@ def run_op(op: Op, env: Env) -> None:
     try:
         results = _STRUCTURED.get(op.name, _run_plain)(op, env)
     except Exception as error:
-        _note(error, op)
+        if op.loc.line and not hasattr(error, LOC):
+            setattr(error, LOC, op.loc)
         raise
     if len(results) != len(op.results):
         raise ValueError(f"{op.name} gave {len(results)} results instead of {len(op.results)}")
@@ -83,13 +86,7 @@ _ROOTS: dict[str, object] = {
 
 def call_with_keywords(op: Op, operands: Sequence[Any]) -> Any:
     """Calls the target of a `call_torch` or `mutate`; the last operands go by `kwnames`."""
-    return _with_keywords(callable_of(str(op.attrs["target"])), op, operands)
-
-
-def _with_keywords(target: Callable[..., Any], op: Op, operands: Sequence[Any]) -> Any:
-    kwnames = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
-    split = len(operands) - len(kwnames)
-    return target(*operands[:split], **dict(zip(kwnames, operands[split:], strict=True)))
+    return object_ops.call_with_keywords(callable_of(str(op.attrs["target"])), op, operands)
 
 
 def _run_plain(op: Op, env: Env) -> list[Any]:
@@ -135,22 +132,6 @@ def _set_make(op: Op, env: Env) -> list[Any]:
     return [{env[v] for v in op.operands}]
 
 
-def _enum_const(op: Op, env: Env) -> list[Any]:
-    members: Any = python_objects.find(str(op.attrs["enum"]))
-    return [members[str(op.attrs["member"])]]
-
-
-def _enum_get(op: Op, env: Env) -> list[Any]:
-    members: Any = python_objects.find(str(op.attrs["enum"]))
-    key = env[op.operands[0]]
-    return [members[key] if op.attrs["by"] == "name" else members(key)]
-
-
-def _object_new(op: Op, env: Env) -> list[Any]:
-    cls: Any = python_objects.find(str(op.attrs["cls"]))
-    return [cls.__new__(cls, *(env[v] for v in op.operands))]
-
-
 def _unpack(op: Op, env: Env) -> list[Any]:
     values = list(env[op.operands[0]])
     count = len(op.results)
@@ -167,30 +148,6 @@ def _cast(op: Op, env: Env) -> list[Any]:
 
 def _format(op: Op, env: Env) -> list[Any]:
     return [str(op.attrs["template"]).format(*(env[v] for v in op.operands))]
-
-
-def _attr_get(op: Op, env: Env) -> list[Any]:
-    return [getattr(env[op.operands[0]], str(op.attrs["name"]))]
-
-
-def _attr_set(op: Op, env: Env) -> list[Any]:
-    assign = object.__setattr__ if op.attrs.get("frozen") else setattr
-    assign(env[op.operands[0]], str(op.attrs["name"]), env[op.operands[1]])
-    return []
-
-
-def _call_method(op: Op, env: Env) -> list[Any]:
-    receiver, *operands = (env[v] for v in op.operands)
-    return [_with_keywords(getattr(receiver, str(op.attrs["name"])), op, operands)]
-
-
-def _py_call(op: Op, env: Env) -> list[Any]:
-    target: Any = python_objects.find(str(op.attrs["target"]))
-    return [_with_keywords(target, op, [env[v] for v in op.operands])]
-
-
-def _isinstance(op: Op, env: Env) -> list[Any]:
-    return [is_instance(env[op.operands[0]], parse_type(str(op.attrs["type"])))]
 
 
 def _getitem(op: Op, env: Env) -> list[Any]:
@@ -258,7 +215,7 @@ def _raise(op: Op, env: Env) -> list[Any]:
 
 
 def _print(op: Op, env: Env) -> list[Any]:
-    _with_keywords(print, op, [env[v] for v in op.operands])
+    object_ops.call_with_keywords(print, op, [env[v] for v in op.operands])
     return []
 
 
@@ -273,14 +230,6 @@ _STRUCTURED: dict[str, Callable[[Op, Env], list[Any]]] = {
     "py.format": _format,
     "dict.make": _dict_make,
     "set.make": _set_make,
-    "enum.const": _enum_const,
-    "enum.get": _enum_get,
-    "object.new": _object_new,
-    "attr.get": _attr_get,
-    "attr.set": _attr_set,
-    "py.call_method": _call_method,
-    "py.call": _py_call,
-    "py.isinstance": _isinstance,
     "with": _with,
     "torch.getitem": _getitem,
     "call_torch": _call_torch,
@@ -290,15 +239,5 @@ _STRUCTURED: dict[str, Callable[[Op, Env], list[Any]]] = {
     "assert": _assert,
     "raise": _raise,
     "print": _print,
+    **object_ops.RUN,
 }
-
-
-def _note(error: Exception, op: Op) -> None:
-    notes: list[str] = getattr(error, "__notes__", [])
-    if op.loc.line and not any(n.startswith(_NOTE) for n in notes):
-        where = f" in {op.loc.function}" if op.loc.function else ""
-        text = f"\n    {op.loc.text.strip()}" if op.loc.text else ""
-        error.add_note(f"{_NOTE}{op.loc}{where}{text}")
-
-
-_NOTE = "compiled from "

@@ -17,7 +17,7 @@ from lowtide.ir.types import TypeReader
 
 _STRING = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _PIECE = re.compile(rf"{_STRING}|.")
-_LOC = re.compile(r"\s*# (.*):(\d+)\s*$")
+_LOC = re.compile(r"\s*# (.*):(\d{1,9})\s*$")
 _VALUE = re.compile(r"%([\w.$]+)")
 _OP = re.compile(r"([\w.$]+)(?:\(([^()]*)\)|(?=\s*\{))")
 _ATTRS = re.compile(rf"\s*\{{((?:{_STRING}|[^'\"}}])*)\}}")

@@ -107,7 +107,8 @@ class _Printer:
         if not hint:
             self.unnamed += 1
             return str(self.unnamed - 1)
-        name, count = hint, 0
+        name, count = f"_{hint}" if hint.isdigit() else hint, 0
+        hint = name  # digits alone are the names of unnamed values
         while name in self.taken:
             count += 1
             name = f"{hint}.{count}"

@@ -383,6 +383,9 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
 _TOKEN = re.compile(r"\s*([A-Za-z_]\w*|[\[\](),:]|'[^'\"\\]*')")
 
 
+_DEEPEST = 64  # types in types
+
+
 def parse_type(text: str) -> Type:
     """The type that this text prints; raises ValueError."""
     reader = TypeReader(text)
@@ -398,6 +401,7 @@ class TypeReader:
     def __init__(self, text: str, position: int = 0) -> None:
         self.text = text
         self.position = position
+        self._depth = 0
 
     def rest(self) -> str:
         """What has not been read."""
@@ -405,13 +409,22 @@ class TypeReader:
 
     def type(self) -> Type:
         """Reads one type."""
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise ValueError(f"types nested more than {_DEEPEST} deep")
+        found = self._type()
+        self._depth -= 1
+        return found
+
+    def _type(self) -> Type:
         word = self._next()
         if word == "(":
             return self._tuple()
         if word == "NamedTuple":
             name = self._quoted()
             self._expect("(")
-            return dataclasses.replace(self._tuple(), cls=name)
+            made = self._tuple()
+            return dataclasses.replace(made, cls=name)
         if word in _BY_NAME:
             return _BY_NAME[word](self._quoted())
         if word in _GENERIC:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from lowtide.errors import VerifyError
-from lowtide.ir import opdefs
+from lowtide.ir import object_ops, opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import TERMINATORS, Block, Function, Op, Value
 from lowtide.ir.literals import is_literal
@@ -200,10 +200,6 @@ def _mutate_fits(op: Op) -> bool:
     return _call_fits(op) and ("spec" not in op.attrs or _spec_fits(op))
 
 
-def _has_texts(op: Op, *names: str) -> bool:
-    return all(isinstance(op.attrs.get(name), str) for name in names)
-
-
 _CHECKS: dict[str, Callable[[Op], bool]] = {
     "const": _const_fits,
     "undef": lambda op: not op.operands and len(op.results) == 1,
@@ -215,18 +211,11 @@ _CHECKS: dict[str, Callable[[Op], bool]] = {
     "py.format": lambda op: isinstance(op.attrs.get("template"), str),
     "dict.make": lambda op: len(op.operands) % 2 == 0 and len(op.results) == 1,
     "set.make": lambda op: len(op.results) == 1,
-    "enum.const": lambda op: _has_texts(op, "enum", "member") and not op.operands,
-    "enum.get": lambda op: _has_texts(op, "enum", "by") and len(op.operands) == 1,
-    "object.new": lambda op: _has_texts(op, "cls") and len(op.results) == 1,
-    "attr.get": lambda op: _has_texts(op, "name") and len(op.operands) == len(op.results) == 1,
-    "attr.set": lambda op: _has_texts(op, "name") and len(op.operands) == 2 and not op.results,
-    "py.call_method": lambda op: _has_texts(op, "name") and len(op.operands) > 0,
-    "py.call": lambda op: _has_texts(op, "target") and len(op.results) == 1,
-    "py.isinstance": lambda op: _has_texts(op, "type") and len(op.operands) == 1,
     "torch.getitem": _spec_fits,
     "call_torch": _call_fits,
     "mutate": _mutate_fits,
     "assert": lambda op: len(op.operands) in (1, 2) and op.operands[0].type == t.BOOL,
     "raise": lambda op: isinstance(op.attrs.get("exception"), str) and not op.results,
     "print": lambda op: not op.results,
+    **object_ops.CHECKS,
 }

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import re
 import statistics
 import time
@@ -34,6 +35,7 @@ T = TypeVar("T")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 _RESET_HIGH_WATER_MARK = "5"
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ def can_measure_resident() -> bool:
 
 def time_call(call: Callable[[], T]) -> tuple[float, T]:
     """Run `call` once: nanoseconds and the result."""
-    with _quiet_gc():
+    with quiet_gc():
         start = time.perf_counter_ns()
         result = call()
         return float(time.perf_counter_ns() - start), result
@@ -116,7 +118,7 @@ def time_alternating(
     timings = {name: Timing() for name in calls}
     inner = {name: _calls_per_sample(call, min_sample_ns) for name, call in calls.items()}
     spent_ns = dict.fromkeys(calls, 0.0)
-    with _quiet_gc():
+    with quiet_gc():
         for turn in range(max(repeats, 1)):
             if on_round is not None:
                 on_round(turn)
@@ -154,6 +156,14 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)  # pyright: ignore[reportUnknownArgumentType]
 
 
+def resident_bytes() -> int:
+    """What of this process is in memory now, in bytes; a LookupError where /proc is missing."""
+    try:
+        return _status_bytes("VmRSS")
+    except OSError as fault:
+        raise LookupError(f"{_STATUS} cannot be read") from fault
+
+
 def _storages(value: object) -> list[torch.UntypedStorage]:
     return [tensor.untyped_storage() for tensor in tensors_in(value)]
 
@@ -168,9 +178,12 @@ def _resident_peak(call: Callable[[], T]) -> tuple[Peak, T]:
 
 
 def _profiled_peak(call: Callable[[], T]) -> tuple[Peak, T]:
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+    with (
+        quiet_kineto(),
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profile,
+    ):
         time_ns, result = time_call(call)
     live_bytes = peak_bytes = 0
     for event in sorted(_memory_events(profile), key=lambda event: event[0]):
@@ -231,7 +244,21 @@ def _time_repeated(call: Callable[[], object], count: int) -> float:
 
 
 @contextmanager
-def _quiet_gc() -> Generator[None]:
+def quiet_kineto() -> Generator[None]:
+    """PyTorch's profiler starts without a line on stderr: libkineto reads the level that it prints
+    at once, when it is first used."""
+    is_ours = _LOG_LEVEL not in os.environ
+    if is_ours:
+        os.environ[_LOG_LEVEL] = "6"
+    try:
+        yield
+    finally:
+        if is_ours:
+            del os.environ[_LOG_LEVEL]
+
+
+@contextmanager
+def quiet_gc() -> Generator[None]:
     """No garbage collection inside: a collection of a large program takes many milliseconds."""
     was_enabled = gc.isenabled()
     gc.collect()

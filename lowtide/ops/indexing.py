@@ -130,6 +130,8 @@ def lower_getitem(b: Builder, spec: Sequence[str], x: Val, *items: Any) -> Val:
             d += 1
         elif word == "tensor":
             index = operands.pop(0)
+            if not isinstance(index, Val):
+                raise Unsupported("a list as a subscript")
             check_index(b, index, x.shape[d], wraps=True)
             if index.ndim == 0:
                 fixed[d] = gathered(b, index, [], x.shape[d], wraps=True)

@@ -2,6 +2,7 @@
 
     Val       a tensor of the region           Index   an int made of sizes and free ints
     Expr      a float known at the call        Seq     a tuple, list or torch.Size of these
+    Map       a dict whose keys are constants
     OPAQUE    a number known at the call of which nothing can be said now
     all else  a constant: None, bool, int, float, str, dtype, device, ...
 
@@ -31,10 +32,14 @@ OPAQUE: Final = _Opaque()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value stands among the live-ins: `position`, then subscripts."""
+    """Where a value stands among the live-ins: `position`, then subscripts, keys of dicts too."""
 
     position: int
-    path: tuple[int, ...] = ()
+    path: tuple[int | str, ...] = ()
+
+    def of(self, key: int | str) -> Place:
+        """The place of an element."""
+        return Place(self.position, (*self.path, key))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +57,18 @@ class Seq:
 
     kind: type
     elems: tuple[Abs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A dict whose keys are known, in order."""
+
+    keys: tuple[Any, ...]
+    elems: tuple[Abs, ...]
+
+    def entries(self) -> dict[Any, Abs]:
+        """As a dict."""
+        return dict(zip(self.keys, self.elems, strict=True))
 
 
 @dataclass(slots=True, eq=False)
@@ -80,8 +97,8 @@ def constant(value: object) -> Abs:
 
 def is_constant(x: Abs) -> bool:
     """Whether the value is the same in every run of the signature."""
-    if isinstance(x.value, Seq):
-        return all(is_constant(e) for e in x.value.elems)
+    if isinstance(x.value, Seq | Map):
+        return isinstance(x.value, Seq) and all(is_constant(e) for e in x.value.elems)
     return not isinstance(x.value, Val | Index | Expr) and x.value is not OPAQUE
 
 
@@ -105,8 +122,8 @@ def build(kind: type, elems: list[Any]) -> Any:
 
 def raw(x: Abs) -> Any:
     """What a lowering is handed; raises Unsupported for a number that only the call knows."""
-    if x.value is OPAQUE:
-        raise Unsupported("a number that is known only at run time")
+    if x.value is OPAQUE or isinstance(x.value, Map):
+        raise Unsupported("a value that is known only at run time")
     if isinstance(x.value, Seq):
         elems = [raw(e) for e in x.value.elems]
         return elems if x.value.kind is list else tuple(elems)
@@ -115,13 +132,13 @@ def raw(x: Abs) -> Any:
 
 def tensors_in(x: Abs) -> list[Abs]:
     """Every tensor in a value, in order."""
-    if isinstance(x.value, Seq):
+    if isinstance(x.value, Seq | Map):
         return [t for e in x.value.elems for t in tensors_in(e)]
     return [x] if isinstance(x.value, Val) else []
 
 
 def is_dynamic(x: Abs) -> bool:
     """Whether a float's value decides it."""
-    if isinstance(x.value, Seq):
+    if isinstance(x.value, Seq | Map):
         return any(is_dynamic(e) for e in x.value.elems)
     return x.dynamic

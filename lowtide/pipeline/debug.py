@@ -16,6 +16,11 @@ from lowtide import config
 _serial = itertools.count()
 
 
+def is_on() -> bool:
+    """Whether anything is to be shown."""
+    return bool(config.current().debug.topics)
+
+
 def show(topic: str, function: str, text: Callable[[], str]) -> None:
     """Shows a text if its topic is asked for; it is made only then."""
     debug = config.current().debug

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowtide.ir.core import Block, Function, Op, Value, free_values
-from lowtide.ir.interpret import run_op, suppressed
-from lowtide.pipeline import stats
+from lowtide.ir.interpret import run_block, run_op, suppressed
+from lowtide.pipeline import plain, stats
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
-from lowtide.pipeline.mutation import may_change
+from lowtide.pipeline.mutation import CHANGING, may_change
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.specialise import static_reason
@@ -188,11 +188,14 @@ class BlockPlan:
 
 
 class Driver:
-    """A Function, ready to be called with positional arguments."""
+    """A Function, ready to be called with positional arguments, captured ones included; `captured`
+    reads these, where it is no module's method."""
+
+    captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        mutates = any(op.name == "mutate" for op in function.walk())
+        mutates = any(op.name in CHANGING for op in function.walk())
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function)
         )
@@ -211,7 +214,13 @@ class Driver:
             return run(args, entry.z, entry.sizes)[0]
         except (CheckFailed, HostFault):
             pass  # PyTorch's own error shall not be "during handling of" ours
+        return self.run_eager(args)
+
+    def run_eager(self, args: Sequence[Any]) -> Any:
+        """PyTorch runs every op, as it must where gradients are recorded."""
         env = dict(zip(self.function.params, args, strict=True))
+        if plain.reason():  # then nothing inside an `if` or a loop is compiled either
+            return run_block(self.function.block, env)[0]
         self.plan.run_eager(0, self.plan.last, env)
         return env[self.function.block.terminator.operands[0]]
 

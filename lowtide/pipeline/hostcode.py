@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import torch
 
-from lowtide.pipeline.abstract import Abs, Origin, Place, Seq, is_constant, tensors_in
+from lowtide.pipeline.abstract import Abs, Map, Origin, Place, Seq, is_constant, tensors_in
 from lowtide.pipeline.abstract import concrete as concrete_value
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
@@ -194,7 +194,7 @@ class _Writer:
             return self._tensor(x)
         if isinstance(x.origin, Place) and not is_constant(x):
             return _place(x.origin)
-        if isinstance(x.value, Seq) and not is_constant(x):
+        if isinstance(x.value, Seq | Map) and not is_constant(x):
             return self._once(x, lambda: self._sequence(x))
         if isinstance(x.value, Index):
             return self.index(x.value)
@@ -249,6 +249,9 @@ class _Writer:
         return self.of(x)
 
     def _sequence(self, x: Abs) -> str:
+        if isinstance(x.value, Map):
+            pairs = [f"{self._constant(k)}: {self.of(v)}" for k, v in x.value.entries().items()]
+            return f"{{{', '.join(pairs)}}}"
         assert isinstance(x.value, Seq)
         inner = ", ".join(self.of(e) for e in x.value.elems)
         if x.value.kind is list:
@@ -302,7 +305,7 @@ class _Writer:
 
 
 def _place(place: Place) -> str:
-    return f"a[{place.position}]" + "".join(f"[{i}]" for i in place.path)
+    return f"a[{place.position}]" + "".join(f"[{i!r}]" for i in place.path)
 
 
 def _shape_only(sizes: tuple[int, ...]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from lowtide.frontend.script.binding import Default, Gather, bind
 from lowtide.ir import types as t
-from lowtide.ir.core import Value
+from lowtide.ir.core import Op, Value
 from lowtide.ops import registry
 from lowtide.pipeline.abstract import OPAQUE, Abs, Place, Seq, constant
 from lowtide.texpr.build import Val
@@ -39,6 +39,16 @@ _SOURCES: Final = {
 def source_of(op_name: str) -> str:
     """The torch function that an op on Python values is for tensors; "" if it is none."""
     return _SOURCES.get(op_name, "")
+
+
+def may_bind(op: Op) -> bool:
+    """Whether a call of PyTorch has no record only because its operands' types were not known."""
+    vague = any(not _is_plain(v.type) for v in op.operands)
+    return vague and bool(registry.lookup(str(op.attrs["target"])))
+
+
+def _is_plain(type_: t.Type) -> bool:
+    return not (t.is_dynamic(type_) or isinstance(type_, t.UnionType | t.OptionalType))
 
 
 def bind_late(

@@ -17,13 +17,14 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Value
 
-_CHANGING: Final = ("mutate", "py.call", "py.call_method", "call_module")
+# what may write into a tensor
+CHANGING: Final = ("mutate", "py.call", "py.call_method", "call_module")
 _FRESH: Final = ("pointwise", "reduction", "contraction", "composite", "copy", "factory", "size")
 
 
 def may_change(function: Function) -> frozenset[Value]:
     """Values whose memory some op may write into."""
-    changed = [v for op in function.walk() if op.name in _CHANGING for v in op.operands]
+    changed = [v for op in function.walk() if op.name in CHANGING for v in op.operands]
     if not changed:
         return frozenset()
     classes = _Classes()

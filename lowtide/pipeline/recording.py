@@ -14,20 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.pipeline import plain
-from lowtide.pipeline.abstract import Abs, Place, Seq, build
+from lowtide.pipeline.abstract import Abs, Map, Place, Seq, build
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient, Pass, cotangent_pattern
 from lowtide.texpr.autodiff import given_name
 
 Tensor = torch.Tensor
 Values = Sequence[Any]
+Path = tuple[Any, ...]  # subscripts: positions, and keys of dicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class EagerRegion:
 
     ops: tuple[Op, ...]
     live_ins: tuple[Value, ...]
-    outputs: tuple[tuple[Value, tuple[int, ...]], ...]
+    outputs: tuple[tuple[Value, Path], ...]
 
     def __call__(self, values: Values) -> list[Tensor]:
         env: dict[Value, Any] = dict(zip(self.live_ins, values, strict=True))
@@ -61,16 +62,19 @@ def eager_region(
     )
 
 
-def _paths(v: Value, x: Abs, wanted: Abs) -> list[tuple[Value, tuple[int, ...]]]:
+def _paths(v: Value, x: Abs, wanted: Abs) -> list[tuple[Value, Path]]:
     if x is wanted:
         return [(v, ())]
-    if not isinstance(x.value, Seq):
+    if isinstance(x.value, Map):
+        inner = x.value.entries().items()
+    elif isinstance(x.value, Seq):
+        inner = enumerate(x.value.elems)
+    else:
         return []
-    inner = enumerate(x.value.elems)
     return [(v, (k, *path)) for k, e in inner for _, path in _paths(v, e, wanted)]
 
 
-def _item(value: Any, path: tuple[int, ...]) -> Any:
+def _item(value: Any, path: Path) -> Any:
     for k in path:
         value = value[k]
     return value
@@ -144,12 +148,14 @@ def _without_data(value: Any) -> Any:
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A list or tuple with its elements changed; anything else as it is."""
+    """A list, tuple or dict with its elements changed; anything else as it is."""
+    if isinstance(value, dict):
+        entries = cast("dict[Any, Any]", value)
+        return {k: change(v) for k, v in entries.items()}
     if not isinstance(value, tuple | list):
         return value
-    kind: type = type(value)  # pyright: ignore[reportUnknownVariableType]
-    elems: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
-    return build(kind, [change(v) for v in elems])
+    elems = cast("Sequence[Any]", value)
+    return build(type(elems), [change(v) for v in elems])
 
 
 class _Region(torch.autograd.Function):
@@ -299,10 +305,13 @@ def _put(values: list[Any], place: Place, x: Tensor) -> None:
     values[place.position] = _replaced(values[place.position], place.path, x)
 
 
-def _replaced(value: Any, path: tuple[int, ...], x: Tensor) -> Any:
+def _replaced(value: Any, path: Path, x: Tensor) -> Any:
     if not path:
         return x
-    elems = list(value)
+    if isinstance(value, dict):
+        entries = cast("dict[Any, Any]", value)
+        return {**entries, path[0]: _replaced(entries[path[0]], path[1:], x)}
+    elems: list[Any] = list(value)
     elems[path[0]] = _replaced(elems[path[0]], path[1:], x)
     return build(type(value), elems)
 

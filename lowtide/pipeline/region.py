@@ -167,6 +167,8 @@ class Region:
 
     def _show(self, executable: Any) -> None:
         name = self.name.partition(":")[0]
+        if not debug.is_on():
+            return  # the texts of a large program take a while
         stages: list[tuple[str, str]] = executable.stages
         for k, (stage, text) in enumerate(stages):
             topic = "kernels" if k == len(stages) - 1 else "tile"
@@ -308,7 +310,7 @@ class Region:
         found: dict[str, str] = {}
         for symbol, spots in binding.spots.items():
             for (place, dim), *_ in [spots] if spots else []:
-                path = "".join(f"[{i}]" for i in place.path)
+                path = "".join(f"[{i!r}]" for i in place.path)
                 name = (self.live_ins[place.position].name or "_") + path
                 found[symbol] = name if dim < 0 else f"{name}.shape[{dim}]"
         return found

@@ -25,6 +25,7 @@ from lowtide.ir.python_ops.row import OpDef
 from lowtide.pipeline.abstract import (
     OPAQUE,
     Abs,
+    Map,
     Origin,
     Seq,
     concrete,
@@ -288,7 +289,7 @@ def _is_not(host: Host, a: Abs, b: Abs) -> Abs | None:
 
 
 def _bool(host: Host, a: Abs) -> Abs | None:
-    if isinstance(a.value, Seq):
+    if isinstance(a.value, Seq | Map):
         return Abs(bool(a.value.elems))
     return _ne(host, a, Abs(0)) if is_int(a) else None
 
@@ -299,6 +300,8 @@ def _not(host: Host, a: Abs) -> Abs | None:
 
 
 def _contains(host: Host, xs: Abs, item: Abs) -> Abs | None:
+    if isinstance(xs.value, Map) and is_constant(item):
+        return Abs(concrete(item) in xs.value.keys)
     if not isinstance(xs.value, Seq):
         return None
     for x in xs.value.elems:
@@ -355,6 +358,17 @@ def _range_len(host: Host, start: Abs, stop: Abs, step: Abs) -> Abs | None:
     return _known(floordiv(high - low + (by.const - 1), by)) if some else Abs(0)
 
 
+def _len(host: Host, xs: Abs) -> Abs | None:
+    return Abs(len(xs.value.elems)) if isinstance(xs.value, Seq | Map) else None
+
+
+def _iterated(host: Host, xs: Abs) -> Abs | None:
+    """`list(d)`: a dict's keys."""
+    if isinstance(xs.value, Map):
+        return Abs(Seq(list, tuple(map(constant, xs.value.keys))))
+    return None
+
+
 _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
     "py.add": _concatenated,
     "py.sub": _arithmetic(lambda x, y: x - y),
@@ -377,6 +391,9 @@ _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
     "py.bool": _bool,
     "py.not": _not,
     "py.contains": _contains,
+    "py.len": _len,
+    "list.of": _iterated,
+    "py.iter": _iterated,
     "py.max": _extremum(1),
     "py.min": _extremum(-1),
     "py.sum": _sum,

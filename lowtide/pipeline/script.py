@@ -18,23 +18,27 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 
 from lowtide.errors import CompileError, LowtideError
 from lowtide.frontend.script.script import check_syntax, script_function, signature_types
+from lowtide.frontend.trace.active import active
 from lowtide.ir import python_objects
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
-from lowtide.ir.python_text import python_text
+from lowtide.memory import watching
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
+from lowtide.pipeline.captures import Reader
+from lowtide.pipeline.compiled import CannotInline, Compiled
 from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.explain import Explanation, explain
-from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.signature import Ineligible
-from lowtide.pipeline.walk import Walk, ineligible
+from lowtide.pipeline.tracebacks import through_user_lines
+
+if TYPE_CHECKING:
+    from lowtide.pipeline.script_module import ScriptModule
 
 _SCALAR_TYPES = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
@@ -43,10 +47,11 @@ _is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 _reason = plain.reason
 
 
-class ScriptFunction:
+class ScriptFunction(Compiled):
     """A compiled function; see the module's text. Safe to call from many threads."""
 
     __wrapped__: Callable[..., Any]
+    __name__: str
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         check_syntax(fn)
@@ -66,7 +71,7 @@ class ScriptFunction:
         if _is_compiling():
             return self._fn(*args, **kwargs)
         if _reason():
-            return self._python(*args, **kwargs)
+            return watching.call(self._fn.__name__, self, self._python, _reason, args, kwargs)
         values = args
         if kwargs or len(args) != self._arity:
             values = self.bind(args, kwargs)
@@ -74,11 +79,21 @@ class ScriptFunction:
         if driver is None:
             driver = self.driver(values)
         try:
+            if driver.captured is not None:
+                values = (*values, *driver.captured()[0])
             return driver(values)
         except Ineligible:
             return self._python(*args, **kwargs)
+        except Exception as error:
+            raise through_user_lines(error) from error.__cause__
 
     def _python(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = active()
+        if recorder is not None:
+            try:
+                return self.inline(recorder, args, kwargs)
+            except CannotInline:
+                pass  # its Python code is traced, control flow frozen
         stats.count("calls_eager")
         return self._fn(*args, **kwargs)
 
@@ -113,6 +128,8 @@ class ScriptFunction:
                 function = tidy(script_function(self._fn, types))
                 debug.show("ir", function.name, lambda: str(function))
                 driver = self._drivers[types] = Driver(function)
+                if function.captures:
+                    driver.captured = Reader(torch.nn.Module(), function.captures, ()).read
             kinds = tuple(map(type, args))
             if _SCALAR_TYPES.issuperset(kinds):
                 self._plain_drivers[kinds] = driver
@@ -128,44 +145,34 @@ class ScriptFunction:
             )
         return found
 
-    # -- what can be asked of it --
+    def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
+        """See `Compiled.resolve`."""
+        driver = self.driver(values)
+        return driver, values if driver.captured is None else (*values, *driver.captured()[0])
 
-    def _function(self) -> Function:
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters."""
+        return self._signature
+
+    def drivers(self) -> list[Driver]:
+        """The programs built so far, in order."""
+        with self._lock:
+            return list(self._drivers.values())
+
+    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
+        """Writes it to a file: `lt.save(self, f, _extra_files)`."""
+        from lowtide.deploy.save import save  # costs time to import
+
+        save(self, f, _extra_files)
+
+    def program(self) -> Function:
+        """The program for the latest types of arguments, else as annotated."""
         with self._lock:
             if self._drivers:
                 return next(reversed(self._drivers.values())).function
         types = tuple(signature_types(self._fn).values())
         return tidy(script_function(self._fn, types))
-
-    @property
-    def graph(self) -> Function:
-        """The program, for the latest types of arguments (else as annotated); prints as IR."""
-        return self._function()
-
-    @property
-    def code(self) -> str:
-        """The program as Python-like source."""
-        return python_text(self._function())
-
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """For these inputs (meta tensors too): kernels, what PyTorch runs and why, the peak."""
-        why, walk = self._walk(args, kwargs)
-        return explain(self._fn.__name__, walk, why)
-
-    def memory(self, *args: Any, **kwargs: Any) -> MemoryPlan:
-        """The predicted peak for these inputs (meta tensors too); nothing is run or allocated."""
-        why, walk = self._walk(args, kwargs)
-        return plan_memory(walk, why)
-
-    def stages(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-        """The program after each stage for these inputs, the generated source last."""
-        _, walk = self._walk(args, kwargs)
-        return walk.stages()
-
-    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
-        values = self.bind(args, kwargs)
-        why = _reason() or ineligible(values)
-        return why, Walk(self.driver(values), values)
 
 
 Class = TypeVar("Class", bound=type)
@@ -187,6 +194,10 @@ def _file_of(cls: type) -> str:
 
 
 @overload
+def script(  # pyright: ignore[reportOverlappingOverload]: a module is callable, too
+    obj: torch.nn.Module, example_inputs: Any = None, *, budget: None = None, tune: bool = False
+) -> ScriptModule: ...
+@overload
 def script(  # pyright: ignore[reportOverlappingOverload]: a class is callable, too
     obj: Class, *, budget: None = None, tune: bool = False
 ) -> Class: ...
@@ -200,8 +211,11 @@ def script(
 ) -> Callable[[Callable[..., Any]], ScriptFunction]: ...
 
 
-def script(obj: Any = None, *, budget: object = None, tune: bool = False) -> Any:
-    """Compiles a Python function from its source, control flow kept; a decorator too.
+def script(
+    obj: Any = None, example_inputs: Any = None, *, budget: object = None, tune: bool = False
+) -> Any:
+    """Compiles a function, an nn.Module or a class from its Python source, control flow kept; a
+    decorator too.
 
     Raises CompileError for what is outside the language, with the place and what to write instead.
     `budget` and `tune` are names that are kept free: they raise until they do something."""
@@ -213,12 +227,20 @@ def script(obj: Any = None, *, budget: object = None, tune: bool = False) -> Any
         return functools.partial(script, budget=budget, tune=tune)
     if isinstance(obj, ScriptFunction):
         return obj
+    if isinstance(obj, torch.nn.Module):
+        from lowtide.pipeline.compile_module import script_module  # it derives from ScriptFunction
+
+        return script_module(obj, example_inputs)
     if isinstance(obj, type) and not issubclass(obj, torch.nn.Module):
         return script_class(cast("type[Any]", obj))
-    if isinstance(obj, type | torch.nn.Module | MethodType):
-        kind = "a class" if isinstance(obj, type) else f"a {type(obj).__name__}"
-        raise CompileError(
-            f"{kind} is not compiled yet, only functions are",
-            remedy="a function of tensors, called from the module's forward",
-        )
+    if isinstance(obj, type | MethodType):
+        name = getattr(obj, "__name__", type(obj).__name__)
+        if isinstance(obj, type):
+            problem, remedy = "a class of modules", f"lt.script({name}(…)), of an object"
+        else:
+            problem, remedy = (
+                "a bound method",
+                f"lt.script(module).{name}, with @lt.export above it",
+            )
+        raise CompileError(f"{name!r} is {problem}, which is not compiled", remedy=remedy)
     return ScriptFunction(obj)

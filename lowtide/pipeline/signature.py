@@ -16,13 +16,13 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from lowtide.ir import dtypes
 from lowtide.ir.python_ops.numbers import UNBOUND
-from lowtide.pipeline.abstract import OPAQUE, Abs, Place, Seq, constant
+from lowtide.pipeline.abstract import OPAQUE, Abs, Map, Place, Seq, constant
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.index import Index, Size, as_index
@@ -45,6 +45,11 @@ _STRIDED = torch.strided
 def _is_known(v: object) -> bool:
     """Whether the value itself is part of the signature; of other objects only the class is."""
     return isinstance(v, _OWN_TYPES)
+
+
+def _is_mapping(v: Any) -> bool:
+    """Whether it is a dict that the signature looks into: its keys can stand in source text."""
+    return type(v) is dict and all(type(k) in (str, int) for k in cast("dict[Any, Any]", v))
 
 
 class Ineligible(Exception):
@@ -74,6 +79,9 @@ def exact_key(
         elif isinstance(v, tuple | list):
             parts += (kind, len(v))  # pyright: ignore[reportUnknownArgumentType]
             exact_key(v, parts, floats, device)
+        elif kind is dict:
+            parts += (kind, *v)
+            exact_key(v.values(), parts, floats, device)
         elif isinstance(v, torch.Tensor):
             raise Ineligible(f"a tensor of type {kind.__name__}")
         else:
@@ -120,7 +128,11 @@ class Binding:
             elems: list[Any] = list(v)  # pyright: ignore[reportUnknownArgumentType]
             self._forms.append((type(v), len(elems)))  # pyright: ignore[reportUnknownArgumentType]
             for i, e in enumerate(elems):
-                self._describe(e, Place(place.position, (*place.path, i)))
+                self._describe(e, place.of(i))
+        elif _is_mapping(v):
+            self._forms.append((dict, *v))
+            for key, e in v.items():
+                self._describe(e, place.of(key))
         else:
             self._forms.append((type(v), v if _is_known(v) else ""))
 
@@ -186,8 +198,11 @@ class Binding:
                 return Abs(ex.scalar(next(floats), dtypes.f64), place, dynamic=True)
             if isinstance(v, tuple | list):
                 elems: list[Any] = list(v)  # pyright: ignore[reportUnknownArgumentType]
-                inner = [Place(place.position, (*place.path, i)) for i in range(len(elems))]
+                inner = [place.of(i) for i in range(len(elems))]
                 return Abs(Seq(kind, tuple(map(make, elems, inner))), place)
+            if _is_mapping(v):
+                inner = [place.of(key) for key in v]
+                return Abs(Map(tuple(v), tuple(map(make, v.values(), inner))), place)
             return constant(v) if _is_known(v) else Abs(OPAQUE, place)
 
         return builder, [make(v, Place(i)) for i, v in enumerate(self.values)]

@@ -26,10 +26,11 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.python_ops.numbers import UNBOUND
 from lowtide.ir.types import ClassType
-from lowtide.pipeline import late, scalars
+from lowtide.pipeline import late, mappings, scalars
 from lowtide.pipeline.abstract import (
     OPAQUE,
     Abs,
+    Map,
     Origin,
     Seq,
     constant,
@@ -52,7 +53,6 @@ MAX_GUARDS: Final = 12
 STOPPING: Final = {
     "mutate": "changes a tensor in place",
     "call_torch": "has no record",
-    "call_module": "is run by the module itself",
     "print": "prints",
     "raise": "raises",
     "with": "enters a context manager",
@@ -62,7 +62,7 @@ STOPPING: Final = {
     "enum.get": "looks up an enum",
     "future.done": "makes a future",
 }
-_STOPPING_FAMILIES: Final = {"dict": "works on a dict", "set": "works on a set"}
+_STOPPING_FAMILIES: Final = {"set": "works on a set"}
 
 
 class Stop(Exception):
@@ -100,8 +100,12 @@ class Trace:
 def static_reason(op: Op) -> str:
     """Why this op ends every region, "" if it need not."""
     family = op.name.partition(".")[0]
+    if op.name == "call_torch" and late.may_bind(op):
+        return ""
     if op.name in STOPPING or family in _STOPPING_FAMILIES:
         return STOPPING.get(op.name) or _STOPPING_FAMILIES[family]
+    if op.name == "call_module":
+        return f"is a module that PyTorch runs: {op.attrs['why']}"
     if op.name in ("attr.get", "py.call_method") and isinstance(op.operands[0].type, ClassType):
         return "reads an object"
     if op.name.startswith("torch."):
@@ -140,7 +144,7 @@ class _Specialiser:
         self.derived: dict[str, Abs] = {}
         self.ops = 0
         self.activity = Activity(self.b, binding.wanted)
-        self._undo: list[tuple[Abs, Seq]] = []  # lists that were changed, and what they were
+        self._undo: list[tuple[Abs, Seq | Map]] = []  # what was changed, and what it was
 
     def trace(self, block: Block, start: int, env: dict[Value, Abs]) -> Trace:
         stop, reason, misfit = start, "", False
@@ -242,6 +246,8 @@ class _Specialiser:
                 return [Abs(Seq(kind, tuple(operands)))]
             case "list.make":
                 return [Abs(Seq(list, tuple(operands)))]
+            case "dict.make":
+                return [mappings.make(operands)]
             case "tuple.get":
                 return [_elements(operands[0])[cast("int", op.attrs["index"])]]
             case "unpack":
@@ -251,6 +257,8 @@ class _Specialiser:
                 return list(elems)
             case "attr.get":
                 return [self._attribute(op, operands[0], str(op.attrs["name"]))]
+            case "call_torch":
+                return self._late(op, str(op.attrs["target"]), operands)
             case "py.call_method":
                 return self._late(op, f"Tensor.{op.attrs['name']}", operands)
             case "py.isinstance":
@@ -267,6 +275,8 @@ class _Specialiser:
                     raise Stop("is run by Python")
                 if definition.writes:
                     return [self._write(op, operands)]
+                if op.name.startswith("dict.") and operands:
+                    return [mappings.evaluate(op.name, operands)[0]]
                 if any(isinstance(x.value, Val) for x in operands):
                     source = late.source_of(op.name)
                     if source:
@@ -274,14 +284,18 @@ class _Specialiser:
                 return [scalars.evaluate(self, op, definition, operands)]
 
     def _write(self, op: Op, operands: list[Abs]) -> Abs:
-        """A list made in this region is changed; what it was is kept, in case of a retreat."""
+        """A list or dict made in this region is changed; what it was is kept for a retreat."""
         xs = operands[0]
-        if not isinstance(xs.value, Seq) or xs.value.kind is not list or xs.origin is not None:
-            raise Stop("changes a list that was made before")
         before = xs.value
-        elems, result = scalars.changed_list(op.name, operands)
+        if xs.origin is not None or not isinstance(before, Seq | Map):
+            raise Stop("changes what was made before")
+        if isinstance(before, Map):
+            result, after = mappings.evaluate(op.name, operands)
+        else:
+            elems, result = scalars.changed_list(op.name, operands)
+            after = Seq(list, tuple(elems))
         self._undo.append((xs, before))
-        xs.value = Seq(list, tuple(elems))
+        xs.value = after
         return result
 
     def _late(self, op: Op, source: str, operands: list[Abs]) -> list[Abs]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -24,6 +24,7 @@ from lowtide.pipeline.gradient import Pass
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible, exact_key
 from lowtide.pipeline.specialise import static_reason
+from lowtide.pipeline.walked_objects import OBJECT_OPS, WalkedObjects
 from lowtide.texpr.index import evaluate
 
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
@@ -124,6 +125,7 @@ class Walk:
         self._known: dict[int, torch.Tensor] = {}
         self._envs: list[Env] = []
         self._records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
+        self._objects = WalkedObjects()
         metas = [self._meta(a) for a in args]
         self._given = {_storage(m) for m in _tensors(metas)}
         try:
@@ -251,11 +253,15 @@ class Walk:
     def _plain(self, op: Op, env: Env) -> list[Any]:
         if op.name in ("print", "assert", "raise"):
             return []
+        if op.name in OBJECT_OPS:
+            found = self._objects.run(op, env)
+            if found is not None:
+                return [v if v is UNKNOWN else self._meta(v) for v in found]
         scratch = dict(env)
         for v in op.operands:
             if scratch[v] is UNKNOWN and _is_torch(op):
                 scratch[v] = _STAND_INS.get(v.type, UNKNOWN)
-        if not any(scratch[v] is UNKNOWN for v in op.operands):
+        if op.name not in OBJECT_OPS and not any(scratch[v] is UNKNOWN for v in op.operands):
             try:
                 run_op(op, scratch)
                 return [scratch[v] for v in op.results]
@@ -337,6 +343,8 @@ class Walk:
         if isinstance(value, tuple | list):
             elems = [self._meta(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
             return elems if isinstance(value, list) else tuple(elems)
+        if type(value) is dict:
+            return {k: self._meta(v) for k, v in cast("dict[Any, Any]", value).items()}
         return value
 
 
@@ -367,6 +375,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
         return [value]
     if isinstance(value, tuple | list):
         return [x for v in value for x in _tensors(v)]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, dict):
+        return [x for v in value.values() for x in _tensors(v)]  # pyright: ignore[reportUnknownVariableType]
     return []
 
 

@@ -60,6 +60,12 @@ class ArenaStats:
     cap_bytes: int
     hits: int
     misses: int
+    trims: int = 0  # free blocks that were unmapped, to keep to the cap or by `empty_cache`
+
+    def __str__(self) -> str:
+        """One figure a line."""
+        lines = [f"{name:<18}{getattr(self, name):>16,}" for name in self.__slots__]
+        return "\n".join(lines)
 
 
 class _Block:
@@ -135,6 +141,8 @@ class _Pool:
         self._cached_bytes = 0
         self._hits = 0
         self._misses = 0
+        self._trims = 0
+        self.observer: Callable[[int, int], None] | None = None
         self._held_for_fork = False
 
     def take(self, asked_bytes: int) -> _Block:
@@ -161,10 +169,14 @@ class _Pool:
             block = self._take_new(block_bytes, asked_bytes)
         if self._returned:
             self._settle()
+        if (observer := self.observer) is not None:
+            observer(block.address, asked_bytes)
         return block
 
     def give_back(self, block: _Block) -> None:
         """Takes a block back. Safe anywhere: in finalizers, on any thread, at exit."""
+        if (observer := self.observer) is not None:
+            observer(block.address, -block.asked_bytes)
         if block.is_pooled:
             self._returned.append(block)
             if not self._busy:
@@ -196,6 +208,7 @@ class _Pool:
                 cap_bytes=self._cap_bytes,
                 hits=self._hits,
                 misses=self._misses,
+                trims=self._trims,
             )
 
     @contextlib.contextmanager
@@ -217,12 +230,12 @@ class _Pool:
     def _take_new(self, block_bytes: int, asked_bytes: int) -> _Block:
         self._read_cap()
         block = self._map(block_bytes)
+        block.asked_bytes = asked_bytes
         with self._account() as is_ours:
             block.is_pooled = is_ours
             if is_ours:
                 self._misses += 1
                 self._reserved_bytes += block_bytes
-                block.asked_bytes = asked_bytes
                 self._in_use_bytes += asked_bytes
                 self._peak_in_use_bytes = max(self._peak_in_use_bytes, self._in_use_bytes)
         return block
@@ -278,6 +291,7 @@ class _Pool:
             block = oldest.popleft()
             self._cached_bytes -= block.block_bytes
             self._reserved_bytes -= block.block_bytes
+            self._trims += 1
             block.mapping.close()
 
     def before_fork(self) -> None:
@@ -370,9 +384,9 @@ def empty(
         shaped = flat.view(shape) if strides is None else flat.as_strided(shape, strides)
         return shaped.data  # not a view of anything, as far as autograd knows
     if strides is None:
-        return _from_numpy(_ndarray(shape, numpy_dtype, lease))
+        return _torch.from_numpy(_ndarray(shape, numpy_dtype, lease))
     steps = tuple(stride * dtype.itemsize for stride in strides)
-    return _from_numpy(_ndarray(shape, numpy_dtype, lease, 0, steps))
+    return _torch.from_numpy(_ndarray(shape, numpy_dtype, lease, 0, steps))
 
 
 def scratch(nbytes: int) -> Scratch:
@@ -391,6 +405,18 @@ def empty_cache() -> None:
 def stats() -> ArenaStats:
     """The account of the arena; tensors under `SMALL_BYTES` are not in it."""
     return _pool.stats()
+
+
+def memory_stats() -> ArenaStats:
+    """What the warm memory of all compiled programs together holds: its cap, bytes mapped, in use
+    and free, the most in use, and how often a block was found, made and given up."""
+    return _pool.stats()
+
+
+def set_observer(observer: Callable[[int, int], None] | None) -> None:
+    """Has `observer(address, nbytes)` called for each block that is handed out, and with minus its
+    bytes when it comes back, on whichever thread, in finalizers too; None ends that."""
+    _pool.observer = observer
 
 
 def reset_peak() -> None:
@@ -421,18 +447,18 @@ def _torch_empty(
 # Through numpy a tensor is made with its shape at once, in 2 µs; by frombuffer and view in 4.5.
 _numpy_dtypes: dict[torch.dtype, Any] = {}
 _ndarray: Any = None
-_from_numpy: Any = None
+# `from_numpy` is looked up at each call: dispose scopes put theirs in its place to see tensors.
+_torch: Any = torch
 
 
 def _find_numpy() -> None:
-    global _ndarray, _from_numpy
+    global _ndarray
     try:
         numpy: Any = importlib.import_module("numpy")
-        from_numpy: Any = getattr(torch, "from_numpy")  # noqa: B009 - it has no type
-        from_numpy(numpy.empty(1))  # raises where torch was built for another numpy
+        _torch.from_numpy(numpy.empty(1))  # raises where torch was built for another numpy
     except (ImportError, RuntimeError):
         return
-    _ndarray, _from_numpy = numpy.ndarray, from_numpy
+    _ndarray = numpy.ndarray
     names = ("float16 float32 float64 complex64 complex128 bool "
              "int8 int16 int32 int64 uint8 uint16 uint32 uint64")  # fmt: skip
     _numpy_dtypes.update({getattr(torch, name): numpy.dtype(name) for name in names.split()})

@@ -73,7 +73,8 @@ class Contribution:
         def visit(node: Expr) -> Expr | None:
             return own if isinstance(node, Load) and node.source == seed.source else None
 
-        turn = Rewriter(replace_atom=dict[Atom, Index](moved).get)
+        atoms: dict[Atom, Index] = {**moved}
+        turn = Rewriter(replace_atom=atoms.get)
 
         return Contribution(
             user=f"{self.user} {d.name}",

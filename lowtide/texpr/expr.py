@@ -12,7 +12,7 @@ to find and a rewrite visits each once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -353,8 +353,20 @@ class _FreeAxes:
         return self._known[expr]
 
 
+_LONGEST_SHOWN = 20_000  # characters of one part; shared parts stand in full wherever they are used
+
+
 def show(expr: Expr) -> str:
     """One line of text; meant to be read."""
+    known: dict[Expr, str] = {}
+    for node in walk(expr):
+        text = _shown(node, known)
+        known[node] = text if len(text) <= _LONGEST_SHOWN else f"<{len(text)} characters>"
+    return known[expr]
+
+
+def _shown(expr: Expr, known: Mapping[Expr, str]) -> str:
+    """The text of a node whose operands' texts are known."""
     if isinstance(expr, Load):
         return f"{expr.source}[{', '.join(map(str, expr.index))}]"
     if isinstance(expr, Const):
@@ -364,12 +376,12 @@ def show(expr: Expr) -> str:
     if isinstance(expr, Scalar):
         return f"${expr.name}"
     if isinstance(expr, Apply):
-        return f"{expr.fn}({', '.join(map(show, expr.args))})"
+        return f"{expr.fn}({', '.join(known[a] for a in expr.args)})"
     if isinstance(expr, Select):
-        return f"select({show(expr.cond)}, {show(expr.yes)}, {show(expr.no)})"
+        return f"select({known[expr.cond]}, {known[expr.yes]}, {known[expr.no]})"
     if isinstance(expr, Cast):
-        return f"{expr.dtype}({show(expr.arg)})"
+        return f"{expr.dtype}({known[expr.arg]})"
     if isinstance(expr, Reduce):
         axes = ", ".join(f"{a.name}:{a.extent}" for a in expr.axes)
-        return f"{expr.fn}[{axes}]({show(expr.body)})"
+        return f"{expr.fn}[{axes}]({known[expr.body]})"
     return type(expr).__name__

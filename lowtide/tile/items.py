@@ -165,13 +165,15 @@ def _reuse(e: Expr, item: Item, ctx: Context) -> int:
 def choose_staged(item: Item, ctx: Context) -> list[Expr]:
     """Maximal subexpressions that lack some of the loops and are worth a buffer of the tile."""
     found: dict[Expr, None] = {}
+    seen: set[Expr] = set()  # expressions share their parts
     skip = fully_unrolled(item, ctx)
     loops = frozenset(item.loops) - ctx.fixed
 
     def visit(e: Expr) -> None:
         have = ctx.live(e) & loops
-        if not have:
+        if not have or e in seen:
             return
+        seen.add(e)
         if have < loops and not (loops - have) <= skip and _worth_staging(e, have, item, ctx):
             found[e] = None
             return

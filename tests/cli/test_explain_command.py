@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,84 @@ def test_it_explains(capsys: pytest.CaptureFixture[str]) -> None:
     target = "lowtide.programs:boxes_intersection"
     assert app(["explain", target, "--shape", "1000x4,500x4"]) == 0
     assert "1 kernel, 0 ops left to PyTorch, peak 2,0" in capsys.readouterr().out
+
+
+USERS = """
+import lowtide as lt
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x)
+
+    @lt.export
+    def encode(self, x):
+        return self.fc(x) + 1
+
+    def other(self, x):
+        return x
+
+
+class Sized(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+
+
+class Plain:
+    pass
+
+
+def make():
+    return Net()
+
+
+def powers(x, n: int):
+    return x**n
+
+
+net = Net()
+compiled = lt.script(Net())
+"""
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "users_modules.py").write_text(USERS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "users_modules", raising=False)
+    return "users_modules"
+
+
+@pytest.mark.parametrize("name", ["net", "Net", "Net.forward", "make()", "compiled"])
+def test_modules(name: str, users: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["explain", f"{users}:{name}", "--shape", "10x4"]) == 0
+    assert capsys.readouterr().out.startswith("forward: 1 kernel")
+
+
+@pytest.mark.parametrize("name", ["net.encode", "Net.encode", "make().encode", "compiled.encode"])
+def test_methods(name: str, users: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["explain", f"{users}:{name}", "--shape", "10x4"]) == 0
+    assert capsys.readouterr().out.startswith("encode: 1 kernel")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("net.other", "write `@lt.export`"),
+        ("Sized", "users_modules:make()"),
+        ("Plain", "is a class"),
+        ("__name__", "of type str"),
+        ("powers", "missing a required argument: 'n'; --shape gives 1 tensor"),
+    ],
+)
+def test_what_cannot_be_explained(
+    name: str, why: str, users: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app(["explain", f"{users}:{name}", "--shape", "10x4"]) == 2
+    assert why in capsys.readouterr().err

@@ -64,16 +64,6 @@ def uses_try(x):
 
 
 @error("""
-    `WEIGHT` is a tensor from outside the function
-        return x * (1 + WEIGHT)
-                        ^
-    write instead: an argument of the function: pass it as an argument
-""")
-def uses_global_tensor(x):
-    return x * (1 + WEIGHT)
-
-
-@error("""
     the name 'missing' is not defined
         return missing(x)
                ^

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowtide.frontend.script.script import script_function
-from lowtide.ir.interpret import run, run_block, run_op
+from lowtide.ir.interpret import LOC, run, run_block, run_op
 from lowtide.ir.parser import parse_function
 
 LOOP = """\
@@ -54,9 +54,9 @@ def outer(x, y):
 def test_torch_errors_keep_their_type_and_point_at_the_line() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
         run(script_function(outer), torch.ones(2, 3), torch.ones(2, 3))
-    (note,) = caught.value.__notes__
-    assert note.startswith(f"compiled from {__file__}:")
-    assert note.endswith("in inner\n    return x @ y")
+    loc = getattr(caught.value, LOC)
+    assert (loc.file, loc.function, loc.text.strip()) == (__file__, "inner", "return x @ y")
+    assert loc.caller.function == "outer"
 
 
 def raising(x, n: int):
@@ -79,6 +79,6 @@ def test_python_errors(n: int, error: type[Exception], message: str) -> None:
     fn = script_function(raising)
     with pytest.raises(error, match=message) as caught:
         run(fn, torch.ones(2), n)
-    assert len(caught.value.__notes__) == 1
+    assert getattr(caught.value, LOC).function == "raising"
     with pytest.raises(ValueError, match="too many values to unpack"):
         run(fn, torch.ones(3), 0)

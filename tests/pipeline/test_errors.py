@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +68,38 @@ def test_the_error_is_eagers(fn: Callable[..., Any], args: tuple[Any, ...]) -> N
         with pytest.raises(type(eager.value)) as ours:
             lt.script(fn)(*args)
         assert str(ours.value).splitlines()[:1] == str(eager.value).splitlines()[:1]
-        assert "test_errors.py" in "".join(ours.value.__notes__)
+        *_, last = traceback.extract_tb(ours.value.__traceback__)
+        assert (last.filename, last.name) == (__file__, fn.__name__)
+
+
+def inner(x, n: int):
+    if n > 3:
+        raise ValueError("too big")
+    return x + n
+
+
+def middle(x, n: int):
+    return inner(x * 2, n)
+
+
+@lt.script
+def outer(x, n: int):
+    y = middle(x, n)
+    return y + 1
+
+
+def test_tracebacks_go_through_the_users_own_lines() -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="too big") as caught:
+            outer(torch.rand(40), 5)
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert [f.name for f in frames[-3:]] == ["outer", "middle", "inner"]
+        assert [f.line for f in frames[-3:]] == [
+            "y = middle(x, n)",
+            "return inner(x * 2, n)",
+            'raise ValueError("too big")',
+        ]
+        assert not any("driver.py" in f.filename for f in frames)
 
 
 def test_good_after_bad() -> None:

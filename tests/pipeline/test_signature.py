@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -197,7 +198,7 @@ def test_errors_of_arithmetic_are_pythons() -> None:
     close(f(x, 7, 2), divides(x, 7, 2))
     with pytest.raises(ZeroDivisionError) as caught:
         f(x, 7, 0)
-    assert any("test_signature.py" in n for n in caught.value.__notes__)
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].line == "return x * (n // m)"
 
 
 def lists(xs: list[torch.Tensor], dims: tuple[int, int]):

@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.ir import types as t
+from lowtide.ir.builder import Builder
 from lowtide.ir.core import Value
-from lowtide.ir.signature import accepts
+from lowtide.ir.signature import accepts, result_type
 from lowtide.ir.types import TupleType
-from lowtide.ops.registry import REQUIRED, OpRecord, Param
+from lowtide.ops.registry import REQUIRED, OpRecord, Param, lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,33 @@ class Bound:
 
     record: OpRecord
     slots: tuple[Slot, ...]
+
+
+def records_of(source: str) -> Sequence[OpRecord]:
+    """The records of a function; one that is in both `torch` and `F` is known by either name."""
+    root, _, name = source.partition(".")
+    other = {"torch": "F", "F": "torch"}.get(root, root)
+    return lookup(source) or lookup(f"{other}.{name}")
+
+
+def emit(builder: Builder, bound: Bound) -> list[Value]:
+    """Adds the op that a call means; gives its results."""
+    operands = [_operand(builder, slot) for slot in bound.slots]
+    types = [result_type(r) for r in bound.record.results]
+    results = builder.emit(f"torch.{bound.record.name}", operands, types).results
+    for value, name in zip(results, bound.record.result_names, strict=False):
+        value.name = name
+    return results
+
+
+def _operand(builder: Builder, slot: Slot) -> Value:
+    match slot:
+        case Gather(values):
+            return builder.tuple_make(values)
+        case Default(value):
+            return builder.const(value)
+        case _:
+            return slot
 
 
 def bind(

@@ -11,6 +11,7 @@ import collections
 import operator
 import typing
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 
@@ -26,9 +27,11 @@ from lowtide.frontend.script.expressions import (
 from lowtide.frontend.script.flow import branch_on, choose
 from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.loops import loop_over
+from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
 from lowtide.frontend.script.nodes import (
     Call,
     Enumerate,
+    ModuleRef,
     Node,
     PythonObject,
     Range,
@@ -370,6 +373,8 @@ def _print(c: Context, call: Call) -> Node:
 
 def _isinstance(c: Context, call: Call) -> Node:
     found, cls = call.args
+    if isinstance(found, ModuleRef) and isinstance(cls, PythonObject):
+        return c.const(isinstance(found.module, cast("Any", cls.obj)))
     value = c.as_value(found, call.node)
     if not isinstance(cls, PythonObject):
         raise c.error(call.node, "isinstance() takes a class, or a tuple of classes")
@@ -435,6 +440,14 @@ def _getattr(c: Context, call: Call) -> Node:
     found, name = call.args[0], c.constant(call.args[1])
     if not isinstance(name, str):
         raise c.error(call.node, "getattr() with a name that is computed", "the attribute itself")
+    if isinstance(found, ModuleRef) and (len(call.args) == 2 or hasattr(found.module, name)):
+        return ATTRIBUTE_OF[ModuleRef](c, call.node, found, name)
+    if isinstance(found, ModuleRef):
+        return call.args[2]
+    if isinstance(found, ModuleRef) and (len(call.args) == 2 or hasattr(found.module, name)):
+        return ATTRIBUTE_OF[ModuleRef](c, call.node, found, name)
+    if isinstance(found, ModuleRef):
+        return call.args[2]
     if isinstance(found, PythonObject) and hasattr(found.obj, name):
         path = f"{found.path}.{name}" if found.path else ""
         return python_object(c, call.node, getattr(found.obj, name), path)
@@ -447,6 +460,8 @@ def _hasattr(c: Context, call: Call) -> Node:
         raise c.error(call.node, "hasattr() with a name that is computed", "a fixed name")
     if isinstance(found, PythonObject):
         return c.const(hasattr(found.obj, name))
+    if isinstance(found, ModuleRef):
+        return c.const(hasattr(found.module, name))
     value = c.as_value(found, call.node)
     return c.const(value.type == t.TENSOR and hasattr(torch.Tensor, name))
 

@@ -23,6 +23,7 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script import classes, methods
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context, Frame, expression, link
+from lowtide.frontend.script.decorators import MODIFIER
 from lowtide.frontend.script.expressions import known_elements, make_dict, python_object
 from lowtide.frontend.script.functions import (
     compile_body,
@@ -31,6 +32,7 @@ from lowtide.frontend.script.functions import (
     signature_annotations,
 )
 from lowtide.frontend.script.mutation import is_inplace
+from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import (
     Call,
     LocalFunction,
@@ -39,6 +41,7 @@ from lowtide.frontend.script.nodes import (
     PythonObject,
     describe,
 )
+from lowtide.frontend.script.programs import call_program, program_of
 from lowtide.frontend.script.source import unwrap
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.targets import unpacked
@@ -51,6 +54,7 @@ from lowtide.ir.core import Value
 from lowtide.ir.types import ClassType
 
 T = TypeVar("T")
+_DEEPEST = 200  # calls within calls
 
 
 @expression(ast.Call)
@@ -58,13 +62,9 @@ def compile_call(c: Context, node: ast.Call) -> Node:
     """`callee(args)`."""
     callee = c.expr(node.func)
     call = _arguments(c, node)
+    if type(callee) in CALL_OF:
+        return CALL_OF[type(callee)](c, callee, call)
     match callee:
-        case Method():
-            return _method_call(c, callee, call)
-        case PythonObject():
-            return object_call(c, callee, call)
-        case LocalFunction():
-            return _local_call(c, callee, call)
         case Value() if isinstance(callee.type, ClassType):
             return classes.call_method(c, node, callee, "__call__", call.args, call.keywords)
         case _:
@@ -143,13 +143,14 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     wrapped = getattr(obj, "__wrapped__", None)
     is_cached = type(obj).__name__ == "_lru_cache_wrapper"
     if is_cached and isinstance(wrapped, FunctionType):
-        return inline(c, wrapped, call.node, call.args, call.keywords, call.unpacked)
+        return inline(c, wrapped, call.node, call.args, call.keywords, unpacked=call.unpacked)
     source = source_of(callee)
     if _hashable_get(CONTEXT_MANAGERS, obj):
         operands = [c.as_value(a, call.node) for a in (*call.args, *call.keywords.values())]
         target = f"torch.{CONTEXT_MANAGERS[obj]}"
         return c.dynamic("call_torch", operands, target=target, kwnames=tuple(call.keywords))
-    if source is not None and not isinstance(obj, type):
+    is_helper = source is not None and source.startswith("F._") and isinstance(obj, FunctionType)
+    if source is not None and not isinstance(obj, type) and not is_helper:
         return torch_call(c, call.node, source, call.args, call.keywords, unpacked=call.unpacked)
     if obj in (torch.finfo, torch.iinfo):
         return _static_call(c, call, callee)
@@ -157,16 +158,32 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         return _named_tuple(c, obj, call)
     if isinstance(obj, type) and classes.can_construct(obj):
         return classes.construct(c, call.node, obj, call.args, call.keywords)
+    program = program_of(obj)
+    if program is not None:
+        return call_program(c, obj, program, call)
+    left = _left_to_python(c, obj, call)
+    if left is not None:
+        return left
     if isinstance(obj, MethodType) and isinstance(obj.__func__, FunctionType):
         args = [c.python_object(call.node, obj.__self__), *call.args]
-        return inline(c, obj.__func__, call.node, args, call.keywords, call.unpacked)
+        return inline(c, obj.__func__, call.node, args, call.keywords, unpacked=call.unpacked)
     if isinstance(obj, FunctionType) or hasattr(obj, "__lowtide_function__"):
-        return inline(c, unwrap(obj), call.node, call.args, call.keywords, call.unpacked)  # pyright: ignore[reportArgumentType]
+        return inline(c, unwrap(obj), call.node, call.args, call.keywords, unpacked=call.unpacked)  # pyright: ignore[reportArgumentType]
     raise c.error(
         call.node,
         f"{describe(callee)} cannot be called in compiled code",
         "a function of PyTorch or math, a builtin, or a Python `def`",
     )
+
+
+def _left_to_python(c: Context, obj: object, call: Call) -> Node | None:
+    from lowtide.frontend.script import left_to_python  # it reads this module
+
+    if isinstance(obj, FunctionType) and hasattr(obj, MODIFIER):
+        return left_to_python.left_to_python(c, obj, call)
+    if isinstance(obj, MethodType) and left_to_python.is_autograd_function(obj):
+        return left_to_python.autograd_call(c, obj, call)
+    return None
 
 
 @link
@@ -179,15 +196,9 @@ def call_function(
 ) -> Node:
     """A call by a builtin such as `map` or `sorted`: `callee(*args)`."""
     call = Call(node=node, args=list(args), keywords=dict(keywords or {}))
-    match callee:
-        case LocalFunction():
-            return _local_call(c, callee, call)
-        case PythonObject():
-            return object_call(c, callee, call)
-        case Method():
-            return _method_call(c, callee, call)
-        case _:
-            raise c.error(node, f"{describe(callee)} cannot be called")
+    if type(callee) not in CALL_OF:
+        raise c.error(node, f"{describe(callee)} cannot be called")
+    return CALL_OF[type(callee)](c, callee, call)
 
 
 CONTEXT_MANAGERS: dict[object, str] = {
@@ -254,16 +265,21 @@ def inline(
     node: ast.AST,
     args: Sequence[Node],
     keywords: Mapping[str, Node] | None = None,
+    *,
     unpacked: bool = False,
+    owner: int = 0,
 ) -> Node:
-    """The body of a Python function, in place of its call."""
-    if any(frame.fn.__code__ is fn.__code__ for frame in c.frames):
+    """The body of a Python function, in place of its call; see `Context.inline`."""
+    is_active = any(f.fn.__code__ is fn.__code__ and f.owner == owner for f in c.frames)
+    if is_active or len(c.frames) > _DEEPEST:
         raise c.error(node, f"{fn.__name__!r} calls itself: recursion is not compiled", "a loop")
     if unpacked:
         raise c.error(node, "`*` of a list of unknown length", "the elements one by one")
     signature = inspect.signature(fn, follow_wrapped=False)
     bound = _bind_python(c, node, fn.__name__, signature, args, keywords or {})
+    depth = len(c.frames)
     frame = push_frame(c, fn)
+    frame.owner = owner
     try:
         types = signature_annotations(fn, frame.source.node)
         for name, value in bound.items():
@@ -271,9 +287,9 @@ def inline(
             frame.vars[name] = as_declared(c, value, declared)
         return compile_body(c)
     except CompileError as error:
-        raise error.called_from(c.frames[-2].source.loc(node)) from error.__cause__
+        raise error.called_from(c.frames[depth - 1].source.loc(node)) from error.__cause__
     finally:
-        c.frames.pop()
+        del c.frames[depth:]
 
 
 def _bind_python(
@@ -344,3 +360,8 @@ def _signature_of(c: Context, node: ast.FunctionDef | ast.Lambda) -> inspect.Sig
         for p in group
     ]
     return inspect.Signature(parameters)
+
+
+CALL_OF[Method] = _method_call
+CALL_OF[PythonObject] = object_call
+CALL_OF[LocalFunction] = _local_call

@@ -23,6 +23,7 @@ from types import FunctionType, MemberDescriptorType
 from typing import Any, cast
 
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.declared_in_methods import declared_in_init
 from lowtide.frontend.script.nodes import Method, Node, PythonObject, describe
 from lowtide.frontend.script.source import read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
@@ -128,7 +129,7 @@ def _declared(owner: ClassType, name: str) -> Type | None:
         if name in hints:
             module = inspect.getmodule(base)
             return type_from_annotation(hints[name], vars(module) if module else {})
-    return None
+    return declared_in_init(cls, name)
 
 
 def annotations_of(cls: type) -> Mapping[str, object]:

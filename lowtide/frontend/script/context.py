@@ -12,11 +12,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, TypeVar
 
-from lowtide.errors import CompileError
+from lowtide.errors import CompileError, Loc
+from lowtide.frontend.script.module_state import ModuleState
+from lowtide.frontend.script.node_tables import VALUE_OF
 from lowtide.frontend.script.nodes import Method, Node, Poison, describe
 from lowtide.frontend.script.source import FunctionSource
 from lowtide.ir import types as t
@@ -43,6 +45,8 @@ class Frame:
     names: Mapping[str, object]  # closure, globals, builtins: what is not assigned in the function
     local_names: frozenset[str]
     vars: dict[str, Node | Poison] = field(default_factory=dict[str, "Node | Poison"])
+    caller: Loc | None = None  # where it was called from
+    owner: int = 0  # the id of the module whose method it is
 
 
 OUTSIDE: dict[type[ast.AST], tuple[str, str]] = {
@@ -68,6 +72,8 @@ class Context:
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self.frames: list[Frame] = []
+        self.modules: ModuleState | None = None  # where the program is a module's method
+        self.captured: dict[str, Value] = {}  # by path, where it is a function
         self.maybe_unbound: set[Value] = set()  # what a variable is that may not be assigned yet
         self.constants: set[Value] = set()  # lists and dicts that stand for global ones
         self.attributes: dict[tuple[str, str], t.Type] = {}  # of classes, as far as seen assigned
@@ -93,6 +99,8 @@ class Context:
         """The SSA value of a compiled expression; raises CompileError for modules, functions, …."""
         if isinstance(found, Value):
             return found
+        if type(found) in VALUE_OF:
+            return VALUE_OF[type(found)](self, node, found)
         if isinstance(found, Method) and t.is_dynamic(found.receiver.type):
             return self.dynamic("attr.get", [found.receiver], name=found.name)
         raise self.error(node, f"{describe(found)} cannot be used as a value")
@@ -118,7 +126,7 @@ class Context:
         """Ops added inside stand for this node."""
         outer = self.builder.loc
         if hasattr(node, "lineno"):
-            self.builder.loc = self.frame.source.loc(node)
+            self.builder.loc = replace(self.frame.source.loc(node), caller=self.frame.caller)
         try:
             yield
         finally:
@@ -187,9 +195,13 @@ class Context:
         node: ast.AST,
         args: Sequence[Node],
         keywords: Mapping[str, Node] | None = None,
+        *,
+        unpacked: bool = False,
+        owner: int = 0,
     ) -> Node:
-        """The body of a Python function, in place of its call."""
-        return LINKS["inline"](self, fn, node, args, keywords)
+        """The body of a Python function, in place of its call; `owner`: the module's id whose
+        method it is."""
+        return LINKS["inline"](self, fn, node, args, keywords, unpacked=unpacked, owner=owner)
 
     def call_function(
         self,

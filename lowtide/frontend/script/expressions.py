@@ -19,8 +19,10 @@ from typing import Any, cast
 import torch
 
 from lowtide.frontend.script import classes
+from lowtide.frontend.script.captured import capture
 from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.methods import has_method
+from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
 from lowtide.frontend.script.nodes import (
     LocalFunction,
     Method,
@@ -69,7 +71,22 @@ def compile_name(c: Context, node: ast.Name) -> Node:
         )
     if node.id not in frame.names:
         raise c.error(node, f"the name {node.id!r} is not defined", "an argument or a global of it")
-    return python_object(c, node, frame.names[node.id], "")
+    found = frame.names[node.id]
+    if isinstance(found, torch.Tensor):
+        return _global_tensor(c, node, found)
+    return python_object(c, node, found, "")
+
+
+def _global_tensor(c: Context, node: ast.Name, found: torch.Tensor) -> Node:
+    """A tensor from outside: read at each call, so that a new one of that name is seen."""
+    scope: dict[str, Any] = cast("Any", c.frame).fn.__globals__
+    if scope.get(node.id) is found:
+        return capture(c, scope, node.id, t.TENSOR)
+    raise c.error(
+        node,
+        f"`{node.id}` is a tensor of the function around this one",
+        "an argument of the function: pass it as an argument",
+    )
 
 
 @link
@@ -116,6 +133,8 @@ def _mapping(c: Context, node: ast.AST, obj: Mapping[object, object]) -> Node:
 def compile_attribute(c: Context, node: ast.Attribute) -> Node:
     """`base.attr`."""
     base = c.expr(node.value)
+    if type(base) in ATTRIBUTE_OF:
+        return ATTRIBUTE_OF[type(base)](c, node, base, node.attr)
     if isinstance(base, PythonObject):
         return _object_attribute(c, node, base)
     if not isinstance(base, Value):

@@ -43,6 +43,7 @@ def push_frame(c: Context, fn: FunctionType, source: FunctionSource | None = Non
         source=found,
         names=outer_names(fn),
         local_names=frozenset((*code.co_varnames, *code.co_cellvars)),
+        caller=c.builder.loc if c.frames and c.frames[-1].fn.__code__ is not code else None,
     )
     c.frames.append(frame)
     return frame
@@ -59,6 +60,7 @@ def local_frame(outer: Frame, node: ast.FunctionDef | ast.Lambda) -> Frame:
         source=source,
         names=outer.names,
         local_names=frozenset(own | outer.local_names),
+        caller=outer.caller,
     )
     frame.vars.update(
         {n: v for n, v in outer.vars.items() if n not in own and not n.startswith("$")}

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
+from lowtide.frontend.script.node_tables import ITEM_OF
 from lowtide.frontend.script.nodes import Node, PythonObject, Slice, describe
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
@@ -46,6 +47,8 @@ class Items:
 def compile_subscript(c: Context, node: ast.Subscript) -> Node:
     """`base[items]`."""
     base = c.expr(node.value)
+    if type(base) in ITEM_OF:
+        return ITEM_OF[type(base)](c, node, base)
     if isinstance(base, PythonObject) and isinstance(base.obj, enum.EnumMeta):
         return classes.enum_lookup(c, node, base.obj, "name", c.expr(node.slice))
     if isinstance(base, PythonObject) and hasattr(base.obj, "__getitem__"):

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import ast
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.node_tables import ELEMENTS_OF
 from lowtide.frontend.script.nodes import (
     Enumerate,
+    Members,
     Node,
     PythonObject,
     Range,
@@ -59,6 +61,8 @@ def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
             return _over_reversed(c, iterate(c, inner, node), node)
         case Value():
             return _over_value(c, found, node)
+        case _ if type(found) in ELEMENTS_OF:
+            return _over_nodes(c, ELEMENTS_OF[type(found)](c, node, found))
         case PythonObject(obj) if isinstance(obj, enum.EnumMeta):
             return _over_enum(c, obj, node)
         case _:
@@ -71,6 +75,18 @@ def static_length(c: Context, iteration: Iteration) -> int | None:
     if not isinstance(known, int):
         return None
     return known if iteration.must_unroll or known <= _LARGEST_UNROLLED else None
+
+
+def _over_nodes(c: Context, nodes: Sequence[Node]) -> Iteration:
+    """Over what is known while compiling, such as the modules of a list."""
+    return Iteration(
+        length=c.const(len(nodes)), element=lambda i: nodes[_known(c, i)], must_unroll=True
+    )
+
+
+def _tuple_of(c: Context, nodes: Sequence[Node]) -> Node:
+    values = [n for n in nodes if isinstance(n, Value)]
+    return c.builder.tuple_make(values) if len(values) == len(nodes) else Members(tuple(nodes))
 
 
 def _over_range(c: Context, r: Range, node: ast.expr) -> Iteration:
@@ -89,9 +105,9 @@ def _over_range(c: Context, r: Range, node: ast.expr) -> Iteration:
 
 def _over_enumerate(c: Context, inner: Iteration, start: Value, node: ast.expr) -> Iteration:
     def element(i: Value) -> Node:
-        value = c.as_value(inner.element(i), node)
+        value = inner.element(i)
         count = i if c.builder.constant(start) == 0 else c.py(node, "py.add", i, start)
-        return c.builder.tuple_make([count, value])
+        return _tuple_of(c, [count, value])
 
     return Iteration(
         length=inner.length,
@@ -113,7 +129,7 @@ def _over_zip(c: Context, inners: list[Iteration], node: ast.expr) -> Iteration:
         length = c.const(min(known))
 
     def element(i: Value) -> Node:
-        return c.builder.tuple_make([c.as_value(inner.element(i), node) for inner in inners])
+        return _tuple_of(c, [inner.element(i) for inner in inners])
 
     return Iteration(length=length, element=element, must_unroll=unroll)
 

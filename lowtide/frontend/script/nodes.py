@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from types import FunctionType
+
+import torch
 
 from lowtide.errors import Loc
 from lowtide.ir.core import Value
@@ -92,7 +95,64 @@ class Poison:
     loc: Loc
 
 
-Node = Value | PythonObject | Method | Range | Enumerate | Zip | Reversed | Slice | LocalFunction
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleRef:
+    """An nn.Module that is known while compiling; `path` leads to it from the root ("" is that)."""
+
+    module: torch.nn.Module
+    path: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Members:
+    """A sequence of what is known while compiling: the modules of a list, pairs of a dict.
+
+    `chained`: calling it calls one after the other, as a slice of nn.Sequential does."""
+
+    nodes: tuple[Node, ...]
+    chained: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """One of several things known while compiling; the run knows the index of which."""
+
+    index: Value
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundMethod:
+    """A Python method of a module, a class or an object, about to be called."""
+
+    fn: FunctionType
+    owner: ModuleRef | PythonObject | Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Super:
+    """`super()` of a module or an object: attributes are looked up after `cls` in its MRO."""
+
+    owner: ModuleRef | Value
+    cls: type
+
+
+Node = (
+    Value
+    | PythonObject
+    | Method
+    | Range
+    | Enumerate
+    | Zip
+    | Reversed
+    | Slice
+    | LocalFunction
+    | ModuleRef
+    | Members
+    | Chosen
+    | BoundMethod
+    | Super
+)
 
 
 @dataclass(slots=True, kw_only=True)

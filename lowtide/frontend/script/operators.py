@@ -16,6 +16,7 @@ from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.iteration import iterate, static_length
+from lowtide.frontend.script.module_containers import compare_nodes
 from lowtide.frontend.script.narrowing import narrowed
 from lowtide.frontend.script.nodes import Node, PythonObject, describe
 from lowtide.frontend.script.torch_calls import torch_call
@@ -41,12 +42,12 @@ BINARY: dict[type[ast.operator], tuple[str, str]] = {
     ast.BitOr: ("or_", "py.or"),
     ast.BitXor: ("xor", "py.xor"),
 }
-_UNARY: dict[type[ast.unaryop], tuple[str, str]] = {
+UNARY: dict[type[ast.unaryop], tuple[str, str]] = {
     ast.USub: ("neg", "py.neg"),
     ast.UAdd: ("pos", "py.pos"),
     ast.Invert: ("invert", "py.invert"),
 }
-_COMPARE: dict[type[ast.cmpop], tuple[str, str]] = {
+COMPARE: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("lt", "py.lt"),
     ast.LtE: ("le", "py.le"),
     ast.Gt: ("gt", "py.gt"),
@@ -120,7 +121,7 @@ def compile_unary(c: Context, node: ast.UnaryOp) -> Node:
     operand = c.value(node.operand)
     if isinstance(node.op, ast.Not):
         return c.py(node, "py.not", truth(c, node, operand))
-    name, py_name = _UNARY[type(node.op)]
+    name, py_name = UNARY[type(node.op)]
     on_object = classes.unary(c, node, operand, f"__{name}__")
     if on_object is not None:
         return on_object
@@ -159,6 +160,9 @@ def _chain(
 def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: Node) -> Value:
     if isinstance(left, PythonObject) and isinstance(right, PythonObject):
         return _compare_objects(c, node, op, left, right)
+    known = compare_nodes(c, node, op, left, right)
+    if known is not None:
+        return known
     if isinstance(left, Value) and isinstance(op, ast.In | ast.NotIn):
         found = _among(c, node, left, right)
         if found is not None:
@@ -173,7 +177,7 @@ def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: No
             found = _contains(c, node, b, a)
             return c.py(node, "py.not", found) if isinstance(op, ast.NotIn) else found
         case _:
-            return binary(c, node, *_COMPARE[type(op)], a, b)
+            return binary(c, node, *COMPARE[type(op)], a, b)
 
 
 def _contains(c: Context, node: ast.AST, container: Value, item: Value) -> Value:

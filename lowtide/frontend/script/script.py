@@ -69,8 +69,14 @@ def script_function(
         frame.vars[name] = parameter_node(value)
     result = compile_body(c)
     builder.emit("return", [result])
+    builder.block.args.extend(c.captured.values())
     compiled = Function(
-        plain.__name__, builder.block, result.type, _defaults(plain), source.loc(source.node)
+        plain.__name__,
+        builder.block,
+        result.type,
+        _defaults(plain),
+        source.loc(source.node),
+        tuple(c.captured),
     )
     verify(compiled, after="script")
     return compiled

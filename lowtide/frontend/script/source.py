@@ -8,13 +8,14 @@ and columns: the block is put under an `if 1:` instead of being dedented.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 from lowtide.errors import CompileError, Loc
 
@@ -43,8 +44,11 @@ class FunctionSource:
 def unwrap(fn: Callable[..., Any]) -> FunctionType:
     """The plain Python function behind a function, a bound method or an object of Lowtide's.
 
-    An object of Lowtide's tells it by `__lowtide_function__`. Raises CompileError.
+    An object of Lowtide's tells it by `__lowtide_function__`, one of `script_if_tracing` as
+    torch.jit's own does. Raises CompileError.
     """
+    if hasattr(fn, "__script_if_tracing_wrapper"):
+        fn = cast("Any", fn).__original_fn
     own = getattr(fn, "__lowtide_function__", None)
     if own is not None:
         return unwrap(own)
@@ -59,6 +63,7 @@ def unwrap(fn: Callable[..., Any]) -> FunctionType:
     )
 
 
+@functools.lru_cache(maxsize=2048)
 def read_source(fn: FunctionType) -> FunctionSource:
     """The parsed source of a function; raises CompileError if there is none."""
     code = fn.__code__

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.indexing import Items, index_items, load
+from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, ELEMENTS_OF, STORE_OF
 from lowtide.frontend.script.nodes import Node, Poison, describe
 from lowtide.frontend.script.operators import augmented
 from lowtide.ir import types as t
@@ -33,7 +34,10 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
         case ast.Name(id):
             c.bind(id, value)
         case ast.Tuple(elts) | ast.List(elts):
-            _unpack(c, target, elts, c.as_value(value, target))
+            if type(value) in ELEMENTS_OF:
+                _unpack_nodes(c, target, elts, ELEMENTS_OF[type(value)](c, target, value))
+            else:
+                _unpack(c, target, elts, c.as_value(value, target))
         case ast.Subscript():
             with c.at(target):
                 base = c.value(target.value)
@@ -41,17 +45,32 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
                 store(c, target, base, items, c.as_value(value, target))
         case ast.Attribute():
             with c.at(target):
-                classes.set_attribute(c, target, c.expr(target.value), value)
+                store_attribute(c, target, c.expr(target.value), value)
         case ast.Starred():
             raise c.error(target, "a starred target must stand in a tuple", "`a, *rest = xs`")
         case _:
             raise c.error(target, f"cannot assign to `{ast.unparse(target)}`")
 
 
+def store_attribute(c: Context, target: ast.Attribute, base: Node, value: Node) -> None:
+    """`base.name = value`."""
+    if type(base) in STORE_OF:
+        STORE_OF[type(base)](c, target, base, target.attr, value)
+    else:
+        classes.set_attribute(c, target, base, value)
+
+
+def _unpack_nodes(c: Context, target: ast.AST, elts: list[ast.expr], nodes: Sequence[Node]) -> None:
+    if len(nodes) != len(elts):
+        raise c.error(target, f"{len(nodes)} values are unpacked to {len(elts)} names")
+    for elt, part in zip(elts, nodes, strict=True):
+        assign(c, elt, part)
+
+
 def store(c: Context, target: ast.Subscript, base: Value, items: Items, value: Value) -> None:
     """`base[items] = value`."""
     match base.type, items.spec:
-        case ListType(), ("int",):
+        case ListType(), ("int" | "tensor" | "bool",):
             check_own(c, target, base)
             widen(c, base, ListType(t.join(base.type.elem, value.type)))
             c.effect("list.set", base, items.operands[0], value)
@@ -117,10 +136,15 @@ def augmented_attribute(c: Context, node: ast.AugAssign, operator: str) -> None:
     """`base.name += value`."""
     assert isinstance(node.target, ast.Attribute)
     base = c.expr(node.target.value)
-    old = c.as_value(classes.get_attribute(c, node.target, base, node.target.attr), node)
+    name = node.target.attr
+    if type(base) in ATTRIBUTE_OF:
+        found = ATTRIBUTE_OF[type(base)](c, node.target, base, name)
+    else:
+        found = classes.get_attribute(c, node.target, base, name)
+    old = c.as_value(found, node)
     new = augmented(c, node, operator, old, c.value(node.value))
     if new is not old:
-        classes.set_attribute(c, node.target, base, new)
+        store_attribute(c, node.target, base, new)
 
 
 def delete(c: Context, target: ast.expr) -> None:

@@ -22,7 +22,7 @@ from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.types import ClassType, DictType, FutureType, ListType, TupleType, Type, UnionType
 
-_PLAIN: dict[object, Type] = {
+PLAIN: dict[object, Type] = {
     torch.Tensor: t.TENSOR,
     torch.nn.Parameter: t.TENSOR,
     int: t.INT,
@@ -47,6 +47,9 @@ _PLAIN: dict[object, Type] = {
 }
 
 
+_LEGACY_TENSOR = type(torch.LongTensor)  # and of all its kind: their values are plain tensors
+
+
 def type_from_annotation(annotation: object, names: Mapping[str, object]) -> Type | None:
     """The type an annotation means; `names` is where names in text are looked up."""
     if isinstance(annotation, typing.ForwardRef):
@@ -57,14 +60,14 @@ def type_from_annotation(annotation: object, names: Mapping[str, object]) -> Typ
         except Exception:
             return None
     try:
-        if annotation in _PLAIN:
-            return _PLAIN[annotation]
+        if annotation in PLAIN:
+            return PLAIN[annotation]
     except TypeError:
         return None
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return t.join_all(t.type_of(v) or t.ANY for v in typing.get_args(annotation))
-    make = _GENERIC.get(origin)
+    make = GENERIC.get(origin)
     if make is None:
         return _named_tuple(annotation, names) or _class(annotation)
     args = typing.get_args(annotation)
@@ -90,6 +93,8 @@ def tested_types(classes: object) -> list[Type] | None:
 
 
 def _class(annotation: object) -> Type | None:
+    if isinstance(annotation, _LEGACY_TENSOR):
+        return t.TENSOR
     if not isinstance(annotation, type) or issubclass(annotation, torch.Tensor):
         return None
     return ClassType(python_objects.name_of(cast("object", annotation)))
@@ -105,7 +110,7 @@ def _list(args: list[Type]) -> Type:
     return ListType(args[0])
 
 
-_GENERIC: dict[object, Callable[[list[Type]], Type]] = {
+GENERIC: dict[object, Callable[[list[Type]], Type]] = {
     typing.Union: _union,
     types.UnionType: _union,
     list: _list,

@@ -1,0 +1,131 @@
+"""What dispose scopes cost: microseconds per tensor over eager's own, turn by turn in one process.
+
+    python -m benchmarks.scopes             prints, and writes benchmarks/results/…-scopes.json
+
+In: small tensors, so that PyTorch's own time per call is least and the scope's share largest. Out:
+medians of turns that alternate between eager and scoped, and the median of their differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import statistics
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lowtide as lt
+from lowtide.machine import this_machine
+from lowtide.memory.measure import time_alternating
+
+RESULTS = Path(__file__).parent / "results"
+COUNT = 2_000
+Context = Callable[[], AbstractContextManager[Any]]
+
+x, y = torch.ones(8), torch.ones(8)
+
+
+def made_and_dropped(context: Context) -> None:
+    """Each tensor dies before the next is made, as temporaries do."""
+    with context():
+        for _ in range(COUNT):
+            x * y
+
+
+def kept_to_the_end(context: Context) -> None:
+    """All are alive when the scope ends: the scope disposes every one."""
+    kept = []
+    with context():
+        for _ in range(COUNT):
+            kept.append(x * y)
+
+
+def shape_asked(context: Context) -> None:
+    """No tensor is made, but PyTorch asks the mode: what an attribute costs inside."""
+    with context():
+        for _ in range(COUNT):
+            x.shape  # noqa: B018
+
+
+def empty_scope(context: Context) -> None:
+    """Opened and ended with nothing inside."""
+    for _ in range(COUNT):
+        with context():
+            pass
+
+
+def training_step() -> Callable[[Context], None]:
+    """One step of a small model, so that the share of the scope is visible: per step."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    optimizer = torch.optim.Adam(model.parameters())
+    data, target = torch.randn(64, 64), torch.randn(64, 64)
+
+    def steps(context: Context) -> None:
+        for _ in range(10):
+            with context():
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(data), target).backward()
+                optimizer.step()
+
+    return steps
+
+
+PER: dict[str, tuple[Callable[[Context], None], int]] = {
+    "made and dropped": (made_and_dropped, COUNT),
+    "kept to the scope's end": (kept_to_the_end, COUNT),
+    "x.shape": (shape_asked, COUNT),
+    "an empty scope": (empty_scope, COUNT),
+    "a small training step": (training_step(), 10),
+}
+
+
+def measure(name: str, repeats: int) -> dict[str, float]:
+    """Microseconds of one: eager, in a scope, and the median difference of neighbouring turns."""
+    work, per = PER[name]
+    calls = {"eager": lambda: work(nullcontext), "scope": lambda: work(lt.dispose_scope)}
+    for call in calls.values():
+        call()
+    timings = time_alternating(calls, repeats=repeats, seconds=30)
+    eager, scope = (
+        [ns / per / 1e3 for ns in timings[key].samples_ns] for key in ("eager", "scope")
+    )
+    over = [b - a for a, b in zip(eager, scope, strict=True)]
+    return {
+        "eager_us": round(statistics.median(eager), 3),
+        "scope_us": round(statistics.median(scope), 3),
+        "over_us": round(statistics.median(over), 3),
+        "least_over_us": round(min(scope) - min(eager), 3),
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scopes", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=61)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    machine = this_machine()
+    found = {name: measure(name, options.repeats) for name in PER}
+    print(machine)
+    for name, row in found.items():
+        print(f"{name:28}" + "  ".join(f"{key} {value:8.2f}" for key, value in row.items()))
+    report = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine.to_dict(),
+        "repeats": options.repeats,
+        "rows": found,
+    }
+    slug = re.sub(r"[^a-z0-9]+", "-", machine.cpu.lower()).strip("-")
+    path = options.output or RESULTS / f"{report['date']}-{slug}-scopes.json"
+    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""The zip around a saved program: written the same for the same contents, read with suspicion.
+
+In: a path or a binary file object. Out: `write` makes the file, whole or not at all; `open_archive`
+gives an `Archive`, whose entries have been checked before any of them is read.
+
+Always holds: entries stand in the order given, stamped 1980-01-01, so that equal contents are equal
+bytes. Tensors are stored, text is deflated. A path is written beside itself, then renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import IO, Any, Final, cast
+
+from lowtide.deploy import limits
+from lowtide.errors import LoadError
+
+Target = str | os.PathLike[str] | IO[bytes]
+Content = bytes | Callable[[IO[bytes]], None]  # or what writes it, piece by piece
+
+_TIME: Final = (1980, 1, 1, 0, 0, 0)
+_NAME: Final = re.compile(
+    r"lowtide\.json|state\.safetensors|code/[A-Za-z0-9_.]{1,200}\.ir|extra/[^\x00-\x1f\\]{1,1000}"
+)
+_BROKEN: Final = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, NotImplementedError),
+    *(RuntimeError, ValueError, LookupError, OverflowError, MemoryError),
+)
+_LOCAL_HEADER_BYTES: Final = 30
+
+
+def write(f: Target, entries: Iterable[tuple[str, Content]]) -> None:
+    """Writes all entries. A path is replaced only once the whole file is there."""
+    if not isinstance(f, str | os.PathLike):
+        _write_zip(f, entries)
+        return
+    path = os.path.abspath(os.fspath(cast("str", f)))
+    handle, temporary = tempfile.mkstemp(prefix=".lowtide-", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(handle, "wb") as file:
+            _write_zip(file, entries)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    """The process's; there is no way to read it but to set it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _write_zip(file: IO[bytes], entries: Iterable[tuple[str, Content]]) -> None:
+    with zipfile.ZipFile(file, "w") as made:
+        for name, content in entries:
+            info = zipfile.ZipInfo(name, _TIME)
+            info.create_system = 3
+            info.external_attr = (stat.S_IFREG | 0o644) << 16
+            stored = not isinstance(content, bytes) or name.startswith("extra/")
+            info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+            with made.open(info, "w", force_zip64=not isinstance(content, bytes)) as entry:
+                if isinstance(content, bytes):
+                    entry.write(content)
+                else:
+                    content(entry)
+
+
+def is_entry_name(name: str) -> bool:
+    """Whether an entry of a file may be called so: one of ours, and no way out of a folder."""
+    return _NAME.fullmatch(name) is not None and _is_inside(name)
+
+
+def _is_inside(name: str) -> bool:
+    return not {"", ".", ".."} & set(name.replace("\\", "/").split("/")) and ":" not in name[:3]
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A file whose table of contents has been checked."""
+
+    zip: zipfile.ZipFile
+    infos: dict[str, zipfile.ZipInfo]
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """A whole entry; raises LoadError."""
+        info = self.info(name)
+        if info.file_size > most_bytes:
+            raise LoadError(f"{name} has {info.file_size} bytes; at most {most_bytes} are read")
+        with reading(name):
+            return self.zip.read(info)
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Generator[IO[bytes]]:
+        """An entry as a stream."""
+        info = self.info(name)
+        with reading(name), self.zip.open(info) as entry:
+            yield entry
+
+    def check_names(self) -> None:
+        """Raises LoadError for an entry that this version's files do not have."""
+        for name in self.infos:
+            if not is_entry_name(name):
+                raise LoadError(f"the file has an entry {name!r}, which no Lowtide writes")
+
+    def info(self, name: str) -> zipfile.ZipInfo:
+        """What the table of contents says; raises LoadError."""
+        if name not in self.infos:
+            raise LoadError(f"the file has no entry {name!r}")
+        return self.infos[name]
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Generator[None]:
+    """Whatever a damaged zip makes Python's zipfile raise becomes a LoadError."""
+    try:
+        yield
+    except _BROKEN as error:
+        raise LoadError(f"{what} cannot be read: the file is damaged ({error})") from error
+
+
+@contextlib.contextmanager
+def open_archive(f: Target) -> Generator[Archive]:
+    """The checked archive; raises LoadError, or OSError where there is no such file."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(f, str | os.PathLike):
+            file: IO[bytes] = stack.enter_context(open(os.fspath(f), "rb"))
+        elif hasattr(cast("Any", f), "read") and hasattr(cast("Any", f), "seek"):
+            file = f
+        else:
+            raise TypeError(f"lt.load takes a path or a binary file that seeks, not {f!r}")
+        with reading("the zip"):
+            size = file.seek(0, os.SEEK_END)
+            made = stack.enter_context(zipfile.ZipFile(file))
+            infos = made.infolist()
+        _check_table(infos, size)
+        yield Archive(made, {info.filename: info for info in infos})
+
+
+def _check_table(infos: list[zipfile.ZipInfo], size: int) -> None:
+    if len(infos) > limits.ENTRIES:
+        raise LoadError(f"the file has {len(infos)} entries; at most {limits.ENTRIES} are read")
+    seen: set[str] = set()
+    for info in infos:
+        name = info.filename
+        if name in seen or name != info.orig_filename:
+            raise LoadError(f"the file has two entries {name!r}")
+        seen.add(name)
+        if name.endswith(".pkl"):
+            raise LoadError(
+                "this is a file of torch.save or torch.jit.save: it holds pickles, which are "
+                "programs that run when they are read; lt.save writes files for lt.load"
+            )
+        if not _is_inside(name):
+            raise LoadError(f"the file has an entry {name!r}, which leads out of a folder")
+        _check_entry(info)
+    _check_places(infos, size)
+
+
+def _check_entry(info: zipfile.ZipInfo) -> None:
+    name, kind = info.filename, stat.S_IFMT(info.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG):
+        raise LoadError(f"the entry {name!r} is not a plain file")
+    if info.flag_bits & 0x1:
+        raise LoadError(f"the entry {name!r} is encrypted")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise LoadError(f"the entry {name!r} is compressed in a way that is not read")
+    if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+        raise LoadError(f"the entry {name!r} has two sizes")
+    if info.file_size > max(limits.RATIO_FROM_BYTES, limits.RATIO * info.compress_size):
+        raise LoadError(
+            f"the entry {name!r} says it grows from {info.compress_size} to {info.file_size} bytes"
+        )
+
+
+def _check_places(infos: list[zipfile.ZipInfo], size: int) -> None:
+    """No entry lies in another, so that no byte is read twice."""
+    end = 0
+    for info in sorted(infos, key=lambda i: i.header_offset):
+        if info.header_offset < end:
+            raise LoadError(f"the entry {info.filename!r} overlaps another")
+        end = info.header_offset + _LOCAL_HEADER_BYTES + info.compress_size
+    if end > size:
+        raise LoadError("the file is truncated: its entries reach beyond its end")

@@ -1,0 +1,150 @@
+"""The classes of one file while it is written: an id for each, and what programs use of it.
+
+In: names of `ir.python_objects`, classes of attributes. Out: ids, and entries at the end.
+
+Always holds: an id is a short ASCII name, its own in the file; equal programs get equal ids.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import warnings
+from collections.abc import Mapping
+from types import MemberDescriptorType
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.deploy import class_table, records
+from lowtide.deploy.allowed import WARN
+from lowtide.deploy.class_table import EXCEPTIONS, WARNINGS, ClassEntry, NotSaved
+from lowtide.deploy.rename import types_in
+from lowtide.ir import python_objects
+from lowtide.ir.core import Op
+from lowtide.ir.types import ClassType, OptionalType, TupleType, Type
+
+# Ops that look into their operands with the methods of a class; "" stands for the op's own name.
+_EQUAL: Final = frozenset({"__eq__", "__ne__", "__hash__"})
+_ORDER: Final = frozenset({"__lt__", "__le__", "__gt__", "__ge__", *_EQUAL})
+_TEXT: Final = frozenset({"__str__", "__repr__", "__format__"})
+_TRUTH: Final = frozenset({"__bool__", "__len__"})
+_DEEP: Final[Mapping[str, frozenset[str]]] = {
+    **dict.fromkeys(("py.eq", "py.ne", "py.contains", "py.hash", "set.make", "set.of"), _EQUAL),
+    **dict.fromkeys(("list.index", "list.count", "list.remove", "dict.make", "dict.of"), _EQUAL),
+    **dict.fromkeys(("py.lt", "py.le", "py.gt", "py.ge", "py.max", "py.min"), _ORDER),
+    **dict.fromkeys(("list.sort", "list.sorted", "list.sorted_by"), _ORDER),
+    **dict.fromkeys(("py.str", "py.repr", "py.format", "str.format", "print", "py.mod"), _TEXT),
+}
+_DIRECT: Final[Mapping[str, frozenset[str]]] = {
+    **dict.fromkeys(("py.bool", "py.not"), _TRUTH),
+    "py.len": frozenset({"__len__"}),
+    "py.iter": frozenset({"__iter__", "__getitem__", "__next__"}),
+    "list.of": frozenset({"__iter__", "__getitem__", "__next__"}),
+    "py.contains": frozenset({"__contains__", "__iter__", "__getitem__"}),
+}
+
+
+class ClassNames:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self._ids: dict[type, str] = {}
+        self._used: dict[type, dict[str, object]] = {}
+
+    def id(self, cls: type) -> str:
+        """The id of a class; raises NotSaved."""
+        foreign = class_table.foreign_id(cls)
+        if foreign:
+            return foreign
+        if cls not in self._ids:
+            class_table.kind_of(cls)
+            stem = re.sub(r"\W", "_", cls.__name__, flags=re.ASCII)[:64].lstrip("_0123456789")
+            name, count = stem or "Class", 1
+            while name in self._ids.values() or name in EXCEPTIONS:
+                count += 1
+                name = f"{stem or 'Class'}_{count}"
+            self._ids[cls] = name
+            self._used[cls] = {}
+        return self._ids[cls]
+
+    def id_of_name(self, name: str) -> str:
+        """The id of what `ir.python_objects` calls so; raises NotSaved."""
+        found: Any = python_objects.find(name)
+        if isinstance(found, type):
+            return self.id(found)
+        if isinstance(found, functools.partial) and found.func is warnings.warn:  # pyright: ignore[reportUnknownMemberType]
+            category: Any = found.keywords["category"]
+            if EXCEPTIONS.get(category.__name__) is category and category.__name__ in WARNINGS:
+                return f"{WARN}{category.__name__}"
+        return str(getattr(cast("object", found), "__qualname__", name))
+
+    def use(self, cls: type, name: str) -> None:
+        """Notes that programs, or objects in the file, have this attribute; raises NotSaved."""
+        id_ = self.id(cls)
+        if cls not in self._used:
+            return  # Python's or PyTorch's own
+        kind = class_table.kind_of(cls)
+        if kind == "enum":
+            return
+        if not class_table.may_be_field(kind, name):
+            raise NotSaved(f"the attribute {id_}.{name}, a name that is taken")
+        found = inspect.getattr_static(cls, name, None)
+        is_slot = isinstance(found, MemberDescriptorType)
+        if found is not None and not is_slot and class_table.is_computed(found):
+            raise NotSaved(f"{id_}.{name}, which is computed in Python")
+        self._used[cls][name] = None if is_slot or kind == "module" else found
+
+    def entries(self) -> dict[str, ClassEntry]:
+        """The table, in order of first use; raises NotSaved."""
+        return {id_: self._entry(cls, id_) for cls, id_ in self._ids.items()}
+
+    def _entry(self, cls: type, id_: str) -> ClassEntry:
+        loaded = records.entry_of(cls)
+        if loaded is not None and loaded.kind == "record":
+            return dataclasses.replace(loaded, id=id_)
+        return class_table.describe(cls, id_, self._used[cls])
+
+
+def needed_method(op: Op) -> str:
+    """A method of the user's class that an op would call, "" if it calls none."""
+    for value in op.operands:
+        for part in types_in(value.type):
+            for cls in _classes(part):
+                wanted = _DEEP.get(op.name, frozenset())
+                if _without_none(value.type) == part:
+                    wanted |= _DIRECT.get(op.name, frozenset()) | _operator(op.name)
+                found = class_table.user_methods(cls) & wanted
+                if found:
+                    return f"{cls.__name__}.{min(found)}"
+    return ""
+
+
+_OPERATORS: Final = frozenset(
+    f"py.{name}"
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"),
+        *("lshift", "rshift", "neg", "pos", "invert", "abs", "round", "int", "float", "complex"),
+    )
+)
+
+
+def _operator(op_name: str) -> frozenset[str]:
+    name = op_name.removeprefix("py.")
+    return frozenset({f"__{name}__", f"__r{name}__"} if op_name in _OPERATORS else ())
+
+
+def _without_none(type_: Type) -> Type:
+    return type_.elem if isinstance(type_, OptionalType) else type_
+
+
+def _classes(type_: Type) -> list[type]:
+    name = type_.name if isinstance(type_, ClassType) else ""
+    if isinstance(type_, TupleType):
+        name = type_.cls
+    found: Any = python_objects.find(name) if name else None
+    if not isinstance(found, type) or issubclass(found, torch.nn.Module):
+        return []
+    return [found]

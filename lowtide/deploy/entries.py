@@ -1,0 +1,69 @@
+"""What of a compiled object is saved: its entry points, each with a signature and programs.
+
+In: a ScriptFunction or ScriptModule. Out: `Entry`s.
+
+    lt.script(f)      one, called as f
+    lt.script(Net())  forward, methods marked @lt.export, and those that were called by name
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from lowtide.deploy.programs import Program, of_function, of_method
+from lowtide.errors import CompileError
+from lowtide.frontend.script.left_to_python import only_python
+from lowtide.frontend.script.module_state import root_of
+from lowtide.ir.core import Function
+from lowtide.pipeline.compile_module import entry_points
+from lowtide.pipeline.script import ScriptFunction
+from lowtide.pipeline.script_method import MethodMaker, ScriptMethod
+from lowtide.pipeline.script_module import LazyMethod, ScriptModule, make_or_get
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry point; every program takes the parameters of the signature."""
+
+    name: str
+    signature: inspect.Signature
+    programs: list[Program]
+
+
+def entries_of(m: ScriptFunction | ScriptModule) -> list[Entry]:
+    """All entry points; raises CompileError."""
+    if isinstance(m, ScriptMethod):
+        raise CompileError("a method alone is not saved", remedy="lt.save of its module")
+    if isinstance(m, ScriptFunction):
+        return [Entry(m.__name__, m.signature, of_function(m))]
+    root = root_of(m)
+    reason = only_python(root) or _hooks(root)
+    if reason:
+        raise CompileError(
+            f"{type(root).__name__} cannot be saved: {reason}", remedy="remove the hook, then save"
+        )
+    methods = {name: make_or_get(m, name) for name in dict.fromkeys(_names(m, root))}
+    return [Entry(name, x.signature, of_method(x)) for name, x in methods.items()]
+
+
+def _hooks(root: torch.nn.Module) -> str:
+    own = vars(root)
+    return "it has a hook" if own["_forward_hooks"] or own["_forward_pre_hooks"] else ""
+
+
+def _names(m: ScriptModule, root: torch.nn.Module) -> Iterator[str]:
+    given: dict[str, Function | MethodMaker] = vars(m).get("_lowtide_given", {})
+    if given:
+        yield from given
+        return
+    yield from entry_points(root)
+    for name in dir(type(root)):
+        if isinstance(inspect.getattr_static(type(root), name), LazyMethod):
+            yield name
+    for name, held in vars(m).items():
+        if isinstance(held, ScriptMethod) and held.variants():
+            yield name

@@ -1,0 +1,42 @@
+"""The format's version, and the most that a file may hold: what is larger is refused unread.
+
+In: nothing. Out: constants. They are far above what real programs need; their only purpose is that
+a hostile file cannot make a reader use memory or time out of proportion to its own size.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+FORMAT: Final = 1
+OLDEST_FORMAT: Final = 1
+
+MANIFEST: Final = "lowtide.json"
+STATE: Final = "state.safetensors"
+
+ENTRIES: Final = 20_000
+MANIFEST_BYTES: Final = 256 << 20
+CODE_BYTES: Final = 16 << 20
+LINE_CHARS: Final = 1 << 20
+OPS: Final = 500_000  # in one program
+NESTING: Final = 80  # blocks in blocks
+RATIO: Final = 200  # of a compressed entry, from RATIO_FROM_BYTES on
+RATIO_FROM_BYTES: Final = 1 << 20
+PROGRAMS: Final = 4096
+TUPLES: Final = 64  # tuples in tuples, in attributes
+DIMENSIONS: Final = 64
+
+# What reaches the text that Lowtide generates, or becomes an attribute, is one of these.
+IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+MODULE_NAME: Final = re.compile(r"[^.\x00-\x1f/\\]{1,256}")
+
+
+def is_identifier(name: object) -> bool:
+    """Whether this is a short ASCII name."""
+    return isinstance(name, str) and IDENTIFIER.fullmatch(name) is not None
+
+
+def is_public(name: object) -> bool:
+    """Whether this is a name that Python does not use itself: `x`, `_x`, never `__x`."""
+    return isinstance(name, str) and is_identifier(name) and not name.startswith("__")

@@ -1,0 +1,212 @@
+"""`lt.load`: a function or module out of a file; see docs/save-format.md.
+
+In: a path or a binary file object. Out: a `ScriptFunction` or `ScriptModule`.
+
+    m = lt.load("model.lt", map_location="cpu")
+
+Always holds: nothing that the file brings is run, imported or unpickled. Everything is read and
+checked before anything is registered or made; what fails leaves nothing behind but a LoadError.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import os
+import threading
+from typing import IO, Any, Final
+
+import torch
+
+from lowtide import __version__
+from lowtide.deploy import (
+    archive,
+    class_rows,
+    jsontext,
+    limits,
+    modules,
+    records,
+    sources,
+    storages,
+    tensor_file,
+)
+from lowtide.deploy.archive import Archive
+from lowtide.deploy.jsontext import Node
+from lowtide.deploy.loaded import LoadedFunction, SavedMethod
+from lowtide.deploy.programs import Program
+from lowtide.deploy.reader import read_program, use_names
+from lowtide.deploy.values import Decoder
+from lowtide.errors import LoadError
+from lowtide.ir import python_objects
+from lowtide.pipeline.script import ScriptFunction
+from lowtide.pipeline.script_method import MethodMaker
+from lowtide.pipeline.script_module import ScriptModule, wrap
+
+_KINDS: Final = {k.name.lower(): k for k in inspect._ParameterKind}  # pyright: ignore[reportPrivateUsage]
+_MANIFEST: Final = (
+    *("format", "producer", "torch", "kind", "name", "entries", "classes", "modules"),
+    *("objects", "tensors", "sources"),
+)
+_lock = threading.Lock()
+_known_classes: dict[bytes, dict[str, type]] = {}
+
+
+def load(
+    f: str | os.PathLike[str] | IO[bytes],
+    map_location: str | torch.device | dict[str, str] | None = None,
+    _extra_files: dict[str, Any] | None = None,
+) -> ScriptFunction | ScriptModule:
+    """A compiled function or module from a file that lt.save wrote.
+
+    `map_location`: a device for all tensors, or {saved device: device}. `_extra_files`: a dict
+    whose names are read; their bytes are put into it. Raises LoadError."""
+    place = storages.placing(map_location)
+    with archive.open_archive(f) as opened:
+        manifest = _manifest(opened)
+        opened.check_names()
+        info = opened.info(limits.STATE)
+        with opened.open(limits.STATE) as file:
+            pieces = tensor_file.read(file, info.file_size)
+        extra = _extra(opened, _extra_files or {})
+        found = _Loader(opened, manifest, pieces, place).load()
+    if _extra_files is not None:
+        _extra_files.update(extra)
+    return found
+
+
+def _manifest(opened: Archive) -> Node:
+    raw = opened.read(limits.MANIFEST, limits.MANIFEST_BYTES)
+    manifest = jsontext.parse(raw, limits.MANIFEST)
+    version, producer = manifest.get("format").integer(), manifest.get("producer").text()[:100]
+    if version > limits.FORMAT:
+        raise LoadError(
+            f"the file is of format {version}, written by {producer!r}; this is lowtide "
+            f"{__version__}, which reads up to {limits.FORMAT}: install a newer Lowtide, that one "
+            "at least"
+        )
+    if version < limits.OLDEST_FORMAT:
+        raise LoadError(
+            f"the file is of format {version}, written by {producer!r}, which is too old: this "
+            f"Lowtide reads from {limits.OLDEST_FORMAT} on; save the model again"
+        )
+    return manifest.only(*_MANIFEST)
+
+
+def _extra(opened: Archive, wanted: dict[str, Any]) -> dict[str, bytes]:
+    names = [name for name in wanted if f"extra/{name}" in opened.infos]
+    return {n: opened.read(f"extra/{n}", opened.info(f"extra/{n}").file_size) for n in names}
+
+
+class _Loader:
+    def __init__(
+        self,
+        opened: Archive,
+        manifest: Node,
+        pieces: dict[str, torch.Tensor],
+        place: storages.Placed,
+    ) -> None:
+        self.archive = opened
+        self.manifest = manifest
+        self.entries = class_rows.from_json(manifest.get("classes"))
+        self.lines = sources.lines_of(manifest.get("sources"))
+        self.tensors = storages.tensors_of(manifest.get("tensors"), pieces, place)
+        self.classes: dict[str, type] = {}
+
+    def load(self) -> ScriptFunction | ScriptModule:
+        kind = self.manifest.get("kind").text(("function", "module"))
+        with _lock:
+            key = jsontext.dump(self.manifest.get("classes").value)
+            known = _known_classes.get(key)
+            made = {i: records.make_class(e) for i, e in self.entries.items()}
+            self.classes = known if known is not None else made
+            decoder = Decoder(self.tensors, self.entries, self.classes)
+            decoder.read_objects(self.manifest.get("objects"))
+            tree = self._tree(kind, decoder)
+            root = tree[-1] if tree else None
+            parts = [self._entry(e, decoder, root) for e in self._entry_rows(kind)]
+            self._register(key)
+            parts = [(name, sig, [self._named(p) for p in found]) for name, sig, found in parts]
+        if root is None:
+            return LoadedFunction(*parts[0])
+        methods: dict[str, Any] = {}
+        for name, signature, programs in parts:
+            methods[name] = SavedMethod(name, signature, programs)
+        given: dict[str, MethodMaker] = methods
+        return wrap(root, given)
+
+    def _tree(self, kind: str, decoder: Decoder) -> list[torch.nn.Module]:
+        rows = self.manifest.get("modules")
+        if kind == "module":
+            return modules.decode(rows, decoder)
+        if rows.items_of():
+            raise rows.fail("no modules in a function")
+        return []
+
+    def _entry_rows(self, kind: str) -> list[Node]:
+        rows = self.manifest.get("entries").items_of(limits.PROGRAMS)
+        if kind == "function" and len(rows) != 1:
+            raise self.manifest.get("entries").fail("one entry of a function")
+        names = [row.get("name").text() for row in rows]
+        if len(set(names)) != len(names):
+            raise self.manifest.get("entries").fail("entries of different names")
+        return list(rows)
+
+    def _entry(
+        self, row: Node, decoder: Decoder, root: torch.nn.Module | None
+    ) -> tuple[str, inspect.Signature, list[Program]]:
+        row.only("name", "parameters", "programs")
+        name = row.get("name")
+        taken = (
+            root is not None and name.value != "forward" and hasattr(torch.nn.Module, name.text())
+        )
+        if not name.text().isidentifier() or name.text().startswith("__") or taken:
+            raise name.fail("the name of an entry point")
+        signature = _signature(row.get("parameters"), decoder)
+        rows = row.get("programs").items_of(limits.PROGRAMS)
+        if not rows:
+            raise row.get("programs").fail("a program")
+        programs = [self._program(r, decoder, root, signature) for r in rows]
+        return name.text(), signature, programs
+
+    def _program(
+        self,
+        row: Node,
+        decoder: Decoder,
+        root: torch.nn.Module | None,
+        signature: inspect.Signature,
+    ) -> Program:
+        row.only("code", "guards")
+        code = row.get("code").text()
+        raw = self.archive.read(code, limits.CODE_BYTES) if code.startswith("code/") else None
+        if raw is None:
+            raise row.get("code").fail("an entry in code/")
+        return read_program(code, raw, row.get("guards"), self.entries, decoder, root, signature)
+
+    def _register(self, key: bytes) -> None:
+        """From here on nothing fails: the classes get names in this process."""
+        _known_classes[key] = self.classes
+        for id_, cls in self.classes.items():
+            records.remember(cls, self.entries[id_])
+            python_objects.name_of(cls)
+
+    def _named(self, program: Program) -> Program:
+        return use_names(program, self.entries, self.classes, self.lines)
+
+
+def _signature(rows: Node, decoder: Decoder) -> inspect.Signature:
+    parameters: list[inspect.Parameter] = []
+    for row in rows.items_of(1000):
+        row.only("name", "kind", "default")
+        name, kind = row.get("name"), _KINDS[row.get("kind").text(_KINDS)]
+        if not name.text().isidentifier() or keyword.iskeyword(name.text()):
+            raise name.fail("the name of a parameter")
+        default = (
+            decoder.value(row.get("default")) if row.has("default") else inspect.Parameter.empty
+        )
+        if row.has("default") and kind in (_KINDS["var_positional"], _KINDS["var_keyword"]):
+            raise row.fail("a `*` parameter without a default")
+        parameters.append(inspect.Parameter(name.text(), kind, default=default))
+    try:
+        return inspect.Signature(parameters)
+    except ValueError as error:
+        raise rows.fail("parameters in an order that Python takes") from error

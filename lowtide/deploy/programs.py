@@ -1,0 +1,154 @@
+"""The programs that a compiled object has, as they are to be saved.
+
+In: a ScriptFunction or a ScriptMethod. Out: `Program`s: the one for the annotated types, then those
+made for the arguments seen so far, each with the facts about its modules that it relies on.
+
+    f(x, n: int)      for (Tensor, int); after f(x, 2.0) for (Tensor, float), too
+
+Always holds: equal programs stand once. Without annotations, what was used is saved; before any
+use, parameters are Tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script.module_methods import method_types
+from lowtide.frontend.script.module_state import Guard
+from lowtide.frontend.script.script import script_function, signature_types
+from lowtide.ir.core import Function
+from lowtide.ir.types import TupleType, Type
+from lowtide.passes.standard import tidy
+from lowtide.pipeline.script import ScriptFunction
+from lowtide.pipeline.script_method import ScriptMethod, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program, and what its guards gave when it was made; guards of hooks have no fact.
+
+    `reads`: of a loaded one, the types of attributes that it reads where it uses them."""
+
+    function: Function
+    guards: tuple[Guard, ...] = ()
+    facts: tuple[Any, ...] = ()
+    reads: Mapping[str, Type] = field(default_factory=dict[str, Type])
+
+
+def of_function(f: ScriptFunction) -> list[Program]:
+    """All programs of a function; raises CompileError."""
+    saved: list[Program] | None = getattr(f, "__lowtide_programs__", None)
+    if saved is not None:
+        return saved
+    fn: Any = f.__lowtide_function__
+    made = [d.function for d in f.drivers()]
+    parameters = inspect.signature(fn, follow_wrapped=False).parameters.values()
+    if (not made or _is_annotated(parameters)) and not _is_variadic(parameters):
+        try:
+            types = tuple(signature_types(fn).values())
+            made.insert(0, tidy(script_function(fn, types)))
+        except CompileError:
+            if not made:
+                raise
+    if not made:
+        raise _no_variadic(f.__name__)
+    for function in made:
+        check_own(function)
+    return _distinct(Program(function) for function in made)
+
+
+def check_own(function: Function) -> None:
+    """Raises CompileError if the program reads a global tensor, which the file would not have."""
+    foreign = [path.rpartition("|")[2] for path in function.captures if path.startswith("@")]
+    if foreign:
+        raise CompileError(
+            f"{function.name}() reads the global tensor `{foreign[0]}`, which is not saved",
+            function.loc,
+            "an argument of the function, or a buffer of a module",
+        )
+
+
+def _is_variadic(parameters: Iterable[inspect.Parameter]) -> bool:
+    return any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+def _no_variadic(name: str) -> CompileError:
+    return CompileError(
+        f"{name}() takes `*args`, and has not been called yet: how many there are decides its "
+        "program",
+        remedy="a call with as many arguments as the saved program shall take",
+    )
+
+
+def _is_annotated(parameters: Iterable[inspect.Parameter]) -> bool:
+    empty = inspect.Parameter.empty
+    return all(p.annotation is not empty or p.default is not empty for p in parameters)
+
+
+def of_method(method: ScriptMethod) -> list[Program]:
+    """All programs of a method that fit its modules as they are; raises CompileError."""
+    saved: list[Program] | None = getattr(method, "__lowtide_programs__", None)
+    if saved is not None:
+        return saved
+    source = method.source
+    if not isinstance(source, FunctionType):
+        return [Program(source)]
+    types = tuple(method_types(source, ()).values())
+    made: list[Variant] = []
+    parameters = method.signature.parameters.values()
+    if not _is_variadic(parameters):
+        try:
+            made += _in_both_modes(method, lambda: method.variant_for(types))
+        except CompileError:
+            if not method.variants():
+                raise
+    made += [v for v in method.variants() if v.is_readable()]
+    made = [v for v in made if _takes_rest(v.driver.function, parameters)]
+    if not made:
+        raise _no_variadic(method.__name__)
+    return _distinct(_program(v) for v in made)
+
+
+def _takes_rest(function: Function, parameters: Iterable[inspect.Parameter]) -> bool:
+    """Whether `*args` has the type that a call gives it, not that of its annotation."""
+    rows = zip(function.arguments, parameters, strict=True)
+    return all(isinstance(v.type, TupleType) for v, p in rows if p.kind is p.VAR_POSITIONAL)
+
+
+def _in_both_modes(method: ScriptMethod, make: Callable[[], Variant]) -> list[Variant]:
+    """The variant; where the mode decided how it was compiled, one for the other mode, too."""
+    first = make()
+    modes = [g for g in first.guards if g.kind == "value" and g.path.endswith("training")]
+    if not modes:
+        return [first]
+    before = [(m, m.training) for m in method.root.modules()]
+    try:
+        for module, training in before:
+            _set_mode(module, not training)
+        return [first, make()]
+    finally:
+        for module, training in before:
+            _set_mode(module, training)
+
+
+def _set_mode(module: torch.nn.Module, training: bool) -> None:
+    vars(module)["training"] = training  # not train(): it may do more
+
+
+def _program(variant: Variant) -> Program:
+    return Program(variant.driver.function, variant.guards, variant.facts)
+
+
+def _distinct(programs: Iterable[Program]) -> list[Program]:
+    found: dict[str, Program] = {}
+    for program in programs:
+        key = f"{program.function}\n{program.guards!r}\n{program.facts!r}"
+        found.setdefault(key, program)
+    return list(found.values())

@@ -1,0 +1,180 @@
+"""A program out of a file: parsed, verified, checked, then given names of this process.
+
+In: the text of an entry in `code/`, what the file says of classes and modules. Out: a `Program`.
+
+Always holds: whatever the text is, it ends as a checked program or as a LoadError.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.deploy import limits, sources
+from lowtide.deploy.allowed import WARN, Refusal, check_sizes
+from lowtide.deploy.check import check, owner_of
+from lowtide.deploy.class_table import EXCEPTIONS, FOREIGN, ClassEntry
+from lowtide.deploy.jsontext import Node
+from lowtide.deploy.programs import Program
+from lowtide.deploy.rename import rename_classes, rename_type, values_of
+from lowtide.deploy.values import Decoder
+from lowtide.errors import LoadError, LowtideError
+from lowtide.frontend.script.left_to_python import warner
+from lowtide.frontend.script.module_state import Guard, Kind, follow, join_path
+from lowtide.ir import python_objects
+from lowtide.ir.core import Function, Op
+from lowtide.ir.parser import parse_function
+from lowtide.ir.types import Type
+from lowtide.ir.verify import verify
+
+_BROKEN: Final = (
+    *(LowtideError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError),
+    *(AssertionError, RecursionError, MemoryError),
+)
+_GUARDS: Final = ("value", "none", "same", "hooks")
+
+
+def read_program(
+    code: str,
+    raw: bytes,
+    guards: Node,
+    entries: Mapping[str, ClassEntry],
+    decoder: Decoder,
+    root: torch.nn.Module | None,
+    signature: inspect.Signature,
+) -> Program:
+    """The program, with the file's names of classes; raises LoadError."""
+    function = _function(code, raw, entries)
+    if len(function.arguments) != len(signature.parameters):
+        raise LoadError(f"{code} has other parameters than its entry")
+    for path in function.captures:
+        _check_path(code, root, path, none=False)
+    rows = [_guard(row, decoder, code, root) for row in guards.items_of()]
+    facts = tuple(fact for guard, fact in rows if guard.kind != "hooks")
+    return Program(function, tuple(guard for guard, _ in rows), facts, _reads(function, entries))
+
+
+def _reads(function: Function, entries: Mapping[str, ClassEntry]) -> dict[str, Type]:
+    """The attributes of modules that the program reads where it uses them, with their types."""
+    captured = dict(zip(function.params[len(function.arguments) :], function.captures, strict=True))
+    return {
+        join_path(captured[op.operands[0]], str(op.attrs["name"])): op.result.type
+        for op in function.walk()
+        if op.name == "attr.get" and op.operands[0] in captured and _is_module(op, entries)
+    }
+
+
+def _is_module(op: Op, entries: Mapping[str, ClassEntry]) -> bool:
+    entry = owner_of(op, entries)
+    return entry is not None and entry.kind == "module"
+
+
+def _function(code: str, raw: bytes, entries: Mapping[str, ClassEntry]) -> Function:
+    try:
+        text = raw.decode("utf-8")
+        _check_text(text)
+        function = parse_function(text)
+        check_sizes(function)
+        verify(function)
+        check(function, entries)
+    except Refusal as error:
+        raise LoadError(f"{code}: {error.problem} may not be in a file ({error.loc})") from error
+    except _BROKEN as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        raise LoadError(f"{code} is not a program as Lowtide writes it: {why}") from error
+    return function
+
+
+_INDENT: Final = re.compile(r"[ ]*")
+
+
+def _check_text(text: str) -> None:
+    for line in text.split("\n"):
+        if len(line) > limits.LINE_CHARS:
+            raise ValueError(f"a line of {len(line)} characters")
+        indent = _INDENT.match(line)
+        if indent is not None and indent.end() > 4 * limits.NESTING:
+            raise ValueError("blocks in blocks, too deep")
+
+
+def _check_path(code: str, root: torch.nn.Module | None, path: str, *, none: bool) -> None:
+    if root is None:
+        raise LoadError(f"{code} is a function, so it cannot read {path[:80]!r} of a module")
+    try:
+        owner, name = follow(root, path)
+        held = vars(owner)
+        found = not name or any(
+            name in held[kind] for kind in ("_parameters", "_buffers", "_modules")
+        )
+        found = found or name == "training" or (not name.startswith("_") and name in held)
+        found = found or (name.startswith("_") and name in _own_attributes(owner))
+    except (KeyError, AttributeError):
+        found = False
+    if not found:
+        raise LoadError(f"{code} reads {path[:80]!r}, which the file's modules do not have")
+
+
+_INTERNAL: Final = frozenset(vars(torch.nn.Module()))
+
+
+def _own_attributes(module: torch.nn.Module) -> set[str]:
+    return set(vars(module)) - _INTERNAL
+
+
+def _guard(
+    row: Node, decoder: Decoder, code: str, root: torch.nn.Module | None
+) -> tuple[Guard, Any]:
+    kind, path, other, fact = row.row(4)
+    kind_ = cast("Kind", kind.text(_GUARDS))
+    paths = [path.text(), *([other.text()] if kind_ == "same" else [])]
+    for one in paths:
+        _check_path(code, root, f"{one}." if kind_ == "hooks" and one else one, none=True)
+    guard = Guard(kind_, path.text(), other.text())
+    match kind_:
+        case "hooks":
+            return guard, None
+        case "value":
+            return guard, decoder.value(fact)
+        case _:
+            return guard, fact.flag()
+
+
+# ---- names of this process --------------------------------------------------------------------
+
+
+def use_names(
+    program: Program,
+    entries: Mapping[str, ClassEntry],
+    classes: Mapping[str, type],
+    lines: sources.Lines,
+) -> Program:
+    """The program as the driver takes it."""
+
+    def name(id_: str) -> str:
+        if id_.startswith(WARN):
+            category: Any = EXCEPTIONS[id_.removeprefix(WARN)]
+            return python_objects.name_of(warner(category))
+        return python_objects.name_of(classes[id_] if id_ in classes else FOREIGN[id_])
+
+    fn = program.function
+    owners: list[tuple[Op, str]] = []
+    made = rename_classes(fn, name)
+    for before, after in zip(fn.walk(), made.walk(), strict=True):
+        if before.name in ("attr.get", "attr.set"):
+            entry = owner_of(before, entries)
+            if entry is not None:
+                owners.append((after, name(entry.id)))
+    for op, owner in owners:
+        op.attrs["owner"] = owner
+    for value in values_of(made.block):
+        value.name = _HINT.sub("_", value.name)[:100]
+    sources.restore(made, lines)
+    reads = {path: rename_type(type_, name) for path, type_ in program.reads.items()}
+    return Program(made, program.guards, program.facts, reads)
+
+
+_HINT: Final = re.compile(r"[^A-Za-z0-9_.$]", re.ASCII)

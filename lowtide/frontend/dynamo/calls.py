@@ -1,0 +1,214 @@
+"""One call of a captured graph, as ops.
+
+In: a call node, its arguments as values. Out: the value of the node; for several results a tuple.
+
+    torch.add(x, 1)          →  torch.add                     a record
+    x.cumsum(1)              →  call_torch {target="Tensor.cumsum"}
+    y.add_(1), y[0] = z      →  mutate; from there on the node of y stands for the result
+    s77 * 2, math.sqrt(s77)  →  py.mul, math.sqrt
+    mylib.op(x), cond(…)     →  py.call of the Python object
+
+Always holds: the op computes what `gm.forward` would; whatever may change a tensor is a `mutate` or
+a `py.call`, which end a region.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from lowtide.frontend.dynamo.internals import SET_GRAD
+from lowtide.frontend.dynamo.names import INPLACE, number_op, source_of
+from lowtide.frontend.script.binding import bind, emit, records_of
+from lowtide.frontend.script.mutation import is_inplace
+from lowtide.frontend.torch_schemas import is_attribute
+from lowtide.frontend.trace.encode import Known, NotEncodable, encode, encode_items
+from lowtide.frontend.trace.inplace import plain_form
+from lowtide.ir import python_objects
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+from lowtide.ir.interpret import callable_of
+from lowtide.ir.types import ListType, TupleType, Type
+
+Result = Value | tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments, nodes replaced by their values, and the type of what is given back."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What a call became. `changed`: the first argument's node now stands for this value."""
+
+    result: Result
+    changed: Value | None = None
+
+
+def call_function(known: Known, target: Any, call: Call) -> Emitted:
+    """A call of a Python function."""
+    args = call.args
+    first: Type | None = args[0].type if args and isinstance(args[0], Value) else None
+    if target is operator.getitem and first is not None:
+        return Emitted(_getitem(known, args[0], args[1], call.result))
+    if target is operator.setitem and first == t.TENSOR:
+        return _setitem(known, *args)
+    if target is getattr and first is not None:
+        return _attribute(known, args[0], str(args[1]), call.result)
+    number = number_op(target)
+    if number is not None and not call.kwargs and not _has_tensor(args):
+        found = known.builder.py(number, *(encode(known, a) for a in args))
+        if found is not None:
+            return Emitted(found)
+    source = None if target is SET_GRAD else source_of(target)
+    if source is None or (source[0].startswith("operator.") and not _has_tensor(args)):
+        return Emitted(_object_call(known, target, call))
+    name, swapped = source
+    if swapped:
+        args = (args[1], args[0], *args[2:])
+    return torch_call(known, name, Call(args, call.kwargs, call.result))
+
+
+def call_method(known: Known, name: str, call: Call) -> Emitted:
+    """A call of a method of the first argument."""
+    receiver = call.args[0]
+    if not isinstance(receiver, Value) or receiver.type != t.TENSOR:
+        operands, kwnames = _operands(known, call)
+        op = known.builder.emit(
+            "py.call_method", operands, [call.result], name=name, kwnames=kwnames
+        )
+        return Emitted(op.result)
+    source, swapped = f"Tensor.{name}", False
+    if name.startswith("__"):
+        source, swapped = source_of(callable_of(source)) or (source, False)
+    args = call.args
+    if source == "Tensor.__getitem__":
+        return Emitted(_getitem(known, args[0], args[1], call.result))
+    if source == "Tensor.__setitem__":
+        return _setitem(known, *args)
+    if swapped:
+        args = (args[1], args[0], *args[2:])
+    return torch_call(known, source, Call(args, call.kwargs, call.result))
+
+
+def torch_call(known: Known, source: str, call: Call) -> Emitted:
+    """A call of a PyTorch function by its source name."""
+    builder = known.builder
+    values = [encode(known, a) for a in call.args]
+    named = {k: encode(known, a) for k, a in call.kwargs.items()}
+    mutates = _changes(known, source, values, named)
+    if mutates:
+        bound = plain_form(builder, source, values, named)
+    else:
+        bound = bind(records_of(source), values, named)
+    if bound is not None and bound.record.name != "getitem":
+        results = tuple(emit(builder, bound))
+        changed = results[0] if mutates else None
+        return Emitted(results[0] if len(results) == 1 else results, changed)
+    operands, kwnames = [*values, *named.values()], tuple(named)
+    if mutates:
+        op = builder.emit("mutate", operands, [call.result], target=source, kwnames=kwnames)
+        is_first = "out" not in named and call.result == t.TENSOR
+        return Emitted(op.result, op.result if is_first else None)
+    types = _spread(call.result)
+    results = tuple(
+        builder.emit("call_torch", operands, types, target=source, kwnames=kwnames).results
+    )
+    return Emitted(results[0] if len(results) == 1 else results)
+
+
+def _spread(result: Type) -> Sequence[Type]:
+    """A tuple of several tensors is as many results."""
+    if isinstance(result, TupleType) and len(result.elems) > 1:
+        return result.elems
+    return [result]
+
+
+def _changes(
+    known: Known, source: str, values: Sequence[Value], named: Mapping[str, Value]
+) -> bool:
+    """Whether the call writes into a tensor that it is given."""
+    root, _, name = source.rpartition(".")
+    if name in INPLACE if root == "operator" else is_inplace(name):
+        return True
+    if "out" in named and named["out"].type != t.NONE:
+        return True
+    given = _given(source, values, named)
+    flags = (given.get("inplace"), given.get("max_norm"))  # F.embedding renormalises its weight
+    return any(v is not None and known.builder.constant(v) not in (False, None) for v in flags)
+
+
+def _given(source: str, values: Sequence[Value], named: Mapping[str, Value]) -> Mapping[str, Value]:
+    """The arguments by the names of a Python function's parameters."""
+    try:
+        signature = inspect.signature(callable_of(source))
+        return signature.bind(*values, **named).arguments
+    except (AttributeError, TypeError, ValueError):  # a builtin, or what Python does not say of it
+        return named
+
+
+def _getitem(known: Known, x: Value, index: Any, result: Type) -> Value:
+    builder = known.builder
+    if x.type == t.TENSOR:
+        items = encode_items(known, index)
+        operands = [x, *items.operands]
+        return builder.emit("torch.getitem", operands, [t.TENSOR], spec=items.spec).result
+    if isinstance(x.type, TupleType) and isinstance(index, int):
+        return builder.tuple_get(x, index % len(x.type.elems))
+    at = encode(known, index)
+    found = builder.py("list.get", x, at) if isinstance(x.type, ListType) else None
+    if found is not None:
+        return found
+    target = python_objects.name_of(operator.getitem)
+    return builder.emit("py.call", [x, at], [result], target=target, kwnames=()).result
+
+
+def _setitem(known: Known, x: Value, index: Any, value: Any) -> Emitted:
+    items = encode_items(known, index)
+    op = known.builder.emit(
+        "mutate",
+        [x, *items.operands, encode(known, value)],
+        [t.TENSOR],
+        target="Tensor.__setitem__",
+        kwnames=(),
+        spec=items.spec,
+    )
+    return Emitted(op.result, op.result)
+
+
+def _attribute(known: Known, x: Value, name: str, result: Type) -> Emitted:
+    if x.type == t.TENSOR and is_attribute(name):
+        descriptor: Any = getattr(torch.Tensor, name)
+        source, _ = source_of(descriptor.__get__) or (f"Tensor.{name}", False)
+        return torch_call(known, source, Call((x,), {}, result))
+    if isinstance(x.type, TupleType):
+        raise NotEncodable(f"the field {name!r} of a tuple")
+    return Emitted(known.builder.emit("attr.get", [x], [result], name=name).result)
+
+
+def _object_call(known: Known, target: Any, call: Call) -> Value:
+    operands, kwnames = _operands(known, call)
+    name = python_objects.name_of(target)
+    op = known.builder.emit("py.call", operands, [call.result], target=name, kwnames=kwnames)
+    return op.result
+
+
+def _operands(known: Known, call: Call) -> tuple[list[Value], tuple[str, ...]]:
+    values = [encode(known, a) for a in (*call.args, *call.kwargs.values())]
+    return values, tuple(call.kwargs)
+
+
+def _has_tensor(x: Any) -> bool:
+    if isinstance(x, Value):
+        return t.may_be_tensor(x.type) or x.type == t.ANY
+    return isinstance(x, tuple | list) and any(map(_has_tensor, cast("Sequence[Any]", x)))

@@ -1,0 +1,273 @@
+"""A captured graph as a Function.
+
+In: the `fx.GraphModule` of `torch.compile`. Out: a `GraphProgram`.
+
+    s77, x, w = placeholders            def f(%x: Tensor, %w: Tensor) -> (Tensor,):
+    mul = s77 * 2                         %0: List[int] = torch.shape(%x)
+    y = x.view(mul, -1)            →      …
+    z = torch.relu(y @ w)                 %z: Tensor = torch.relu(%5)
+    return (z,)                           return(%7)
+
+Always holds: a size that some tensor argument has is read from that tensor, so that the signature
+of a region has one symbol for it. Arguments that no op uses are left out. Objects that IR has no
+constant for (submodules, tensors of the graph, generators) are captured parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from lowtide.errors import UNKNOWN_LOC
+from lowtide.frontend.dynamo.calls import Call, Emitted, call_function, call_method
+from lowtide.frontend.dynamo.internals import SET_GRAD, example_of, place_of, symbol_of
+from lowtide.frontend.dynamo.refusals import refusal
+from lowtide.frontend.script.binding import bind, emit, records_of
+from lowtide.frontend.trace.encode import NotEncodable, encode
+from lowtide.ir import types as t
+from lowtide.ir.builder import Builder
+from lowtide.ir.core import Block, Function, Value
+from lowtide.ir.literals import is_literal
+from lowtide.ir.types import DictType, ListType, TupleType, Type
+from lowtide.ir.verify import verify
+from lowtide.passes.standard import tidy
+
+
+class NotConverted(Exception):
+    """PyTorch has to run the graph; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphProgram:
+    """`arguments`: which of the graph's inputs the function takes, in order; `captured`: what goes
+    to its captured parameters. `sets_grad`: it switches the recording of gradients."""
+
+    function: Function
+    arguments: tuple[int, ...]
+    captured: tuple[Any, ...]
+    sets_grad: bool
+
+
+def convert(module: fx.GraphModule) -> GraphProgram:
+    """See the module's text; raises NotConverted."""
+    why = refusal(module.graph.nodes)
+    if why:
+        raise NotConverted(why)
+    writer = _Writer(module)
+    placeholders: list[Value] = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            placeholders.append(writer.placeholder(node))
+    writer.sizes()
+    for node in module.graph.nodes:
+        writer.node(node)
+    function = writer.function(placeholders)
+    used = {v for op in function.walk() for v in op.operands}
+    count = len(placeholders)
+    keep = [k for k, v in enumerate(function.params) if v in used]
+    arguments = tuple(k for k in keep if k < count)
+    captured = [k - count for k in keep if k >= count]
+    function.block.args = [function.params[k] for k in keep]
+    function.captures = tuple(function.captures[k] for k in captured)
+    return GraphProgram(
+        function, arguments, tuple(writer.objects[k] for k in captured), writer.sets_grad
+    )
+
+
+class _Writer:
+    """Satisfies `encode.Known`; see the module's text."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.builder = Builder(Block())
+        self.objects: list[Any] = []
+        self.paths: list[str] = []
+        self.sets_grad = False
+        self.result: Value | None = None
+        self.name = ""
+        self._captured: list[Value] = []
+        self._values: dict[fx.Node, Value] = {}
+        self._symbols: dict[str, tuple[Value, int]] = {}
+
+    # -- what encoding asks --
+
+    def tensor(self, tensor: torch.Tensor) -> Value:
+        """A tensor that stands in the graph itself."""
+        return self.capture(tensor, f"constant{len(self.objects)}")
+
+    data = tensor
+
+    def number(self, number: Any) -> Value | None:
+        """No number of a graph has a memory."""
+        return None
+
+    def capture(self, found: Any, path: str) -> Value:
+        """A captured parameter for an object, one for each."""
+        for known, value in zip(self.objects, self._captured, strict=True):
+            if known is found:
+                return value
+        type_ = t.TENSOR if isinstance(found, torch.Tensor) else t.ANY
+        value = Value(re.sub(r"\W+", "_", path), type_)
+        self.objects.append(found)
+        self.paths.append(path)
+        self._captured.append(value)
+        return value
+
+    # -- nodes --
+
+    def placeholder(self, node: fx.Node) -> Value:
+        """The parameter of an input."""
+        example = example_of(node)
+        value = Value(_short(node.name), type_of_example(example))
+        self._values[node] = value
+        if isinstance(example, torch.Tensor):
+            for dim, size in enumerate(cast("Sequence[Any]", example.shape)):
+                symbol = symbol_of(size)
+                if symbol is not None:
+                    self._symbols.setdefault(symbol, (value, dim))
+        return value
+
+    def sizes(self) -> None:
+        """From here on, inputs that are a tensor's size stand for that size."""
+        for node in list(self._values):
+            place = self._symbols.get(symbol_of(example_of(node)) or "")
+            if place is not None and node.users:
+                tensor, dim = place
+                bound = bind(records_of("Tensor.size"), [tensor, self.builder.const(dim)], {})
+                if bound is not None:
+                    self._values[node] = emit(self.builder, bound)[0]
+
+    def node(self, node: fx.Node) -> None:
+        """Adds the ops of a node."""
+        if node.op == "placeholder":
+            return
+        loc = place_of(node)
+        if loc.line:
+            self.builder.loc = loc
+            self.name = self.name or loc.function
+        try:
+            self._node(node)
+        except NotEncodable as what:
+            raise NotConverted(f"{what} in {node.format_node()}") from None
+
+    def _node(self, node: fx.Node) -> None:
+        match node.op:
+            case "output":
+                self.result = encode(self, self._resolved(node.args[0]))
+            case "get_attr":
+                found = _attribute(self.module, str(node.target))
+                self._values[node] = self.capture(found, str(node.target))
+            case "call_module":
+                self._values[node] = self._call_module(node)
+            case _:
+                self.sets_grad |= node.target is SET_GRAD
+                emitted = self._call(node)
+                self._bind(node, emitted)
+
+    def _call(self, node: fx.Node) -> Emitted:
+        args = cast("tuple[Any, ...]", self._resolved(node.args))
+        kwargs = cast("Mapping[str, Any]", {k: self._resolved(v) for k, v in node.kwargs.items()})
+        call = Call(tuple(args), kwargs, type_of_example(example_of(node)))
+        if node.op == "call_method":
+            return call_method(self, str(node.target), call)
+        return call_function(self, node.target, call)
+
+    def _bind(self, node: fx.Node, emitted: Emitted) -> None:
+        result = emitted.result
+        if isinstance(result, tuple):
+            result = self.builder.tuple_make(result)
+        elif not result.name and isinstance(result.type, t.NamedType):
+            result.name = node.name
+        self._values[node] = result
+        first = node.args[0] if node.args else None
+        if emitted.changed is not None and isinstance(first, fx.Node):
+            self._values[first] = emitted.changed
+
+    def _call_module(self, node: fx.Node) -> Value:
+        target = str(node.target)
+        operands = [self.capture(self.module.get_submodule(target), target)]
+        operands += [encode(self, self._resolved(a)) for a in (*node.args, *node.kwargs.values())]
+        return self.builder.emit(
+            "call_module",
+            operands,
+            [type_of_example(example_of(node))],
+            method="__call__",
+            kwnames=tuple(node.kwargs),
+            why="the graph calls it as a whole",
+        ).result
+
+    def _resolved(self, x: Any) -> Any:
+        """An argument with values for nodes, dicts and what IR has no constant for."""
+        if isinstance(x, fx.Node):
+            return self._values[x]
+        if isinstance(x, slice):
+            part = cast("Any", x)
+            return slice(*map(self._resolved, (part.start, part.stop, part.step)))
+        if isinstance(x, tuple):
+            return tuple(self._resolved(e) for e in cast("tuple[Any, ...]", x))
+        if isinstance(x, list):
+            return [self._resolved(e) for e in cast("list[Any]", x)]
+        if isinstance(x, dict):
+            return self._dict(cast("dict[Any, Any]", x))
+        plain = is_literal(x) or isinstance(x, torch.Tensor | int | float | type) or x is ...
+        return x if plain else self.capture(x, f"constant{len(self.objects)}")
+
+    def _dict(self, x: Mapping[Any, Any]) -> Value:
+        flat = [encode(self, self._resolved(e)) for pair in x.items() for e in pair]
+        keys, values = t.join_all([v.type for v in flat[::2]]), [v.type for v in flat[1::2]]
+        type_ = DictType(keys, t.join_all(values))
+        return self.builder.emit("dict.make", flat, [type_]).result
+
+    def function(self, placeholders: Sequence[Value]) -> Function:
+        """The whole program, checked and tidied."""
+        if self.result is None:
+            raise NotConverted("a graph without an output")
+        self.builder.emit("return", [self.result])
+        block = self.builder.block
+        block.args = [*placeholders, *self._captured]
+        name = self.name if self.name.isidentifier() else "graph"
+        loc = next((op.loc for op in block.ops if op.loc.line), UNKNOWN_LOC)
+        function = Function(name, block, self.result.type, {}, loc, tuple(self.paths))
+        verify(function, after="capture")
+        return tidy(function)
+
+
+def _short(name: str) -> str:
+    """`l_x_`, as the capture calls an argument x, without the marks."""
+    return name[2:].strip("_") or name if name.startswith("l_") else name
+
+
+def _attribute(module: fx.GraphModule, path: str) -> Any:
+    found: Any = module
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+_SYMBOLIC: dict[type, Type] = {
+    torch.SymInt: t.INT,
+    torch.SymFloat: t.FLOAT,
+    torch.SymBool: t.BOOL,
+    torch.Size: ListType(t.INT),
+    type(None): t.ANY,  # what the capture says nothing about
+}
+
+
+def type_of_example(example: Any) -> Type:
+    """The type of the value that the capture has an example of."""
+    if isinstance(example, torch.Tensor):
+        return t.TENSOR
+    known = _SYMBOLIC.get(example.__class__)
+    if known is not None:
+        return known
+    if isinstance(example, tuple):
+        elems = cast("tuple[Any, ...]", example)
+        return TupleType(tuple(type_of_example(e) for e in elems))
+    if isinstance(example, list):
+        return ListType(t.join_all([type_of_example(e) for e in cast("list[Any]", example)]))
+    return t.type_of(example) or t.ANY if is_literal(example) else t.ANY

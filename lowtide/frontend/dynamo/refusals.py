@@ -1,0 +1,43 @@
+"""Graphs that PyTorch has to run, since they change its state while they run.
+
+In: the nodes of a captured graph. Out: why the graph stays PyTorch's, "" if it need not.
+
+    _enter_autocast('cpu', bfloat16)     casts that no op of the graph shows
+    _vmap_increment_nesting(40)          tensors inside stand for batches of others
+    _set_grad_enabled(False)             may be compiled: each region looks at the mode it runs in
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from lowtide.frontend.dynamo.internals import SET_GRAD, example_of, is_wrapped
+
+_MODULES: Final = (
+    *("torch._C._functorch", "torch._functorch", "torch.amp", "torch.autograd.forward_ad"),
+    *("torch.autograd.graph", "torch.autograd.grad_mode"),
+)
+_NAMES: Final = ("_enter", "enter_", "_exit", "exit_", "_push", "_pop", "_set_", "set_")
+
+
+def refusal(nodes: Iterable[Any]) -> str:
+    """See the module's text."""
+    for node in nodes:
+        if is_wrapped(example_of(node)):
+            return f"`{node.name}` is a tensor inside a torch.func transform"
+        if node.op == "call_function" and node.target is not SET_GRAD and _changes(node.target):
+            return f"{_name(node.target)} changes the state of PyTorch"
+    return ""
+
+
+def _changes(target: object) -> bool:
+    module = str(getattr(target, "__module__", None) or "")
+    name = _name(target)
+    if any(module == m or module.startswith(f"{m}.") for m in _MODULES):
+        return True
+    return module.startswith("torch") and name.startswith(_NAMES)
+
+
+def _name(target: object) -> str:
+    return str(getattr(target, "__name__", target))

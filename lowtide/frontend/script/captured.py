@@ -1,0 +1,26 @@
+"""Captured parameters of what is no module's own: global tensors, constants of traced programs.
+
+In: an object and a path from it. Out: a parameter of the program that is being built, once per
+path, which every call reads anew.
+
+    WEIGHTS = torch.rand(3)          def f(%x: Tensor, %WEIGHTS: Tensor @ "@main.globals|WEIGHTS")
+    def f(x): return x * WEIGHTS
+"""
+
+from __future__ import annotations
+
+from lowtide.frontend.script.context import Context
+from lowtide.ir import python_objects
+from lowtide.ir.core import Value
+from lowtide.ir.types import Type
+
+
+def capture(c: Context, root: object, path: str, type_: Type) -> Value:
+    """The captured parameter for what lies at `path` from `root`, a module or a dict of globals."""
+    whole = f"@{python_objects.name_of(root)}|{path}"
+    if c.modules is not None:
+        return c.modules.capture(whole, None, type_)
+    known = c.captured.get(whole)
+    if known is None:
+        known = c.captured[whole] = Value(path.rpartition(".")[2], type_)
+    return known

@@ -1,0 +1,75 @@
+"""Marks on methods and classes: `lt.export`, `lt.ignore`, `lt.unused`, `lt.interface`, `lt.Final`.
+
+In: a function or a class. Out: the same, marked; in plain Python a mark changes nothing. The marks
+are torch.jit's own attributes, so that code marked for it means the same here.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, Final, TypeVar
+
+from torch._jit_internal import FunctionModifiers
+
+__all__ = ["MODIFIER", "Attribute", "Final", "export", "ignore", "interface", "unused"]
+
+MODIFIER: typing.Final = "_torchscript_modifier"
+Marked = TypeVar("Marked", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type)
+
+EXPORTED: typing.Final = (FunctionModifiers.EXPORT,)
+IGNORED: typing.Final = (FunctionModifiers.IGNORE,)
+UNUSED: typing.Final = tuple(
+    getattr(FunctionModifiers, name)
+    for name in ("UNUSED", "_DROP")
+    if hasattr(FunctionModifiers, name)
+)
+
+
+def modifier(fn: object) -> object:
+    """The mark of a function, None without one."""
+    return getattr(fn, MODIFIER, None)
+
+
+def export(fn: Marked) -> Marked:
+    """Compiles this method too, as a further entry point of its module."""
+    setattr(fn, MODIFIER, FunctionModifiers.EXPORT)
+    return fn
+
+
+def ignore(drop: Any = False, **kwargs: Any) -> Any:
+    """Leaves a method or function to Python: compiled code calls it. `drop=True`: as `unused`."""
+    if isinstance(drop, FunctionType | property):
+        return _mark(drop, FunctionModifiers.IGNORE)
+    del kwargs
+    kind = FunctionModifiers.UNUSED if drop else FunctionModifiers.IGNORE
+    return lambda fn: _mark(fn, kind)  # pyright: ignore[reportUnknownVariableType]
+
+
+def unused(fn: Marked) -> Marked:
+    """Leaves a method or function out: compiled code raises where it is called."""
+    return _mark(fn, FunctionModifiers.UNUSED)
+
+
+def _mark(fn: Any, kind: str) -> Any:
+    for one in (fn.fget, fn.fset) if isinstance(fn, property) else (fn,):
+        if one is not None:
+            setattr(one, MODIFIER, kind)
+    return fn
+
+
+def interface(obj: Class) -> Class:
+    """Marks a class as the interface of a submodule: its methods' signatures, no bodies."""
+    if not isinstance(obj, type):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"lt.interface takes a class, not {type(obj).__name__}")
+    obj.__lowtide_interface__ = True  # pyright: ignore[reportAttributeAccessIssue]
+    return obj
+
+
+class Attribute(typing.NamedTuple):
+    """`self.cache = lt.Attribute({}, Dict[str, int])`: a module's attribute with its type."""
+
+    value: Any
+    type: Any

@@ -1,0 +1,211 @@
+"""What compiled code leaves to PyTorch and Python: one op each.
+
+In: a module whose forward does not compile, or a function marked by `lt.ignore` or `lt.unused`, and
+a call's arguments. Out: the op, with the type that annotations promise.
+
+    self.rnn(x)      call_module(%rnn, %x) {why="…"}
+    self.plot(x)     py.call(%self, %x) {target="net.Net.plot"}       @lt.ignore
+    self.later(x)    raise {exception="NotImplementedError"}           @lt.unused
+    Clip.apply(x)    py.call(%x) {target="net.Clip.apply"}            an autograd.Function
+
+Always holds: attributes that such a function assigns are dynamic (see `module_state`).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any, cast
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script import decorators
+from lowtide.frontend.script.builtin_calls import BUILTINS
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.functions import outer_names
+from lowtide.frontend.script.module_attributes import state_of
+from lowtide.frontend.script.module_state import Restart
+from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
+from lowtide.frontend.script.source import read_source
+from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.ir import python_objects
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+
+_TWO_STATES = t.tuple_of(t.TENSOR, t.TENSOR)
+
+# What modules give that PyTorch runs, where their annotations do not say it.
+_RESULTS: dict[type, t.Type] = {
+    torch.nn.LSTM: t.tuple_of(t.TENSOR, _TWO_STATES),
+    torch.nn.RNN: _TWO_STATES,
+    torch.nn.GRU: _TWO_STATES,
+    torch.nn.LSTMCell: _TWO_STATES,
+    torch.nn.MultiheadAttention: t.tuple_of(t.TENSOR, t.optional(t.TENSOR)),
+    torch.nn.AdaptiveLogSoftmaxWithLoss: t.TupleType((t.TENSOR, t.TENSOR), ("output", "loss")),
+}
+
+
+def only_python(module: torch.nn.Module) -> str:
+    """Why this module must be called by PyTorch, whatever its forward is."""
+    own = vars(module)
+    if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
+        return "a module of torch.jit"
+    if own.get("_forward_pre_hooks_with_kwargs") or own.get("_forward_hooks_with_kwargs"):
+        return "a hook that takes keywords"
+    if own.get("_forward_hooks_always_called"):
+        return "a hook that is always called"
+    if own.get("_backward_hooks") or own.get("_backward_pre_hooks"):
+        return "a backward hook"
+    if type(module).__call__ is not torch.nn.Module.__call__ and not hasattr(
+        type(module), "__lowtide_root__"
+    ):
+        return "its class has a __call__ of its own"
+    hooks = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()]
+    if not all(isinstance(h, FunctionType | MethodType) for h in hooks):
+        return "a hook that is not a Python function"
+    for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
+        if getattr(torch_module, name, None):
+            return "a hook on all modules"
+    return ""
+
+
+def python_module(
+    c: Context, ref: ModuleRef, call: Call, why: str, method: str = "__call__"
+) -> Node:
+    """The module run by PyTorch, as one op."""
+    state_of(c).guard("hooks", ref.path)
+    module = state_of(c).object(ref.path, ref.module)
+    operands, kwnames = operands_of(c, call)
+    type_ = result_type(ref.module, forward_of(ref.module))
+    op = c.builder.emit(
+        "call_module",
+        [module, *operands],
+        [type_],
+        method=method,
+        kwnames=kwnames,
+        why=why.partition("\n")[0],
+    )
+    return op.result
+
+
+def result_type(module: torch.nn.Module, forward: Any) -> t.Type:
+    """The type of what a module that PyTorch runs gives."""
+    known = (_RESULTS[cls] for cls in type(module).__mro__ if cls in _RESULTS)
+    return next(known, None) or _returned(forward, t.TENSOR)
+
+
+def forward_of(module: torch.nn.Module) -> Any:
+    """The forward of a module's class."""
+    return getattr(type(module), "forward", None)
+
+
+def _returned(fn: Any, otherwise: t.Type) -> t.Type:
+    annotation = getattr(fn, "__annotations__", {}).get("return", inspect.Parameter.empty)
+    if annotation is inspect.Parameter.empty or not isinstance(fn, FunctionType):
+        return otherwise
+    return type_from_annotation(annotation, outer_names(fn)) or t.ANY
+
+
+def operands_of(c: Context, call: Call) -> tuple[list[Value], tuple[str, ...]]:
+    """The arguments of a call as operands, keywords last, and the keywords' names."""
+    if call.unpacked:
+        raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
+    given = [*call.args, *call.keywords.values()]
+    return [_operand(c, call, a) for a in given], tuple(call.keywords)
+
+
+def _operand(c: Context, call: Call, found: Node) -> Value:
+    if isinstance(found, ModuleRef):
+        return state_of(c).object(found.path, found.module)
+    return c.as_value(found, call.node)
+
+
+def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
+    """The call of a function marked by `lt.ignore` or `lt.unused`; None for any other."""
+    mark = decorators.modifier(fn)
+    if mark is None:
+        return None
+    if mark in decorators.UNUSED:
+        message = c.const(f"{fn.__qualname__}() is marked as unused, so it is not compiled")
+        c.builder.emit("raise", [message], exception="NotImplementedError")
+        return c.builder.undef(_returned(fn, t.TENSOR))
+    if mark not in decorators.IGNORED:
+        return None
+    return python_call(c, fn, call, _returned(fn, t.TENSOR))
+
+
+def python_call(c: Context, fn: FunctionType, call: Call, type_: t.Type) -> Node:
+    """The call of a Python function when the program runs."""
+    operands, kwnames = operands_of(c, call)
+    if c.modules is not None:
+        assigned, knowledge = _assigned_attributes(fn), c.modules.knowledge
+        if not assigned <= knowledge.dynamic:
+            knowledge.dynamic |= assigned
+            raise Restart(fn.__name__)
+    target = python_objects.name_of(fn)
+    op = c.builder.emit("py.call", operands, [type_], target=target, kwnames=kwnames)
+    return c.const(None) if type_ == t.NONE else op.result
+
+
+def is_autograd_function(obj: object) -> bool:
+    """Whether it is `F.apply` of a class derived from torch.autograd.Function."""
+    return (
+        isinstance(obj, MethodType)
+        and obj.__func__ is _APPLY
+        and isinstance(obj.__self__, type)
+        and issubclass(obj.__self__, torch.autograd.Function)
+    )
+
+
+_APPLY: Any = cast("Any", torch.autograd.Function.apply).__func__
+
+
+def autograd_call(c: Context, obj: MethodType, call: Call) -> Node:
+    """`F.apply(x)`, run by Python, with F's own backward; a tensor where forward does not say."""
+    cls = cast("Any", obj.__self__)
+    operands, kwnames = operands_of(c, call)
+    target = python_objects.name_of(_applied(cls))
+    type_ = _returned(inspect.getattr_static(cls, "forward").__func__, t.TENSOR)
+    return c.builder.emit("py.call", operands, [type_], target=target, kwnames=kwnames).result
+
+
+@functools.cache
+def _applied(cls: Any) -> Callable[..., Any]:
+    return cls.apply  # one object for each class, to be named
+
+
+@functools.cache
+def _assigned_attributes(fn: FunctionType) -> frozenset[str]:
+    """The attributes that a function left to Python assigns, of whatever object."""
+    try:
+        tree = read_source(fn).node
+    except CompileError:
+        return frozenset()
+    nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute))
+    return frozenset(n.attr for n in nodes if isinstance(n.ctx, ast.Store))
+
+
+@functools.cache
+def warner(category: type[Warning]) -> Callable[[str], None]:
+    """`warnings.warn` of one category, the same object for the same category."""
+    return functools.partial(warnings.warn, category=category, stacklevel=2)
+
+
+def warn(c: Context, call: Call) -> Node:
+    """`warnings.warn(message, category)`, when the program runs."""
+    message, *rest = [*call.args, *(v for k, v in call.keywords.items() if k == "category")]
+    classes = [r.obj for r in rest if isinstance(r, PythonObject)]
+    category = classes[0] if classes and isinstance(classes[0], type) else UserWarning
+    target = python_objects.name_of(warner(category))
+    operands = [c.as_value(message, call.node)]
+    c.builder.emit("py.call", operands, [t.NONE], target=target, kwnames=())
+    return c.const(None)
+
+
+BUILTINS[warnings.warn] = warn

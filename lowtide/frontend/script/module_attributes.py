@@ -1,0 +1,318 @@
+"""Attributes of modules: found in the real module while compiling, read from it at every call.
+
+In: a ModuleRef and a name. Out: a captured parameter, a submodule, a method, or a constant.
+
+    self.weight            parameter, buffer, number, list: captured
+    self.fc                ModuleRef(path="fc")
+    self.stride            in `__constants__`: a constant, guarded
+    self.norm              a method or property: bound, or its getter inlined
+    self.h = x             attr.set; `h` is dynamic from the start (`Restart`)
+
+Always holds: what is decided while compiling stands in a guard.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import typing
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, cast
+
+import torch
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script import classes
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.declared_in_methods import declared_in_init
+from lowtide.frontend.script.expressions import python_object
+from lowtide.frontend.script.functions import outer_names
+from lowtide.frontend.script.module_state import (
+    ModuleState,
+    Restart,
+    child,
+    join_path,
+    names_of,
+    root_of,
+)
+from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, CALL_OF, STORE_OF, VALUE_OF
+from lowtide.frontend.script.nodes import (
+    BoundMethod,
+    Call,
+    ModuleRef,
+    Node,
+    PythonObject,
+    Super,
+    describe,
+)
+from lowtide.frontend.script.source import unwrap
+from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+from lowtide.ir.literals import is_literal
+
+_MISSING = object()
+
+
+def state_of(c: Context) -> ModuleState:
+    """The state of compiling a module's method."""
+    assert c.modules is not None
+    return c.modules
+
+
+def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> Node:
+    """`module.name`."""
+    state, own = state_of(c), vars(ref.module)
+    path = join_path(ref.path, name)
+    if name in own["_modules"]:
+        found = child(ref.module, name)
+        if found is not None:
+            return ModuleRef(found, path)
+        state.guard("none", path)
+        return c.const(None)
+    for held in (own["_parameters"], own["_buffers"], own):
+        if name in held and not _is_made_method(ref.module, name):
+            if name in state.knowledge.dynamic:
+                return _dynamic(c, ref, name, held[name])
+            return data(c, node, ref, name, held[name])
+    return class_attribute(c, node, ref, type(ref.module).__mro__, name)
+
+
+def _is_made_method(module: torch.nn.Module, name: str) -> bool:
+    """Whether the module keeps a compiled method there, as those of the class style do."""
+    made = vars(module).get(name)
+    return hasattr(made, "__lowtide_function__") and hasattr(type(module), name)
+
+
+def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> Node:
+    """A parameter, buffer or plain attribute, read at call time."""
+    state, path = state_of(c), join_path(ref.path, name)
+    if found is None:
+        state.guard("none", path)
+        return c.const(None)
+    if _is_constant(state, ref.module, name, found):
+        state.guard("value", path)
+        return c.const(found)
+    type_ = None if _holds_modules(found) else data_type(ref.module, name, found)
+    if type_ is not None and not isinstance(type_, t.FunctionType):
+        return state.capture(path, found, type_)
+    if isinstance(found, FunctionType | BuiltinFunctionType | type | ModuleType) or hasattr(
+        found, "__lowtide_function__"
+    ):
+        state.guard("value", path)
+        return python_object(c, node, found, "")
+    kind = type(cast("object", found)).__name__
+    remedy = (
+        "nn.ModuleList or nn.ModuleDict"
+        if isinstance(found, list | tuple | dict)
+        else "a method marked @lt.ignore that uses it; register_buffer() for a tensor"
+    )
+    raise c.error(
+        node, f"the attribute {path!r} is a {kind}, which compiled code cannot hold", remedy
+    )
+
+
+def _holds_modules(found: object) -> bool:
+    """Whether it is a plain list, tuple or dict of modules, or a module that is no submodule."""
+    if isinstance(found, dict):
+        found = list(cast("dict[object, object]", found).values())
+    if isinstance(found, list | tuple):
+        return any(map(_holds_modules, cast("list[object]", found)))
+    return isinstance(found, torch.nn.Module)
+
+
+def data_type(module: torch.nn.Module, name: str, found: object) -> t.Type | None:
+    """The type of an attribute's value; its annotation says what an empty list holds."""
+    actual = t.type_of(found)
+    if isinstance(found, list | dict) and not found:
+        return declared_type(module, name) or actual
+    return actual
+
+
+def declared_type(module: torch.nn.Module, name: str) -> t.Type | None:
+    """What the class, or `lt.Attribute`, says the attribute's type is."""
+    own: dict[str, object] = vars(module).get("_lowtide_types", {})
+    if name in own:
+        return type_from_annotation(own[name], {})
+    for cls in type(module).__mro__:
+        annotations: dict[str, object] = vars(cls).get("__annotations__", {})
+        if name in annotations:
+            init = cls.__dict__.get("__init__")
+            scope = outer_names(init) if isinstance(init, FunctionType) else {}
+            return type_from_annotation(annotations[name], {**vars(typing), **scope})
+    return declared_in_init(type(module), name)
+
+
+def _is_constant(state: ModuleState, module: torch.nn.Module, name: str, found: object) -> bool:
+    if not is_literal(found) or name in state.knowledge.captured_names:
+        return False
+    if isinstance(found, state.knowledge.literal_types):
+        return True
+    return name != "training" and (name in _constants(type(module)) or _is_final(module, name))
+
+
+def _constants(cls: type) -> frozenset[str]:
+    found = [name for base in cls.__mro__ for name in base.__dict__.get("__constants__", ())]
+    return frozenset(found)
+
+
+def _is_final(module: torch.nn.Module, name: str) -> bool:
+    for cls in type(module).__mro__:
+        annotation = vars(cls).get("__annotations__", {}).get(name)
+        if annotation is not None:
+            text = annotation if isinstance(annotation, str) else ""
+            origin = typing.get_origin(annotation) or annotation
+            return origin is typing.Final or "Final" in text.partition("[")[0]
+    return False
+
+
+# --- what the class gives ----------------------------------------------------------------------
+
+
+def class_attribute(
+    c: Context, node: ast.AST, ref: ModuleRef, mro: tuple[type, ...], name: str
+) -> Node:
+    """A method, property or constant of the class."""
+    found: Any = next((k.__dict__[name] for k in mro if name in k.__dict__), _MISSING)
+    if found is _MISSING:
+        raise _absent(c, node, ref, name)
+    if isinstance(found, property):
+        return _property(c, node, ref, name, found)
+    if isinstance(found, staticmethod):
+        return python_object(c, node, found.__func__, "")  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    if isinstance(found, classmethod):
+        method = cast("Any", found).__func__
+        return BoundMethod(method, PythonObject(type(ref.module)))
+    if isinstance(found, FunctionType) or hasattr(found, "__lowtide_function__"):
+        return BoundMethod(unwrap(found), ref)
+    if isinstance(found, torch.Tensor) or not is_literal(found):
+        return data(c, node, ref, name, found)
+    if name in state_of(c).knowledge.dynamic:
+        return _dynamic(c, ref, name, found)
+    return c.const(found)
+
+
+def _absent(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> CompileError:
+    near = difflib.get_close_matches(name, list(names_of(ref.module)), 3)
+    cls = type(ref.module).__name__
+    remedy = " or ".join(f"`{n}`" for n in near) or f"`self.{name} = …` in {cls}.__init__"
+    return c.error(node, f"{describe(ref)} ({cls}) has no attribute {name!r}", remedy)
+
+
+def _property(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: property) -> Node:
+    """A property's getter, inlined; one that is outside the language is read at call time."""
+    getter = found.fget
+    assert getter is not None
+    fn = unwrap(getter)
+    try:
+        if fn.__module__.startswith("torch."):  # a parametrization
+            raise c.error(node, f"the property {name!r} is read by Python")
+        place = node if isinstance(node, ast.expr) else ast.Constant(None)
+        call = Call(node=ast.copy_location(ast.Call(place, [], []), node), args=[])
+        return CALL_OF[BoundMethod](c, BoundMethod(fn, ref), call)
+    except CompileError:
+        return _read_property(c, ref, name)
+
+
+def _read_property(c: Context, ref: ModuleRef, name: str) -> Node:
+    """Raises the CompileError being handled if the value is nothing to capture."""
+    value: object = getattr(ref.module, name, None)
+    modules: list[Any] = list(cast("Any", ref.module).named_modules())
+    for inner, module in modules:
+        if module is value:
+            return ModuleRef(root_of(module), join_path(ref.path, inner) if inner else ref.path)
+    type_ = t.type_of(value)
+    if type_ is None or value is None:
+        raise
+    return state_of(c).capture(join_path(ref.path, name), value, type_)
+
+
+def super_attribute(c: Context, node: ast.AST, found: Super, name: str) -> Node:
+    """`super().name`."""
+    if isinstance(found.owner, Value):
+        return _object_super(c, node, found, found.owner, name)
+    mro = type(found.owner.module).__mro__
+    after = mro[mro.index(found.cls) + 1 :] if found.cls in mro else mro
+    return class_attribute(c, node, found.owner, after, name)
+
+
+def _object_super(c: Context, node: ast.AST, found: Super, owner: Value, name: str) -> Node:
+    """`super().name` of an object of a plain class."""
+    cls = classes.class_of(owner.type)
+    mro = cls.__mro__ if cls is not None else ()
+    after = mro[mro.index(found.cls) + 1 :] if found.cls in mro else mro
+    member: Any = next((k.__dict__[name] for k in after if name in k.__dict__), None)
+    if member is object.__init__:
+        return PythonObject(_nothing)
+    if isinstance(member, property) and member.fget is not None:
+        return c.inline(unwrap(member.fget), node, [owner])
+    if not isinstance(member, FunctionType):
+        raise c.error(node, f"super() of {describe(owner)} has no method {name!r}")
+    return BoundMethod(member, owner)
+
+
+def _nothing() -> None:
+    """What `object.__init__` does."""
+
+
+# --- attributes that the program assigns -------------------------------------------------------
+
+
+def _dynamic(c: Context, ref: ModuleRef, name: str, found: object) -> Node:
+    state = state_of(c)
+    state.guard("type", join_path(ref.path, name))
+    type_ = _dynamic_type(c, ref, name, found)
+    module = state.object(ref.path, ref.module)
+    return c.builder.emit("attr.get", [module], [type_], name=name).result
+
+
+def _dynamic_type(c: Context, ref: ModuleRef, name: str, found: object) -> t.Type:
+    known = state_of(c).knowledge.attribute_types.get((id(ref.module), name))
+    if known is not None:
+        return known
+    declared = declared_type(ref.module, name)
+    actual = data_type(ref.module, name, found)
+    if declared is not None and actual is not None and t.is_subtype(actual, declared):
+        return declared
+    return actual or t.ANY
+
+
+def store_module_attribute(
+    c: Context, node: ast.AST, ref: ModuleRef, name: str, value: Node
+) -> None:
+    """`module.name = value`."""
+    state = state_of(c)
+    knowledge, own = state.knowledge, vars(ref.module)
+    if name in own["_modules"] or not isinstance(value, Value):
+        raise c.error(
+            node,
+            f"{describe(value)} is assigned to {join_path(ref.path, name)!r}",
+            "submodules that are made in __init__",
+        )
+    if name not in knowledge.dynamic:
+        knowledge.dynamic.add(name)
+        raise Restart(name)
+    held = (own["_parameters"], own["_buffers"], own)
+    before = next((h[name] for h in held if name in h), _MISSING)
+    if before is _MISSING:
+        before = getattr(type(ref.module), name, _MISSING)
+    if before is _MISSING:
+        raise _absent(c, node, ref, name)
+    if not isinstance(before, property):
+        old = _dynamic_type(c, ref, name, before)
+        new = t.join(old, value.type)
+        if new != old:
+            knowledge.attribute_types[id(ref.module), name] = new
+            raise Restart(name)
+    c.builder.emit("attr.set", [state.object(ref.path, ref.module), value], name=name)
+
+
+def module_value(c: Context, node: ast.AST, ref: ModuleRef) -> Value:
+    """A module where a value is needed: only functions left to Python take one."""
+    raise c.error(node, f"{describe(ref)} cannot be used as a value", "a call of it, or @lt.ignore")
+
+
+ATTRIBUTE_OF[ModuleRef] = module_attribute
+ATTRIBUTE_OF[Super] = super_attribute
+STORE_OF[ModuleRef] = store_module_attribute
+VALUE_OF[ModuleRef] = module_value

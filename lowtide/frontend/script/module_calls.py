@@ -1,0 +1,231 @@
+"""Calls of modules and of their methods: inlined, left to Python, or run by PyTorch.
+
+In: a ModuleRef or BoundMethod, and a call's arguments. Out: the ops of the method's body.
+
+    self.fc(x)       the forward pre-hooks, forward and the forward hooks of `fc`, inlined
+    self.plot(x)     py.call(%self, %x) {target="net.Net.plot"} for a method marked @lt.ignore
+    self.rnn(x)      call_module(%rnn, %x) {why="…"} where torch.nn's own forward does not compile
+
+Always holds: a module of the user's that cannot be compiled is a CompileError at its own line; only
+PyTorch's own modules are left to PyTorch.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script.builtin_calls import BUILTINS
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.expressions import known_elements
+from lowtide.frontend.script.left_to_python import (
+    forward_of,
+    left_to_python,
+    only_python,
+    operands_of,
+    python_call,
+    python_module,
+    result_type,
+)
+from lowtide.frontend.script.module_attributes import class_attribute, state_of
+from lowtide.frontend.script.module_containers import METHODS
+from lowtide.frontend.script.node_tables import CALL_OF
+from lowtide.frontend.script.nodes import (
+    BoundMethod,
+    Call,
+    Members,
+    ModuleRef,
+    Node,
+    PythonObject,
+    Super,
+)
+from lowtide.frontend.script.programs import call_module_program, module_program
+from lowtide.frontend.script.source import unwrap
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+
+_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+
+
+def call_module(c: Context, ref: ModuleRef, call: Call) -> Node:
+    """`module(args)`, hooks included."""
+    program = module_program(ref, "forward")
+    if program is not None:
+        return call_module_program(c, ref, program, call)
+    why = only_python(ref.module)
+    if why:
+        return python_module(c, ref, call, why)
+    return _or_python(c, ref, call, "__call__")
+
+
+def call_forward(c: Context, ref: ModuleRef, call: Call) -> Node:
+    """`module.forward(args)` of the root: its hooks are run around the program."""
+    return _or_python(c, ref, call, "forward")
+
+
+def _or_python(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
+    if not _is_torch(forward_of(ref.module)):
+        return _compiled(c, ref, call, method)
+    return _attempt(
+        c,
+        lambda: _compiled(c, ref, call, method),
+        lambda why: python_module(c, ref, call, why, method),
+    )
+
+
+def _attempt(c: Context, compile_it: Callable[[], Node], otherwise: Callable[[str], Node]) -> Node:
+    """`compile_it`; what it left behind is undone if PyTorch's own source does not compile."""
+    block, variables = c.builder.block, dict(c.frame.vars)
+    marks = len(block.ops), len(c.frames)
+    try:
+        return compile_it()
+    except CompileError as error:
+        if error.loc.line and not error.loc.file.startswith(_TORCH_FOLDER):
+            raise
+        del block.ops[marks[0] :], c.frames[marks[1] :]
+        c.frame.vars = variables
+        return otherwise(error.problem)
+
+
+def _is_torch(fn: object) -> bool:
+    code = getattr(unwrap(fn), "__code__", None) if callable(fn) else None
+    return code is not None and code.co_filename.startswith(_TORCH_FOLDER)
+
+
+def _compiled(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
+    found = class_attribute(c, call.node, ref, type(ref.module).__mro__, "forward")
+    own = vars(ref.module).get("forward")
+    if own is not None:  # `module.forward = …`, as some libraries patch it
+        fn = unwrap(own)
+        is_free = isinstance(own, FunctionType)
+        found = PythonObject(own) if is_free else BoundMethod(fn, ref)
+    if method == "__call__":
+        state_of(c).guard("hooks", ref.path)
+        call = _before(c, ref, call)
+    assert isinstance(found, BoundMethod | PythonObject)
+    if isinstance(found, BoundMethod):
+        result = _method(c, found, call)
+    else:
+        raise c.error(call.node, f"the forward of {ref.path!r} was replaced", "a subclass")
+    return _after(c, ref, call, result) if method == "__call__" else result
+
+
+# --- hooks -------------------------------------------------------------------------------------
+
+
+def _before(c: Context, ref: ModuleRef, call: Call) -> Call:
+    """The arguments as the forward pre-hooks leave them."""
+    hooks: dict[int, Any] = vars(ref.module)["_forward_pre_hooks"]
+    for hook in hooks.values():
+        values, names = operands_of(c, call)
+        given = c.builder.tuple_make(values[: len(values) - len(names)])
+        found = _call_hook(c, call, hook, [ref, given])
+        if isinstance(found, Value) and found.type != t.NONE:
+            known = known_elements(c, found) if isinstance(found.type, t.TupleType) else None
+            args: Sequence[Node] = [found] if known is None else known
+            call = Call(node=call.node, args=list(args), keywords=call.keywords)
+    return call
+
+
+def _after(c: Context, ref: ModuleRef, call: Call, result: Node) -> Node:
+    """The result as the forward hooks leave it."""
+    hooks: dict[int, Any] = vars(ref.module)["_forward_hooks"]
+    for hook in hooks.values():
+        given = c.builder.tuple_make([c.as_value(a, call.node) for a in call.args])
+        found = _call_hook(c, call, hook, [ref, given, result])
+        if isinstance(found, Value) and found.type != t.NONE:
+            result = found
+    return result
+
+
+def _call_hook(c: Context, call: Call, hook: Any, args: list[Node]) -> Node:
+    inner = Call(node=call.node, args=args)
+    if isinstance(hook, FunctionType) and hook.__name__ != "<lambda>":
+        return _inline(c, hook, inner)
+    owner = getattr(hook, "__self__", None)
+    if owner is args[0].module and isinstance(args[0], ModuleRef):  # pyright: ignore
+        return _inline(c, unwrap(hook), Call(node=call.node, args=[args[0], *args]), args[0])
+    raise c.error(call.node, f"the hook {hook!r} is not a Python function", "a `def`")
+
+
+# --- methods -----------------------------------------------------------------------------------
+
+
+def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
+    """`module.method(args)`; a forward of torch.nn that does not compile is called as it is."""
+    fn: FunctionType = cast("Any", method).fn
+    owner = method.owner
+    if fn.__name__ != "forward" or not isinstance(owner, ModuleRef) or not _is_torch(fn):
+        return _method(c, method, call)
+    bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
+    type_ = result_type(owner.module, fn)
+    return _attempt(c, lambda: _method(c, method, call), lambda _: python_call(c, fn, bound, type_))
+
+
+def _method(c: Context, method: BoundMethod, call: Call) -> Node:
+    fn: FunctionType = cast("Any", method).fn  # a field, which pyright takes for a method
+    owner = method.owner
+    bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
+    bound.unpacked = call.unpacked
+    left = left_to_python(c, fn, bound)
+    if left is not None:
+        return left
+    if not isinstance(owner, ModuleRef):
+        return _inline(c, fn, bound)
+    special = METHODS.get(fn.__name__) if is_torch_function(fn) else None
+    if special is not None:
+        return special(c, owner, call)
+    if fn is _UNIMPLEMENTED:
+        raise c.error(call.node, f"{type(owner.module).__name__} has no forward()", "a method")
+    state_of(c).callees.add((id(owner.module), fn.__name__))
+    return _inline(c, fn, bound, owner)
+
+
+def _inline(c: Context, fn: FunctionType, call: Call, owner: ModuleRef | None = None) -> Node:
+    key = 0 if owner is None else id(owner.module)
+    args, words = call.args, call.keywords
+    return c.inline(fn, call.node, args, words, unpacked=call.unpacked, owner=key)
+
+
+_UNIMPLEMENTED = torch.nn.Module.forward
+
+
+def is_torch_function(fn: FunctionType) -> bool:
+    """Whether it is a method of nn.Module or of one of its containers."""
+    return fn.__module__ in ("torch.nn.modules.module", "torch.nn.modules.container")
+
+
+def make_super(c: Context, call: Call) -> Node:
+    """`super()` and `super(Net, self)`."""
+    if call.args:
+        cls, owner = (*call.args, None)[:2]
+        cls = cls.obj if isinstance(cls, PythonObject) else None
+    else:
+        cls = c.frame.names.get("__class__")
+        parameters = c.frame.source.node.args.args
+        owner = c.frame.vars.get(parameters[0].arg) if parameters else None
+    if not isinstance(cls, type) or not isinstance(owner, ModuleRef | Value):
+        raise c.error(call.node, "super() is compiled in methods only", "the function")
+    return Super(owner, cls)
+
+
+def call_members(c: Context, members: Members, call: Call) -> Node:
+    """`self.layers[1:](x)` where the layers are an nn.Sequential."""
+    if not members.chained:
+        raise c.error(call.node, "a list of modules cannot be called", "a loop over it")
+    (value,) = call.args
+    for node in members.nodes:
+        value = CALL_OF[type(node)](c, node, Call(node=call.node, args=[value]))
+    return value
+
+
+CALL_OF[ModuleRef] = call_module
+CALL_OF[BoundMethod] = call_method
+CALL_OF[Members] = call_members
+BUILTINS[builtins.super] = make_super

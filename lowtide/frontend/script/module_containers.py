@@ -1,0 +1,298 @@
+"""ModuleList, ModuleDict, Sequential, ParameterList, ParameterDict: taken apart while compiling.
+
+In: a ModuleRef to a container. Out: its elements, an element, how many there are.
+
+    for name, layer in self.layers.items(): x = layer(x)      unrolled
+    self.layers[-1](x)  self.blocks["a"]  self.layers[1:]     found while compiling
+    self.layers[i](x)                                         an `if` for each layer
+    self.named_children(), self.parameters()                  known too, as of any module
+
+Always holds: elements of module containers are ModuleRefs, of parameter containers tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.flow import choose
+from lowtide.frontend.script.module_state import child, follow, join_path
+from lowtide.frontend.script.node_tables import (
+    ATTRIBUTE_OF,
+    CALL_OF,
+    ELEMENTS_OF,
+    ITEM_OF,
+    VALUE_OF,
+)
+from lowtide.frontend.script.nodes import (
+    Call,
+    Chosen,
+    Members,
+    ModuleRef,
+    Node,
+    PythonObject,
+    Slice,
+    describe,
+)
+from lowtide.ir import types as t
+from lowtide.ir.builder import UNKNOWN
+from lowtide.ir.core import Value
+
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ParameterList)
+_DICTS = (nn.ModuleDict, nn.ParameterDict)
+
+
+def _keys(ref: ModuleRef) -> list[str]:
+    """The attribute names of the elements, in order."""
+    module: Any = ref.module
+    match ref.module:
+        case nn.ParameterList():
+            return [str(i) for i in range(len(module))]
+        case nn.ParameterDict():
+            return [str(k) for k in module.keys()]  # noqa: SIM118 (not a dict)
+        case _:
+            return list(vars(ref.module)["_modules"])
+
+
+def _element(c: Context, node: ast.AST, ref: ModuleRef, key: str) -> Node:
+    return ATTRIBUTE_OF[ModuleRef](c, node, ref, key)
+
+
+def elements(c: Context, node: ast.AST, ref: ModuleRef) -> Sequence[Node]:
+    """What a loop over the container gives: its elements, or the keys of a dict."""
+    if isinstance(ref.module, _DICTS):
+        return [c.const(k) for k in _keys(ref)]
+    if isinstance(ref.module, _LISTS):
+        return [_element(c, node, ref, k) for k in _keys(ref)]
+    raise c.error(
+        node,
+        f"{describe(ref)} (a {type(ref.module).__name__}) cannot be run over",
+        "nn.ModuleList, nn.ModuleDict or nn.Sequential",
+    )
+
+
+def item(c: Context, node: ast.Subscript, ref: ModuleRef) -> Node:
+    """`container[index]`."""
+    index = _index(c, node.slice)
+    keys = _keys(ref)
+    if isinstance(index, slice) and isinstance(ref.module, _LISTS):
+        picked = tuple(_element(c, node, ref, k) for k in keys[index])
+        return Members(picked, isinstance(ref.module, nn.Sequential))
+    if isinstance(index, int) and isinstance(ref.module, _LISTS):
+        if not -len(keys) <= index < len(keys):
+            raise c.error(node, f"index {index} of {len(keys)} modules in {ref.path!r}")
+        return _element(c, node, ref, keys[index])
+    if isinstance(index, str) and isinstance(ref.module, _DICTS):
+        if index not in keys:
+            raise c.error(node, f"{describe(ref)} has no {index!r}", " or ".join(map(repr, keys)))
+        return _element(c, node, ref, index)
+    if not isinstance(ref.module, (*_LISTS, *_DICTS)):
+        raise c.error(node, f"{describe(ref)} has no items")
+    found = c.expr(node.slice)
+    if isinstance(found, Value) and isinstance(ref.module, _LISTS) and keys:
+        return Chosen(found, tuple(_element(c, node, ref, k) for k in keys))
+    loop = (
+        f"`for name, module in {ast.unparse(node.value)}.items()` with an `if` on the name"
+        if isinstance(ref.module, _DICTS)
+        else f"`for i, module in enumerate({ast.unparse(node.value)})` with an `if` on i"
+    )
+    raise c.error(node, "the index of a container must be known while compiling", loop)
+
+
+def _index(c: Context, node: ast.expr) -> object:
+    found = c.expr(node)
+    if isinstance(found, Slice):
+        parts = [c.builder.constant(p) for p in (found.start, found.stop, found.step)]
+        return UNKNOWN if UNKNOWN in parts else slice(*parts)
+    return c.constant(found)
+
+
+def member_item(c: Context, node: ast.Subscript, members: Members) -> Node:
+    """`members[index]`."""
+    index = _index(c, node.slice)
+    if isinstance(index, slice):
+        return Members(members.nodes[index], members.chained)
+    if not isinstance(index, int) or not -len(members.nodes) <= index < len(members.nodes):
+        raise c.error(node, "the index of a container must be known while compiling", "a constant")
+    return members.nodes[index]
+
+
+# --- a member that only the run knows -------------------------------------------------------------
+
+
+def _one_of(
+    c: Context, node: ast.AST, chosen: Chosen, compile_one: Callable[[Node], Node]
+) -> Value:
+    """What `compile_one` gives for the member whose turn it is: an `if` for each."""
+    count = len(chosen.nodes)
+
+    def from_member(k: int) -> Value:
+        if k == count:
+            c.builder.emit("raise", [c.const("index out of range")], exception="IndexError")
+            return c.builder.undef()
+        positive = c.py(node, "py.eq", chosen.index, c.const(k))
+        negative = c.py(node, "py.eq", chosen.index, c.const(k - count))
+        return choose(
+            c,
+            node,
+            c.py(node, "py.or", positive, negative),
+            lambda: c.as_value(compile_one(chosen.nodes[k]), node),
+            lambda: from_member(k + 1),
+        )
+
+    return from_member(0)
+
+
+def _chosen_call(c: Context, chosen: Chosen, call: Call) -> Node:
+    return _one_of(c, call.node, chosen, lambda n: CALL_OF[type(n)](c, n, call))
+
+
+def _chosen_attribute(c: Context, node: ast.AST, chosen: Chosen, name: str) -> Node:
+    found = [ATTRIBUTE_OF[type(n)](c, node, n, name) for n in chosen.nodes]
+    return Chosen(chosen.index, tuple(found))
+
+
+def _chosen_value(c: Context, node: ast.AST, chosen: Chosen) -> Value:
+    return _one_of(c, node, chosen, lambda n: n)
+
+
+def members_value(c: Context, node: ast.AST, members: Members) -> Value:
+    """A sequence of values as a tuple."""
+    return c.builder.tuple_make([c.as_value(n, node) for n in members.nodes])
+
+
+def compare_nodes(
+    c: Context, node: ast.AST, op: ast.cmpop, left: Node, right: Node
+) -> Value | None:
+    """`module is None`, `"key" in self.layers`; None if that is not for here to decide."""
+    if isinstance(op, ast.In | ast.NotIn) and type(right) in ELEMENTS_OF:
+        known = c.constant(left)
+        found = [c.constant(e) for e in ELEMENTS_OF[type(right)](c, node, right)]
+        if known is UNKNOWN or UNKNOWN in found:
+            raise c.error(node, "only a constant can be looked up in a container", "a loop")
+        return c.const((known in found) != isinstance(op, ast.NotIn))
+    if not isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq):
+        return None
+    objects = [_object(c, n) for n in (left, right)]
+    if UNKNOWN in objects or not (isinstance(left, ModuleRef) or isinstance(right, ModuleRef)):
+        return None
+    return c.const((objects[0] is objects[1]) != isinstance(op, ast.IsNot | ast.NotEq))
+
+
+def _object(c: Context, node: Node) -> object:
+    if isinstance(node, ModuleRef):
+        return node.module
+    return node.obj if isinstance(node, PythonObject) else c.constant(node)
+
+
+# --- methods of nn.Module that list what it has --------------------------------------------------
+
+Method = Callable[[Context, ModuleRef, Call], Node]
+
+
+def _items(c: Context, ref: ModuleRef, call: Call) -> Node:
+    pairs = [Members((c.const(k), _element(c, call.node, ref, k))) for k in _keys(ref)]
+    return Members(tuple(pairs))
+
+
+def _values(c: Context, ref: ModuleRef, call: Call) -> Node:
+    return Members(tuple(_element(c, call.node, ref, k) for k in _keys(ref)))
+
+
+def _only_keys(c: Context, ref: ModuleRef, call: Call) -> Node:
+    return Members(tuple(c.const(k) for k in _keys(ref)))
+
+
+def _len(c: Context, ref: ModuleRef, call: Call) -> Node:
+    return c.const(len(_keys(ref)))
+
+
+def _children(ref: ModuleRef) -> Iterable[tuple[str, ModuleRef]]:
+    for name in vars(ref.module)["_modules"]:
+        found = child(ref.module, name)
+        if found is not None:
+            yield name, ModuleRef(found, join_path(ref.path, name))
+
+
+def _all_modules(ref: ModuleRef, seen: set[int], prefix: str) -> Iterable[tuple[str, ModuleRef]]:
+    if id(ref.module) in seen:
+        return
+    seen.add(id(ref.module))
+    yield prefix, ref
+    for name, inner in _children(ref):
+        yield from _all_modules(inner, seen, join_path(prefix, name))
+
+
+def _listed(find: Callable[[ModuleRef], Iterable[tuple[str, ModuleRef]]], named: bool) -> Method:
+    def method(c: Context, ref: ModuleRef, call: Call) -> Node:
+        found = find(ref)
+        if named:
+            return Members(tuple(Members((c.const(n), m)) for n, m in found))
+        return Members(tuple(m for _, m in found))
+
+    return method
+
+
+def _tensors(kind: str, named: bool) -> Method:
+    """`parameters()`, `named_buffers()`, …, each tensor once."""
+
+    def method(c: Context, ref: ModuleRef, call: Call) -> Node:
+        assert c.modules is not None
+        flag = c.constant(
+            call.keywords.get("recurse", call.args[-1] if call.args else c.const(True))
+        )
+        list_all = getattr(torch.nn.Module, f"named_{kind}")
+        found = cast(
+            "list[tuple[str, torch.Tensor]]", list(list_all(ref.module, recurse=flag is not False))
+        )
+        nodes: list[Node] = []
+        for name, tensor in found:
+            owner, last = follow(ref.module, name)
+            prefix = name.rpartition(".")[0]
+            inner = ModuleRef(owner, join_path(ref.path, prefix) if prefix else ref.path)
+            value = _element(c, call.node, inner, last)
+            assert isinstance(value, Value)
+            assert value.type == t.TENSOR, tensor
+            nodes.append(Members((c.const(name), value)) if named else value)
+        return Members(tuple(nodes))
+
+    return method
+
+
+def _everything(ref: ModuleRef) -> Iterable[tuple[str, ModuleRef]]:
+    return _all_modules(ref, set(), "")
+
+
+METHODS: dict[str, Method] = {
+    "items": _items,
+    "values": _values,
+    "keys": _only_keys,
+    "__len__": _len,
+    "children": _listed(_children, False),
+    "named_children": _listed(_children, True),
+    "modules": _listed(_everything, False),
+    "named_modules": _listed(_everything, True),
+    "parameters": _tensors("parameters", False),
+    "named_parameters": _tensors("parameters", True),
+    "buffers": _tensors("buffers", False),
+    "named_buffers": _tensors("buffers", True),
+}
+
+
+def _member_nodes(c: Context, node: ast.AST, members: Members) -> Sequence[Node]:
+    return members.nodes
+
+
+CALL_OF[Chosen] = _chosen_call
+ATTRIBUTE_OF[Chosen] = _chosen_attribute
+VALUE_OF[Chosen] = _chosen_value
+ELEMENTS_OF[ModuleRef] = elements
+ELEMENTS_OF[Members] = _member_nodes
+ITEM_OF[ModuleRef] = item
+ITEM_OF[Members] = member_item
+VALUE_OF[Members] = members_value

@@ -1,0 +1,167 @@
+"""From a module's method to a Function with captured parameters.
+
+In: a module, a method of it, the types of the caller's arguments. Out: a `MethodProgram`.
+
+    class Net(nn.Module):                    def forward(%x: Tensor, %weight: Tensor @ "fc.weight",
+        def forward(self, x):                            %bias: Tensor @ "fc.bias") -> Tensor:
+            return self.fc(x)                  %0: Tensor = torch.linear(%x, %weight, %bias)
+                                               return(%0)
+
+Always holds: parameters that the program does not use are not captured. If it does not compile with
+bools and strings read at run time, it is compiled for the ones that stand there now, so that
+`if self.has_bias:` may leave out what only makes sense with a bias.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import FunctionType
+
+import torch
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script import module_attributes, module_calls, module_containers
+from lowtide.frontend.script.context import Context, Frame
+from lowtide.frontend.script.expressions import known_elements
+from lowtide.frontend.script.functions import outer_names
+from lowtide.frontend.script.module_state import Guard, Knowledge, ModuleState, Restart
+from lowtide.frontend.script.nodes import BoundMethod, Call, ModuleRef
+from lowtide.frontend.script.script import signature_types
+from lowtide.frontend.script.source import read_source
+from lowtide.ir import types as t
+from lowtide.ir.builder import Builder
+from lowtide.ir.core import Block, Function, Value
+from lowtide.ir.literals import is_literal
+from lowtide.ir.types import Type
+from lowtide.ir.verify import verify
+from lowtide.passes.standard import tidy
+
+LANGUAGE = (module_attributes, module_calls, module_containers)  # these fill the tables
+_MOST_RESTARTS = 64
+_LITERALS = (bool, int, float, str, tuple)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodProgram:
+    """`callees`: methods (id of the module, name) that were inlined."""
+
+    function: Function
+    guards: tuple[Guard, ...]
+    callees: frozenset[tuple[int, str]]
+
+
+def method_types(fn: FunctionType, arg_types: Sequence[Type | None]) -> dict[str, Type]:
+    """The type of every parameter but the first, which is the module."""
+    names = signature_types(fn, [None, *arg_types])
+    return dict(list(names.items())[1:])
+
+
+def compile_method(
+    module: torch.nn.Module,
+    name: str,
+    fn: FunctionType,
+    arg_types: Sequence[Type | None] = (),
+    *,
+    frozen: bool = False,
+    preserved: frozenset[str] = frozenset(),
+) -> MethodProgram:
+    """The program of a method; `frozen`: plain attributes are constants, save the `preserved`.
+
+    Raises CompileError, with the place in the user's file."""
+    literal_types = _LITERALS if frozen else ()
+    knowledge = Knowledge(literal_types=literal_types, captured_names=preserved)
+    try:
+        return _settled(module, name, fn, arg_types, knowledge)
+    except CompileError:
+        again = Knowledge(literal_types=(*literal_types, bool, str), captured_names=preserved)
+        try:
+            return _settled(module, name, fn, arg_types, again)
+        except CompileError:
+            pass
+        raise
+
+
+def _settled(
+    module: torch.nn.Module,
+    name: str,
+    fn: FunctionType,
+    arg_types: Sequence[Type | None],
+    knowledge: Knowledge,
+) -> MethodProgram:
+    for _ in range(_MOST_RESTARTS):
+        try:
+            return _compile(module, name, fn, arg_types, knowledge)
+        except Restart:
+            continue
+    raise CompileError(f"the types of the attributes that {name}() assigns do not settle")
+
+
+def _compile(
+    module: torch.nn.Module,
+    name: str,
+    fn: FunctionType,
+    arg_types: Sequence[Type | None],
+    knowledge: Knowledge,
+) -> MethodProgram:
+    source = read_source(fn)
+    types = method_types(fn, arg_types)
+    builder = Builder(Block())
+    c = Context(builder)
+    c.modules = state = ModuleState(root=module, block=builder.block, knowledge=knowledge)
+    builder.loc = source.loc(source.node)
+    parameters = list(inspect.signature(fn, follow_wrapped=False).parameters.values())[1:]
+    arguments = [Value(n, type_) for n, type_ in types.items()]
+    builder.block.args.extend(arguments)
+    # Calls look for a frame; this one only passes the arguments on.
+    c.frames.append(Frame(fn=fn, source=source, names=outer_names(fn), local_names=frozenset()))
+    place = ast.copy_location(ast.Call(ast.Constant(None), [], []), source.node)
+    call = Call(node=place, args=[])
+    for value, parameter in zip(arguments, parameters, strict=True):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            call.args.extend(known_elements(c, value) or ())
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            call.keywords[value.name] = value
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            given = value.type.key if isinstance(value.type, t.DictType) else t.NEVER
+            if given == t.NEVER:
+                continue  # there are none
+            raise c.error(source.node, f"`**{value.name}` of a method is not compiled", "names")
+        else:
+            call.args.append(value)
+    ref = ModuleRef(module, "")
+    if name == "forward":
+        found = module_calls.call_forward(c, ref, call)
+    else:
+        found = module_calls.call_method(c, BoundMethod(fn, ref), call)
+    result = c.as_value(found, source.node)
+    builder.emit("return", [result])
+    defaults = _defaults(fn)
+    loc = source.loc(source.node)
+    paths = tuple(state.paths)
+    compiled = Function(name, builder.block, result.type, defaults, loc, paths)
+    verify(compiled, after="script")
+    return MethodProgram(
+        function=without_unused_captures(tidy(compiled)),
+        guards=tuple(state.guards),
+        callees=frozenset(state.callees),
+    )
+
+
+def _defaults(fn: FunctionType) -> dict[str, object]:
+    code, values = fn.__code__, fn.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    found = dict(zip(names[len(names) - len(values) :], values, strict=True))
+    return {n: v for n, v in (found | (fn.__kwdefaults__ or {})).items() if is_literal(v)}
+
+
+def without_unused_captures(fn: Function) -> Function:
+    """The function with only those captured parameters that an op uses."""
+    used = {v for op in fn.walk() for v in op.operands}
+    count = len(fn.arguments)
+    rows = list(zip(fn.params[count:], fn.captures, strict=True))
+    kept = [(v, path) for v, path in rows if v in used]
+    block = Block([*fn.arguments, *(v for v, _ in kept)], fn.block.ops)
+    return replace(fn, block=block, captures=tuple(path for _, path in kept))

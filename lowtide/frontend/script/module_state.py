@@ -1,0 +1,133 @@
+"""What compiling a module's method keeps: captured parameters, guards, attributes it assigns.
+
+In: paths from the root module. Out: captured parameters, once per path or tensor, and `Guard`s.
+
+    self.fc.weight   →   %weight: Tensor @ "fc.weight"
+    self.fc.bias     →   a constant None, and Guard("none", "fc.bias") if that is what it is
+
+Always holds: the program is right for every state of the modules in which the guards give what they
+gave while compiling, and the captured values have the types they had. An attribute that the program
+assigns is *dynamic*: it is read and written where it is used; if that is found out too late,
+`Restart` is raised, and compiling begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import torch
+
+from lowtide.ir import python_objects
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Value
+
+Kind = Literal["value", "none", "same", "type", "hooks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A fact about the modules that a program relies on; `other`: the second path of "same"."""
+
+    kind: Kind
+    path: str
+    other: str = ""
+
+
+class Restart(Exception):
+    """An attribute turned out to be dynamic, or of another type: compile again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Knowledge:
+    """What outlives a Restart. `literal_types`: attributes of these types are constants."""
+
+    dynamic: set[str] = field(default_factory=set[str])
+    attribute_types: dict[tuple[int, str], t.Type] = field(
+        default_factory=dict[tuple[int, str], t.Type]
+    )
+    literal_types: tuple[type, ...] = ()
+    captured_names: frozenset[str] = frozenset()  # never constants: `freeze(preserved_attrs=)`
+
+
+@dataclass(slots=True, kw_only=True)
+class ModuleState:
+    """One compilation; `block` is the method's own, whose last arguments are the captures."""
+
+    root: torch.nn.Module
+    block: Block
+    knowledge: Knowledge
+    paths: list[str] = field(default_factory=list[str])
+    guards: dict[Guard, None] = field(default_factory=dict[Guard, None])
+    callees: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    _values: dict[str, Value] = field(default_factory=dict[str, Value])
+    _tensors: dict[int, tuple[str, Value]] = field(default_factory=dict[int, tuple[str, Value]])
+
+    def capture(self, path: str, found: object, type_: t.Type) -> Value:
+        """The captured parameter for what lies at `path`; one for each tensor, however reached."""
+        known = self._values.get(path)
+        if known is not None:
+            return known
+        if isinstance(found, torch.Tensor):
+            first = self._tensors.get(id(found))
+            if first is not None:
+                self.guards[Guard("same", first[0], path)] = None
+                return first[1]
+        value = Value(path.rpartition(".")[2] or "self", type_)
+        self.block.args.append(value)
+        self.paths.append(path)
+        self._values[path] = value
+        if isinstance(found, torch.Tensor):
+            self._tensors[id(found)] = (path, value)
+        return value
+
+    def object(self, path: str, module: torch.nn.Module) -> Value:
+        """The module itself, as an operand of an op that the driver runs."""
+        return self.capture(path, module, t.ClassType(python_objects.name_of(type(module))))
+
+    def guard(self, kind: Kind, path: str) -> None:
+        """Relies on this fact."""
+        self.guards[Guard(kind, path)] = None
+
+
+def join_path(path: str, name: str) -> str:
+    """`layers` and `0` → `layers.0`; the root's path is empty."""
+    return f"{path}.{name}" if path else name
+
+
+def root_of(module: Any) -> torch.nn.Module:
+    """The user's own module behind a compiled one; any other as it is."""
+    own = getattr(module.__class__, "__lowtide_root__", None)
+    return module if own is None else own.__get__(module)
+
+
+def child(module: torch.nn.Module, name: str) -> torch.nn.Module | None:
+    """The submodule of this name, unwrapped."""
+    found = vars(module)["_modules"].get(name)
+    return None if found is None else root_of(found)
+
+
+def follow(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
+    """The module that owns what lies at `path`, and its name there ("" for the root itself). For
+    "@name|path" it is another root, perhaps a dict of globals."""
+    if path.startswith("@"):
+        name, _, path = path[1:].partition("|")
+        root = cast("torch.nn.Module", python_objects.find(name))
+    *owners, name = path.split(".")
+    for owner in owners:
+        found = child(root, owner)
+        if found is None:
+            raise KeyError(path)
+        root = found
+    return root, name
+
+
+def is_torch_class(cls: type) -> bool:
+    """Whether a class is PyTorch's own."""
+    return cls.__module__.split(".")[0] == "torch"
+
+
+def names_of(module: torch.nn.Module) -> Iterable[str]:
+    """Every name that might be meant, for the message about one that is not there."""
+    return {n for n in dir(module) if not n.startswith("_")}

@@ -1,0 +1,79 @@
+"""Which recorder is at work in this thread, and `is_tracing`.
+
+    with recording(recorder): ...      is_tracing() and torch.jit.is_tracing() are True inside
+
+Always holds: other threads see nothing of it; `torch.jit` is as it was once no thread records.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch.jit
+
+if TYPE_CHECKING:
+    from lowtide.frontend.trace.recorder import Recorder
+
+
+class _State(threading.local):
+    recorder: Recorder | None = None
+    paused: bool = False
+
+
+_state = _State()
+_lock = threading.Lock()
+_depth = 0
+_original: Callable[[], bool] | None = None
+
+
+def active() -> Recorder | None:
+    """The recorder that sees this thread's calls just now."""
+    return None if _state.paused else _state.recorder
+
+
+def is_tracing() -> bool:
+    """Whether `lt.trace` is recording this code."""
+    return _state.recorder is not None
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Generator[None]:
+    """Makes this the thread's recorder; the caller has seen to it that there is no other."""
+    _state.recorder = recorder
+    _patch(+1)
+    try:
+        yield
+    finally:
+        _state.recorder = None
+        _patch(-1)
+
+
+@contextmanager
+def paused() -> Generator[None]:
+    """Nothing is recorded inside."""
+    before, _state.paused = _state.paused, True
+    try:
+        with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
+            yield
+    finally:
+        _state.paused = before
+
+
+def _patch(step: int) -> None:
+    """Counts the threads that record; the first one puts our `is_tracing` into torch.jit."""
+    global _depth, _original
+    names = cast("dict[str, Any]", vars(torch.jit))  # past the properties of `lowtide.patch`
+    with _lock:
+        _depth += step
+        if _depth == 1 and step == 1:
+            _original = names["is_tracing"]
+            names["is_tracing"] = _is_tracing
+        elif _depth == 0 and names["is_tracing"] is _is_tracing:
+            names["is_tracing"] = _original
+
+
+def _is_tracing() -> bool:
+    return is_tracing() or (_original is not None and bool(_original()))

@@ -1,0 +1,165 @@
+"""Arguments of a recorded call as values, and what stands in brackets as an `Indexing` spec.
+
+In: Python objects: tensors, traced numbers, constants, values, tuples and lists of these. Out:
+values.
+
+    (x, [1, n], torch.float32)   →  %x, list.make(%1, %n), const {value=torch.float32}
+    x[1:n, None, mask]           →  Items(("slice", "none", "tensor"), (%1, %n, %none, %mask))
+
+Raises NotEncodable for what IR has no constant for (an array, a generator, any other object).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any, Final, Protocol, cast
+
+import numpy as np
+import torch
+
+from lowtide.frontend.trace.numbers import Traced, plain_number
+from lowtide.ir import types as t
+from lowtide.ir.builder import Builder
+from lowtide.ir.core import Value
+from lowtide.ir.literals import is_literal
+
+
+class NotEncodable(Exception):
+    """The text names the kind of object."""
+
+
+class Known(Protocol):
+    """What encoding asks of the recorder."""
+
+    builder: Builder
+
+    def tensor(self, tensor: torch.Tensor) -> Value:
+        """The value of a tensor, captured if it is a new one."""
+        ...
+
+    def number(self, number: Any) -> Value | None:
+        """The value of a number of this run, None for any other."""
+        ...
+
+    def data(self, tensor: torch.Tensor) -> Value:
+        """The captured value of a tensor that nobody else has."""
+        ...
+
+
+_CLASSES: Final[dict[object, torch.dtype]] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
+
+
+def encode(known: Known, x: Any) -> Value:
+    """The value of an argument."""
+    if isinstance(x, Value):
+        return x
+    if isinstance(x, torch.Tensor):
+        return known.tensor(x)
+    if isinstance(x, Traced):
+        return known.number(x) or known.builder.const(plain_number(x))
+    if isinstance(x, tuple | list):
+        return _sequence(known, x)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(x, np.generic):
+        return encode(known, x.item())
+    if isinstance(x, type) and x in _CLASSES:
+        return known.builder.const(_CLASSES[x])
+    if isinstance(x, int | float) and type(x) not in (bool, int, float):
+        x = int(x) if isinstance(x, int) else float(x)  # an IntEnum, a NumPy float
+    if not is_literal(x):
+        raise NotEncodable(f"a {type(x).__name__}")
+    return known.builder.const(x)
+
+
+def _sequence(known: Known, x: Sequence[Any]) -> Value:
+    if isinstance(x, tuple) and is_literal(x):
+        return known.builder.const(tuple(x))
+    elems = [encode(known, e) for e in x]
+    if isinstance(x, list):
+        return known.builder.list_make(elems)
+    return known.builder.tuple_make(elems)
+
+
+def plain(x: Any) -> Any:
+    """An argument without traced numbers; the same object where there are none."""
+    if isinstance(x, Traced):
+        return plain_number(x)
+    if isinstance(x, tuple | list):
+        return _plain_sequence(x)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(x, slice):
+        return slice(plain(x.start), plain(x.stop), plain(x.step))
+    if type(x) is dict:
+        return {k: plain(v) for k, v in cast("Mapping[Any, Any]", x).items()}
+    return x
+
+
+def _plain_sequence(x: Sequence[Any]) -> Any:
+    elems = [plain(e) for e in x]
+    if all(a is b for a, b in zip(elems, x, strict=True)):
+        return x
+    kind = type(x)
+    make: Any = getattr(kind, "_make", None)
+    return make(elems) if make is not None else kind(elems)  # pyright: ignore[reportCallIssue]
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What stands in the brackets."""
+
+    spec: tuple[str, ...]
+    operands: tuple[Value, ...]
+
+
+def encode_items(known: Known, index: Any) -> Items:
+    """The items of `x[index]`."""
+    spec: list[str] = []
+    operands: list[Value] = []
+    items = cast("tuple[Any, ...]", index if isinstance(index, tuple) else (index,))
+    for item in items:
+        word, values = _item(known, item)
+        spec.append(word)
+        operands.extend(values)
+    return Items(tuple(spec), tuple(operands))
+
+
+_WORDS: Final[dict[t.Type, str]] = {t.INT: "int", t.BOOL: "bool"}
+
+
+def _item(known: Known, item: Any) -> tuple[str, list[Value]]:
+    if item is None:
+        return "none", []
+    if isinstance(item, EllipsisType):
+        return "ellipsis", []
+    if isinstance(item, slice):
+        parts = cast("tuple[Any, Any, Any]", (item.start, item.stop, item.step))
+        return "slice", [encode(known, part) for part in parts]
+    if isinstance(item, Value):
+        return _WORDS.get(item.type, "tensor"), [item]
+    if isinstance(item, np.generic):
+        return _item(known, cast("Any", item).item())
+    if isinstance(item, bool):
+        return "bool", [known.builder.const(item)]
+    if isinstance(item, int):
+        return "int", [encode(known, item)]
+    if isinstance(item, list | range | np.ndarray) and not has_traced(known, item):
+        return "tensor", [known.data(torch.as_tensor(item))]
+    return "tensor", [encode(known, item)]
+
+
+def has_traced(known: Known, x: Any) -> bool:
+    """Whether an argument holds a tensor, or a number of this run."""
+    if isinstance(x, torch.Tensor):
+        return True
+    if isinstance(x, Traced):
+        return known.number(x) is not None
+    if isinstance(x, tuple | list):
+        return any(has_traced(known, e) for e in cast("Sequence[Any]", x))
+    if isinstance(x, dict):
+        return any(has_traced(known, e) for e in cast("dict[Any, Any]", x).values())
+    return False

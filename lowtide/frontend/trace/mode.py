@@ -1,0 +1,205 @@
+"""Sees every PyTorch call of a traced run, and says to the recorder what kind of call it is.
+
+In: what `__torch_function__` is handed. Out: the call's own result (sizes with a memory), and ops
+in the recorder.
+
+    x.shape, x.size(0)            a size, symbolic            x.dtype, x.dim()   a constant
+    bool(x), x.item(), x.numpy()  frozen, with a warning      x.add_(y), out=    mutate
+    x[i], x[i] = v                getitem, setitem            anything else      one op
+
+A call is seen at its outermost level only: what `F.multi_head_attention_forward` calls inside is
+not. Always holds: the user's exception goes through unchanged, and its call is not recorded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from lowtide.frontend.script.mutation import is_inplace
+from lowtide.frontend.trace.encode import has_traced, plain
+from lowtide.frontend.trace.names import name_of
+from lowtide.frontend.trace.places import here
+from lowtide.frontend.trace.recorder import Recorder, tensors_in
+
+_SIZES: Final = frozenset(
+    {"Tensor.shape", "Tensor.size", "Tensor.numel", "Tensor.nelement", "torch.numel"}
+)
+_READS: Final = {
+    "Tensor.__bool__": "`bool` of a tensor",
+    "Tensor.__int__": "`int` of a tensor",
+    "Tensor.__float__": "`float` of a tensor",
+    "Tensor.__complex__": "`complex` of a tensor",
+    "Tensor.__index__": "a tensor used as an index of Python's",
+    "Tensor.__contains__": "`in` of a tensor",
+    "Tensor.item": "`.item()` of a tensor",
+    "Tensor.tolist": "`.tolist()` of a tensor",
+    "Tensor.numpy": "`.numpy()` of a tensor",
+    "Tensor.__array__": "a tensor made an array",
+    "Tensor.is_nonzero": "`is_nonzero` of a tensor",
+    "torch.is_nonzero": "`is_nonzero` of a tensor",
+    "Tensor.equal": "`equal` of two tensors",
+    "torch.equal": "`equal` of two tensors",
+    "Tensor.allclose": "`allclose` of two tensors",
+    "torch.allclose": "`allclose` of two tensors",
+}
+_FROM_PYTHON: Final = frozenset(
+    {"torch.tensor", "torch.as_tensor", "torch.asarray", "torch.from_numpy", "torch.scalar_tensor"}
+)
+_RESULTLESS: Final = ("Tensor.backward", "torch.autograd.backward", "Tensor.retain_grad")
+_ITERATE: Final = torch.Tensor.__iter__.__code__  # pyright: ignore[reportFunctionMemberAccess]
+
+
+class TraceMode(TorchFunctionMode):
+    """See the module's text."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self._inference = torch.is_inference_mode_enabled()
+        self._grad = torch.is_grad_enabled()
+        self._no_grad = False
+        self._transform = _transform()
+        self._autocast = torch.is_autocast_enabled("cpu")  # or the user was told
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs the call, and records it."""
+        named = kwargs or {}
+        if not self.recorder.is_live():
+            return func(*args, **named)
+        given = [plain(a) for a in args]
+        given_named = {k: plain(v) for k, v in named.items()}
+        if func is _SET_GRAD:
+            self._no_grad = not given[0]
+            return func(*given)
+        found = name_of(func)
+        if found is not None and found[0] == "Tensor.data.__set__":
+            raise self._not_recorded("`x.data = y`", "x.copy_(y) under torch.no_grad()")
+        before = _versions(tensors_in([given, given_named]))
+        result = func(*given, **given_named)
+        changed = any(_version(x) != version for x, version in before)
+        if found is None:
+            if tensors_in(result) or changed:
+                raise self._not_recorded(f"`{getattr(func, '__name__', func)}`", "PyTorch's own")
+            return result
+        source, swapped = found
+        operands = [args[1], args[0], *args[2:]] if swapped else list(args)
+        return self._record(source, operands, named, result, changed)
+
+    def _record(
+        self, source: str, args: list[Any], kwargs: Mapping[str, Any], result: Any, changed: bool
+    ) -> Any:
+        recorder = self.recorder
+        inference = torch.is_inference_mode_enabled() and not self._inference
+        recorder.grad_off = self._grad and (self._no_grad or inference)
+        if source in _READS:
+            self._frozen_read(source, args, result)
+            return result
+        if source == "Tensor.__getitem__":
+            recorder.getitem(args[0], args[1], result)
+        elif source == "Tensor.__setitem__":
+            recorder.setitem(*args)
+        elif source in _SIZES and args:
+            return recorder.sizes(source, args[0], [*args[1:], *kwargs.values()], result)
+        elif source == "Tensor.__deepcopy__":
+            recorder.call("Tensor.clone", args[:1], {}, result, mutates=False)
+        elif source == "Tensor.__len__":
+            self._frozen_len(result)
+        elif tensors_in(result) or changed or source in _RESULTLESS:
+            self._call(source, args, kwargs, result, changed)
+        return result
+
+    def _call(
+        self, source: str, args: list[Any], kwargs: Mapping[str, Any], result: Any, changed: bool
+    ) -> None:
+        recorder = self.recorder
+        if self._transform is None and _transform() is not None:
+            raise self._not_recorded(
+                "a torch.func transform inside a traced function",
+                "the transform around the traced function, or the batched operations themselves",
+            )
+        name = source.rpartition(".")[2]
+        inplace = is_inplace(name) and not source.startswith("operator.")
+        mutates = changed or inplace or kwargs.get("out") is not None
+        data = args[0] if args else kwargs.get("data")
+        if source in _FROM_PYTHON and not has_traced(recorder, data) and not _is_scalar(data):
+            recorder.constant(result)
+            return
+        if source == "Tensor.unbind" and _caller_iterates():
+            place = here(recorder.stop)
+            recorder.warn_frozen(f"iterating over a tensor is frozen as {len(result)} steps", place)
+        if torch.is_autocast_enabled("cpu") and not self._autocast:
+            self._autocast = True
+            what = "autocast inside a traced function is not recorded"
+            recorder.warn_frozen(what, here(recorder.stop), "autocast around the call")
+        fixed = self._is_fixed(source, [*args, *kwargs.values()])
+        recorder.call(source, args, kwargs, result, mutates=mutates)
+        if fixed:
+            recorder.fix(result)
+
+    def _is_fixed(self, source: str, operands: list[Any]) -> bool:
+        """Whether the call gives the same each time: its operands are constants."""
+        tensors = tensors_in(operands)
+        numbers = any(plain(x) is not x for x in operands)
+        known = bool(tensors) or source in _FROM_PYTHON
+        return known and not numbers and not any(map(self.recorder.depends, tensors))
+
+    def _frozen_read(self, source: str, args: list[Any], result: Any) -> None:
+        place = here(self.recorder.stop)
+        text = repr(result) if isinstance(result, bool | int | float | complex) else ""
+        if any(self.recorder.depends(x) for x in tensors_in(args)):
+            value = f" as {text}" if text else ""
+            self.recorder.warn_frozen(f"{_READS[source]} is frozen{value}", place)
+
+    def _frozen_len(self, result: Any) -> None:
+        place = here(self.recorder.stop)
+        if not place.in_library:
+            self.recorder.warn_frozen(
+                f"`len` of a tensor is frozen as {result}", place, "x.shape[0]"
+            )
+
+    def _not_recorded(self, what: str, remedy: str) -> Exception:
+        place = here(self.recorder.stop)
+        return self.recorder.error(place, f"{what} cannot be recorded", remedy)
+
+
+_functorch: Final[Any] = getattr(torch._C, "_functorch", None)  # pyright: ignore
+_transform: Final[Callable[[], object]] = getattr(
+    _functorch, "peek_interpreter_stack", lambda: None
+)
+_SET_GRAD: Final[Any] = torch._C._set_grad_enabled  # pyright: ignore
+
+
+def _is_scalar(data: Any) -> bool:
+    return isinstance(data, bool | int | float | complex)
+
+
+def _caller_iterates() -> bool:
+    """Whether `unbind` was called by `for row in x`."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    for _ in range(6):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if frame.f_code is _ITERATE:
+            return True
+    return False
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    return [(x, _version(x)) for x in tensors]
+
+
+def _version(x: torch.Tensor) -> int:
+    """How often the tensor was changed in place; inference tensors do not count."""
+    return -1 if x.is_inference() else x._version  # pyright: ignore[reportPrivateUsage]

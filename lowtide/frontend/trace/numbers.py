@@ -1,0 +1,190 @@
+"""Ints and floats that remember which size they were computed from.
+
+In: a number of the run and its value in the recorded program. Out: an `int` or `float` that code
+takes for a plain one; what Python's operators make of it is recorded and remembered too.
+
+    n = x.shape[0]            TracedInt(4), %n = list.get(%shape, 0)
+    y.view(n * 2, -1)         %1 = py.mul(%n, 2)
+    scale = n ** -0.5         TracedFloat, %2 = py.pow(%n, -0.5)
+
+Where Python makes a plain number of one (`int(n)`, `math.sqrt(n)`, a comparison), the way back is
+lost: the result is a constant, and a `TracerWarning` says so. `range(n)` and `len(x)` are lost
+without Python telling us.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from lowtide.ir import opdefs
+from lowtide.ir.core import Value
+
+
+class NumberRecorder(Protocol):
+    """What numbers ask of the recorder."""
+
+    def is_live(self) -> bool:
+        """Whether the run that they belong to goes on."""
+        ...
+
+    def number_op(self, name: str, operands: list[Any], result: Any) -> Any:
+        """Records an op on numbers; gives `result` with a memory."""
+        ...
+
+    def number_frozen(self, what: str, *, in_library: bool) -> None:
+        """Warns that a number was lost; `in_library`: in PyTorch's own code too."""
+        ...
+
+
+class Traced:
+    """What both kinds share."""
+
+    traced_recorder: NumberRecorder
+    traced_value: Value
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        number = plain_number(self)
+        return (type(number), (number,))
+
+
+class TracedInt(Traced, int):
+    """An int computed from sizes."""
+
+
+class TracedFloat(Traced, float):
+    """A float computed from sizes."""
+
+
+def traced_number(number: float, recorder: NumberRecorder, value: Value) -> Any:
+    """The number with a memory; a bool stays a bool, which cannot have one."""
+    if type(number) is int:
+        made: TracedInt | TracedFloat = TracedInt(number)
+    elif type(number) is float:
+        made = TracedFloat(number)
+    else:
+        return number
+    made.traced_recorder = recorder
+    made.traced_value = value
+    return made
+
+
+def plain_number(x: Any) -> Any:
+    """The number without its memory."""
+    if isinstance(x, TracedInt):
+        return int.__int__(x)
+    return float.__float__(x) if isinstance(x, TracedFloat) else x
+
+
+def _recorded(name: str, operands: list[Any]) -> Any:
+    """Computes an op on numbers, and records it while the run goes on."""
+    definition = opdefs.find(name)
+    assert definition is not None
+    result = definition.run(*map(plain_number, operands))
+    for x in operands:
+        if isinstance(x, Traced) and x.traced_recorder.is_live():
+            return x.traced_recorder.number_op(name, operands, result)
+    return result
+
+
+def _freeze(x: Any, what: str, *, in_library: bool = False) -> None:
+    if isinstance(x, Traced) and x.traced_recorder.is_live():
+        x.traced_recorder.number_frozen(what, in_library=in_library)
+
+
+def _binary(op: str, swapped: bool) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        return _recorded(op, [other, self] if swapped else [self, other])
+
+    return method
+
+
+def _unary(op: str) -> Callable[[Any], Any]:
+    return lambda self: _recorded(op, [self])
+
+
+def _comparison(name: str, sign: str) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        a, b = plain_number(self), plain_number(other)
+        result = getattr(a, name)(b)
+        if result is NotImplemented:  # an int before a float
+            result = getattr(float(a), name)(b)
+        _freeze(self, f"the comparison of a size, {a} {sign} {b}, is frozen as {result}")
+        return result
+
+    return method
+
+
+def _bool(self: Any) -> bool:
+    result = bool(plain_number(self))
+    _freeze(self, f"`bool` of a size is frozen as {result}")
+    return result
+
+
+def _int(self: Any) -> int:
+    result = int(plain_number(self))
+    _freeze(self, f"`int` of a size (or a number from sizes) is frozen as {result}")
+    return result
+
+
+def _float(self: Any) -> float:
+    result = float(plain_number(self))
+    _freeze(
+        self, f"`float` of a size, as in math.sqrt(n), is frozen as {result}: n ** 0.5 would not be"
+    )
+    return result
+
+
+def _round(self: Any, digits: int | None = None) -> Any:
+    return _recorded("py.round", [self] if digits is None else [self, digits])
+
+
+def _divmod(self: Any, other: Any) -> Any:
+    return (self // other, self % other)
+
+
+def _itself(self: Any) -> Any:
+    return self
+
+
+_BINARY: Final = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow",
+    "lshift", "rshift", "and", "or", "xor",
+)  # fmt: skip
+_COMPARISONS: Final = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def _fill(kind: type, base: type) -> None:
+    for name in _BINARY:
+        if hasattr(base, f"__{name}__"):
+            setattr(kind, f"__{name}__", _binary(f"py.{name}", False))
+            setattr(kind, f"__r{name}__", _binary(f"py.{name}", True))
+    for name in ("neg", "pos", "abs", "invert"):
+        if hasattr(base, f"__{name}__"):
+            setattr(kind, f"__{name}__", _unary(f"py.{name}"))
+    for name, sign in _COMPARISONS.items():
+        setattr(kind, f"__{name}__", _comparison(f"__{name}__", sign))
+    for name in ("floor", "ceil", "trunc"):
+        assert hasattr(math, name)
+        setattr(kind, f"__{name}__", _itself if base is int else _unary(f"math.{name}"))
+    others: dict[str, Any] = {
+        "hash": base.__hash__, "bool": _bool, "int": _int, "float": _float,
+        "round": _round, "divmod": _divmod,
+    }  # fmt: skip
+    for name, method in others.items():
+        setattr(kind, f"__{name}__", method)
+
+
+_fill(TracedInt, int)
+_fill(TracedFloat, float)

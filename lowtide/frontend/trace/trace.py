@@ -1,0 +1,188 @@
+"""One run of a Python function, as a Function.
+
+In: a callable, its arguments, the module whose parameters it may use. Out: a `Recording`: the
+program, and how its inputs and outputs are nested.
+
+    record(f, Call((x,), {}, ("x",)))   →   def f(%x: Tensor) -> Tensor: …
+
+Always holds: each tensor of the arguments is one parameter of the Function, in order, and captured
+tensors follow. A result of nested plain tuples is IR's own; any other is a flat tuple, and `output`
+puts it together.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowtide.errors import UNKNOWN_LOC, CompileError, Loc, LowtideError
+from lowtide.frontend.trace import active
+from lowtide.frontend.trace.captures import Captures, Constants
+from lowtide.frontend.trace.encode import encode
+from lowtide.frontend.trace.mode import TraceMode
+from lowtide.frontend.trace.nests import LEAF, Nest, NotANest, describe, take_apart
+from lowtide.frontend.trace.numbers import TracedFloat, TracedInt
+from lowtide.frontend.trace.recorder import Recorder
+from lowtide.ir import types as t
+from lowtide.ir.core import Function, Value
+from lowtide.ir.verify import verify
+from lowtide.passes.standard import tidy
+
+_OUTPUTS = (torch.Tensor, TracedInt, TracedFloat)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The arguments of a traced function: names and nests; the first `positional` have no name
+    in the example call, so that they may be given either way."""
+
+    names: tuple[str, ...]
+    nests: tuple[Nest, ...]
+    positional: int
+    output: Nest = LEAF
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the arguments are tensors."""
+        return all(n.kind == "leaf" for n in self.nests)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a function is called with while it is traced; `names` are those of `args`."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What tracing gives."""
+
+    function: Function
+    form: Form
+    result: Any
+    warnings: int
+
+
+def record(
+    func: Callable[..., Any],
+    call: Call,
+    *,
+    name: str,
+    root: torch.nn.Module | None,
+    constants: Constants,
+    quiet: bool = False,
+) -> Recording:
+    """Runs the function once and gives its program; see the module's text.
+
+    Raises CompileError for arguments and results that are no tensors, naming them, and for what
+    cannot be recorded; the function's own exceptions go through."""
+    if active.is_tracing():
+        raise LowtideError(f"lt.trace of {name} inside a traced function: trace it beforehand")
+    form, leaves = _form(call, name)
+    captures = Captures(root, constants)
+    recorder = Recorder(captures, sys._getframe(), quiet=quiet)  # pyright: ignore[reportPrivateUsage]
+    params: list[Value] = []
+    tensors: list[torch.Tensor] = []
+    for where, leaf in leaves:
+        tensor = _alias(leaf) if any(leaf is x for x in tensors) else leaf
+        params.append(Value(re.sub(r"\W+", "_", where).strip("_"), t.TENSOR))
+        tensors.append(tensor)
+        recorder.bind_tensor(tensor, params[-1])
+    rest = iter(tensors)
+    given = [nest.build(rest) for nest in form.nests]
+    named = dict(zip(form.names[form.positional :], given[form.positional :], strict=True))
+    try:
+        with active.recording(recorder), TraceMode(recorder):
+            result = func(*given[: form.positional], **named)
+        value, output = _result(recorder, name, result)
+    finally:
+        recorder.done = True
+    function = _function(recorder, name, [*params, *captures.values], value, _where(func))
+    form = Form(form.names, form.nests, form.positional, output)
+    return Recording(function, form, result, recorder.warnings)
+
+
+def _form(call: Call, name: str) -> tuple[Form, list[tuple[str, Any]]]:
+    leaves: list[tuple[str, Any]] = []
+    names = (*call.names, *call.kwargs)
+    nests: list[Nest] = []
+    for arg, value in zip(names, (*call.args, *call.kwargs.values()), strict=True):
+        try:
+            nests.append(take_apart(value, arg, leaves, (torch.Tensor,)))
+        except NotANest as what:
+            raise CompileError(
+                f"argument `{what.where}` of {name}() is {describe(what.value)}: only tensors, and "
+                "tuples, lists and dicts of them, are inputs of a traced function",
+                remedy="a tensor, or a function of the tensors alone with this value fixed in it",
+            ) from None
+    return Form(names, tuple(nests), len(call.args)), leaves
+
+
+def _alias(x: torch.Tensor) -> torch.Tensor:
+    """The same tensor as another object: which of two equal arguments is meant must be told."""
+    return x.view_as(x) if x.layout is torch.strided else x.detach()
+
+
+def _result(recorder: Recorder, name: str, result: Any) -> tuple[Value, Nest]:
+    leaves: list[tuple[str, Any]] = []
+    recorder.grad_off = False
+    try:
+        nest = take_apart(result, "the result", leaves, _OUTPUTS)
+    except NotANest as what:
+        raise CompileError(
+            f"{what.where} of {name}() is {describe(what.value)}: only tensors, and tuples, lists "
+            "and dicts of them, are results of a traced function",
+            remedy="torch.as_tensor(...) of a number computed from the inputs, or lt.script",
+        ) from None
+    values = [encode(recorder, leaf) for _, leaf in leaves]
+    if not nest.is_plain:
+        return recorder.builder.tuple_make(values), nest
+    rest = iter(values)
+    return _tuples(recorder, nest, rest), LEAF
+
+
+def _tuples(recorder: Recorder, nest: Nest, rest: Any) -> Value:
+    if nest.kind == "leaf":
+        return next(rest)
+    return recorder.builder.tuple_make([_tuples(recorder, c, rest) for c in nest.children])
+
+
+def _function(
+    recorder: Recorder, name: str, params: Sequence[Value], result: Value, loc: Loc
+) -> Function:
+    builder = recorder.builder
+    builder.emit("return", [result])
+    builder.block.args = list(params)
+    function = Function(name, builder.block, result.type, {}, loc, tuple(recorder.captures.paths))
+    verify(function, after="trace")
+    return _without_unused(tidy(function))
+
+
+def _without_unused(function: Function) -> Function:
+    """The function without captures that no op is left to use."""
+    used = {v for op in function.walk() for v in op.operands}
+    given = len(function.arguments)
+    kept = [
+        (value, path)
+        for value, path in zip(function.params[given:], function.captures, strict=True)
+        if value in used
+    ]
+    function.block.args = [*function.params[:given], *(value for value, _ in kept)]
+    function.captures = tuple(path for _, path in kept)
+    return function
+
+
+def _where(func: Callable[..., Any]) -> Loc:
+    target: Any = getattr(func, "forward", func) if isinstance(func, torch.nn.Module) else func
+    code = getattr(getattr(target, "__func__", target), "__code__", None)
+    if code is None:
+        return UNKNOWN_LOC
+    return Loc(file=code.co_filename, line=code.co_firstlineno, function=code.co_name)

@@ -1,0 +1,227 @@
+"""The largest batch whose step stays inside a number of bytes, found by running steps.
+
+In: a step, a maker of batches, and a budget. Out: the size. Sizes are doubled until one is too
+large; in between, the next is where the budget would lie if peaks grew evenly, or the middle if
+that gains little. Each peak is measured. A step that runs out of memory is too large as well.
+
+    lt.max_batch_size(train_step, lambda n: torch.rand(n, 3, 224, 224), "8GB")
+
+Steps train, so what they change is put back: random generators, and every module and optimizer that
+the step reaches by its closure, its globals, its object or its defaults.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import math
+import types
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from lowtide.errors import LowtideError
+from lowtide.memory.measure import measure_peak
+from lowtide.memory.sizes import budget_bytes
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+def max_batch_size(
+    step: Callable[[Any], object],
+    make_batch: Callable[[int], Any],
+    budget: int | str,
+    *,
+    limit: int = 1 << 16,
+    keep: Iterable[Any] | None = None,
+) -> int:
+    """The largest n up to `limit` for which `step(make_batch(n))` stays inside `budget`.
+
+    `budget`: bytes, or a string such as "2GB": the most that one step may allocate at its peak, its
+    batch counted. Returns 0 if not even one sample fits. It is assumed that a larger batch needs no
+    less memory. Afterwards random generators are as before, and so are `keep`: modules, optimizers
+    and others with `state_dict`; if None, those that `step` reaches by its names. Other effects of
+    a step (a counter, a log) stay. Raises what `step` raises, unless that is a lack of memory."""
+    most_bytes = budget_bytes(budget)
+    if isinstance(limit, bool) or limit < 1:
+        raise LowtideError(f"limit={limit!r} is no batch size; write a whole number from 1")
+    kept = list(_reached_by(step) if keep is None else keep)
+
+    def peak(size: int) -> float:
+        found = _peak_of(step, make_batch, size, kept)
+        return math.inf if found is None else found
+
+    return largest(peak, most_bytes, limit)
+
+
+def largest(peak: Callable[[int], float], most: float, limit: int) -> int:
+    """The largest number from 1 to `limit` whose `peak` is at most `most`, 0 if there is none."""
+    good, good_peak = 0, 0.0
+    bad, bad_peak = limit + 1, math.inf
+    tried = 1
+    while tried <= limit:
+        found = peak(tried)
+        if found > most:
+            bad, bad_peak = tried, found
+            break
+        good, good_peak = tried, found
+        tried *= 2
+    bisect_next = False
+    while bad - good > 1:
+        width = bad - good
+        tried = (good + bad) // 2
+        if not bisect_next and bad_peak < math.inf:
+            share = (most - good_peak) / max(bad_peak - good_peak, 1.0)
+            tried = min(max(good + int(share * width), good + 1), bad - 1)
+        found = peak(tried)
+        if found <= most:
+            good, good_peak = tried, found
+        else:
+            bad, bad_peak = tried, found
+        bisect_next = not bisect_next and bad - good > width // 2
+    return good
+
+
+def _peak_of(
+    step: Callable[[Any], object], make_batch: Callable[[int], Any], size: int, kept: list[Any]
+) -> int | None:
+    """The peak bytes of one step, None if it ran out of memory."""
+
+    def run() -> None:
+        step(make_batch(size))
+
+    with _unchanged(kept):
+        try:
+            return _measured(run)
+        except (RuntimeError, MemoryError) as fault:
+            if not _is_out_of_memory(fault):
+                raise
+            fault.__traceback__ = None  # its frames hold the batch
+            gc.collect()
+            return None
+
+
+def _measured(run: Callable[[], None]) -> int:
+    cuda: Any = torch.cuda
+    if not (cuda.is_available() and cuda.is_initialized()):
+        peak, _ = measure_peak(run, allocations_only=True)
+        return peak.peak_bytes
+    devices = range(cuda.device_count())
+    before = [cuda.memory_allocated(device) for device in devices]
+    for device in devices:
+        cuda.reset_peak_memory_stats(device)
+    run()
+    after = [cuda.max_memory_allocated(device) for device in devices]
+    return max(peak - start for peak, start in zip(after, before, strict=True))
+
+
+def _is_out_of_memory(fault: BaseException) -> bool:
+    if isinstance(fault, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(words in str(fault).lower() for words in _OUT_OF_MEMORY)
+
+
+@contextmanager
+def _unchanged(kept: list[Any]) -> Generator[None]:
+    """Random generators and the state of `kept` after as before."""
+    restores = [_keeper(thing) for thing in kept]
+    with torch.random.fork_rng(), _python_random():
+        try:
+            yield
+        finally:
+            for restore in restores:
+                restore()
+
+
+@contextmanager
+def _python_random() -> Generator[None]:
+    import random
+    import sys
+
+    numpy: Any = sys.modules.get("numpy")
+    state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+
+
+def _keeper(thing: Any) -> Callable[[], None]:
+    """A call that gives `thing` the state back that it has now."""
+    if isinstance(thing, torch.nn.Module):
+        return _module_keeper(thing)
+    state = copy.deepcopy(thing.state_dict())
+    return lambda: thing.load_state_dict(state)
+
+
+def _module_keeper(module: torch.nn.Module) -> Callable[[], None]:
+    tensors = [*module.parameters(), *module.buffers()]
+    values = [tensor.detach().clone() for tensor in tensors]
+    grads = [(p, p.grad, None if p.grad is None else p.grad.clone()) for p in module.parameters()]
+    modes = [(inner, inner.training) for inner in module.modules()]
+
+    def restore() -> None:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+            for parameter, grad, value in grads:
+                if grad is not None and value is not None:
+                    grad.copy_(value)
+                parameter.grad = grad
+        for inner, was_training in modes:
+            inner.training = was_training
+
+    return restore
+
+
+def _reached_by(step: Any) -> list[Any]:
+    """Modules and optimizers that a function reaches by name; those inside others left out."""
+    found: dict[int, Any] = {}
+    _collect(step, found, 0)
+    modules = [thing for thing in found.values() if isinstance(thing, torch.nn.Module)]
+    inner = {id(m) for module in modules for m in module.modules() if m is not module}
+    return [thing for key, thing in found.items() if key not in inner]
+
+
+def _collect(thing: Any, found: dict[int, Any], depth: int) -> None:
+    if isinstance(thing, torch.nn.Module | torch.optim.Optimizer | LRScheduler):
+        found[id(thing)] = thing
+    elif depth > 4:
+        return
+    elif isinstance(thing, functools.partial):
+        for inner in (thing.func, *thing.args, *thing.keywords.values()):
+            _collect(inner, found, depth + 1)
+    elif isinstance(thing, types.MethodType):
+        _collect(thing.__self__, found, depth + 1)
+        _collect(thing.__func__, found, depth + 1)
+    elif isinstance(thing, types.FunctionType):
+        for inner in _names_of(thing):
+            _collect(inner, found, depth + 1)
+    elif isinstance(thing, list | tuple):
+        items: list[Any] = list(thing)  # pyright: ignore[reportUnknownArgumentType]
+        for inner in items:
+            _collect(inner, found, depth + 1)
+    elif not isinstance(thing, type | types.ModuleType) and hasattr(thing, "__dict__"):
+        namespace: dict[str, Any] = thing.__dict__
+        for inner in list(namespace.values()):
+            _collect(inner, found, depth + 1)
+
+
+def _names_of(function: types.FunctionType) -> list[Any]:
+    """What a function's closure, defaults and globals hold, as far as its code names them."""
+    code = function.__code__
+    values: list[Any] = [function.__globals__.get(name) for name in code.co_names]
+    values += function.__defaults__ or ()
+    values += (function.__kwdefaults__ or {}).values()
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # not set yet
+            continue
+    return values

@@ -1,0 +1,128 @@
+"""PyTorch's own recording of operators and allocations, on this thread and on others.
+
+PyTorch records a thread if the thread's local state says so, and hands that state on to the
+threads of autograd, not to those of Python. `Following` carries it over: the callbacks of
+operators and the receiver of allocations, by functions that libtorch exports. Where it does not
+(Windows), threads that Python starts are not followed.
+
+    start_recording()
+    following = Following()
+    receiver = following.receiver()     # before a thread is started
+    following.enter(receiver)           # in that thread
+    events = stop_recording()           # in the first one: PyTorch's tree of events
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from typing import Any
+
+import torch
+
+from lowtide.memory.measure import quiet_kineto
+
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_GET_CALLBACKS = "_ZN2at24get_record_function_tls_Ev"
+_SET_CALLBACKS = "_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE"
+_CLEAR_CALLBACKS = "_ZN2at25clearThreadLocalCallbacksEv"
+_GET_RECEIVER = "_ZN3c1020ThreadLocalDebugInfo7currentEv"
+_SET_RECEIVER = "_ZN3c1020ThreadLocalDebugInfo22_forceCurrentDebugInfoESt10shared_ptrIS0_E"
+
+
+def start_recording() -> None:
+    """Begin to record this thread. Raises RuntimeError if PyTorch's profiler is on already."""
+    if _C._autograd._profiler_enabled():
+        raise RuntimeError("PyTorch's profiler is on already")
+    kinds = _C._profiler
+    activities = {kinds.ProfilerActivity.CPU}
+    config = kinds.ProfilerConfig(
+        kinds.ProfilerState.KINETO,
+        False,  # shapes: three times the cost
+        True,  # memory
+        False,  # stacks: they know functions, not lines
+        False,
+        False,
+        kinds._ExperimentalConfig(),
+    )
+    with quiet_kineto():
+        _C._autograd._prepare_profiler(config, activities)
+        _C._autograd._enable_profiler(config, activities)
+
+
+def stop_recording() -> list[Any]:
+    """End it. The outermost events of all threads, with those inside them as children."""
+    return _C._autograd._disable_profiler().experimental_event_tree()
+
+
+class Following:
+    """Carries the recording of the thread that this was made on into threads that it starts.
+
+    parent: receiver = following.receiver()
+    child:  following.enter(receiver), at the end leave()
+    """
+
+    def __init__(self) -> None:
+        functions = _functions()
+        self.can_follow = functions is not None
+        # In this thread's local memory: it must live as long as threads enter.
+        self._callbacks = functions.get_callbacks() if functions is not None else 0
+
+    def receiver(self) -> Any:
+        """What receives this thread's allocations: one reference, for one thread to take over."""
+        functions = _functions()
+        if functions is None:
+            return None
+        # A std::shared_ptr: two pointers, the second to the count of references.
+        held = (ctypes.c_void_p * 2)()
+        functions.get_receiver(held)
+        return held
+
+    def enter(self, receiver: Any) -> None:
+        """Record this thread as well. `receiver` is used up."""
+        functions = _functions()
+        if functions is not None:
+            functions.set_receiver(receiver)
+            functions.set_callbacks(self._callbacks)
+
+
+def leave() -> None:
+    """No longer record this thread, which some `Following` entered."""
+    functions = _functions()
+    if functions is not None:
+        functions.clear_callbacks()
+        functions.set_receiver((ctypes.c_void_p * 2)())
+
+
+class _Functions:
+    """libtorch's functions on the state of the calling thread, by their C++ names."""
+
+    def __init__(self, torch_library: ctypes.CDLL, c10: ctypes.CDLL) -> None:
+        """Raises AttributeError if this build does not export them by these names."""
+        self.get_callbacks = torch_library[_GET_CALLBACKS]
+        self.get_callbacks.restype = ctypes.c_void_p
+        self.set_callbacks = torch_library[_SET_CALLBACKS]
+        self.set_callbacks.argtypes = (ctypes.c_void_p,)
+        self.clear_callbacks = torch_library[_CLEAR_CALLBACKS]
+        self.get_receiver = c10[_GET_RECEIVER]  # returns through its hidden first argument
+        self.set_receiver = c10[_SET_RECEIVER]
+        for function in (self.set_callbacks, self.clear_callbacks, self.get_receiver):
+            function.restype = None
+        self.set_receiver.restype = None
+
+
+@functools.cache
+def _functions() -> _Functions | None:
+    if sys.platform not in ("linux", "darwin"):
+        return None
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    try:
+        return _Functions(
+            ctypes.CDLL(os.path.join(folder, f"libtorch_cpu.{suffix}")),
+            ctypes.CDLL(os.path.join(folder, f"libc10.{suffix}")),
+        )
+    except (OSError, AttributeError):
+        return None

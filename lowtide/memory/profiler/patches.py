@@ -1,0 +1,126 @@
+"""What a profile replaces in PyTorch and Python while it runs, and puts back when it ends.
+
+    nn.Module.__call__              to know the module of an operator
+    threading.Thread.start          to follow threads
+    autograd's call of its engine   to watch Python code inside a backward pass
+    dynamo's switch                 to stop watching inside what torch.compile compiled: its guards
+                                    would see the mode, and compile everything again
+
+The last two are private to PyTorch; where a version lacks them, they are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lowtide.memory.profiler import watch
+
+
+class Patches:
+    """Replaced attributes and what they were."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """`owner.name = make(owner.name)`; nothing if there is no such name."""
+        old: Any = getattr(owner, name, None) if name in vars(owner) else None
+        if old is not None:
+            new = make(old)
+            setattr(owner, name, new)
+            self._before.append((owner, name, old))
+
+    def undo(self) -> None:
+        """Everything as it was, the last first."""
+        while self._before:
+            owner, name, old = self._before.pop()
+            setattr(owner, name, old)
+
+
+def apply(start_thread: Callable[[threading.Thread], None]) -> Patches:
+    """All of them. `start_thread` is called with each thread that is about to start."""
+    patches = Patches()
+    patches.replace(torch.nn.Module, "__call__", _watched_module_call)
+    patches.replace(torch.autograd, "_engine_run_backward", _watched_backward)
+    patches.replace(threading.Thread, "start", functools.partial(_with_thread, start_thread))
+    if "torch._dynamo.eval_frame" in sys.modules:
+        _patch_dynamo(patches)
+    else:
+        patches.replace(torch, "compile", functools.partial(_patching_compile, patches))
+    return patches
+
+
+def _watched_module_call(old: Any) -> Any:
+    current = watch.current
+
+    @functools.wraps(old)
+    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watcher = current()
+        if watcher is None or watcher.is_paused:
+            return old(self, *args, **kwargs)
+        return watcher.call_module(old, self, args, kwargs)
+
+    return __call__
+
+
+def _watched_backward(old: Any) -> Any:
+    @functools.wraps(old)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        watcher = watch.current()
+        if watcher is None or watcher.is_paused:
+            return old(*args, **kwargs)
+        with watcher.on():
+            return old(*args, **kwargs)
+
+    return run
+
+
+def _with_thread(start_thread: Callable[[threading.Thread], None], old: Any) -> Any:
+    @functools.wraps(old)
+    def start(self: threading.Thread) -> None:
+        start_thread(self)
+        old(self)
+
+    return start
+
+
+def _patching_compile(patches: Patches, old: Any) -> Any:
+    """torch.compile, which loads dynamo: what it makes then finds the switch replaced."""
+
+    @functools.wraps(old)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        made = old(*args, **kwargs)
+        if "torch._dynamo.eval_frame" in sys.modules and watch.current() is not None:
+            _patch_dynamo(patches)
+        return made
+
+    return compile
+
+
+def _patch_dynamo(patches: Patches) -> None:
+    patches.replace(sys.modules["torch._dynamo.eval_frame"], "_maybe_set_eval_frame", _switch)
+
+
+def _switch(old: Any) -> Any:
+    """Called on entering compiled code and on leaving it, by the same frame; by others between."""
+    if hasattr(old, "lowtide_before"):
+        return old
+
+    def switch(callback: Any) -> Any:
+        watcher = watch.current()
+        if watcher is not None:
+            caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            if callable(callback):
+                watcher.enter_compiled(caller)
+            else:
+                watcher.leave_compiled(caller)
+        return old(callback)
+
+    switch.lowtide_before = old  # type: ignore[attr-defined]
+    return switch

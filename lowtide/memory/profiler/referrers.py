@@ -1,0 +1,86 @@
+"""Who refers to whom, upwards from some objects, found in few passes over the heap.
+
+In: objects. Out: `Above`: for each object on the way up, what refers to it. `gc.get_referrers`
+looks at every object of the process each time, so it is asked once a level for all objects of that
+level, and nothing is followed beyond what has a name of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any
+
+_MAX_LEVELS = 12
+_MAX_OBJECTS = 20_000
+_open: set[int] = set()  # ids of what searches hold themselves
+_OWN = __name__.rpartition(".")[0]
+# Their holders say nothing more: they are found by name.
+_ENDS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+
+
+class Above:
+    """What refers to objects, and to that, and so on, up to what has a name."""
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self._parents: dict[int, list[Any]] = {}
+        self._keep: list[Any] = []  # so that ids stay theirs
+        self.module_dicts = {
+            id(vars(module)): module
+            for module in list(sys.modules.values())
+            if isinstance(module, types.ModuleType)  # pyright: ignore[reportUnnecessaryIsInstance]
+        }
+        own = (self.__dict__, self._parents, self._keep, self.module_dicts)
+        self._ours = {id(one) for one in own}
+        _open.update(self._ours)
+        level = list(roots)
+        for _ in range(_MAX_LEVELS):
+            if not level or len(self._parents) > _MAX_OBJECTS:
+                break
+            level = self._expand(level)
+
+    def of(self, thing: Any) -> list[Any]:
+        """What refers to `thing`, as far as it was followed."""
+        return self._parents.get(id(thing), [])
+
+    def close(self) -> None:
+        """Lets go of everything: what was found may refer back to this, and would stay."""
+        self._parents.clear()
+        self._keep.clear()
+        _open.difference_update(self._ours)
+
+    def _expand(self, level: list[Any]) -> list[Any]:
+        self._ours |= {id(level), id(sys._getframe()), id(sys._getframe(1))}  # pyright: ignore[reportPrivateUsage]
+        wanted: dict[int, list[Any]] = {id(thing): [] for thing in level}
+        self._keep += level
+        self._parents.update(wanted)
+        referrers = gc.get_referrers(*level)
+        self._ours |= {id(wanted), id(referrers)}
+        self._ours |= {id(parents) for parents in wanted.values()}
+        _open.update(self._ours)
+        following: dict[int, Any] = {}
+        for referrer in referrers:
+            if id(referrer) in _open or is_ours(referrer):
+                continue
+            for thing in gc.get_referents(referrer):
+                parents = wanted.get(id(thing))
+                if parents is not None and not any(one is referrer for one in parents):
+                    parents.append(referrer)
+            if id(referrer) not in self._parents and not self._is_end(referrer):
+                following[id(referrer)] = referrer
+        del referrers
+        return list(following.values())
+
+    def _is_end(self, thing: Any) -> bool:
+        if isinstance(thing, _ENDS) or id(thing) in self.module_dicts:
+            return True
+        return isinstance(thing, dict) and "__builtins__" in thing
+
+
+def is_ours(thing: Any) -> bool:
+    """Whether `thing` is a frame of the profiler's own."""
+    if isinstance(thing, types.FrameType):
+        return str(thing.f_globals.get("__name__", "")).startswith(_OWN)
+    return False

@@ -1,0 +1,148 @@
+"""Starts and stops a recording: PyTorch's events, the watchers of all threads, the patches.
+
+In: nothing. Out: a `Capture`: the tree of events and each thread's notes, as they are. There is one
+session at a time in a process.
+
+    session = Session(); session.start()
+    ...
+    capture = session.stop()
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowtide.errors import LowtideError
+from lowtide.memory.profiler import follow, patches, watch
+from lowtide.runtime import arena
+
+_WAIT_FOR_THREADS_S = 10.0
+_active: Session | None = None
+_activating = threading.Lock()
+
+
+@dataclass(kw_only=True)
+class Capture:
+    """What was recorded: `events` is PyTorch's tree; `arena` what the arena did on threads that
+    are not followed, as (time on the watchers' clock, address, bytes or, if freed, minus bytes)."""
+
+    events: list[Any]
+    watchers: list[watch.Watcher]
+    arena: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    remarks: list[str] = field(default_factory=list[str])
+
+
+class Session:
+    """One recording, from `start` to `stop`, on the thread that starts it."""
+
+    def __init__(self) -> None:
+        self._watchers: list[watch.Watcher] = []
+        self._arena: list[tuple[int, int, int]] = []
+        self._remarks: list[str] = []
+        self._patches: patches.Patches | None = None
+        self._following: follow.Following | None = None
+        self._lock = threading.Lock()
+        self._owner = 0
+
+    def start(self) -> None:
+        """Raises LowtideError if a profile runs already, or PyTorch's own profiler does."""
+        global _active
+        with _activating:
+            if _active is not None:
+                raise LowtideError(
+                    "a profile is running already: one `with lt.profile()` at a time"
+                )
+            try:
+                follow.start_recording()
+            except RuntimeError as fault:
+                raise LowtideError(
+                    "PyTorch's own profiler is running: lt.profile() needs it for itself"
+                ) from fault
+            _active = self
+        self._owner = threading.get_ident()
+        self._following = follow.Following()
+        if not self._following.can_follow:
+            self._remarks.append("threads that Python starts are not followed on this platform")
+        arena.set_observer(self._observe_arena)
+        self._patches = patches.apply(self._start_thread)
+        watcher = watch.Watcher(0)
+        self._watchers.append(watcher)
+        watcher.start()
+
+    def stop(self) -> Capture:
+        """Everything as before the start. Raises LowtideError on another thread than `start`'s."""
+        global _active
+        if threading.get_ident() != self._owner:
+            raise LowtideError("a profile ends on the thread that began it")
+        try:
+            self._watchers[0].stop()
+            if self._patches is not None:
+                self._patches.undo()
+            arena.set_observer(None)
+            self._end_threads()
+        finally:
+            with _activating:
+                _active = None
+                events = follow.stop_recording()
+        return Capture(
+            events=events,
+            watchers=self._watchers,
+            arena=self._arena,
+            remarks=self._remarks,
+        )
+
+    def _start_thread(self, thread: threading.Thread) -> None:
+        """Have `thread`, which this thread is about to start, followed from its first line."""
+        following = self._following
+        if following is None or not following.can_follow or watch.current() is None:
+            return
+        run = functools.partial(self._run_followed, following.receiver(), thread.run)
+        thread.run = run  # type: ignore[method-assign]
+
+    def _run_followed(self, receiver: Any, run: Callable[[], None]) -> None:
+        with self._lock:
+            watcher = None
+            if _active is self and self._following is not None:
+                watcher = watch.ThreadWatcher(len(self._watchers))
+                self._watchers.append(watcher)
+                self._following.enter(receiver)
+                watcher.start()
+        try:
+            run()
+        finally:
+            if watcher is not None:
+                with self._lock:
+                    if watch.current() is watcher:
+                        watcher.stop()
+                        follow.leave()
+
+    def _end_threads(self) -> None:
+        """Threads that run on are let go of: what they do is no longer recorded."""
+        deadline = time.monotonic() + _WAIT_FOR_THREADS_S
+        with self._lock:
+            running = [w for w in self._watchers if isinstance(w, watch.ThreadWatcher)]
+            running = [w for w in running if not w.has_stopped]
+            for watcher in running:
+                watcher.end(follow.leave)
+        for watcher in running:
+            while watcher.is_busy and time.monotonic() < deadline:
+                time.sleep(0.001)
+            if watcher.is_busy:
+                self._remarks.append(f"thread {watcher.thread_name} was inside an operator")
+
+    def _observe_arena(self, address: int, nbytes: int) -> None:
+        """The arena gave `nbytes` at `address` to a tensor, or got them back if negative."""
+        if watch.current() is not None:
+            watch.mark(f"{watch.ARENA}{nbytes} {address}")
+        else:
+            self._arena.append((time.perf_counter_ns(), address, nbytes))
+
+
+def active() -> Session | None:
+    """The session that runs now."""
+    return _active

@@ -1,0 +1,142 @@
+"""The tensors that one owner holds, weakly, and the account of what came and went.
+
+In: births, in the order in which they happen. Out: what is still alive, whose it is, how many died.
+A new tensor costs one `log.append`; the log is gone through when somebody asks, or when it has
+grown beyond what is alive, so that each tensor costs constant time however many there are.
+
+    bag.log.append(birth)               # made
+    bag.find(t)                         # its birth, or None: the log was settled on the way
+    bag.take(t)                         # leaves the bag, alive: somebody else's now
+
+Always: `owned` maps `id(t)` to the birth of t; a dead entry stays until a sweep or until its id is
+used again. A tensor that Python frees counts as disposed by the bag that held it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from lowtide.memory.scopes.births import Birth
+
+# Held while bags change hands. Never held while user code runs, except by finalizers, hence the R.
+LOCK = threading.RLock()
+_FIRST_SWEEP = 1024
+
+_bags: weakref.WeakSet[Bag] = weakref.WeakSet()
+
+
+@dataclass(slots=True)
+class Counts:
+    """Tensors made and disposed: inside scopes, or outside all."""
+
+    created: int = 0
+    disposed: int = 0
+
+
+class Bag:
+    """What one owner holds: a scope, or a thread outside all scopes."""
+
+    __slots__ = ("__weakref__", "counts", "limit", "log", "owned")
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+        self.log: list[Birth] | None = []  # None once the owner has ended
+        self.owned: dict[int, Birth] = {}
+        self.limit = _FIRST_SWEEP
+        with LOCK:
+            _bags.add(self)
+
+    def close(self) -> None:
+        """No more tensors; what is in the bag must have been taken out."""
+        with LOCK:
+            self.settle()
+            self.log = None
+            _bags.discard(self)
+
+    def add(self, tensor: torch.Tensor, birth: Birth) -> None:
+        """Take over a tensor that was counted when it was made."""
+        with LOCK:
+            self.settle()
+            self._put(tensor, birth)
+
+    def settle(self) -> None:
+        """Go through what was logged since the last time."""
+        with LOCK:
+            if not self.log:
+                return
+            # In place and by count: a thread may be appending.
+            births = self.log[:]
+            del self.log[: len(births)]
+            self.counts.created += len(births)
+            for birth in births:
+                tensor = birth[0]()
+                if tensor is None:
+                    self.counts.disposed += 1
+                else:
+                    self._put(tensor, birth)
+
+    def sweep(self) -> None:
+        """Settle, and forget what has died."""
+        with LOCK:
+            self.settle()
+            dead = [key for key, birth in self.owned.items() if birth[0]() is None]
+            for key in dead:
+                del self.owned[key]
+            self.counts.disposed += len(dead)
+            self.limit = _FIRST_SWEEP + len(self.owned)
+
+    def find(self, tensor: torch.Tensor) -> Birth | None:
+        """The birth of `tensor` if it is here."""
+        with LOCK:
+            self.settle()
+            birth = self.owned.get(id(tensor))
+            return birth if birth is not None and birth[0]() is tensor else None
+
+    def take(self, tensor: torch.Tensor) -> Birth | None:
+        """Its birth, if it was here; it is no longer."""
+        with LOCK:
+            birth = self.find(tensor)
+            if birth is not None:
+                del self.owned[id(tensor)]
+            return birth
+
+    def take_all(self, spared: frozenset[int]) -> list[Birth]:
+        """All but the tensors of those ids. What was logged last may be dead, or come twice."""
+        with LOCK:
+            if spared:
+                self.sweep()
+            births = [birth for key, birth in self.owned.items() if key not in spared]
+            self.owned = {key: birth for key, birth in self.owned.items() if key in spared}
+            if self.log:  # not through `owned`, which would take as long again
+                logged = self.log[:]
+                del self.log[: len(logged)]
+                self.counts.created += len(logged)
+                births += logged
+            return births
+
+    def live(self) -> list[torch.Tensor]:
+        """What is here and alive, oldest first."""
+        with LOCK:
+            self.sweep()
+            found = (birth[0]() for birth in self.owned.values())
+            return [tensor for tensor in found if tensor is not None]
+
+    def _put(self, tensor: torch.Tensor, birth: Birth) -> None:
+        before = self.owned.get(id(tensor))
+        if before is not None:
+            if before[0]() is tensor:  # logged twice
+                self.counts.created -= 1
+                return
+            self.counts.disposed += 1  # its id is in use again
+            del self.owned[id(tensor)]  # to the end of the order
+        self.owned[id(tensor)] = birth
+
+
+def owner_of(tensor: torch.Tensor) -> Bag | None:
+    """The bag that holds `tensor`: the innermost scope's, a thread's, or None."""
+    with LOCK:
+        return next((bag for bag in list(_bags) if bag.find(tensor) is not None), None)

@@ -1,0 +1,153 @@
+"""Scopes around functions, coroutine functions, generators and asynchronous generators.
+
+In: a function. Out: one that behaves the same, in a dispose scope at each call.
+
+    @lt.dispose_scope()                     @lt.wrapped_dispose_scope
+    def log_norms(model): ...               def features(x): ...        # its result is moved out
+
+Always: a generator's scope is the innermost only while its own body runs, not between two values;
+what `with dispose_scope():` around a `yield` cannot do, as Python runs the caller in its context.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, ParamSpec, TypeVar
+
+from lowtide.memory.scopes import watch
+from lowtide.memory.scopes.nests import tensors_in
+from lowtide.memory.scopes.ownership import move
+from lowtide.memory.scopes.scope import DisposeScope
+
+T = TypeVar("T")
+P = ParamSpec("P")
+_nothing: Any = None
+
+
+def scoped(fn: Callable[P, T]) -> Callable[P, T]:
+    """`fn` in a scope; nothing is moved out."""
+    return _wrapped(fn, _as_it_is)
+
+
+def moving_out(fn: Callable[P, T]) -> Callable[P, T]:
+    """`fn` in a scope; its result, or each value that it yields, is moved out."""
+    return _wrapped(fn, _out_of)
+
+
+def _as_it_is(scope: DisposeScope, value: Any) -> Any:
+    return value
+
+
+def _out_of(scope: DisposeScope, value: Any) -> Any:
+    outer = scope.outer_scope
+    for tensor in tensors_in(value):
+        move(tensor, outer, only_from=scope)
+    return value
+
+
+def _wrapped(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
+    if inspect.isasyncgenfunction(fn):
+        made: Any = _async_generator(fn, leave)
+    elif inspect.iscoroutinefunction(fn):
+        made = _coroutine(fn, leave)
+    elif inspect.isgeneratorfunction(fn):
+        made = _generator(fn, leave)
+    elif callable(fn):
+        made = _function(fn, leave)
+    else:
+        raise TypeError(f"a function is expected, not {fn!r}")
+    return made
+
+
+def _function(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with DisposeScope() as scope:
+            return leave(scope, fn(*args, **kwargs))
+
+    return call
+
+
+def _coroutine(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
+    @functools.wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        async with DisposeScope() as scope:
+            return leave(scope, await fn(*args, **kwargs))
+
+    return call
+
+
+def _generator(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        steps = fn(*args, **kwargs)
+        scope = DisposeScope()
+        step, sent = steps.send, _nothing
+        try:
+            while True:
+                with _Inside(scope):
+                    value = leave(scope, step(sent))
+                try:
+                    sent = yield value
+                    step = steps.send
+                except GeneratorExit:
+                    with _Inside(scope):
+                        steps.close()
+                    raise
+                except BaseException as error:
+                    step, sent = steps.throw, error
+        except StopIteration as stop:
+            return leave(scope, stop.value)
+        finally:
+            scope.dispose()
+
+    return call
+
+
+def _async_generator(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
+    @functools.wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        steps = fn(*args, **kwargs)
+        scope = DisposeScope()
+        step, sent = steps.asend, _nothing
+        try:
+            while True:
+                with _Inside(scope):
+                    value = leave(scope, await step(sent))
+                try:
+                    sent = yield value
+                    step = steps.asend
+                except GeneratorExit:
+                    with _Inside(scope):
+                        await steps.aclose()
+                    raise
+                except BaseException as error:
+                    step, sent = steps.athrow, error
+        except StopAsyncIteration:
+            return
+        finally:
+            scope.dispose()
+
+    return call
+
+
+class _Inside:
+    """The scope is the innermost while a step of a generator runs."""
+
+    def __init__(self, scope: DisposeScope) -> None:
+        self.scope = scope
+
+    def __enter__(self) -> None:
+        if not self.scope.is_open:
+            self.scope.__enter__()
+            return
+        self.before = watch.current()
+        self.scope.outer = self.before
+        self.scope.thread.switch_on(self.scope)
+        watch.set_current(self.scope)
+
+    def __exit__(self, *_: object) -> None:
+        self.scope.thread.switch_off(self.scope)
+        watch.set_current(self.scope.outer)

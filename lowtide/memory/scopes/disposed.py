@@ -1,0 +1,201 @@
+"""A handle without a tensor: what every use of it raises, and how a handle becomes one.
+
+In: a tensor, its birth, and what ends it. Out: the same Python object, of class `DisposedTensor`.
+The handle gives up its TensorImpl and gets another, without memory, whose every dispatch raises. So
+views, saved-for-backward tensors, `.grad` and other C++ holders keep theirs, unchanged; if there is
+none, the memory is free when `empty_out` returns, whatever still refers to the handle.
+
+    before:  h ──► impl ──► storage        loss.grad_fn ──► impl
+    after:   h ──► nothing                 loss.grad_fn ──► impl ──► storage
+
+Always: Python's way to a tensor is closed twice. `DisposedTensor` refuses attributes, special
+methods and `__torch_function__`; what asks C++ directly meets a tensor of PyTorch's Python dispatch
+key, whose `__torch_dispatch__` refuses. A handle that C++ holds weakly (after `retain_grad`) cannot
+be exchanged: it is closed to Python, and let go of as soon as nothing else holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Generator
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+from lowtide.errors import UNKNOWN_LOC, DisposedTensorError, Loc
+from lowtide.memory.scopes.births import Birth, end_of_with, loc_of, loc_of_birth
+from lowtide.memory.scopes.nests import tensors_in
+
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_Tensor: Any = torch.Tensor
+_make_subclass: Any = _Tensor._make_subclass
+_swap_impl: Any = _C._swap_tensor_impl
+_set_class: Any = object.__setattr__
+_OBITUARY = "_lowtide_obituary"
+# The last two are how PyTorch's C++ finds whom to ask.
+_HARMLESS = frozenset({
+    "__class__", "__doc__", "__hash__", "__repr__", "__str__", "__weakref__",
+    "__torch_function__", "__torch_dispatch__",
+})  # fmt: skip
+# What `isinstance(t, nn.Parameter)` and its like look for: False, rather than an error.
+_ABSENT = frozenset({"_is_param", "_is_buffer"})
+_NOT_USES = _HARMLESS | {
+    "__dict__", "__dir__", "__getattribute__", "__init__", "__init_subclass__", "__new__",
+    "__setattr__", "__sizeof__", "__subclasshook__",
+}  # fmt: skip
+
+
+class Ending(NamedTuple):
+    """What disposed a tensor: the user's instruction, and in words; `is_block`: a `with` ended."""
+
+    code: CodeType | None
+    instruction: int
+    how: str
+    opened: tuple[CodeType, int] | None = None
+    is_block: bool = False
+
+    def loc(self) -> Loc:
+        """The line at which it happened."""
+        if self.code is None:
+            return UNKNOWN_LOC
+        loc = loc_of(self.code, self.instruction)
+        return end_of_with(loc) if self.is_block else loc
+
+    def words(self) -> str:
+        """For people: `by the end of the dispose scope opened at train.py:10`."""
+        return self.how if self.opened is None else f"{self.how} opened at {loc_of(*self.opened)}"
+
+
+class _Hollow(torch.Tensor):
+    """A tensor without memory, whose every dispatch raises; exchanged for the one of a handle."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _error_in(args, kwargs)
+
+
+class DisposedTensor(torch.Tensor):
+    """What a handle is after its tensor was disposed. `repr`, `hash`, `id` and `is` work."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _error_in(args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _error_in(args, kwargs)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _HARMLESS:
+            return object.__getattribute__(self, name)
+        if name in _ABSENT:
+            raise AttributeError(name)
+        raise error_of(self)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise error_of(self)
+
+    def __dir__(self) -> list[str]:
+        return []
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        birth, ending = _obituary(self)
+        made = "" if birth is None else f"made at {loc_of_birth(birth)}, "
+        return f"<disposed tensor, {made}disposed at {ending.loc()} {ending.words()}>"
+
+    __str__ = __repr__
+
+
+def _refuse(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    raise error_of(self)
+
+
+_special = {name for name in dir(torch.Tensor) if name[:2] == name[-2:] == "__"}
+for _name in _special - _NOT_USES:
+    if callable(getattr(torch.Tensor, _name, None)):
+        setattr(DisposedTensor, _name, _refuse)
+
+
+def is_gone(tensor: torch.Tensor) -> bool:
+    """Whether the handle was disposed."""
+    return type(tensor) is DisposedTensor
+
+
+def error_of(tensor: torch.Tensor) -> DisposedTensorError:
+    """What its use raises."""
+    birth, ending = _obituary(tensor)
+    born = UNKNOWN_LOC if birth is None else loc_of_birth(birth)
+    return DisposedTensorError(born, ending.loc(), ending.words())
+
+
+def empty_out(tensor: torch.Tensor, birth: Birth | None, ending: Ending) -> None:
+    """Turn the handle into a disposed one; what nobody else holds is freed before this returns.
+
+    Raises TypeError, and leaves the tensor as it was, if its class has slots of its own.
+    """
+    kind = type(tensor)
+    attributes: Any = tensor.__dict__
+    hollow: Any = _make_subclass(_Hollow, _nothing, False, dispatch_device=True)
+    _set_class(tensor, "__class__", DisposedTensor)
+    try:
+        _swap_impl(tensor, hollow)
+    except RuntimeError:  # C++ holds it weakly
+        attributes.clear()
+        attributes[_OBITUARY] = (birth, ending)
+        if not _let_go(tensor):
+            _pending.append(weakref.ref(tensor))
+        return
+    hollow.__class__ = kind
+    if attributes:
+        hollow.__dict__.update(attributes)
+        attributes.clear()
+    attributes[_OBITUARY] = (birth, ending)
+
+
+@contextlib.contextmanager
+def outside_dispatch_modes() -> Generator[None]:
+    """No TorchDispatchMode of the user's sees how handles are emptied."""
+    if not _C._len_torch_dispatch_stack():
+        yield
+        return
+    from torch.utils import _python_dispatch  # pyright: ignore[reportPrivateUsage]
+
+    with _python_dispatch._disable_current_modes():  # pyright: ignore[reportPrivateUsage]
+        yield
+
+
+def release_pending() -> None:
+    """Let go of handles that could not be exchanged, if nothing else holds their tensors now."""
+    if _pending:
+        waiting = [(handle, handle()) for handle in _pending]
+        _pending[:] = [
+            handle for handle, tensor in waiting if tensor is not None and not _let_go(tensor)
+        ]
+
+
+_nothing = torch.empty(0, device="meta")
+_pending: list[weakref.ref[torch.Tensor]] = []
+
+
+def _let_go(tensor: torch.Tensor) -> bool:
+    # Nothing saved it, so that exchanging its data can make no gradient wrong.
+    with _C.DisableTorchFunction():
+        if _Tensor._use_count(tensor) > 1:
+            return False
+        _Tensor.data.__set__(tensor, _Tensor.new_empty(tensor, 0))
+        _Tensor.grad.__set__(tensor, None)
+    return True
+
+
+def _obituary(tensor: torch.Tensor) -> tuple[Birth | None, Ending]:
+    unknown = (None, Ending(None, 0, "by other means"))
+    return object.__getattribute__(tensor, "__dict__").get(_OBITUARY, unknown)
+
+
+def _error_in(args: Any, kwargs: Any) -> DisposedTensorError:
+    for tensor in tensors_in((args, kwargs or {})):
+        if type(tensor) is DisposedTensor:
+            return error_of(tensor)
+    return DisposedTensorError(UNKNOWN_LOC, UNKNOWN_LOC, "by other means")

@@ -1,0 +1,106 @@
+"""The same as a scope's methods, from the tensor's side, and what is asked of one tensor.
+
+In: a tensor, or a list, tuple or dict of tensors. Out: what was given, so that calls chain.
+
+    total = lt.move_to_outer_dispose_scope(total + loss.detach())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from lowtide.memory.scopes import disposed, keepers, watch
+from lowtide.memory.scopes.bag import owner_of
+from lowtide.memory.scopes.decorate import moving_out
+from lowtide.memory.scopes.disposed import is_gone
+from lowtide.memory.scopes.ownership import attach, checked, dispose_now, given, move
+from lowtide.memory.scopes.scope import DisposeScope, ending_here
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def move_to_outer_dispose_scope(t: T) -> T:
+    """Move a tensor to the scope around its own; detach it if there is none.
+
+    A tensor that no scope owns stays as it is. Raises DisposedTensorError if it is disposed.
+    """
+    for tensor in checked((t,)):
+        owner = owner_of(tensor)
+        if isinstance(owner, DisposeScope):
+            move(tensor, owner.outer_scope, only_from=owner)
+    return t
+
+
+def detach_from_dispose_scope(t: T) -> T:
+    """Take a tensor from its scope: it lives as long as Python refers to it."""
+    keepers.keep(checked((t,)))
+    return t
+
+
+def move_to_other_dispose_scope(t: T, other: DisposeScope | torch.Tensor | None) -> T:
+    """Move a tensor to another scope, or to the scope of another tensor; detach it if None.
+
+    A tensor that no scope owns is attached. Raises ScopeError if the scope has ended.
+    """
+    if isinstance(other, torch.Tensor):
+        (known,) = checked((other,))
+        owner = owner_of(known)
+        other = owner if isinstance(owner, DisposeScope) else None
+    elif other is not None and not isinstance(other, DisposeScope):  # pyright: ignore
+        raise TypeError(f"a dispose scope, a tensor or None is expected, not {other!r}")
+    for tensor in checked((t,)):
+        if other is None:
+            keepers.detach(tensor)
+        else:
+            attach(tensor, other)
+    return t
+
+
+def dispose(*ts: Any) -> None:
+    """Dispose tensors now, whoever owns them. A second time does nothing.
+
+    Raises TypeError for what is neither a tensor nor a nest of tensors.
+    """
+    found = given(ts)
+    ending = ending_here("by dispose()")
+    with disposed.outside_dispatch_modes():
+        for tensor in found:
+            if not is_gone(tensor):
+                dispose_now(tensor, ending)
+        disposed.release_pending()
+
+
+def is_disposed(t: torch.Tensor) -> bool:
+    """Whether the tensor was disposed. Raises TypeError if it never was one."""
+    if not isinstance(t, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"a tensor is expected, not {t!r}")
+    return is_gone(t)
+
+
+def alias(t: torch.Tensor) -> torch.Tensor:
+    """A fresh handle on the same memory, with a life of its own; gradients flow through it.
+
+    What a function should return instead of its own argument, so that a caller may dispose both.
+    """
+    (tensor,) = checked((t,))
+    made: torch.Tensor = torch.ops.aten.alias.default(tensor)
+    return made
+
+
+def current_dispose_scope() -> DisposeScope | None:
+    """The innermost open scope of this thread and context."""
+    place = watch.current()
+    return place if isinstance(place, DisposeScope) else None
+
+
+def wrapped_dispose_scope(fn: Callable[P, T]) -> Callable[P, T]:
+    """`fn` in a new scope at each call; the tensors of its result are moved out.
+
+    For functions, coroutine functions, and generators, each of whose values is moved out. The
+    result may be a tensor, or lists, tuples, sets, dicts and dataclasses of them to any depth.
+    """
+    return moving_out(fn)

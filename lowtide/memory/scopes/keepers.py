@@ -1,0 +1,157 @@
+"""What a scope leaves alone, and what PyTorch's function modes do not see.
+
+In: PyTorch as it is. Out: `install`, called when the first scope opens, which hooks into PyTorch:
+
+| what happens inside a scope                            | what it means                          |
+| ------------------------------------------------------ | -------------------------------------- |
+| a parameter or buffer is registered, set or unpickled  | the tensor is the module's             |
+| an optimizer stepped, or loaded its state              | the tensors of its state are its own   |
+| `p.grad = g`                                           | g is the gradient of p                 |
+| from_numpy, frombuffer, from_dlpack, `torch.Tensor(…)` | made, though no mode was asked         |
+| the engine of autograd runs                            | hooks run inside the scope             |
+
+A tensor that became somebody's in this way is detached from its scope at once. What is not in the
+table, a list or a dict of one's own, owns nothing: `detach_from_dispose_scope`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import dlpack
+
+from lowtide.memory.scopes import watch
+from lowtide.memory.scopes.bag import LOCK, owner_of
+from lowtide.memory.scopes.births import unseen
+from lowtide.memory.scopes.disposed import is_gone
+from lowtide.memory.scopes.nests import tensors_in
+from lowtide.memory.scopes.watch import Place, see, state
+
+_getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
+_installed: list[bool] = []
+
+
+def keep(value: Any) -> None:
+    """Detach every tensor of the nest from its scope, if it has one."""
+    for tensor in tensors_in(value):
+        detach(tensor)
+
+
+def detach(tensor: torch.Tensor, only_from: Place | None = None) -> None:
+    """Detach it from its scope; if `only_from` is given, from no other."""
+    if is_gone(tensor):
+        return
+    with LOCK:
+        place = only_from or owner_of(tensor)
+        if not isinstance(place, Place) or place is place.thread.loose:
+            return
+        birth = place.take(tensor)
+        if birth is not None:
+            place.thread.loose.add(tensor, birth)
+            place.thread.detached += 1
+
+
+def meet(tensor: torch.Tensor) -> Place:
+    """The place of a tensor; one that was never seen is the thread's, outside all scopes."""
+    place = owner_of(tensor)
+    if isinstance(place, Place):
+        return place
+    loose = state().loose
+    loose.counts.created += 1
+    loose.add(tensor, unseen(tensor))
+    return loose
+
+
+def install() -> None:
+    """Hook into PyTorch, once for the process."""
+    if _installed:
+        return
+    _installed.append(True)
+    watch.on_grad_set = keep
+    nn_module.register_module_parameter_registration_hook(_registered)
+    nn_module.register_module_buffer_registration_hook(_registered)
+    register_optimizer_step_post_hook(_stepped)
+    _after(torch.nn.Module, "__setstate__", _module_restored)
+    _after(torch.optim.Optimizer, "__setstate__", _optimizer_restored)
+    _after(torch.Tensor, "__init__", _constructed)
+    for owner in (torch, dlpack):
+        for name in ("from_numpy", "frombuffer", "from_dlpack"):
+            if hasattr(owner, name):
+                _seen(owner, name)
+    _watched(torch.autograd, "_engine_run_backward")
+
+
+def _registered(module: Any, name: str, value: Any) -> None:
+    if state().open and value is not None:
+        keep(value)
+
+
+def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    _optimizer_restored(optimizer)
+
+
+def _optimizer_restored(optimizer: Any, *_: Any) -> None:
+    if state().open:
+        keep(dict(optimizer.state))
+
+
+def _module_restored(module: Any, *_: Any) -> None:
+    if state().open:
+        keep([list(module._parameters.values()), list(module._buffers.values())])
+
+
+def _constructed(tensor: Any, *_: Any, **__: Any) -> None:
+    if type(tensor) is torch.Tensor:
+        see(tensor, _getframe(2))
+
+
+def _after(owner: Any, name: str, then: Any) -> None:
+    """Call `then` with the arguments after each call of the method."""
+    plain = getattr(owner, name)
+    # `object.__init__` takes no arguments once it is called by a method that overrides it.
+    is_empty = plain is object.__init__
+
+    @functools.wraps(plain)
+    def method(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_empty:
+            plain(self, *args, **kwargs)
+        then(self, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+def _seen(owner: Any, name: str) -> None:
+    """Record what the function makes."""
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        made = plain(*args, **kwargs)
+        see(made, _getframe(1))
+        return made
+
+    setattr(owner, name, function)
+
+
+def _watched(owner: Any, name: str) -> None:
+    """Keep the mode on while the function runs; inside a function of PyTorch's it is off."""
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        thread = state()
+        if not thread.open:
+            return plain(*args, **kwargs)
+        holder = object()
+        thread.switch_on(holder)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            thread.switch_off(holder)
+
+    setattr(owner, name, function)

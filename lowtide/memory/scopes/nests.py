@@ -1,0 +1,49 @@
+"""Tensors in nests: lists, tuples, sets, dicts and dataclasses, to any depth.
+
+In: any Python value. Out: its tensors, from left to right. What is none of these has none.
+
+    list(tensors_in({"a": x, "b": [y, 3]}))     # [x, y]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of the nest; one that stands twice comes twice. Cycles are walked once."""
+    seen: set[int] = set()
+    waiting: list[Any] = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, torch.Tensor):
+            yield found
+            continue
+        inside = _parts(found)
+        if inside and id(found) not in seen:
+            seen.add(id(found))
+            waiting.extend(reversed(inside))
+
+
+def is_nest(value: object) -> bool:
+    """Whether it can hold tensors."""
+    return isinstance(value, Mapping | list | tuple | set | frozenset | deque) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    )
+
+
+def _parts(value: Any) -> list[Any]:
+    items: Any = value
+    if isinstance(value, Mapping):
+        return list(items.values())
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return list(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return [getattr(value, name) for name in names if hasattr(value, name)]
+    return []

@@ -1,0 +1,86 @@
+"""What changes hands: tensors that go from one place to another, or end.
+
+In: a tensor and two places. Out: the tensor, in at most one of them.
+
+    attach(t, scope)                            # from wherever it was
+    move(t, outer, only_from=inner)             # only if it is inner's
+    dispose_now(t, ending)                      # from wherever it is
+
+Always: counts of tensors created and disposed stay exact; a move between scopes counts nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lowtide.errors import ScopeError
+from lowtide.memory.scopes import keepers
+from lowtide.memory.scopes.bag import LOCK
+from lowtide.memory.scopes.disposed import Ending, empty_out, error_of, is_gone
+from lowtide.memory.scopes.nests import is_nest, tensors_in
+from lowtide.memory.scopes.watch import Place
+
+
+def check_open(place: Place) -> None:
+    """Raises ScopeError if the scope has ended."""
+    if place.log is None:
+        raise ScopeError(f"{place!r} can no longer be used: it has disposed what it had")
+
+
+def checked(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The tensors of the arguments. Raises TypeError for other things, and if one is disposed."""
+    found = given(tensors)
+    for tensor in found:
+        if is_gone(tensor):
+            raise error_of(tensor)
+    return found
+
+
+def given(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The tensors of the arguments, disposed ones too. Raises TypeError for other things."""
+    for value in tensors:
+        if not isinstance(value, torch.Tensor) and not is_nest(value):
+            raise TypeError(f"a tensor or a nest of tensors is expected, not {value!r}")
+    return list(tensors_in(tensors))
+
+
+def one_or_all(tensors: tuple[Any, ...]) -> Any:
+    """What a method was given, as it gives it back."""
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+def move(tensor: torch.Tensor, to: Place | None, *, only_from: Place) -> None:
+    """Move it from its owner to another scope, or detach it; the counts stay as they are."""
+    if to is None:
+        keepers.detach(tensor, only_from)
+        return
+    with LOCK:
+        check_open(to)
+        birth = None if to is only_from else only_from.take(tensor)
+        if birth is not None:
+            to.add(tensor, (*birth[:3], False))
+
+
+def attach(tensor: torch.Tensor, to: Place) -> None:
+    """Make `to` its owner; counted as attached if no scope owned it."""
+    with LOCK:
+        check_open(to)
+        place = keepers.meet(tensor)
+        if place is to:
+            return
+        birth = place.take(tensor)
+        if birth is not None:
+            to.add(tensor, (*birth[:3], False))
+            if place is place.thread.loose:
+                to.thread.attached += 1
+
+
+def dispose_now(tensor: torch.Tensor, ending: Ending) -> None:
+    """Dispose one tensor, wherever it is."""
+    with LOCK:
+        place = keepers.meet(tensor)
+        birth = place.take(tensor)
+    empty_out(tensor, birth, ending)
+    place.counts.disposed += 1

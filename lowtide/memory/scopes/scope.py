@@ -1,0 +1,250 @@
+"""DisposeScope: who owns what, and when it ends.
+
+In: tensors made while the scope is the innermost of the calling context, or attached by hand. Out:
+at its end every one of them that is still its own is disposed.
+
+    with dispose_scope() as scope:          # opens
+        a = x * 2                           # the scope's
+        b = scope.move_to_outer(a + 1)      # the outer scope's; nobody's if there is none
+    is_disposed(a), is_disposed(b)          # True, False
+
+Always: a tensor has at most one owner. Ends may come in any order: what an inner scope moves out
+goes to the nearest outer one that is still open. An ended scope holds nothing and takes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType, TracebackType
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple, overload
+
+import torch
+
+from lowtide.errors import ScopeError
+from lowtide.memory.scopes import disposed, keepers, resident, watch
+from lowtide.memory.scopes.bag import LOCK
+from lowtide.memory.scopes.births import loc_of, user_frame
+from lowtide.memory.scopes.disposed import Ending, empty_out, is_gone
+from lowtide.memory.scopes.ownership import attach, check_open, checked, move, one_or_all
+from lowtide.memory.scopes.watch import Place, state
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
+_getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
+
+
+class DisposeScope(Place):
+    """Tensors that end together. Made by `dispose_scope()`, opened by `with`, or a decorator."""
+
+    __slots__ = ("_opened", "_resident_bytes", "is_open")
+
+    def __init__(self) -> None:
+        thread = state()
+        super().__init__(thread, thread.inside)
+        thread.places.add(self)
+        self.is_open = False
+        self._opened: tuple[CodeType, int] | None = None
+        self._resident_bytes = 0
+
+    def __enter__(self) -> DisposeScope:
+        self._begin(_getframe(1))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(_ending("by the end of the dispose scope", self, is_block=True))
+
+    async def __aenter__(self) -> DisposeScope:
+        self._begin(_getframe(1))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._end(_ending("by the end of the dispose scope", self, is_block=True))
+
+    def __call__(self, fn: Callable[P, T]) -> Callable[P, T]:
+        """As a decorator: every call of `fn` runs in a scope of its own."""
+        from lowtide.memory.scopes.decorate import scoped
+
+        return scoped(fn)
+
+    @property
+    def outer_scope(self) -> DisposeScope | None:
+        """The nearest scope around this one that is still open."""
+        place = self.outer
+        while place is not None and place.log is None:
+            place = place.outer
+        return place if isinstance(place, DisposeScope) else None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it has disposed what it had, for good."""
+        return self.log is None
+
+    @property
+    def disposables(self) -> tuple[torch.Tensor, ...]:
+        """The tensors it owns and that are alive, oldest first; none after its end."""
+        return tuple(self.live())
+
+    @property
+    def disposables_count(self) -> int:
+        """How many it owns."""
+        self.sweep()
+        return len(self.owned)
+
+    def contains(self, tensor: torch.Tensor) -> bool:
+        """Whether it owns the tensor."""
+        return self.find(tensor) is not None
+
+    @overload
+    def move_to_outer(self, first: T, /) -> T: ...
+    @overload
+    def move_to_outer(self, *tensors: *Ts) -> tuple[*Ts]: ...
+    def move_to_outer(self, *tensors: Any) -> Any:
+        """Give tensors of this scope to the scope around it; to nobody if there is none.
+
+        Tensors, or lists, tuples and dicts of them. Those that this scope does not own stay where
+        they are. Raises ScopeError after the end, DisposedTensorError for a disposed tensor.
+        """
+        check_open(self)
+        outer = self.outer_scope
+        for tensor in checked(tensors):
+            move(tensor, outer, only_from=self)
+        return one_or_all(tensors)
+
+    @overload
+    def move_to_other(self, scope: DisposeScope | None, first: T, /) -> T: ...
+    @overload
+    def move_to_other(self, scope: DisposeScope | None, /, *tensors: *Ts) -> tuple[*Ts]: ...
+    def move_to_other(self, scope: DisposeScope | None, /, *tensors: Any) -> Any:
+        """Give tensors of this scope to another one, inner or outer; to nobody if it is None."""
+        check_open(self)
+        for tensor in checked(tensors):
+            move(tensor, scope, only_from=self)
+        return one_or_all(tensors)
+
+    @overload
+    def detach(self, first: T, /) -> T: ...
+    @overload
+    def detach(self, *tensors: *Ts) -> tuple[*Ts]: ...
+    def detach(self, *tensors: Any) -> Any:
+        """Give up tensors of this scope: Python's reference counts end them, as without scopes."""
+        check_open(self)
+        for tensor in checked(tensors):
+            keepers.detach(tensor, only_from=self)
+        return one_or_all(tensors)
+
+    @overload
+    def attach(self, first: T, /) -> T: ...
+    @overload
+    def attach(self, *tensors: *Ts) -> tuple[*Ts]: ...
+    def attach(self, *tensors: Any) -> Any:
+        """Own these tensors from now on, whoever made or owned them; nothing is left alone."""
+        check_open(self)
+        for tensor in checked(tensors):
+            attach(tensor, self)
+        return one_or_all(tensors)
+
+    def dispose_everything(self) -> None:
+        """Dispose what the scope owns now, and go on."""
+        check_open(self)
+        self._dispose(_ending("by dispose_everything of the dispose scope", self))
+
+    @overload
+    def dispose_everything_but(self, first: T, /) -> T: ...
+    @overload
+    def dispose_everything_but(self, *tensors: *Ts) -> tuple[*Ts]: ...
+    def dispose_everything_but(self, *tensors: Any) -> Any:
+        """Dispose what the scope owns now, except these; they stay its own."""
+        check_open(self)
+        spared = frozenset(id(tensor) for tensor in checked(tensors))
+        self._dispose(_ending("by dispose_everything_but of the dispose scope", self), spared)
+        return one_or_all(tensors)
+
+    def dispose(self) -> None:
+        """End the scope now. A second time does nothing."""
+        self._end(_ending("by dispose() of the dispose scope", self))
+
+    def __repr__(self) -> str:
+        where = "" if self._opened is None else f" opened at {loc_of(*self._opened)}"
+        if self.is_ended:
+            return f"<ended dispose scope{where}>"
+        return f"<dispose scope{where}, {self.disposables_count} tensors>"
+
+    def _begin(self, frame: Any) -> None:
+        check_open(self)
+        if self.is_open:
+            raise ScopeError(f"{self!r} is open already: nest another dispose_scope() instead")
+        keepers.install()
+        found = user_frame(frame)
+        if found is not None:
+            self._opened = (found.f_code, found.f_lasti)
+        thread = state()
+        if thread is not self.thread:  # made on one thread, opened on another
+            self.sweep()
+            self.thread, self.counts = thread, thread.inside
+            thread.places.add(self)
+        self.outer = watch.current()
+        if self.outer is None:
+            self._resident_bytes = resident.resident_bytes()
+        self.is_open = True
+        thread.switch_on(self)
+        watch.set_current(self)
+
+    def _end(self, ending: Ending) -> None:
+        if self.log is None:
+            return
+        try:
+            self._dispose(ending)
+        finally:
+            self.close()
+            if self.is_open:
+                self.is_open = False
+                self.thread.switch_off(self)
+                # In another context, or out of order, somebody else is the innermost.
+                if watch.is_innermost(self):
+                    watch.set_current(self.outer_scope)
+
+    def _dispose(self, ending: Ending, spared: frozenset[int] = frozenset()) -> None:
+        with LOCK:
+            ended = self.take_all(spared)
+        with disposed.outside_dispatch_modes():
+            for birth in ended:
+                tensor = birth[0]()
+                if tensor is None:
+                    self.counts.disposed += 1
+                elif is_gone(tensor):  # logged twice
+                    self.counts.created -= 1
+                elif birth[3]:
+                    self.thread.detached += 1
+                    self.thread.loose.add(tensor, birth)
+                else:
+                    empty_out(tensor, birth, ending)
+                    self.counts.disposed += 1
+            disposed.release_pending()
+        if self.outer is None and self._resident_bytes:
+            resident.after_end(self._resident_bytes)
+
+
+def ending_here(how: str) -> Ending:
+    """An ending at the user's line that is running now."""
+    return _ending(how, None)
+
+
+def _ending(how: str, scope: DisposeScope | None, is_block: bool = False) -> Ending:
+    frame = user_frame(_getframe(2))
+    opened = None if scope is None else scope._opened  # pyright: ignore[reportPrivateUsage]
+    if frame is None:
+        return Ending(None, 0, how, opened)
+    is_same = opened is not None and frame.f_code is opened[0]
+    return Ending(frame.f_code, frame.f_lasti, how, opened, is_block and is_same)
+
+
+def dispose_scope() -> DisposeScope:
+    """A scope: `with dispose_scope() as scope:`, `async with`, or `@dispose_scope()`."""
+    return DisposeScope()

@@ -1,0 +1,49 @@
+"""`nn.Sequential` that lets go of each layer's input as soon as the layer has used it.
+
+In: layers. Out: a module with the same parameters, names and results.
+
+    model = lt.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 10))
+    y = model(x)                # x is the caller's; what was made between x and y is disposed
+
+Always: only tensors that were made during the call are disposed, and never the result; what
+autograd saved stays until backward. A forward hook that keeps what it is shown should keep
+`lt.alias(t)`, detached from its scope.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.memory.scopes.functions import dispose
+from lowtide.memory.scopes.nests import tensors_in
+from lowtide.memory.scopes.scope import DisposeScope
+
+_jit: Any = torch.jit
+_plain_forward: Any = getattr(nn.Sequential, "forward")  # noqa: B009 - it is half typed
+
+
+class Sequential(nn.Sequential):
+    """`nn.Sequential` that disposes what its layers made in between."""
+
+    def forward(self, input: Any) -> Any:
+        """The last layer's result; it is the surrounding dispose scope's, if there is one."""
+        if torch.compiler.is_compiling() or _jit.is_tracing():
+            return _plain_forward(self, input)
+        with DisposeScope() as scope:
+            for layer in self:
+                output = layer(input)
+                needed = {id(tensor) for tensor in tensors_in(output)}
+                _let_go(scope, input, needed)
+                input = output
+            for tensor in tensors_in(input):
+                scope.move_to_outer(tensor)
+            return input
+
+
+def _let_go(scope: DisposeScope, value: Any, needed: set[int]) -> None:
+    for tensor in tensors_in(value):
+        if id(tensor) not in needed and scope.contains(tensor):
+            dispose(tensor)

@@ -1,0 +1,257 @@
+"""How tensors are seen as they are made: a mode on PyTorch's function stack, one for each thread.
+
+In: every call into PyTorch on a thread that has an open scope. Out: fresh tensors, in the log of
+the innermost scope of the calling context. A thread without open scopes has no mode on its stack.
+
+    open(scope)          the mode is put on the stack, at its bottom, if it is not there
+    y = x * 2            mode: calls the function, sees a tensor that nobody else refers to, logs it
+    close(scope)         the last one takes the mode off again
+
+Always: a tensor is logged only if it is fresh: never one of the arguments that comes back from an
+in-place op, never a `.grad`, never of a class with a dispatch of its own (fake, distributed). The
+mode lies at the bottom of the stack, so that modes entered later are left in any order. The
+innermost scope is a context variable: each asyncio task has its own; other threads have none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn.parameter import Parameter
+from torch.utils._device import DeviceContext
+
+from lowtide.memory.scopes.bag import Bag, Counts, owner_of
+from lowtide.memory.scopes.births import USER_CODES, note
+from lowtide.memory.scopes.nests import is_nest, tensors_in
+
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_Tensor: Any = torch.Tensor
+_getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
+# Results that hold no tensor: most of what is not a tensor.
+_PLAIN = frozenset({int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.layout})
+_GRAD_SETTER: Any = _Tensor.grad.__set__
+# They hand out a tensor that exists already.
+_GETTERS: Any = (_Tensor.grad.__get__, _Tensor._base.__get__, _Tensor._grad.__get__)
+_NO_DISPATCH: Any = _Tensor.__torch_dispatch__
+
+
+def _count_of_fresh() -> int:
+    made: Any = torch.empty(0)
+    return sys.getrefcount(made)
+
+
+_FRESH = _count_of_fresh()
+
+
+class Place(Bag):
+    """A bag in a thread: a scope, or the thread outside all scopes."""
+
+    __slots__ = ("outer", "thread")
+
+    def __init__(self, thread: ThreadState, counts: Counts) -> None:
+        super().__init__(counts)
+        self.thread = thread
+        self.outer: Place | None = None
+
+
+class ThreadState:
+    """What one thread knows: its counts, its open scopes, and its mode."""
+
+    def __init__(self) -> None:
+        self.inside = Counts()
+        self.outside = Counts()
+        self.attached = 0
+        self.detached = 0
+        self.is_watching = False  # outside scopes too
+        self.places: weakref.WeakSet[Place] = weakref.WeakSet()
+        self.loose = Place(self, self.outside)
+        self.mode = _Mode(self)
+        self.open: list[object] = []
+        self.pushed: list[object] = []
+
+    def switch_on(self, holder: object) -> None:
+        """See tensors of this thread until `switch_off(holder)`. Call it on this thread."""
+        if not _is_on_stack(self.mode):
+            _insert(self.mode)
+            self.pushed.append(holder)
+        self.open.append(holder)
+
+    def switch_off(self, holder: object) -> None:
+        """Undo `switch_on`, in any order of holders; on another thread the mode goes later."""
+        self.open = [other for other in self.open if other is not holder]
+        was_pushed = any(other is holder for other in self.pushed)
+        self.pushed = [other for other in self.pushed if other is not holder]
+        if self is not state():
+            return
+        heir = next((other for other in self.open if other not in self.pushed), None)
+        if not self.open:
+            self.pushed.clear()
+            _remove(self.mode)
+        elif was_pushed and heir is not None:
+            self.pushed.append(heir)
+        elif was_pushed:
+            _remove(self.mode)
+
+
+class _Mode:
+    """What PyTorch calls instead of the function; not a TorchFunctionMode, whose stack is private
+    to its own `with`."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self, thread: ThreadState) -> None:
+        self.thread = thread
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Dynamo takes this for true, and traces nothing of what follows.
+        if _is_dynamo_compiling():
+            return func(*args, **(kwargs or {}))
+        made = func(*args) if kwargs is None else func(*args, **kwargs)
+        if type(made) is _Tensor and _getrefcount(made) == _FRESH:
+            place = _innermost.get()
+            if place is not None and place.thread is self.thread:
+                log = place.log
+                frame = _getframe(1)
+                code = frame.f_code
+                if log is not None and id(code) in USER_CODES:
+                    log.append((_ref(made), code, frame.f_lasti, False))
+                    if len(log) > place.limit:
+                        place.sweep()
+                    return made
+            _record(self.thread, made, _getframe(1))
+        elif type(made) not in _PLAIN:
+            _look(self.thread, func, args, kwargs, made, _getframe(1))
+        return made
+
+
+_ref = weakref.ref
+_is_dynamo_compiling: Any = torch.compiler.is_dynamo_compiling
+_getrefcount = sys.getrefcount
+_innermost: ContextVar[Place | None] = ContextVar("lowtide_innermost_scope", default=None)
+_threads = threading.local()
+
+
+def state() -> ThreadState:
+    """The current thread's."""
+    try:
+        return _threads.state
+    except AttributeError:
+        _threads.state = ThreadState()
+        return _threads.state
+
+
+def current() -> Place | None:
+    """The innermost open scope of this context, if it is this thread's."""
+    place = _innermost.get()
+    while place is not None and place.log is None:
+        place = place.outer
+    return place if place is not None and place.thread is state() else None
+
+
+def set_current(place: Place | None) -> None:
+    """Make it the innermost of this context."""
+    _innermost.set(place)
+
+
+def is_innermost(place: Place) -> bool:
+    """Whether it is this context's innermost, ended or not."""
+    return _innermost.get() is place
+
+
+def see(made: Any, frame: FrameType | None) -> None:
+    """Record tensors that were made where the mode does not look, if this thread is watched."""
+    thread: ThreadState | None = getattr(_threads, "state", None)
+    if thread is not None and thread.open:
+        for tensor in tensors_in(made):
+            if _is_ours(tensor):
+                _record(thread, tensor, frame)
+
+
+def _record(thread: ThreadState, made: torch.Tensor, frame: FrameType | None) -> None:
+    place = current()
+    if place is None and thread.is_watching:
+        place = thread.loose
+    if place is not None and place.log is not None:
+        place.log.append(note(made, frame))
+        if len(place.log) > place.limit:
+            place.sweep()
+
+
+def _look(
+    thread: ThreadState, func: Any, args: Any, kwargs: Any, made: Any, frame: FrameType | None
+) -> None:
+    """A result that is not simply a fresh tensor: several, one of a subclass, one known before."""
+    if made is None:
+        if func == _GRAD_SETTER:
+            on_grad_set(args[1])
+        return
+    if isinstance(made, torch.Tensor):
+        if (args and made is args[0]) or func in _GETTERS:  # in place, or there before
+            return
+        found: list[torch.Tensor] = [made]
+    elif is_nest(made):
+        found = list(tensors_in(made))
+    else:
+        return
+    given = {id(tensor) for tensor in tensors_in((args, kwargs))}
+    for tensor in found:
+        if id(tensor) in given or not _is_ours(tensor):
+            continue
+        # With more references than those from here it may have been known before.
+        if sys.getrefcount(tensor) <= _FRESH + 2 or owner_of(tensor) is None:
+            _record(thread, tensor, frame)
+
+
+def on_grad_set(value: Any) -> None:
+    """A tensor became the `.grad` of another; replaced by `keepers`."""
+
+
+def _is_ours(tensor: torch.Tensor) -> bool:
+    kind: Any = type(tensor)
+    if kind is _Tensor:
+        return True
+    return kind.__torch_dispatch__ is _NO_DISPATCH and not issubclass(kind, Parameter)
+
+
+def _is_on_stack(mode: _Mode) -> bool:
+    depth = _C._len_torch_function_stack()
+    return any(_C._get_function_stack_at(at) is mode for at in range(depth))
+
+
+def _insert(mode: _Mode) -> None:
+    above = [_C._pop_torch_function_stack() for _ in range(_C._len_torch_function_stack())]
+    # PyTorch's default device insists on being the last of all.
+    if above and isinstance(above[-1], DeviceContext):
+        _C._push_on_torch_function_stack(above.pop())
+    for other in (mode, *reversed(above)):
+        _C._push_on_torch_function_stack(other)
+
+
+def _remove(mode: _Mode) -> None:
+    depth = _C._len_torch_function_stack()
+    at = next((i for i in range(depth) if _C._get_function_stack_at(i) is mode), None)
+    if at is None:
+        return
+    above = [_C._pop_torch_function_stack() for _ in range(depth - at)]
+    for other in reversed(above[:-1]):
+        _C._push_on_torch_function_stack(other)
+
+
+def _forget_after_fork() -> None:
+    """A worker process starts without its parent's scopes."""
+    thread: ThreadState | None = getattr(_threads, "state", None)
+    if thread is not None:
+        _remove(thread.mode)
+        del _threads.state
+    _innermost.set(None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

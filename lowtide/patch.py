@@ -1,0 +1,143 @@
+"""`lt.patch_torch_jit()`: Lowtide's names in torch.jit, for packages that one cannot edit.
+
+In: nothing. Out: a `Patch`, which `undo()` or the end of a `with` block takes back.
+
+    with lt.patch_torch_jit():
+        import package              # its @torch.jit.script is lt.script
+    LOWTIDE_PATCH_TORCH_JIT=1       the same for a whole process, at `import lowtide`
+
+Always holds: PyTorch's own modules go on seeing PyTorch's own torch.jit, so that what they decorate
+at import, and their isinstance tests, keep working. What torch.jit has and Lowtide has not (yet),
+such as `_overload`, stays PyTorch's.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import torch
+import torch.jit
+
+NAMES: Final = (
+    "script", "trace", "trace_module", "ScriptModule", "ScriptFunction", "RecursiveScriptModule",
+    "TracedModule", "TopLevelTracedModule", "TracerWarning", "script_method", "export", "ignore",
+    "unused", "is_scripting", "is_tracing", "annotate", "isinstance", "Attribute", "Final",
+    "interface", "fork", "wait", "Future", "freeze", "optimize_for_inference", "save", "load",
+    "script_if_tracing", "CompilationUnit",
+)  # fmt: skip
+_OTHER_NAMES: Final = {
+    "RecursiveScriptModule": "ScriptModule",
+    "TopLevelTracedModule": "TracedModule",
+}
+
+
+def script_if_tracing(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles `fn` where it is called by code that is being traced, so that its control flow is
+    kept; everywhere else it is the plain Python function."""
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        from lowtide.frontend.trace.active import is_tracing
+        from lowtide.pipeline.script import script
+
+        return script(fn)(*args, **kwargs) if is_tracing() else fn(*args, **kwargs)
+
+    marks: Any = wrapper  # as torch.jit has them: compiled code reads the function behind
+    marks.__original_fn, marks.__script_if_tracing_wrapper = fn, True
+    return wrapper
+
+
+def lowtide_name(name: str) -> Any:
+    """What stands for torch.jit's name; raises AttributeError where Lowtide has nothing."""
+    if name == "script_if_tracing":
+        return script_if_tracing
+    return getattr(importlib.import_module("lowtide"), _OTHER_NAMES.get(name, name))
+
+
+def _asked_by_torch() -> bool:
+    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    package = str(caller.f_globals.get("__name__", "")).partition(".")[0]
+    return package in ("torch", "functorch")
+
+
+def _property(name: str) -> property:
+    """Reads Lowtide's object, or PyTorch's where PyTorch asks; an assignment wins over both."""
+    assigned: list[Any] = []
+
+    def read(module: types.ModuleType) -> Any:
+        if assigned:
+            return assigned[-1]
+        if not _asked_by_torch():
+            try:
+                return lowtide_name(name)
+            except AttributeError:
+                pass  # torch.jit's own
+        return vars(module)[name]
+
+    def write(module: types.ModuleType, value: object) -> None:
+        assigned[:] = [] if value is _ours(name) else [value]
+
+    def delete(module: types.ModuleType) -> None:
+        assigned.clear()
+
+    return property(read, write, delete)
+
+
+def _ours(name: str) -> Any:
+    try:
+        return lowtide_name(name)
+    except AttributeError:
+        return None
+
+
+_lock = threading.Lock()
+_depth = 0
+
+
+class Patch:
+    """A patch in force; see the module's text. Patches nest."""
+
+    def __init__(self) -> None:
+        self._on = True
+        _count(+1)
+
+    def undo(self) -> None:
+        """Takes it back; a second time does nothing."""
+        if self._on:
+            self._on = False
+            _count(-1)
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+
+def patch_torch_jit() -> Patch:
+    """Puts Lowtide's names into torch.jit until `undo()`, or the end of the `with` block."""
+    return Patch()
+
+
+def _count(step: int) -> None:
+    global _depth
+    with _lock:
+        _depth += step
+        if _depth == 1 and step == 1:
+            there = vars(torch.jit)
+            members = {name: _property(name) for name in NAMES if name in there}
+            kind = cast("type[types.ModuleType]", type("PatchedJit", (types.ModuleType,), members))
+            _set_class(kind)
+        elif _depth == 0:
+            _set_class(types.ModuleType)
+
+
+def _set_class(kind: type[types.ModuleType]) -> None:
+    module: Any = torch.jit
+    module.__class__ = kind

@@ -1,0 +1,78 @@
+"""`lt.script(module)` and `lt.freeze`: compiled at once, by the annotations.
+
+In: an nn.Module. Out: a `ScriptModule`. A frozen one has a private copy of all it reads: numbers,
+bools and strings are constants of its programs, its tensors are copies that no optimizer sees; the
+original may change as it likes.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script import decorators
+from lowtide.frontend.script.module_state import root_of
+from lowtide.pipeline.script_module import ScriptModule, make_or_get, method_source, wrap
+
+
+def script_module(module: torch.nn.Module, example_inputs: object = None) -> ScriptModule:
+    """Compiles a module: forward and all methods marked `@lt.export`, by their annotations.
+
+    `example_inputs`: tuples of arguments of forward, or {module: tuples}; each is compiled for too.
+    Raises CompileError."""
+    if isinstance(module, ScriptModule):
+        return module
+    if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
+        raise CompileError(
+            f"{type(module).__name__} is a module of torch.jit, which has no Python source",
+            remedy="lt.script of the nn.Module itself, or a class derived from lt.ScriptModule",
+        )
+    made = wrap(module)
+    for name in entry_points(module):
+        make_or_get(made, name).compile()
+    if isinstance(example_inputs, dict):
+        example_inputs = cast("dict[Any, Any]", example_inputs).get(module)
+    for args in cast("Any", example_inputs or ()):
+        with torch.no_grad():
+            cast("Any", made.forward).memory(*(args if isinstance(args, tuple) else (args,)))
+    return made
+
+
+def entry_points(module: torch.nn.Module) -> list[str]:
+    """forward, if there is one, and the exported methods."""
+    names = [] if method_source(module, "forward") is torch.nn.Module.forward else ["forward"]
+    for name in dir(type(module)):
+        found = inspect.getattr_static(type(module), name)
+        if decorators.modifier(found) in decorators.EXPORTED and name != "forward":
+            names.append(name)
+    return names
+
+
+def freeze(
+    mod: torch.nn.Module,
+    preserved_attrs: Sequence[str] | None = None,
+    optimize_numerics: bool = True,
+) -> ScriptModule:
+    """A copy of the module in eval mode, without parameters, compiled for what its attributes are.
+
+    `preserved_attrs`: attributes that stay changeable, and methods to compile beside forward.
+    Raises CompileError."""
+    del optimize_numerics  # kernels give what eager PyTorch gives, rounding aside, in any case
+    root = copy.deepcopy(root_of(mod)).eval()
+    for module in root.modules():
+        own = vars(module)
+        for name, parameter in own["_parameters"].items():
+            own["_buffers"][name] = None if parameter is None else parameter.detach()
+            own["_non_persistent_buffers_set"].add(name)
+        own["_parameters"].clear()
+    preserved = frozenset(preserved_attrs or ())
+    made = wrap(root, frozen=True, preserved=preserved)
+    methods = [n for n in preserved if callable(getattr(type(root), n, None))]
+    for name in dict.fromkeys((*entry_points(root), *methods)):
+        make_or_get(made, name).compile()
+    return made

@@ -1,0 +1,113 @@
+"""What every compiled function can be asked, and how one becomes a part of a traced program.
+
+In: a `Driver` for the arguments of a call, from a subclass. Out: the text of the program, its
+kernels, its peak, its stages.
+
+Hook: a traced `c.__lowtide_program__()` is its program, as a Function whose captured parameters, if
+any, are read from `c.root` (a module's: from itself) by their paths; other front ends inline it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lowtide.ir.core import Function
+from lowtide.ir.python_text import python_text
+from lowtide.pipeline import plain
+from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.explain import Explanation, explain
+from lowtide.pipeline.memory import MemoryPlan, plan_memory
+from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.walk import Walk, ineligible
+
+if TYPE_CHECKING:
+    from lowtide.frontend.trace.recorder import Recorder
+
+
+class Compiled(ABC):
+    """A function that Lowtide runs."""
+
+    __name__: str
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the Python function would return."""
+
+    @abstractmethod
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The operands of the program, in order; raises Python's own TypeError."""
+
+    @abstractmethod
+    def driver(self, args: tuple[Any, ...]) -> Driver:
+        """The program for these arguments, built if need be; raises CompileError."""
+
+    def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
+        """The program for what `bind` gave, and its operands, captured ones included."""
+        return self.driver(values), values
+
+    @abstractmethod
+    def program(self) -> Function:
+        """The program as it was last built."""
+
+    @property
+    def graph(self) -> Function:
+        """The program, for the latest types of arguments (else as annotated); prints as IR."""
+        return self.program()
+
+    @property
+    def code(self) -> str:
+        """The program as Python-like source."""
+        return python_text(self.program())
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """For these inputs (meta tensors too): kernels, what PyTorch runs and why, the peak."""
+        why, walk = self._walk(args, kwargs)
+        return explain(self.__name__, walk, why)
+
+    def memory(self, *args: Any, **kwargs: Any) -> MemoryPlan:
+        """The predicted peak for these inputs (meta tensors too); nothing is run or allocated."""
+        why, walk = self._walk(args, kwargs)
+        return plan_memory(walk, why)
+
+    def stages(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
+        """The program after each stage for these inputs, the generated source last."""
+        _, walk = self._walk(args, kwargs)
+        return walk.stages()
+
+    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
+        driver, values = self.resolve(self.bind(args, kwargs))
+        plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
+        why = plain.reason() or ineligible(plain_values)
+        return why, Walk(driver, values)
+
+    def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call from code that is being traced: the program's ops, control flow kept, become
+        part of the recorded one. Raises CannotInline before anything is run or recorded."""
+        from lowtide.frontend.trace.active import paused  # only where something is traced
+        from lowtide.frontend.trace.encode import plain as without_memory
+        from lowtide.frontend.trace.splice import splice
+
+        values = self.bind(tuple(args), dict(kwargs))
+        driver, real = self.resolve(tuple(without_memory(v) for v in values))
+        if any(isinstance(v, torch.nn.Module) for v in real):
+            raise CannotInline(f"the program of {self.__name__}() uses a module as an object")
+        with paused():
+            result = _run(driver, real)
+        return splice(recorder, driver.function, (*values, *real[len(values) :]), result)
+
+
+class CannotInline(Exception):
+    """A traced call of a compiled function whose program cannot become part of another."""
+
+
+def _run(driver: Driver, values: tuple[Any, ...]) -> Any:
+    if plain.reason():
+        return driver.run_eager(values)
+    try:
+        return driver(values)
+    except Ineligible:
+        return driver.run_eager(values)

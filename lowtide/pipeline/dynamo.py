@@ -1,0 +1,206 @@
+"""`lt.compile`: any Python, by PyTorch's own graph capture; and the backend that it is built on.
+
+In: a function or an nn.Module. Out: what `torch.compile` returns for it.
+
+    @lt.compile
+    def step(x, y): ...                           torch.compile(step, backend="lowtide")
+    torch.compile(model, backend="lowtide")       the same, by name, once the package is installed
+
+Each captured graph becomes a `CompiledGraph`, run by a `Driver`. Always holds: where the driver
+cannot run it (modes, autocast, another device) PyTorch runs the captured graph as it is, and a
+graph that does not become a Function is never anything else, which is said once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import torch
+
+from lowtide.errors import LowtideError
+from lowtide.frontend.dynamo.internals import BACKEND, register
+from lowtide.ir.core import Function
+from lowtide.pipeline import debug, faults, plain, stats
+from lowtide.pipeline.compiled import Compiled
+from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.explain import Explanation
+from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.tracebacks import through_user_lines
+
+_reason = plain.reason
+_watchers: list[list[tuple[Any, tuple[Any, ...]]]] = []
+
+Model = TypeVar("Model", bound=Callable[..., Any])
+
+
+class CompiledGraph(Compiled):
+    """One captured graph that became a program. `program` is a `GraphProgram`."""
+
+    def __init__(self, module: torch.fx.GraphModule, program: Any) -> None:
+        self.__name__ = self.__qualname__ = program.function.name
+        self._forward: Callable[..., Any] = module.forward
+        self._driver = Driver(program.function)
+        self._arguments: tuple[int, ...] = program.arguments
+        self._captured: tuple[Any, ...] = program.captured
+        self._sets_grad: bool = program.sets_grad
+
+    def __call__(self, *args: Any) -> Any:
+        """What the graph gives for its inputs."""
+        if _watchers:
+            watched(self, args)
+        if _reason():
+            stats.count("calls_eager")
+            return self._forward(*args)
+        values = (*[args[k] for k in self._arguments], *self._captured)
+        grad = torch.is_grad_enabled()
+        try:
+            return self._driver(values)
+        except Ineligible:
+            pass  # PyTorch's own error shall not be "during handling of" ours
+        except Exception as error:
+            if self._sets_grad:
+                torch.set_grad_enabled(grad)
+            raise through_user_lines(error) from error.__cause__
+        stats.count("calls_eager")
+        return self._forward(*args)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The operands of the program, for the inputs of the graph."""
+        return (*[args[k] for k in self._arguments], *self._captured)
+
+    def driver(self, args: tuple[Any, ...]) -> Driver:
+        """The one program that there is."""
+        return self._driver
+
+    def program(self) -> Function:
+        """The program."""
+        return self._driver.function
+
+
+class PlainGraph:
+    """A captured graph that PyTorch runs, and why."""
+
+    def __init__(self, module: torch.fx.GraphModule, why: str) -> None:
+        self.__name__ = self.__qualname__ = "graph"
+        self.why = why
+        self._forward: Callable[..., Any] = module.forward
+
+    def __call__(self, *args: Any) -> Any:
+        """What the graph gives for its inputs."""
+        if _watchers:
+            watched(self, args)
+        stats.count("calls_eager")
+        return self._forward(*args)
+
+    def __str__(self) -> str:
+        return f"{self.__name__}: PyTorch runs the captured graph as it is: {self.why}"
+
+
+Graph = CompiledGraph | PlainGraph
+
+
+def backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The `torch.compile` backend: a captured graph as a callable of the same inputs.
+
+    `options`: `budget` and `tune`, as of `lt.compile`; `mode` changes nothing."""
+    del example_inputs, mode
+    _refuse(**(options or {}))
+    return _graph(gm).__call__
+
+
+def _graph(module: torch.fx.GraphModule) -> Graph:
+    from lowtide.frontend.dynamo.convert import NotConverted, convert  # only where one is captured
+
+    try:
+        program = convert(module)
+    except NotConverted as why:
+        return PlainGraph(module, str(why))
+    except Exception as error:
+        return PlainGraph(module, faults.survive(error, "lt.compile: a captured graph"))
+    function = program.function
+    debug.show("ir", function.name, lambda: str(function))
+    return CompiledGraph(module, program)
+
+
+def _refuse(budget: object = None, tune: bool = False, **others: object) -> None:
+    if budget is not None:
+        raise LowtideError("budget= is not there yet: peaks are predicted, not yet bounded")
+    if tune:
+        raise LowtideError("tune=True is not there yet: schedules come from the cost model")
+    if others:
+        raise LowtideError(f"no option {sorted(others)[0]!r}: there are `budget` and `tune`")
+
+
+@overload
+def compile(
+    model: Model,
+    *,
+    budget: None = None,
+    tune: bool = False,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+) -> Model: ...
+@overload
+def compile(
+    model: None = None,
+    *,
+    budget: None = None,
+    tune: bool = False,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+) -> Callable[[Model], Model]: ...
+
+
+def compile(
+    model: Any = None,
+    *,
+    budget: object = None,
+    tune: bool = False,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+) -> Any:
+    """Compiles any Python function or nn.Module by PyTorch's graph capture; a decorator too.
+
+    `fullgraph`: raise where the capture would break the graph. `dynamic`: True makes all sizes
+    symbols at once, False none, None those that are seen to change. Both are torch.compile's.
+    `budget` and `tune` are names that are kept free: they raise until they do something.
+
+        fast = lt.compile(model)
+        fast(torch.rand(64, 8))
+    """
+    _refuse(budget, tune)
+    if model is None:
+        return functools.partial(
+            compile, budget=None, tune=tune, fullgraph=fullgraph, dynamic=dynamic
+        )
+    register(backend)
+    return torch.compile(model, backend=BACKEND, fullgraph=fullgraph, dynamic=dynamic)
+
+
+def explain_compiled(
+    compiled: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> tuple[Explanation | PlainGraph, ...]:
+    """What a call of a compiled function does, graph by graph, as `c.explain` says it of one.
+
+    The function is called, since only a run tells which graphs it takes. Each entry prints."""
+    seen: list[tuple[Graph, tuple[Any, ...]]] = []
+    _watchers.append(seen)
+    try:
+        compiled(*args, **kwargs)
+    finally:
+        _watchers.remove(seen)
+    return tuple(g if isinstance(g, PlainGraph) else g.explain(*given) for g, given in seen)
+
+
+def watched(graph: Graph, args: tuple[Any, ...]) -> None:
+    """Tells those who watch that a graph is called."""
+    for seen in list(_watchers):
+        seen.append((graph, args))

@@ -1,0 +1,313 @@
+"""A module's compiled method: a ScriptFunction whose program also reads the module's own state.
+
+In: the module that owns the state, a method's name, its Python function or a finished Function.
+Out: a `ScriptMethod`, called as the method would be.
+
+    c.forward(x)      reads x's type, then what the program captured, then runs the driver
+    c.fc.bias = None  another type than at compile time: the next call compiles a second variant
+
+Always holds: a `Variant` runs only where its captured values have the types, and its guards give
+the values, for which it was compiled.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any, Final
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from lowtide.frontend.script.module_methods import compile_method, method_types
+from lowtide.frontend.script.module_state import Guard, is_torch_class
+from lowtide.frontend.script.script import check_syntax
+from lowtide.ir import types as t
+from lowtide.ir.core import Function
+from lowtide.pipeline import debug, plain
+from lowtide.pipeline.captures import Reader, Values, hook_count, type_of_value
+from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.script import ScriptFunction
+from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.tracebacks import through_user_lines
+
+_MOST_VARIANTS: Final = 32  # per types of arguments, before they are forgotten
+_CONTAINERS: Final = (list, tuple, dict)
+_SIMPLE_TYPES: Final = frozenset(
+    {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
+)
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+_reason = plain.reason
+
+
+@dataclass(slots=True, eq=False)
+class Variant:
+    """A program, and what must hold of its modules; see the module's text."""
+
+    driver: Driver
+    reader: Reader
+    kinds: tuple[type, ...]
+    facts: Values
+    hooks: tuple[Any, ...]
+    containers: tuple[tuple[int, t.Type], ...]
+    guards: tuple[Guard, ...] = ()
+
+    def is_readable(self) -> bool:
+        """Whether the captured values are there, whatever the guards give."""
+        try:
+            captured, _ = self.reader.read()
+        except (KeyError, AttributeError):
+            return False
+        return tuple(map(type, captured)) == self.kinds
+
+    def values(self) -> Values | None:
+        """The captured values now; None if the program is not for them."""
+        try:
+            captured, facts = self.reader.read()
+        except (KeyError, AttributeError):
+            return None
+        if facts != self.facts or tuple(map(type, captured)) != self.kinds:
+            return None
+        if all(type_of_value(captured[k], type_) for k, type_ in self.containers):
+            return captured
+        return None
+
+
+class ScriptMethod(ScriptFunction):
+    """A compiled method; see the module's text. Safe to call from many threads."""
+
+    def __init__(
+        self,
+        root: torch.nn.Module,
+        name: str,
+        source: FunctionType | Function,
+        *,
+        frozen: bool = False,
+        preserved: frozenset[str] = frozenset(),
+    ) -> None:
+        self._root = root
+        self._name = self.__name__ = name
+        self._source = source
+        self._frozen, self._preserved = frozen, preserved
+        if isinstance(source, FunctionType):
+            if not is_torch_class(type(root)):
+                check_syntax(source)
+            signature = inspect.signature(source, follow_wrapped=False)
+            parameters = list(signature.parameters.values())[1:]
+            self._signature = signature.replace(parameters=parameters)
+            self._fn = MethodType(source, root)
+            self.__lowtide_function__ = source
+            self.__doc__ = source.__doc__
+        else:
+            parameters = _parameters(source)
+            self._signature = inspect.Signature(parameters)
+            self._fn = self._plainly()
+        positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+        self._arity = len(parameters) if positional else -1
+        self._lock = threading.RLock()
+        self.forget()
+        _all_methods.add(self)
+
+    def forget(self) -> None:
+        """Drops every program, for the modules have become others."""
+        self._latest: dict[tuple[type, ...], Variant] = {}
+        self._variants: dict[tuple[t.Type, ...], list[Variant]] = {}
+        self._newest: Variant | None = None
+        self._hooks_seen = -1
+        self.callees: set[tuple[int, str]] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the Python method would return."""
+        if _is_compiling() or _reason():
+            return self._python(*args, **kwargs)
+        values = args
+        if kwargs or len(args) != self._arity:
+            values = self.bind(args, kwargs)
+        variant = self._latest.get(tuple(map(type, values)))
+        captured = None
+        if variant is not None and RemovableHandle.next_id == self._hooks_seen:
+            captured = variant.values()
+        if variant is None or captured is None:
+            variant, captured = self._find(values)
+        try:
+            return variant.driver((*values, *captured))
+        except Ineligible:
+            return self._python(*args, **kwargs)
+        except Exception as error:
+            raise through_user_lines(error) from error.__cause__
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<lt.ScriptMethod {type(self._root).__name__}.{self._name}{self._signature}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a compiled method cannot be pickled: lt.save(module, file) instead")
+
+    def _plainly(self) -> Callable[..., Any]:
+        """Stands for the Python method where there is none: PyTorch runs the program's ops."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            values = self.bind(args, kwargs)
+            variant, captured = self._find(values)
+            return variant.driver.run_eager((*values, *captured))
+
+        run.__name__ = run.__qualname__ = self._name
+        return run
+
+    # -- programs --
+
+    def compile(self) -> None:
+        """Compiles for the types of the annotations; raises CompileError."""
+        with self._lock:
+            if isinstance(self._source, FunctionType):
+                types = tuple(method_types(self._source, ()).values())
+                if types not in self._variants:
+                    self._make(types)
+
+    @property
+    def root(self) -> torch.nn.Module:
+        """The module that owns the state."""
+        return self._root
+
+    @property
+    def source(self) -> FunctionType | Function:
+        """What it is compiled from."""
+        return self._source
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters, without the module."""
+        return self._signature
+
+    def variants(self) -> list[Variant]:
+        """The programs built so far, in order."""
+        with self._lock:
+            return [v for found in self._variants.values() for v in reversed(found)]
+
+    def variant_for(self, types: tuple[t.Type, ...]) -> Variant:
+        """The program for arguments of these types and the modules as they are."""
+        with self._lock:
+            self._check_hooks()
+            found = self._variants.get(types, ())
+            fitting = (v for v in found if v.values() is not None)
+            return next(fitting, None) or self._make(types)
+
+    def _find(self, values: Sequence[Any]) -> tuple[Variant, Values]:
+        """The program for these arguments and the modules as they are, built if need be."""
+        types = tuple(map(self._type_of, self._signature.parameters, values))
+        with self._lock:
+            self._check_hooks()
+            for variant in self._variants.get(types, ()):
+                captured = variant.values()
+                if captured is not None:
+                    break
+            else:
+                variant = self._make(types)
+                captured = variant.reader.read()[0]
+            kinds = tuple(map(type, values))
+            if _SIMPLE_TYPES.issuperset(kinds):
+                self._latest[kinds] = variant
+            self._newest = variant
+            return variant, captured
+
+    def _check_hooks(self) -> None:
+        """Forgets programs that lack a hook which has been registered since."""
+        count = hook_count()
+        if count != self._hooks_seen:
+            for variants in self._variants.values():
+                variants[:] = [v for v in variants if v.reader.hooks() == v.hooks]
+            self._latest.clear()
+            self._hooks_seen = count
+
+    def _make(self, types: tuple[t.Type, ...]) -> Variant:
+        if isinstance(self._source, Function):
+            function, guards = self._source, ()
+        else:
+            program = compile_method(
+                self._root,
+                self._name,
+                self._source,
+                types,
+                frozen=self._frozen,
+                preserved=self._preserved,
+            )
+            function, guards = program.function, program.guards
+            self.callees |= program.callees
+        debug.show("ir", function.name, lambda: str(function))
+        return self._keep(types, self._variant(function, guards))
+
+    def _variant(
+        self, function: Function, guards: tuple[Guard, ...], driver: Driver | None = None
+    ) -> Variant:
+        """A program bound to the modules as they are now."""
+        reader = Reader(self._root, function.captures, guards)
+        captured, facts = reader.read()
+        params = function.params[len(function.arguments) :]
+        return Variant(
+            driver=driver or Driver(function),
+            reader=reader,
+            kinds=tuple(map(type, captured)),
+            facts=facts,
+            hooks=reader.hooks(),
+            containers=tuple(
+                (k, p.type) for k, p in enumerate(params) if isinstance(captured[k], _CONTAINERS)
+            ),
+            guards=guards,
+        )
+
+    def _keep(self, types: tuple[t.Type, ...], variant: Variant) -> Variant:
+        variants = self._variants.setdefault(types, [])
+        if len(variants) >= _MOST_VARIANTS:
+            variants.clear()
+        variants.insert(0, variant)
+        self._newest = variant
+        return variant
+
+    def program(self) -> Function:
+        """The program as it was last built."""
+        with self._lock:
+            if self._newest is None:
+                self.compile()
+            if self._newest is None:
+                assert isinstance(self._source, Function)
+                return self._source
+            return self._newest.driver.function
+
+    def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
+        """The program for these arguments and the modules as they are, and all its operands."""
+        variant, captured = self._find(values)
+        return variant.driver, (*values, *captured)
+
+
+class MethodMaker:
+    """What makes a method whose programs come from elsewhere, from a file say."""
+
+    def make(self, root: torch.nn.Module) -> ScriptMethod:
+        """The method of this module."""
+        raise NotImplementedError
+
+
+_all_methods: weakref.WeakSet[ScriptMethod] = weakref.WeakSet()
+
+
+def forget_programs() -> None:
+    """Drops all programs of all methods: a submodule has been replaced somewhere."""
+    for method in list(_all_methods):
+        method.forget()
+
+
+def _parameters(function: Function) -> list[inspect.Parameter]:
+    return [
+        inspect.Parameter(
+            p.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=function.defaults.get(p.name, inspect.Parameter.empty),
+        )
+        for p in function.arguments
+    ]

@@ -1,0 +1,224 @@
+"""`check_trace`: does the recorded program do what the Python function does?
+
+In: the function, its recording, and the inputs to check with. Out: nothing, or a `TracerWarning`.
+
+    the function is run again on copies     other results?     which output, and how far off
+                                            another program?   the first line that differs
+    … and once with one more in dim 0       another program?   the size that became a constant
+
+Always holds: the inputs, the module's buffers and PyTorch's random state are afterwards what they
+were before. The program is checked op by op in PyTorch, before any kernel is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from lowtide.frontend.trace.captures import Constants
+from lowtide.frontend.trace.nests import take_apart
+from lowtide.frontend.trace.places import here, warn
+from lowtide.frontend.trace.trace import Call, Recording, record
+from lowtide.ir.core import Function
+from lowtide.ir.interpret import run_block
+from lowtide.ir.printer import print_function
+from lowtide.pipeline.traced import TracedFunction
+
+_ATOL = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What is needed to run the function again."""
+
+    func: Callable[..., Any]
+    name: str
+    module: torch.nn.Module | None
+    constants: Constants
+    recording: Recording
+    traced: TracedFunction
+    tolerance: float
+
+    def again(self, call: Call) -> Recording:
+        """Records the function once more, without warnings."""
+        return record(
+            self.func,
+            copied(call),
+            name=self.name,
+            root=self.module,
+            constants=self.constants.copy(),
+            quiet=True,
+        )
+
+
+def check(c: Check, calls: Sequence[Call], *, vary: bool) -> None:
+    """Compares on each of these calls; with `vary`, also looks for sizes that became constants."""
+    kept = [*c.constants.tensors, *(c.module.buffers() if c.module is not None else ())]
+    warned = c.recording.warnings > 0
+    for call in calls:
+        for text in _faults(c, call, kept):
+            _warn(text)
+            warned = True
+    if vary and not warned:
+        with _restored(kept):
+            text = _frozen_size(c, calls[0])
+        if text:
+            _warn(text)
+
+
+def _faults(c: Check, call: Call, kept: Sequence[torch.Tensor]) -> Iterator[str]:
+    """What is wrong with the program on this call."""
+    with _restored(kept):
+        again = c.again(call)
+    differs = difference(c.recording.function, again.function)
+    if differs:
+        yield f"{c.name}() makes another program when it is run again: {differs}"
+    with _restored(kept):
+        before = torch.get_rng_state()
+        try:
+            recorded = _outputs(_run(c.traced, copied(call)))
+        except Exception as error:
+            yield f"the recorded program of {c.name}() fails: {type(error).__name__}: {error}"
+            return
+        is_random = not torch.equal(torch.get_rng_state(), before)
+    if is_random:
+        yield f"{c.name}() draws random numbers; did you forget .eval() on your model?"
+    expected = _outputs(again.result)
+    wrong = _mismatch(recorded, expected, c.tolerance)
+    if not wrong:
+        return
+    with _restored(kept):
+        args = copied(call)
+        repeated = _outputs(c.func(*args.args, **args.kwargs))
+    if _mismatch(repeated, expected, c.tolerance):
+        wrong += "; the function itself gives other results each time"
+    yield f"the recorded program of {c.name}() differs from the function: {wrong}"
+
+
+def _frozen_size(c: Check, call: Call) -> str:
+    """Records with one more in dimension 0, where that is possible, and compares the programs."""
+    varied = _varied(call)
+    if varied is None:
+        return ""
+    try:
+        again = c.again(varied)
+    except Exception:  # the function asks for these sizes
+        return ""
+    differs = difference(c.recording.function, again.function)
+    if not differs:
+        return ""
+    return (
+        f"{c.name}() keeps a size of its example inputs as a constant: {differs}. "
+        "Sizes that go through int(), float(), range(), or a float's operator (`1.0 / n`, "
+        "but not `1 / n`) are fixed; lt.script has no such limits"
+    )
+
+
+def _run(traced: TracedFunction, call: Call) -> Any:
+    driver, operands = traced.resolve(traced.flat(call.args, call.kwargs))
+    env = dict(zip(driver.function.params, operands, strict=True))
+    return traced.wrap(run_block(driver.function.block, env)[0])
+
+
+def _outputs(result: Any) -> list[tuple[str, Any]]:
+    leaves: list[tuple[str, Any]] = []
+    take_apart(result, "the result", leaves, (torch.Tensor, int, float))
+    return leaves
+
+
+def _mismatch(found: list[tuple[str, Any]], expected: list[tuple[str, Any]], tol: float) -> str:
+    """Which output differs, and how far; "" if none."""
+    if len(found) != len(expected):
+        return f"{len(found)} results instead of {len(expected)}"
+    for (_, a), (where, b) in zip(found, expected, strict=True):
+        x, y = torch.as_tensor(a), torch.as_tensor(b)
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return f"{where} is {_form(x)} instead of {_form(y)}"
+        if x.is_meta or torch.allclose(x, y, rtol=tol, atol=_ATOL, equal_nan=True):
+            continue
+        kind = torch.complex128 if x.is_complex() else torch.float64
+        off = float((x.detach().to(kind) - y.detach().to(kind)).abs().max())
+        return f"{where} is off by up to {off:.3g} (check_tolerance={tol:g})"
+    return ""
+
+
+def _form(x: torch.Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+
+
+def difference(a: Function, b: Function) -> str:
+    """The first line in which two programs differ, "" if they do not."""
+    if a == b:
+        return ""
+    before, after = (print_function(fn, locs=False).splitlines() for fn in (a, b))
+    for k, (x, y) in enumerate(zip_longest(before, after, fillvalue="(nothing)")):
+        if x != y:
+            ops = a.block.ops  # a line each, where nothing is nested
+            is_flat = len(ops) == len(before) - 1
+            place = f"{ops[k - 1].loc}: " if is_flat and 0 < k <= len(ops) else ""
+            return f"{place}`{x.strip()}` is then `{y.strip()}`"
+    return ""
+
+
+def copied(call: Call) -> Call:
+    """The call on copies of its tensors; one tensor given twice stays one tensor."""
+    made: dict[int, torch.Tensor] = {}
+
+    def copy(x: torch.Tensor) -> torch.Tensor:
+        if id(x) not in made:
+            made[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+        return made[id(x)]
+
+    return _mapped(call, copy)
+
+
+def _varied(call: Call) -> Call | None:
+    """The call with the last row of each input twice, where it has as many as the first input."""
+    leaves: list[tuple[str, Any]] = []
+    for value in (*call.args, *call.kwargs.values()):
+        take_apart(value, "", leaves, (torch.Tensor,))
+    sized = [x for _, x in leaves if x.dim() and x.layout is torch.strided]
+    if not sized or not sized[0].shape[0]:
+        return None
+    size = sized[0].shape[0]
+
+    def longer(x: torch.Tensor) -> torch.Tensor:
+        if x.layout is not torch.strided or not x.dim() or x.shape[0] != size:
+            return x
+        return torch.cat([x.detach(), x.detach()[-1:]]).requires_grad_(x.requires_grad)
+
+    return _mapped(call, longer)
+
+
+def _mapped(call: Call, change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
+    def rebuilt(value: Any) -> Any:
+        leaves: list[tuple[str, Any]] = []
+        nest = take_apart(value, "", leaves, (torch.Tensor,))
+        return nest.build(iter([change(x) for _, x in leaves]))
+
+    kwargs = {k: rebuilt(v) for k, v in call.kwargs.items()}
+    return Call(tuple(rebuilt(a) for a in call.args), kwargs, call.names)
+
+
+@contextmanager
+def _restored(tensors: Sequence[torch.Tensor]) -> Generator[None]:
+    """Puts tensors and PyTorch's random state back to what they were."""
+    state = torch.get_rng_state()
+    before = [x.detach().clone() for x in tensors]
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        with torch.no_grad():
+            for x, old in zip(tensors, before, strict=True):
+                if not torch.equal(x, old):
+                    x.detach().copy_(old)
+
+
+def _warn(text: str) -> None:
+    warn(text, here())

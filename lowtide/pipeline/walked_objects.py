@@ -1,0 +1,54 @@
+"""Ops on modules during a walk on meta tensors: what they would give, with nothing changed.
+
+In: an op and its operands. Out: its results, or None where only the run knows them.
+
+    attr.set(%m, %h) {name="h"}     remembered here; the next attr.get of it gives %h again
+    call_module(%rnn, %x)           run on a copy of the module on the meta device
+    py.call(%m, %x)                 never run, for it may do anything
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from lowtide.ir import object_ops
+from lowtide.ir.core import Op, Value
+
+OBJECT_OPS: Final = tuple(object_ops.RUN)
+
+
+class WalkedObjects:
+    """The attributes that one walk has assigned, and the copies of modules that it has run."""
+
+    def __init__(self) -> None:
+        self._assigned: dict[tuple[int, str], Any] = {}
+        self._copies: dict[int, torch.nn.Module] = {}
+
+    def run(self, op: Op, env: Mapping[Value, Any]) -> list[Any] | None:
+        """See the module's text."""
+        if op.name == "py.call":
+            return None
+        module, *values = (env[v] for v in op.operands)
+        if op.name == "call_module":
+            return self._call(op, module, values)
+        key = (id(module), str(op.attrs["name"]))
+        if op.name == "attr.set":
+            self._assigned[key] = values[0]
+            return []
+        return [self._assigned[key] if key in self._assigned else getattr(module, key[1])]
+
+    def _call(self, op: Op, module: torch.nn.Module, values: list[Any]) -> list[Any] | None:
+        try:
+            made = self._copies.get(id(module))
+            if made is None:
+                made = self._copies[id(module)] = copy.deepcopy(module).to("meta")
+            first, *rest = op.operands
+            return object_ops.RUN[op.name](
+                op, {first: made, **dict(zip(rest, values, strict=True))}
+            )
+        except Exception:  # whatever a module of the user's or PyTorch's raises on meta tensors
+            return None

@@ -1,0 +1,146 @@
+"""`lowtide profile` and `lowtide memory`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from lowtide.cli import app
+
+TARGET = "lowtide.programs:boxes_intersection"
+SCRIPT = """\
+import sys
+import torch
+import beside
+
+def pairs(x):
+    return (x[:, None] - x[None, :]).abs().sum()
+
+if __name__ == "__main__":
+    x = torch.ones(64)
+    print("args", sys.argv[1:], pairs(x).item(), beside.NAME)
+    if "exit" in sys.argv:
+        sys.exit(7)
+    if "words" in sys.argv:
+        sys.exit("went wrong")
+    if "raise" in sys.argv:
+        raise ValueError("no good")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("NAME = 'neighbour'\n")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _forget_neighbour():
+    yield
+    sys.modules.pop("beside", None)
+
+
+def test_a_table_follows_the_scripts_output(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv, main = list(sys.argv), sys.modules["__main__"]
+    assert app(["profile", "--rows", "2", str(script), "--lr", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("args ['--lr', '3'] 0.0 neighbour\n")
+    lines = out.splitlines()
+    assert lines[1].startswith("peak ")
+    assert lines[4].split()[0] in ("aten::sub", "aten::abs")
+    assert f"{script.name}:6" in lines[4]
+    assert "live at the peak:" in lines
+    assert "\x1b" not in out
+    assert sys.argv == argv
+    assert sys.modules["__main__"] is main
+
+
+@pytest.mark.parametrize(("word", "status"), [("exit", 7), ("words", 1), ("raise", 1)])
+def test_the_scripts_status_passes_through(
+    script: Path, capsys: pytest.CaptureFixture[str], word: str, status: int
+) -> None:
+    assert app(["profile", str(script), word]) == status
+    captured = capsys.readouterr()
+    assert "aten::sub" in captured.out
+    if word == "words":
+        assert "went wrong" in captured.err
+    if word == "raise":
+        assert "ValueError: no good" in captured.err
+        assert "profile_command" not in captured.err
+
+
+def test_json_is_all_there_is_on_stdout(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["profile", "--json", "--sort", "calls", str(script)]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["peak_bytes"] > 2 * 64 * 64 * 4
+    calls = [row["calls"] for row in found["rows"]]
+    assert calls == sorted(calls, reverse=True)
+    assert "neighbour" in captured.err
+
+
+def test_files(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    names = {"--html": "a.html", "--plot": "a.svg", "--trace": "a.json"}
+    options = [text for key, name in names.items() for text in (key, str(tmp_path / name))]
+    assert app(["profile", *options, str(script)]) == 0
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "a.svg").exists()
+    assert json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["no_such.py"], "no file 'no_such.py'"),
+        (["--sort", "beauty", "SCRIPT"], "allowed are self_bytes"),
+        (["--html", "/no/such/folder/a.html", "SCRIPT"], "no folder for"),
+    ],
+)
+def test_options_that_make_no_sense(
+    script: Path, capsys: pytest.CaptureFixture[str], options: list[str], why: str
+) -> None:
+    given = [str(script) if option == "SCRIPT" else option for option in options]
+    assert app(["profile", *given]) == 2
+    captured = capsys.readouterr()
+    assert why in captured.err
+    assert captured.out == ""
+
+
+def test_a_terminal_gets_a_rich_table(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert app(["profile", str(script)]) == 0
+    out = capsys.readouterr().out
+    assert "aten::sub" in out
+    assert "held by" in out
+
+
+def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["memory", TARGET, "--shape", "1000x4,500x4"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("peak 2,0")
+    assert "boxes1.shape[0]" in out
+    assert app(["memory", TARGET, "--shape", "1000x4,500x4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["peak_bytes"] >= 2_000_000
+    assert {"formula", "buffers", "sizes"} <= set(found)
+
+
+def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["explain", TARGET, "--shape", "1000x4,500x4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["peak_bytes"] >= 2_000_000
+
+
+def test_wrong_arguments_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["memory", TARGET, "--shape", "10y4"]) == 2
+    assert "lowtide memory: '10y4' is not a shape" in capsys.readouterr().err

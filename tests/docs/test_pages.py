@@ -1,0 +1,98 @@
+"""The pages of docs/: their examples run, and their lists are those of the compiler's tables."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import lowtide as lt
+from lowtide.frontend import reference
+from tests.docs.blocks import run_page
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+NAMES = DOCS / "migrating-from-torch-jit.md"
+NOT_YET = "(not yet)"
+
+
+# What the examples of a page take for granted.
+GIVEN = {
+    "dispose-scopes.md": {
+        "lt": lt,
+        "batch": torch.rand(4, 3),
+        "batches": [torch.rand(4, 3)],
+        "weight": torch.rand(3, 3),
+        "total": torch.zeros(()),
+        "step": torch.relu,
+    }
+}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_examples_run(path: Path, tmp_path: Path) -> None:
+    """In a process of its own: examples may leave things behind."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        pool.submit(_run, path, tmp_path).result()
+
+
+def _run(path: Path, folder: Path) -> None:
+    run_page(path, folder, given=GIVEN.get(path.name))
+
+
+def test_the_language_page_is_what_the_tables_say(request: pytest.FixtureRequest) -> None:
+    text = reference.page()
+    if request.config.getoption("--update-golden"):
+        reference.PAGE.write_text(text, encoding="utf-8")
+    assert reference.PAGE.read_text(encoding="utf-8") == text, (
+        "run python -m lowtide.frontend.reference --write, or pytest --update-golden"
+    )
+
+
+def test_the_command_prints_the_page() -> None:
+    command = [sys.executable, "-m", "lowtide.frontend.reference"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == reference.page()
+    wrong = subprocess.run([*command, "--nonsense"], capture_output=True, text=True, cwd=ROOT)
+    assert wrong.returncode == 2
+    assert "usage" in wrong.stderr
+
+
+def _marked(text: str) -> str:
+    """The rows of the table of names, each `lt.NAME` marked where Lowtide has no such name."""
+
+    def mark(found: re.Match[str]) -> str:
+        return found[1] if hasattr(lt, found[2]) else f"{found[1]} {NOT_YET}"
+
+    pattern = rf"(`lt\.(\w+)[^`]*`)(?: {re.escape(NOT_YET)})?"
+    rows = [
+        re.sub(pattern, mark, line) if line.startswith("|") else line for line in text.split("\n")
+    ]
+    return "\n".join(rows)
+
+
+def test_names_that_are_not_there_yet_are_marked(request: pytest.FixtureRequest) -> None:
+    text = NAMES.read_text(encoding="utf-8")
+    if request.config.getoption("--update-golden"):
+        NAMES.write_text(_marked(text), encoding="utf-8")
+        text = _marked(text)
+    assert text == _marked(text), "run pytest --update-golden tests/docs"
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [p.name for p in PAGES if f"(docs/{p.name})" not in readme] == []
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / link).exists(), link

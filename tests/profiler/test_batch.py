@@ -1,0 +1,128 @@
+"""`max_batch_size`, and sizes as users write them."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+
+import lowtide as lt
+from lowtide.memory.batch import largest
+from lowtide.memory.sizes import budget_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("512MB", 512 * 10**6), ("2GiB", 2 << 30), (7, 7), ("1.5 kB", 1500), (" 10 MiB ", 10 << 20)],
+)
+def test_sizes(text: str | int, count: int) -> None:
+    assert budget_bytes(text) == count
+
+
+@pytest.mark.parametrize(
+    "nonsense", ["lots", "", "MB", "-1MB", 0, -5, "0", math.nan, True, None, []]
+)
+def test_nonsense_sizes(nonsense: Any) -> None:
+    with pytest.raises(lt.LowtideError, match="budget="):
+        budget_bytes(nonsense)
+
+
+@pytest.mark.parametrize("most", [1, 5, 63, 64, 65, 999, 10**6])
+@pytest.mark.parametrize("power", [1, 2, 0.5])
+def test_the_search(most: int, power: float) -> None:
+    calls: list[int] = []
+
+    def peak(n: int) -> float:
+        calls.append(n)
+        return 10 + n**power
+
+    found = largest(peak, 10 + most, 5000)
+    assert found == max((n for n in range(5001) if n == 0 or n**power <= most), default=0)
+    assert len(calls) == len(set(calls)) <= 40
+
+
+def test_the_search_with_steps_out_of_memory() -> None:
+    assert largest(lambda n: math.inf if n > 77 else 1.0, 10, 1000) == 77
+    assert largest(lambda n: 1.0, 10, 1000) == 1000
+    assert largest(lambda n: 11.0, 10, 1000) == 0
+
+
+def test_a_step_of_known_bytes() -> None:
+    def step(batch: torch.Tensor) -> None:
+        batch.exp()
+
+    # Batch and result: 2 × n × 1000 × 4 bytes.
+    size = lt.max_batch_size(step, lambda n: torch.ones(n, 1000), 8000 * 37 + 4000)
+    assert size == 37
+
+
+def test_training_leaves_everything_as_it_was() -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout())
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        random.random()
+
+    step(torch.rand(4, 8))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    moments = {k: v["exp_avg"].clone() for k, v in optimizer.state_dict()["state"].items()}
+    grads = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
+    states = torch.get_rng_state(), random.getstate()
+    assert lt.max_batch_size(step, lambda n: torch.rand(n + 1, 8), "20kB", limit=64) > 0
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    for key, state in optimizer.state_dict()["state"].items():
+        assert torch.equal(state["exp_avg"], moments[key])
+    assert all(map(torch.equal, grads, (parameter.grad for parameter in model.parameters())))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+
+
+def test_state_that_is_named() -> None:
+    class Hidden:
+        __slots__ = ("layer",)
+
+    hidden = Hidden()
+    hidden.layer = torch.nn.Linear(2, 2)  # type: ignore[attr-defined]
+    before = hidden.layer.weight.clone()  # type: ignore[attr-defined]
+
+    def step(batch: torch.Tensor, by: Any = hidden) -> None:
+        with torch.no_grad():
+            by.layer.weight += 1
+
+    lt.max_batch_size(step, lambda n: torch.ones(n), "1kB", limit=4, keep=[hidden.layer])  # type: ignore[attr-defined]
+    assert torch.equal(hidden.layer.weight, before)  # type: ignore[attr-defined]
+
+
+def test_running_out_of_memory_is_too_large() -> None:
+    def step(batch: torch.Tensor) -> None:
+        if len(batch) > 21:
+            raise torch.OutOfMemoryError("out of memory")
+
+    assert lt.max_batch_size(step, lambda n: torch.ones(n), "1GB") == 21
+
+
+def test_other_errors_come_through() -> None:
+    def step(batch: torch.Tensor) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        lt.max_batch_size(step, lambda n: torch.ones(n), "1GB")
+
+
+def test_nothing_fits() -> None:
+    assert lt.max_batch_size(lambda batch: None, lambda n: torch.ones(n, 1000), 100) == 0
+
+
+@pytest.mark.parametrize("limit", [0, -1, True])
+def test_nonsense_limits(limit: Any) -> None:
+    with pytest.raises(lt.LowtideError, match="limit="):
+        lt.max_batch_size(lambda batch: None, torch.ones, 100, limit=limit)

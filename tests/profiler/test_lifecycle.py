@@ -1,0 +1,172 @@
+"""A profile's begin and end: what it puts back, what it refuses, what others do meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import lowtide as lt
+from lowtide.memory.profiler import watch
+from tests.profiler.programs import Block, row_of
+
+
+def _patched() -> tuple[object, ...]:
+    return (
+        torch.nn.Module.__call__,
+        threading.Thread.start,
+        torch.compile,
+        torch.autograd._engine_run_backward,  # type: ignore[attr-defined]
+    )
+
+
+def test_everything_is_put_back() -> None:
+    before = _patched()
+    with lt.profile():
+        assert _patched() != before
+        Block()(torch.rand(2, 32))
+    assert _patched() == before
+    assert watch.current() is None
+    assert not torch._C._is_torch_function_mode_enabled()
+
+
+def test_an_exception_passes_through_and_ends_the_profile() -> None:
+    before = _patched()
+    with pytest.raises(ZeroDivisionError), lt.profile() as prof:  # noqa: PT012
+        torch.ones(100)
+        raise ZeroDivisionError
+    assert _patched() == before
+    assert row_of(prof, "aten::ones").self_bytes == 400
+    with lt.profile() as again:
+        torch.ones(100)
+    assert again.peak_bytes == 400
+
+
+def test_an_operator_that_raises() -> None:
+    with lt.profile() as prof:
+        with pytest.raises(RuntimeError):
+            torch.ones(2, 3) @ torch.ones(2, 3)
+        torch.zeros(5)
+    assert row_of(prof, "aten::zeros").self_bytes == 20
+
+
+def test_a_profile_inside_a_profile_is_refused() -> None:
+    with lt.profile() as outer:
+        with pytest.raises(lt.LowtideError, match="running already"), lt.profile():
+            pass
+        torch.ones(10)
+    assert outer.peak_bytes == 40
+
+
+def test_pytorchs_profiler_is_not_disturbed() -> None:
+    with (
+        torch.profiler.profile() as theirs,
+        pytest.raises(lt.LowtideError, match="PyTorch's own"),
+        lt.profile(),
+    ):
+        pass
+    assert theirs is not None
+    with lt.profile() as prof:
+        torch.ones(10)
+    assert prof.peak_bytes == 40
+
+
+def test_a_profile_runs_once() -> None:
+    with lt.profile() as prof:
+        torch.ones(1)
+    with pytest.raises(lt.LowtideError, match="runs once"), prof:
+        pass
+    with pytest.raises(lt.LowtideError, match="has ended"):
+        prof.step()
+
+
+def test_it_can_be_asked_while_it_runs() -> None:
+    with lt.profile() as prof:
+        kept = torch.ones(100)
+        assert prof.peak_bytes == 400
+        more = torch.ones(200)
+        assert prof.peak_bytes == 1200
+        del kept
+    assert prof.peak_bytes == 1200
+    assert [one.nbytes for one in prof.live_at_peak()] == [800, 400]
+    del more
+
+
+def test_other_modes_of_the_user_work_on() -> None:
+    class Counting(TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    with lt.profile() as prof, Counting() as mode, torch.device("cpu"):
+        torch.ones(100).exp()
+    assert mode.calls >= 2
+    assert row_of(prof, "aten::exp").self_bytes == 400
+
+
+def test_results_are_the_same() -> None:
+    torch.manual_seed(0)
+    model, x = Block(), torch.rand(9, 32)
+    expected = model(x)
+    expected.sum().backward()
+    grads = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
+    model.zero_grad()
+    with lt.profile():
+        result = model(x)
+        result.sum().backward()
+    assert torch.equal(result, expected)
+    assert all(map(torch.equal, grads, (parameter.grad for parameter in model.parameters())))
+
+
+def test_a_thread_that_outlives_the_profile() -> None:
+    go, done = threading.Event(), threading.Event()
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            torch.ones(100)
+            done.set()
+            go.wait(10)
+            for _ in range(100):
+                torch.ones(1000).exp()
+            assert watch.current() is None
+        except BaseException as fault:
+            problems.append(fault)
+
+    with lt.profile() as prof:
+        thread = threading.Thread(target=work)
+        thread.start()
+        done.wait(10)
+    go.set()
+    thread.join()
+    assert not problems
+    assert prof.peak_bytes == 400
+
+
+def test_threads_in_the_middle_of_work_when_it_ends() -> None:
+    stop = threading.Event()
+
+    def work() -> None:
+        x = torch.rand(64, 64)
+        while not stop.is_set():
+            x = (x @ x).tanh()
+
+    for _ in range(5):
+        with lt.profile() as prof:
+            threads = [threading.Thread(target=work) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            torch.ones(1000).exp()
+        assert prof.peak_bytes >= 8000
+    stop.set()
+
+
+def test_a_pool_of_threads() -> None:
+    with lt.profile() as prof, ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda n: torch.ones(n).exp(), [10, 20, 30]))
+    assert sum(row.calls for row in prof.rows() if row.op == "aten::exp") == 3

@@ -1,0 +1,288 @@
+"""Threads, tasks, generators, processes: whose scope is the innermost, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import torch
+
+import lowtide as lt
+
+
+def in_a_thread(work: object) -> None:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()  # type: ignore[operator]
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for error in errors:
+        raise error
+
+
+def test_tensors_of_other_threads_are_not_the_scopes() -> None:
+    made: list[torch.Tensor] = []
+
+    def work() -> None:
+        assert lt.current_dispose_scope() is None
+        made.append(torch.ones(1))
+        with lt.dispose_scope() as own:
+            made.append(torch.ones(1))
+            assert own.outer_scope is None
+
+    with lt.dispose_scope() as scope:
+        in_a_thread(work)
+        assert scope.disposables_count == 0
+    assert [lt.is_disposed(t) for t in made] == [False, True]
+
+
+def test_a_tensor_can_be_handed_to_a_scope_of_another_thread(stats: lt.ScopeStatistics) -> None:
+    with lt.dispose_scope() as scope:
+        made: list[torch.Tensor] = []
+
+        def work() -> None:
+            with lt.dispose_scope() as own:
+                made.append(own.move_to_other(scope, torch.ones(1)))
+                theirs = lt.scope_statistics()
+                assert theirs.created_in_scope == 1
+                theirs.stop()
+
+        in_a_thread(work)
+        assert not lt.is_disposed(made[0])
+        assert scope.contains(made[0])
+    assert lt.is_disposed(made[0])
+    assert stats.disposed_in_scope == 1
+
+
+def test_a_scope_can_be_ended_on_another_thread() -> None:
+    scope = lt.dispose_scope().__enter__()
+    a = torch.ones(1)
+    in_a_thread(scope.dispose)
+    assert lt.is_disposed(a)
+    assert lt.current_dispose_scope() is None
+    b = torch.ones(1)
+    with lt.dispose_scope():
+        pass
+    assert not lt.is_disposed(b)
+
+
+def test_threads_at_once() -> None:
+    def work() -> None:
+        for _ in range(50):
+            with lt.dispose_scope() as outer:
+                kept = []
+                with lt.dispose_scope() as inner:
+                    for _ in range(20):
+                        kept.append(inner.move_to_outer(torch.ones(1) + 1))
+                assert outer.disposables_count == 20
+            assert all(lt.is_disposed(t) for t in kept)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    in_a_thread(work)
+
+
+def test_each_task_has_its_own() -> None:
+    made: dict[str, torch.Tensor] = {}
+    order: list[str] = []
+
+    async def work(name: str, wait: float) -> None:
+        async with lt.dispose_scope() as scope:
+            made[name] = torch.ones(1)
+            await asyncio.sleep(wait)
+            made[name + "2"] = torch.ones(1)
+            assert lt.current_dispose_scope() is scope
+            assert scope.disposables_count == 2
+            order.append(name)
+        assert lt.is_disposed(made[name])
+
+    async def outside() -> None:
+        await asyncio.sleep(0.01)
+        made["outside"] = torch.ones(1)
+        assert lt.current_dispose_scope() is None
+
+    async def main() -> None:
+        await asyncio.gather(work("a", 0.04), work("b", 0.02), outside())
+
+    asyncio.run(main())
+    assert order == ["b", "a"]
+    assert not lt.is_disposed(made["outside"])
+
+
+def test_a_task_started_inside_outlives_the_scope() -> None:
+    made: list[torch.Tensor] = []
+
+    async def child() -> None:
+        made.append(torch.ones(1))
+        await asyncio.sleep(0.01)
+        made.append(torch.ones(1))
+
+    async def main() -> None:
+        with lt.dispose_scope():
+            task = asyncio.create_task(child())
+            await asyncio.sleep(0)
+        await task
+
+    asyncio.run(main())
+    assert [lt.is_disposed(t) for t in made] == [True, False]
+
+
+def test_threads_of_asyncio_are_other_threads() -> None:
+    made: list[torch.Tensor] = []
+
+    async def main() -> None:
+        with lt.dispose_scope():
+            await asyncio.to_thread(lambda: made.append(torch.ones(1)))
+            assert await asyncio.to_thread(lt.current_dispose_scope) is None
+
+    asyncio.run(main())
+    assert not lt.is_disposed(made[0])
+
+
+def test_coroutine_functions() -> None:
+    kept: list[torch.Tensor] = []
+
+    @lt.wrapped_dispose_scope
+    async def work() -> torch.Tensor:
+        kept.append(torch.ones(1))
+        await asyncio.sleep(0)
+        return kept[0] + 1
+
+    @lt.dispose_scope()
+    async def plain() -> torch.Tensor:
+        return torch.ones(1)
+
+    assert asyncio.run(work()).item() == 2
+    assert lt.is_disposed(kept[0])
+    assert lt.is_disposed(asyncio.run(plain()))
+
+
+def test_generators_own_what_they_make_and_not_what_the_caller_makes() -> None:
+    kept: list[torch.Tensor] = []
+
+    @lt.wrapped_dispose_scope
+    def steps(n: int) -> Iterator[torch.Tensor]:
+        total = torch.zeros(1)
+        kept.append(total)
+        for _ in range(n):
+            total = total + 1
+            got = yield total * 10
+            kept.append(total)
+            if got is not None:
+                total = got
+
+    mine: list[torch.Tensor] = []
+    seen = []
+    for value in steps(3):
+        mine.append(value + 1)
+        seen.append(value)
+        assert lt.current_dispose_scope() is None
+    assert [value.item() for value in seen] == [10, 20, 30]
+    assert [t.item() for t in mine] == [11, 21, 31]
+    assert all(lt.is_disposed(t) for t in kept)
+
+
+def test_generators_pass_on_what_is_sent_thrown_and_closed() -> None:
+    events: list[object] = []
+
+    @lt.dispose_scope()
+    def echo() -> Iterator[object]:
+        try:
+            while True:
+                try:
+                    got = yield torch.ones(1)
+                    events.append(got)
+                except KeyError as error:
+                    events.append(error)
+        finally:
+            events.append("closed")
+
+    steps = echo()
+    first = next(steps)
+    steps.send("sent")  # type: ignore[attr-defined]
+    thrown = KeyError("k")
+    steps.throw(thrown)  # type: ignore[attr-defined]
+    steps.close()  # type: ignore[attr-defined]
+    assert events == ["sent", thrown, "closed"]
+    assert lt.is_disposed(first)  # type: ignore[arg-type]
+
+
+def test_an_error_in_a_generator_passes() -> None:
+    @lt.dispose_scope()
+    def broken() -> Iterator[int]:
+        yield 1
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        list(broken())
+
+
+def test_asynchronous_generators() -> None:
+    kept: list[torch.Tensor] = []
+
+    @lt.wrapped_dispose_scope
+    async def steps() -> AsyncIterator[torch.Tensor]:
+        for k in range(3):
+            kept.append(torch.ones(1))
+            await asyncio.sleep(0)
+            yield kept[-1] * k
+
+    async def main() -> list[torch.Tensor]:
+        found = []
+        async for value in steps():
+            assert lt.current_dispose_scope() is None
+            found.append(value)
+        return found
+
+    assert [t.item() for t in asyncio.run(main())] == [0, 1, 2]
+    assert all(lt.is_disposed(t) for t in kept)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_starts_without_scopes() -> None:
+    with lt.dispose_scope() as scope:
+        a = torch.ones(1)
+        child = os.fork()
+        if child == 0:
+            ok = lt.current_dispose_scope() is None and torch._C._len_torch_function_stack() == 0
+            torch.ones(1)
+            os._exit(0 if ok else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert scope.contains(a)
+
+
+def test_the_mode_is_off_outside() -> None:
+    lt.scope_statistics().stop()
+    depth = torch._C._len_torch_function_stack()
+    with lt.dispose_scope():
+        assert torch._C._len_torch_function_stack() == depth + 1
+        with lt.dispose_scope():
+            assert torch._C._len_torch_function_stack() == depth + 1
+    assert torch._C._len_torch_function_stack() == depth == 0
+
+
+def test_exceptions_leave_nothing_in_their_traceback() -> None:
+    def fails() -> None:
+        large = torch.ones(3)
+        raise ValueError(large.shape)
+
+    with pytest.raises(ValueError) as found, lt.dispose_scope():
+        fails()
+    frame = found.value.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    assert frame is not None
+    assert lt.is_disposed(frame.tb_frame.f_locals["large"])

@@ -1,0 +1,465 @@
+"""What Python and PyTorch add: the rows of the second table of docs/dispose-scopes.md."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lowtide as lt
+
+
+def test_parameters_are_the_modules() -> None:
+    with lt.dispose_scope() as scope:
+        layer = nn.Linear(3, 4)
+        own = nn.Parameter(torch.ones(3))
+        layer.double()
+        assert not any(scope.contains(p) for p in (*layer.parameters(), own))
+    assert layer(torch.ones(1, 3, dtype=torch.float64)).shape == (1, 4)
+    assert own.sum() == 3
+
+
+def test_buffers_are_the_modules_however_they_come_in() -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("a", torch.ones(2))
+            self.b = nn.Buffer(torch.ones(2))
+            self.register_buffer("c", None)
+
+    with lt.dispose_scope():
+        module = Cached()
+        module.c = torch.full((2,), 3.0)
+        module.a = module.a * 2
+        copied = copy.deepcopy(module)
+        file = io.BytesIO()
+        torch.save(module.state_dict(), file)
+        file.seek(0)
+        loaded = Cached()
+        loaded.c = torch.zeros(2)
+        loaded.load_state_dict(torch.load(file), assign=True)
+        converted = copy.deepcopy(module).double()
+    for other in (module, copied, loaded, converted):
+        assert [b.tolist() for b in (other.a, other.b, other.c)] == [[2, 2], [1, 1], [3, 3]]
+
+
+def test_batch_norm_keeps_its_statistics() -> None:
+    norm = nn.BatchNorm1d(3)
+    for _ in range(3):
+        with lt.dispose_scope():
+            norm(torch.randn(5, 3))
+    assert norm.num_batches_tracked == 3
+
+
+def test_grad_made_by_backward_stays() -> None:
+    p = nn.Parameter(torch.ones(3))
+    for step in (1, 2):
+        with lt.dispose_scope() as scope:
+            (p * 2).sum().backward()
+            seen = p.grad
+            assert not scope.contains(seen)
+        assert p.grad.tolist() == [2 * step] * 3
+        assert seen is p.grad
+
+
+def test_grad_set_by_hand_stays() -> None:
+    p = nn.Parameter(torch.ones(3))
+    with lt.dispose_scope():
+        g = torch.ones(3)
+        p.grad = g
+    assert p.grad is g
+    assert g.tolist() == [1, 1, 1]
+
+
+def test_grad_of_a_leaf_of_the_scope_ends_with_it() -> None:
+    with lt.dispose_scope():
+        x = torch.ones(3, requires_grad=True)
+        (x * x).sum().backward()
+        assert x.grad is not None
+    assert lt.is_disposed(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+        lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+        lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2),
+        lambda p: Signed(p),
+    ],
+)
+def test_optimizer_state_stays_and_training_is_the_same(make: Any) -> None:
+    def train(scoped: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = make(list(model.parameters()))
+        x, y = torch.randn(16, 4), torch.randn(16, 1)
+
+        def step() -> None:
+            def loss() -> torch.Tensor:
+                optimizer.zero_grad()
+                found = ((model(x) - y) ** 2).mean()
+                found.backward()
+                return found
+
+            optimizer.step(loss)
+
+        for _ in range(4):
+            if scoped:
+                with lt.dispose_scope():
+                    step()
+                    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            else:
+                step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    for ours, plain in zip(train(True), train(False), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=0, atol=0)
+
+
+class Signed(torch.optim.Optimizer):
+    """An optimizer of the user's own, whose state is made in the user's file."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        with torch.enable_grad():
+            closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                mean.mul_(0.9).add_(p.grad)
+                p.sub_(mean.sign(), alpha=0.01)
+
+
+def test_a_disposed_parameter_stops_its_optimizer_with_a_clear_error() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    lt.dispose(model.weight)
+    with pytest.raises(lt.DisposedTensorError, match=r"by dispose\(\)"):
+        optimizer.step()
+    with pytest.raises(lt.DisposedTensorError):
+        model(torch.ones(1, 2))
+
+
+def test_a_cache_of_ones_own_owns_nothing() -> None:
+    cache: dict[int, torch.Tensor] = {}
+
+    @functools.cache
+    def table(size: int) -> torch.Tensor:
+        return lt.detach_from_dispose_scope(torch.arange(size))
+
+    with lt.dispose_scope():
+        cache[3] = torch.arange(3)
+        table(3)
+    with pytest.raises(lt.DisposedTensorError, match=r"cache\[3\] = torch\.arange\(3\)"):
+        cache[3].sum()
+    assert table(3).tolist() == [0, 1, 2]
+
+
+def test_views_of_outer_tensors_end_and_the_tensor_stays() -> None:
+    x = torch.arange(6.0)
+    with lt.dispose_scope():
+        view = x[2:4]
+        view += 1
+        same = x.view(2, 3)
+    assert lt.is_disposed(view)
+    assert lt.is_disposed(same)
+    assert x.tolist() == [0, 1, 3, 4, 4, 5]
+
+
+def test_a_view_moved_out_keeps_the_memory_of_its_base() -> None:
+    with lt.dispose_scope() as scope:
+        base = torch.arange(6.0)
+        view = scope.move_to_outer(base[2:4])
+    assert lt.is_disposed(base)
+    gc.collect()
+    torch.ones(1000)
+    view += 1
+    assert view.tolist() == [3, 4]
+    assert view._base is not None
+    assert view._base.tolist() == [0, 1, 3, 4, 4, 5]
+
+
+@pytest.mark.parametrize("share", [lambda t: t.numpy(), np.asarray, np.from_dlpack])
+def test_numpy_keeps_what_it_shares(share: Any) -> None:
+    with lt.dispose_scope():
+        t = torch.full((1 << 20,), 3.0)
+        array = share(t)
+    assert lt.is_disposed(t)
+    del t
+    gc.collect()
+    torch.zeros(1 << 20)
+    assert array.sum() == 3 << 20
+
+
+def test_arrays_survive_their_tensors() -> None:
+    array = np.ones(4)
+    with lt.dispose_scope() as scope:
+        made = [
+            torch.from_numpy(array), torch.as_tensor(array), torch.from_dlpack(array),
+            torch.frombuffer(bytearray(8), dtype=torch.uint8), torch.tensor(array),
+            torch.Tensor([1.0, 2.0]),
+        ]  # fmt: skip
+        assert all(scope.contains(t) for t in made)
+        made[0] += 1
+    assert all(lt.is_disposed(t) for t in made)
+    assert array.tolist() == [2, 2, 2, 2]
+
+
+def test_forward_and_backward_hooks_run_inside() -> None:
+    layer = nn.Linear(2, 2)
+    features: list[torch.Tensor] = []
+    norms: list[torch.Tensor] = []
+    kept: list[torch.Tensor] = []
+
+    def forward_hook(module: Any, args: Any, out: torch.Tensor) -> None:
+        features.append(out)
+        kept.append(lt.detach_from_dispose_scope(lt.alias(out.detach())))
+
+    layer.register_forward_hook(forward_hook)
+    layer.weight.register_hook(lambda g: norms.append(g.norm()))
+    with lt.dispose_scope():
+        layer(torch.ones(1, 2)).sum().backward()
+    with lt.dispose_scope():
+        torch.autograd.grad(layer(torch.ones(1, 2)).sum(), layer.weight)
+    assert len(features) == len(norms) == 2
+    assert all(lt.is_disposed(t) for t in (*features, *norms))
+    assert kept[0].shape == (1, 2)
+
+
+def test_saved_for_backward_survives_the_scope() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+
+    def loss(keep: list[torch.Tensor]) -> torch.Tensor:
+        a = (x @ x).relu()
+        b = a * a.exp() + x
+        c = torch.nn.functional.layer_norm(b.sigmoid(), (4,))
+        keep += [a, b, c]
+        return (c * b).sum()
+
+    expected = torch.autograd.grad(loss([]), x)[0]
+    kept: list[torch.Tensor] = []
+    with lt.dispose_scope() as scope:
+        total = scope.move_to_outer(loss(kept))
+    assert all(lt.is_disposed(t) for t in kept)
+    torch.testing.assert_close(torch.autograd.grad(total, x)[0], expected, rtol=0, atol=0)
+
+
+def test_double_backward_after_the_scope() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with lt.dispose_scope() as scope:
+        y = x**3
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        scope.move_to_outer(g)
+    (h,) = torch.autograd.grad(g.sum(), x)
+    torch.testing.assert_close(h, 6 * x)
+
+
+def test_custom_functions_find_what_they_saved() -> None:
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            square = x * x
+            ctx.save_for_backward(x, square)
+            ctx.plain = square
+            return square * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            _, square = ctx.saved_tensors
+            assert lt.is_disposed(ctx.plain)
+            return 3 * square * grad
+
+    x = torch.randn(3, requires_grad=True)
+    with lt.dispose_scope() as scope:
+        inner = x * 1
+        y = scope.move_to_outer(Cube.apply(inner))
+    (g,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(g, 3 * x * x)
+
+
+def test_in_place_changes_are_still_noticed() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with lt.dispose_scope() as scope:
+        a = x * 2
+        same = scope.move_to_outer(a.detach())
+        y = scope.move_to_outer((a * a).sum())
+    same.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_retained_gradients_do_not_stand_in_the_way() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with lt.dispose_scope() as scope:
+        a = x * 2
+        a.retain_grad()
+        saved = x * 3
+        saved.retain_grad()
+        y = scope.move_to_outer((saved * saved).sum())
+    for t in (a, saved):
+        with pytest.raises(lt.DisposedTensorError):
+            t.sum()
+    y.backward()
+    assert torch.allclose(x.grad, 18 * x)
+
+
+def test_backward_on_other_threads() -> None:
+    import threading
+
+    x = torch.randn(3, requires_grad=True)
+    with lt.dispose_scope() as scope:
+        a = x.exp()
+        losses = [scope.move_to_outer((a * k).sum()) for k in range(1, 5)]
+        threads = [
+            threading.Thread(target=y.backward, kwargs={"retain_graph": True}) for y in losses
+        ]
+        for thread in threads[:2]:
+            thread.start()
+    for thread in threads[2:]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.allclose(x.grad, 10 * x.detach().exp())
+
+
+def test_checkpointing() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    layer = nn.Linear(4, 4)
+    x = torch.randn(2, 4, requires_grad=True)
+    with lt.dispose_scope() as scope:
+        y = scope.move_to_outer(checkpoint(layer, x * 1, use_reentrant=False).sum())
+    y.backward()
+    assert torch.allclose(x.grad, layer.weight.sum(0).expand(2, 4))
+
+
+def test_lists_and_dicts_hold_disposed_handles() -> None:
+    losses: list[torch.Tensor] = []
+    for step in range(3):
+        with lt.dispose_scope():
+            losses.append(torch.tensor(float(step)))
+    assert all(lt.is_disposed(t) for t in losses)
+
+
+def collate(rows: list[Any]) -> torch.Tensor:
+    return torch.stack([row[0] for row in rows])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_the_scopes_in_which_they_are_fetched(workers: int) -> None:
+    data = TensorDataset(torch.arange(12.0).reshape(6, 2))
+    loader = DataLoader(data, batch_size=2, num_workers=workers, collate_fn=collate)
+    seen: list[torch.Tensor] = []
+    with lt.dispose_scope() as scope:
+        for batch in loader:
+            assert scope.contains(batch)
+            seen.append(batch)
+    assert len(seen) == 3
+    assert all(lt.is_disposed(t) for t in seen)
+    total = 0.0
+    for batch in loader:
+        with lt.dispose_scope() as scope:
+            assert not scope.contains(batch)
+            total += batch.sum().item()
+    assert total == 66
+
+
+def test_outputs_of_compiled_functions() -> None:
+    @lt.script
+    def pairs(a, b):
+        return (a[:, None] - b[None, :]).abs()
+
+    a, b = torch.randn(700), torch.randn(600)
+    with lt.dispose_scope() as scope:
+        large, small = pairs(a, b), pairs(a[:40], b[:40])
+        assert scope.contains(large)
+        assert scope.contains(small)
+        kept = scope.move_to_outer(pairs(a, b))
+    assert lt.is_disposed(large)
+    assert lt.is_disposed(small)
+    torch.testing.assert_close(kept, (a[:, None] - b[None, :]).abs())
+    torch.testing.assert_close(pairs(a, b), kept)  # what was compiled inside is not the scope's
+
+
+@pytest.mark.slow
+def test_torch_compile_inside_a_scope() -> None:
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def work(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + 1).sin()
+
+    x = torch.ones(3)
+    expected = (x * 2 + 1).sin()
+    for _ in range(2):
+        with lt.dispose_scope() as scope:
+            y = scope.move_to_outer(work(x))
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(work(x), expected)
+
+
+def test_default_devices_and_other_modes_are_left_in_peace() -> None:
+    from torch.overrides import TorchFunctionMode
+
+    class Counting(TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            Counting.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    with torch.device("meta"):
+        scope = lt.dispose_scope().__enter__()
+        with Counting():
+            a = torch.ones(1)
+            scope.dispose()
+            b = torch.ones(1)
+        assert b.device.type == "meta"
+    assert lt.is_disposed(a)
+    assert Counting.calls == 2
+    with lt.dispose_scope(), torch.device("meta"):
+        c = torch.ones(1)
+    assert lt.is_disposed(c)
+    assert torch.ones(1).device.type == "cpu"
+
+
+def test_fake_tensors_are_left_alone() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with lt.dispose_scope() as scope, FakeTensorMode():
+        t = torch.ones(3)
+        assert not scope.contains(t)
+    assert t.shape == (3,)
+
+
+def test_subclasses_are_tracked() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    x = torch.ones(3).as_subclass(Named)
+    with lt.dispose_scope():
+        y = x * 2
+        assert type(y) is Named
+    assert lt.is_disposed(y)
+
+
+def test_inference_mode_and_no_grad() -> None:
+    for context in (torch.inference_mode, torch.no_grad):
+        with context(), lt.dispose_scope():
+            a = torch.ones(3) * 2
+        assert lt.is_disposed(a)
+        with lt.dispose_scope(), context():
+            b = torch.ones(3) * 2
+        assert lt.is_disposed(b)
