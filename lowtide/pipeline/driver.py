@@ -23,23 +23,30 @@ from lowtide.ir.core import Block, Function, Op, Value, free_values
 from lowtide.ir.interpret import run_block, run_op, suppressed
 from lowtide.pipeline import plain, stats
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
+from lowtide.pipeline.mutation import CHANGING, may_change
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.specialise import ends_region, static_reason
 
 Env = dict[Value, Any]
 
-CHANGING = ("mutate", "py.call", "py.call_method", "call_module")  # may write into a tensor
-
 
 class BlockPlan:
     """What the driver knows of one block: its regions by position, and which values live where."""
 
-    def __init__(self, block: Block, name: str, mutates: bool, live_ins: Sequence[Value]) -> None:
+    def __init__(
+        self,
+        block: Block,
+        name: str,
+        mutates: bool,
+        live_ins: Sequence[Value],
+        changed: frozenset[Value],
+    ) -> None:
         self.block = block
         self.ops = block.ops
         self.name = name
         self.mutates = mutates
+        self.changed = changed
         self.last = len(block.ops) - 1
         self.live_at = _liveness(block)
         self._first_live_ins = list(live_ins)
@@ -73,6 +80,7 @@ class BlockPlan:
             live_ins=live_ins,
             live_at=self.live_at,
             mutates=self.mutates,
+            changed=self.changed,
             name=f"{self.name}:{self.ops[pos].loc.line or pos}",
         )
 
@@ -98,7 +106,7 @@ class BlockPlan:
         found = self._inner.get(id(block))
         if found is None:
             with self._lock:
-                made = BlockPlan(block, self.name, self.mutates, ())
+                made = BlockPlan(block, self.name, self.mutates, (), self.changed)
                 found = self._inner.setdefault(id(block), made)
         return found
 
@@ -208,7 +216,9 @@ class Driver:
     def __init__(self, function: Function) -> None:
         self.function = function
         mutates = any(op.name in CHANGING for op in function.walk())
-        self.plan = BlockPlan(function.block, function.name, mutates, function.params)
+        self.plan = BlockPlan(
+            function.block, function.name, mutates, function.params, may_change(function)
+        )
         self._first = self.plan.region(0)
 
     def __call__(self, args: Sequence[Any]) -> Any:

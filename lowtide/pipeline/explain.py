@@ -10,12 +10,13 @@ PyTorch  boxes.py:17  nonzero        is not lowered
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lowtide.errors import Loc
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.walk import KernelStep, Walk
+from lowtide.texpr.index import evaluate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +30,35 @@ class KernelLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavedLine:
+    """A value kept for the backward pass. `formula`: its bytes in the sizes."""
+
+    op: str
+    loc: str
+    nbytes: int
+    formula: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardLine:
+    """The backward pass of a region: what is kept for it beside its inputs, and its kernels.
+
+    `peak_bytes`: gradients and work memory; `scatters`: gradients added up by PyTorch."""
+
+    saved: tuple[SavedLine, ...]
+    kernels: tuple[KernelLine, ...]
+    peak_bytes: int
+    scatters: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegionLine:
-    """A run of ops that became kernels."""
+    """A run of ops that became kernels; `backward` where inputs require grad."""
 
     loc: str
     kernels: tuple[KernelLine, ...]
     signature: str = ""
+    backward: BackwardLine | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +116,8 @@ class Explanation:
             for k in step.kernels:
                 lines.append(f"  {k.name} -> {', '.join(k.outputs)}  {k.note}".rstrip())
                 lines.extend(f"    {op:<20} {loc}" for op, loc in k.ops)
+            if step.backward is not None:
+                lines.extend(_backward_text(step.backward))
         lines.append(f"peak {self.peak_bytes:,} bytes = {self.memory.formula}")
         lines.extend(f"note: {n}" for n in self.notes)
         return "\n".join(lines)
@@ -110,6 +136,12 @@ class Explanation:
                          "ops": [{"op": op, "loc": loc} for op, loc in k.ops]}
                         for k in r.kernels
                     ],
+                    "backward": None if r.backward is None else {
+                        "saved": [asdict(s) for s in r.backward.saved],
+                        "kernels": len(r.backward.kernels),
+                        "peak_bytes": r.backward.peak_bytes,
+                        "scatters": r.backward.scatters,
+                    },
                 }
                 for r in self.regions
             ],
@@ -139,16 +171,54 @@ def _region(step: KernelStep) -> RegionLine:
     inputs = [
         f"{i.name}: {i.dtype}[{', '.join(map(str, i.shape))}]" for i in host.program.inputs.values()
     ]
-    kernels = tuple(
-        KernelLine(
-            name=k.name,
-            outputs=tuple(k.outputs),
-            ops=_places(k.ops),
-            note=k.note,
-        )
-        for k in step.executable().kernels
+    return RegionLine(
+        loc=str(step.loc),
+        kernels=_kernels(step.executable()),
+        signature=", ".join(inputs),
+        backward=_backward(step),
     )
-    return RegionLine(loc=str(step.loc), kernels=kernels, signature=", ".join(inputs))
+
+
+def _kernels(executable: Any) -> tuple[KernelLine, ...]:
+    return tuple(
+        KernelLine(name=k.name, outputs=tuple(k.outputs), ops=_places(k.ops), note=k.note)
+        for k in executable.kernels
+    )
+
+
+def _backward(step: KernelStep) -> BackwardLine | None:
+    made, gradient = step.backward(), step.entry.spec.gradient
+    if made is None or gradient is None:
+        return None
+    saved = tuple(
+        SavedLine(
+            op=s.op,
+            loc=str(s.loc),
+            nbytes=evaluate(s.nbytes, step.numbers),
+            formula=str(s.nbytes),
+        )
+        for s in gradient.saved
+        if s.output < 0
+    )
+    if made.executable is None:
+        return BackwardLine(saved=saved, kernels=(), peak_bytes=0)
+    return BackwardLine(
+        saved=saved,
+        kernels=_kernels(made.executable),
+        peak_bytes=made.executable.memory(step.numbers).peak_bytes,
+        scatters=len(made.scatters),
+    )
+
+
+def _backward_text(b: BackwardLine) -> list[str]:
+    lines = [f"  backward: {len(b.kernels)} kernels, peak {b.peak_bytes:,} bytes"]
+    if b.scatters:
+        lines[0] += f", {b.scatters} scatters by PyTorch"
+    lines += [f"    saved {s.nbytes:,} bytes = {s.formula}   {s.op} {s.loc}" for s in b.saved]
+    for k in b.kernels:
+        lines.append(f"    {k.name} -> {', '.join(k.outputs)}  {k.note}".rstrip())
+        lines.extend(f"      {op:<18} {loc}" for op, loc in k.ops if loc)
+    return lines
 
 
 def _places(ops: list[tuple[str, Loc]]) -> tuple[tuple[str, str], ...]:

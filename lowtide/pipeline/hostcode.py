@@ -46,7 +46,8 @@ class HostFault(Exception):
 class HostCode:
     """`symbols` and `scalars` are what the program needs, in order; `pick` their places in `z`.
 
-    `names` are all of `z`. `bind(exe)` gives the `run` function."""
+    `names` are all of `z`, `outputs` what the kernels' outputs stand for. `bind(exe)` gives the
+    `run` function."""
 
     program: Program
     names: tuple[str, ...]
@@ -56,6 +57,7 @@ class HostCode:
     prepare: Callable[[Sequence[Any], list[int]], None] | None
     bind: Callable[[Any], Callable[..., tuple[Any, ...]]]
     text: str
+    outputs: tuple[Abs, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -71,9 +73,11 @@ def write(
     derived: Mapping[str, Abs],
     results: Sequence[Abs],
     mutates: bool,
+    records: bool = False,
 ) -> HostCode:
     """The host code of a trace whose `results` outlive it. `mutates`: the function changes tensors
-    in place somewhere, so that two views of one tensor must share memory."""
+    in place somewhere, so that two views of one tensor must share memory. `records`: the kernels
+    are handed all live-ins too, for a backward pass."""
     ints = [n for n, x in derived.items() if isinstance(x.value, Index)]
     order = {name: k for k, name in enumerate([*numbers, *ints])}
     writer = _Writer(builder, order, _kept(results, mutates))
@@ -83,7 +87,7 @@ def write(
     symbols = tuple(n for n in order if n in _symbols(program))
     scalars = tuple(sorted(_scalars(program)))
     known = {n: Abs(None, place) for n, place in floats.items()} | dict(derived)
-    head = writer.call(program, tensors, [known[n] for n in scalars])
+    head = writer.call(program, tensors, [known[n] for n in scalars], ", a" * records)
     lines = ["def run(a, z, sizes):", *head, *writer.guarded(writer.lines), f"    return {texts}"]
     text = "\n".join(lines)
 
@@ -99,6 +103,7 @@ def write(
         prepare=_compiled(prepare, "prepare", writer.constants) if prepare else None,
         bind=bind,
         text=f"{prepare}\n\n{text}" if prepare else text,
+        outputs=tuple(writer.outputs.values()),
     )
 
 
@@ -154,9 +159,9 @@ class _Writer:
         return f"({', '.join(texts)},)" if texts else "()"
 
     def call(
-        self, program: Program, tensors: Mapping[str, Place], scalars: Sequence[Abs]
+        self, program: Program, tensors: Mapping[str, Place], scalars: Sequence[Abs], more: str
     ) -> list[str]:
-        """The lines that call the kernels."""
+        """The lines that call the kernels; `more` are operands after the numbers."""
         if not program.outputs and not program.checks:
             return []
         rest, names = self.lines, self._names
@@ -164,7 +169,7 @@ class _Writer:
         numbers = ", ".join(self.of(x) for x in scalars)
         before, self.lines, self._names = self.lines, rest, names
         inputs = ", ".join(_place(tensors[name]) for name in program.inputs)
-        lines = [*self.guarded(before), f"    o = exe([{inputs}], sizes, [{numbers}])"]
+        lines = [*self.guarded(before), f"    o = exe([{inputs}], sizes, [{numbers}]{more})"]
         for k in range(len(program.outputs), len(program.outputs) + len(program.checks)):
             lines.append(f"    if not o[{k}]: raise CheckFailed")
         return lines

@@ -6,7 +6,7 @@ PyTorch's private flags are read here and nowhere else; one that this PyTorch la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
@@ -31,7 +31,16 @@ _transform = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", 
 _autocast: Callable[[], bool] = getattr(
     _C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu")
 )
+_has_storage: Callable[[torch.Tensor], bool] = getattr(_C, "_has_storage", lambda _: True)
 _config = config.current
+
+
+def in_transform(tensors: Iterable[torch.Tensor | None]) -> bool:
+    """Whether a torch.func transform or vmap is at work, or one of the tensors is of its making,
+    without memory of its own."""
+    if _transform() is not None:
+        return True
+    return not all(_has_storage(x) for x in tensors if x is not None)
 
 
 def reason() -> str:

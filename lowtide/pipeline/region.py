@@ -24,7 +24,9 @@ from lowtide.ir.core import Block, Value
 from lowtide.pipeline import backend, debug, hostcode, stats
 from lowtide.pipeline.abstract import Place
 from lowtide.pipeline.faults import survive
+from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
+from lowtide.pipeline.recording import EagerRegion, Recorder, eager_region
 from lowtide.pipeline.signature import Binding, Levels, escalated, exact_key
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
 from lowtide.texpr.build import NeedConst
@@ -39,7 +41,10 @@ _default_dtype = torch.get_default_dtype
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Specialisation:
-    """Ops [start, stop) for one signature. `eager`: why PyTorch runs them, "" if kernels do."""
+    """Ops [start, stop) for one signature. `eager`: why PyTorch runs them, "" if kernels do.
+
+    `gradient` and `again` are there where outputs carry gradients: the backward pass, and how
+    PyTorch runs the same ops; `places` says where the Program's tensors are among the live-ins."""
 
     stop: int
     finished: bool
@@ -51,6 +56,9 @@ class Specialisation:
     eager: str = ""
     size_names: dict[str, str] = field(default_factory=dict[str, str])
     host: HostCode | None = None
+    gradient: Gradient | None = None
+    again: EagerRegion | None = None
+    places: dict[str, Place] = field(default_factory=dict[str, Place])
     executable: Any = None
     run: Callable[..., tuple[Any, ...]] | None = None
 
@@ -94,6 +102,7 @@ class Region:
     live_ins: list[Value]
     live_at: Sequence[set[Value]]
     mutates: bool
+    changed: frozenset[Value]
     name: str
     exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
     classes: dict[tuple[Any, ...], Node] = field(default_factory=dict[tuple[Any, ...], Node])
@@ -128,8 +137,17 @@ class Region:
     def _runner(self, spec: Specialisation, entry: Entry) -> Callable[..., tuple[Any, ...]]:
         if spec.run is None:
             assert spec.host is not None
-            spec.run = spec.host.bind(self.executable(spec, entry))
+            spec.run = spec.host.bind(self._callable(spec, entry))
         return spec.run
+
+    def _callable(self, spec: Specialisation, entry: Entry) -> Any:
+        executable = self.executable(spec, entry)
+        if spec.gradient is None or spec.again is None:
+            return executable
+        live = {v: k for k, v in enumerate(self.live_ins)}
+        changed = {live[v] for v in self.changed if v in live}
+        copies = {n for n, place in spec.places.items() if place.position in changed}
+        return Recorder(executable, spec.gradient, spec.again, spec.places, frozenset(copies))
 
     def executable(self, spec: Specialisation, entry: Entry) -> Any:
         """The compiled kernels of a specialisation, None where it needs none."""
@@ -140,8 +158,9 @@ class Region:
             if spec.executable is None:
                 hints = dict(zip(host.symbols, entry.sizes, strict=True))
                 stats.count("compiles")
+                program = host.program if spec.gradient is None else spec.gradient.record(hints)
                 spec.executable = backend.compile_program(
-                    host.program, symbols=host.symbols, scalars=host.scalars, hints=hints
+                    program, symbols=host.symbols, scalars=host.scalars, hints=hints
                 )
                 self._show(spec.executable)
             return spec.executable
@@ -243,17 +262,18 @@ class Region:
             born = trace.env.keys() - set(self.live_ins)
             alive = self.live_at[trace.stop]
             results = [v for v in trace.env if v in alive and v in born]
-        host = None
+        host = gradient = again = None
         if trace.stop > self.start:
-            host = hostcode.write(
-                trace.builder,
-                list(binding.numbers),
-                binding.tensors,
-                binding.floats,
-                trace.derived,
-                [trace.env[v] for v in results],
-                self.mutates,
-            )
+            host = self._host(trace, binding, results, bool(binding.wanted))
+            gradient = _gradient(host, binding)
+            if gradient is None and binding.wanted:
+                host = self._host(trace, binding, results, False)
+            elif gradient is not None:
+                again = eager_region(
+                    self.block, self.start, trace.stop, self.live_ins, trace.env, host.outputs
+                )
+                if again is None:
+                    return self._eager("gradients of a value from within a branch or a loop")
         self.count += 1
         stats.count("specialisations")
         return Specialisation(
@@ -266,6 +286,23 @@ class Region:
             ops=trace.ops,
             size_names=self._size_names(binding),
             host=host,
+            gradient=gradient,
+            again=again,
+            places=binding.tensors,
+        )
+
+    def _host(
+        self, trace: Trace, binding: Binding, results: Sequence[Value], records: bool
+    ) -> HostCode:
+        return hostcode.write(
+            trace.builder,
+            list(binding.numbers),
+            binding.tensors,
+            binding.floats,
+            trace.derived,
+            [trace.env[v] for v in results],
+            self.mutates,
+            records,
         )
 
     def _size_names(self, binding: Binding) -> dict[str, str]:
@@ -292,6 +329,14 @@ class Region:
     def _dead(self, stop: int) -> list[Value]:
         alive = set(self.live_at[stop]) if stop < len(self.live_at) else set[Value]()
         return [v for v in self.live_ins if v not in alive]
+
+
+def _gradient(host: HostCode, binding: Binding) -> Gradient | None:
+    """The backward pass of a region, None where no output carries a gradient."""
+    if not binding.wanted or host.is_empty:
+        return None
+    made = Gradient(host.program, binding.wanted, host.symbols, host.scalars)
+    return made if made.exists else None
 
 
 def _at(values: list[Any], place: Place) -> Any:

@@ -67,11 +67,11 @@ def exact_key(
         if kind in _TENSOR_TYPES:
             if not (v.is_cpu if device == "cpu" else v.is_meta) or v.layout is not _STRIDED:
                 raise Ineligible(f"a tensor that is not a dense one on the {device}")
-            if v.requires_grad and _GRAD_ON():
-                raise Ineligible("a tensor requires grad: gradients are not compiled yet")
             if v.is_neg():
                 raise Ineligible("a lazily negated tensor")
             parts += (v.dtype, v.shape, v.stride())
+            if v.requires_grad and _GRAD_ON():
+                parts.append(True)
         elif kind is float:
             parts += (float, v.hex()) if floats else (float,)
         elif kind is int or kind in _PLAIN_TYPES:
@@ -97,7 +97,8 @@ class Binding:
     in.
 
     `key` tells the signature; `numbers` are the symbols' values in this call; `spots` the places
-    where each symbol stands; `tensors` and `floats` the places of what a Program calls by name."""
+    where each symbol stands; `tensors` and `floats` the places of what a Program calls by name;
+    `wanted` the tensors that want a gradient."""
 
     def __init__(self, values: Sequence[Any], levels: Levels, floats_constant: bool) -> None:
         self.values = values
@@ -105,6 +106,7 @@ class Binding:
         self.spots: dict[str, list[Spot]] = {}
         self.tensors: dict[str, Place] = {}
         self.floats: dict[str, Place] = {}
+        self.wanted: list[str] = []
         self._levels = levels
         self._floats_constant = floats_constant
         self._shared_names: dict[int, str] = {}
@@ -145,7 +147,11 @@ class Binding:
         dtype = dtypes.from_torch(t.dtype)
         if dtype is None:
             raise Ineligible(f"a tensor of {t.dtype}")
-        self.tensors[f"x{len(self.tensors)}"] = place
+        name = f"x{len(self.tensors)}"
+        self.tensors[name] = place
+        records = t.requires_grad and _GRAD_ON()
+        if records:
+            self.wanted.append(name)
         levels = self._levels
         shape = tuple(
             size
@@ -154,12 +160,12 @@ class Binding:
             for d, size in enumerate(t.shape)
         )
         if t.is_contiguous():
-            return (dtype, shape, None)
+            return (dtype, shape, None, records)
         strides = tuple(
             0 if size == 1 else stride if stride in (0, 1) else self._symbol("d", stride, None)
             for size, stride in zip(t.shape, t.stride(), strict=True)
         )
-        return (dtype, shape, strides)
+        return (dtype, shape, strides, records)
 
     def _shared(self, value: int, spot: Spot) -> str:
         found = self._shared_names.get(value)
@@ -184,7 +190,7 @@ class Binding:
         def make(v: Any, place: Place) -> Abs:
             kind, *form = next(forms)
             if isinstance(v, torch.Tensor):
-                return Abs(_input(builder, next(names), kind, *form), place)
+                return Abs(_input(builder, next(names), kind, *form[:2]), place)
             if kind is int:
                 code: Code = form[0]
                 return Abs(code if isinstance(code, int) else size_of(code), place)

@@ -38,6 +38,7 @@ from lowtide.pipeline.abstract import (
     raw,
     tensors_in,
 )
+from lowtide.pipeline.activity import Activity
 from lowtide.pipeline.lifting import inplace, rows
 from lowtide.pipeline.lifting.lift import Lift, NotLifted
 from lowtide.pipeline.signature import Binding, size_symbol
@@ -162,6 +163,7 @@ class _Specialiser:
         self.floats = floats
         self.derived: dict[str, Abs] = {}
         self.ops = 0
+        self.activity = Activity(self.b, binding.wanted)
         self._undo: list[tuple[Abs, object]] = []  # what was changed, and what it was
         self.views: dict[Abs, inplace.Made] = {}
         self.blocked: set[Abs] = set()  # tensors of which there may be copies, or not
@@ -416,6 +418,7 @@ class _Specialiser:
         self.b.loc, self.b.op = op.loc, record.name
         args = [raw(x) for x in (*leading, *operands)]
         mark = self.mark()
+        self.activity.before(record.name, (*leading, *operands))
         try:
             found = record.lower(self.b, *args)
         except Unsupported as why:
@@ -423,6 +426,7 @@ class _Specialiser:
             if any(_has_float(x) for x in args):
                 self._try_floats(record, args, why)
             raise
+        found = self.activity.after(record.name, found, mark[0])
         origin = Origin(record.eager, (*leading, *operands), record.name)
         made = [*leading, *operands]
         if len(op.results) > 1:

@@ -20,6 +20,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op
 from lowtide.ir.interpret import run_op
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
+from lowtide.pipeline.gradient import Pass
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible, exact_key
 from lowtide.pipeline.specialise import static_reason
@@ -64,6 +65,14 @@ class KernelStep:
     def executable(self) -> Any:
         """The compiled program."""
         return self.region.executable(self.entry.spec, self.entry)
+
+    def backward(self) -> Pass | None:
+        """The kernels of the whole backward pass, None where there is none."""
+        gradient = self.entry.spec.gradient
+        if gradient is None:
+            return None
+        self.executable()  # chooses what is saved
+        return gradient.whole(self.numbers)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,11 +124,12 @@ class Walk:
         self.notes: list[str] = []
         self._known: dict[int, torch.Tensor] = {}
         self._envs: list[Env] = []
+        self._records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
         self._objects = WalkedObjects()
         metas = [self._meta(a) for a in args]
         self._given = {_storage(m) for m in _tensors(metas)}
         try:
-            with torch.no_grad():
+            with torch.set_grad_enabled(self._records):
                 self._block(driver.plan, dict(zip(driver.function.params, metas, strict=True)))
         except WalkEnds as why:
             self.notes.append(str(why))
@@ -138,6 +148,10 @@ class Walk:
             found.append((f"signature{where}", str(host.program)))
             found.append((f"driver{where}", host.text))
             found.extend((f"{name}{where}", text) for name, text in executable.stages)
+            backward = step.backward()
+            if backward is not None and backward.executable is not None:
+                stages = backward.executable.stages
+                found.extend((f"backward {name}{where}", text) for name, text in stages)
         return found
 
     # -- walking --
@@ -320,7 +334,11 @@ class Walk:
             found = self._known.get(id(value))
             if found is None:
                 found = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device="meta"
+                    value.shape,
+                    value.stride(),
+                    dtype=value.dtype,
+                    device="meta",
+                    requires_grad=self._records and value.requires_grad,
                 )
                 self._known[id(value)] = found
             return found
@@ -333,16 +351,18 @@ class Walk:
 
 
 def _meta_outputs(entry: Entry) -> Any:
-    host = entry.spec.host
+    host, gradient = entry.spec.host, entry.spec.gradient
     assert host is not None
     numbers = dict(zip(host.names, entry.z, strict=True))
+    carrying = gradient.carrying if gradient is not None else (False,) * len(host.program.outputs)
 
-    def outputs(tensors: object, sizes: object, scalars: object) -> list[Any]:
+    def outputs(tensors: object, sizes: object, scalars: object, *_: object) -> list[Any]:
         made: list[Any] = []
-        for name in host.program.outputs:
+        for name, carries in zip(host.program.outputs, carrying, strict=True):
             d = host.program.defs[name]
             shape = [evaluate(s, numbers) for s in d.shape]
-            made.append(torch.empty(shape, dtype=d.dtype.torch, device="meta"))
+            value = torch.empty(shape, dtype=d.dtype.torch, device="meta", requires_grad=carries)
+            made.append(value.clone() if carries else value)  # no leaf: it may change in place
         return [*made, *[True] * len(host.program.checks)]
 
     return outputs

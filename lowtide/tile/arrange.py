@@ -21,6 +21,7 @@ from lowtide.tile import online
 from lowtide.tile.group import Group, common_axes, own_axes, reduced_axes, sources
 from lowtide.tile.ir import Tiled
 from lowtide.tile.items import (
+    FULL_EXTENT,
     Context,
     Item,
     choose_staged,
@@ -28,6 +29,7 @@ from lowtide.tile.items import (
     contains_inner,
     is_register_tile,
     memory_strides,
+    node_cost,
     reduce_item,
     store_item,
 )
@@ -69,6 +71,7 @@ class Arrangement:
             strides=memory_strides(inputs, {**defs, **self.defs}),
             inner=self.reductions,
             fixed=frozenset(t.axis for t in self.grid if t.tile == 1),
+            shared=frozenset(t.axis for t in self.grid if t.tile != 1),
             hints=hints,
             lanes=self.lanes,
         )
@@ -120,14 +123,25 @@ class Arrangement:
         pure = [a for a in common if a not in reduced]
         enough = 2 * self.target.threads
         lines = bool(pure) and all(own_axes(self.defs[n])[-1:] == (pure[-1],) for n in self.stores)
+        extra = [a for a in common if a not in pure]
+        if extra and all(self._is_column(a) for a in pure):
+            pure = []  # they share the work on a pair: they stay together
         chosen = pure[:-1] if len(pure) > 1 and lines else list(pure)
         if pure and chosen != pure and math.prod(map(self.extent, chosen)) < enough:
             chosen = list(pure)
-        if math.prod(map(self.extent, chosen)) < enough:
-            extra = [a for a in common if a not in chosen and a not in pure]
-            if extra:
-                chosen.append(max(extra, key=self.extent))
+        if extra and math.prod(map(self.extent, chosen)) < enough:
+            chosen.append(max(extra, key=self.extent))
         return tuple(Tiled(a, None if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))
+
+    def _is_column(self, a: Axis) -> bool:
+        """Is the axis short, and most of the work the same for all its points?"""
+        if (a.extent.const or FULL_EXTENT + 1) > FULL_EXTENT:
+            return False
+        for d in self.reductions.values():
+            costs = [(node_cost(n), a in ex.free_axes(n)) for n in ex.walk(d.expr)]
+            if 2 * sum(c for c, own in costs if own) > sum(c for c, _ in costs):
+                return False
+        return True
 
     def _sized_grid(self) -> tuple[Tiled, ...]:
         if not self.grid:
@@ -182,11 +196,16 @@ class Arrangement:
                 items.append(store_item(d))
         everything = [*items, *self.local.values()]
         for item in everything:
-            alike = [i for i in everything if i.kind == item.kind and _same_points(i, item)]
+            alike = [i for i in everything if self._side_by_side(i, item)]
             item.vector = choose_vector(alike, self.ctx)
         for item in everything:
             item.staged = choose_staged(item, self.ctx)
         return items
+
+    def _side_by_side(self, a: Item, b: Item) -> bool:
+        """May both stand in one nest? A value of a tile and its readers never do."""
+        alike = a.kind == b.kind and (a.name in self.local) == (b.name in self.local)
+        return alike and _same_points(a, b)
 
     def all_items(self) -> list[Item]:
         return [*self.items, *self.local.values()]

@@ -26,6 +26,7 @@ from lowtide.texpr.normalise import INLINE_NODES, aligned, inline, likely
 LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is not worth it
 FEW = 64  # an axis longer than this counts as large
 SHARE = 8  # a merge that costs freedom must share this fraction of its work
+COLUMNS = 8  # a product that must be held whole by each task has at most so many columns
 WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
 
 
@@ -97,7 +98,9 @@ def _merge_all(
     done: list[Group] = []
     for new in groups:
         for earlier in reversed(list(done)):
-            if not _meets(earlier, new, shared) or _between(earlier, new, done, shared):
+            if not _meets(earlier, new, shared):
+                continue
+            if _between(earlier, new, done, shared) or _between(new, earlier, done, shared):
                 continue
             merged = _merged(earlier, new, shared, hints, careful)
             if merged is not None:
@@ -219,7 +222,7 @@ def _needs(g: Group, shared: Mapping[str, Def]) -> set[str]:
 def _between(a: Group, b: Group, groups: list[Group], shared: Mapping[str, Def]) -> bool:
     """Is there a third group that needs `a` and is needed by `b`? Merging would close a cycle."""
     reach = set(a.defs)
-    left = [g for g in groups if g is not a]
+    left = [g for g in groups if g is not a and g is not b]
     while grown := [g for g in left if _needs(g, shared) & reach]:
         for g in grown:
             reach |= set(g.defs)
@@ -350,6 +353,9 @@ def _worth_it(
     free = math.prod(likely(a.extent, hints) for a in common)
     if free < LEAST_PARALLEL and any(reduced_axes(defs[n]) for n in consumed):
         return False
+    apart = [a for a in common if a not in reduced]
+    if len(defs) > 1 and any(_spreads(d, defs, apart, hints) for d in defs.values()):
+        return False
     for d in defs.values():
         fed = any(is_contraction(defs[s]) for s in sources(d) if s in defs)
         if fed and is_contraction(d):
@@ -358,6 +364,22 @@ def _worth_it(
             if kept > WIDE:
                 return False
     return True
+
+
+def _spreads(d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]) -> bool:
+    """Would each task have to hold a whole product, rows by columns, beside what it is there for?
+
+    `apart`: the axes along which tasks are independent.
+
+    dk[j, c] beside dq[i, c] in one kernel: better the tile of pairs is computed once in each."""
+    if not is_contraction(d):
+        return False
+    outside = [a for a in own_axes(d) if a not in apart]
+    readers = (u for u in defs.values() if d.name in sources(u))
+    if any(set(outside) & set(reduced_axes(u)) for u in readers):
+        return False  # it is read one tile at a time
+    held = math.prod(likely(a.extent, hints) for a in outside)
+    return any(held > COLUMNS * likely(a.extent, hints) for a in _large_axes(tuple(outside), hints))
 
 
 def is_contraction(d: Def) -> bool:

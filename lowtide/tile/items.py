@@ -95,11 +95,13 @@ def stride_along(offset: Index, axis: Axis) -> Index | None:
 @dataclass(slots=True, kw_only=True)
 class Context:
     """What the choices below look at. `strides` of everything that lies in memory; `fixed`: grid
-    axes of tile 1, which are constants within a task; `inner`: values held in buffers."""
+    axes of tile 1, which are constants within a task; `shared`: the grid axis of which a task has
+    some points; `inner`: values held in buffers."""
 
     strides: Mapping[str, tuple[Index, ...]]
     inner: Mapping[str, Def]
     fixed: frozenset[Axis]
+    shared: frozenset[Axis]
     hints: Mapping[str, int]
     lanes: int
 
@@ -190,7 +192,9 @@ def fully_unrolled(item: Item, ctx: Context) -> frozenset[Axis]:
     chosen: set[Axis] = set()
     for a in item.kept:
         n = a.extent.const
-        if a is not item.vector and a not in ctx.fixed and n and n <= FULL_EXTENT and n <= room:
+        if a is item.vector or a in ctx.fixed or a in ctx.shared:
+            continue
+        if n and n <= FULL_EXTENT and n <= room:
             chosen.add(a)
             room //= n
     return frozenset(chosen)

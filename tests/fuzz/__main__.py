@@ -24,6 +24,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--optimize", default="-O0", help="the C compiler's; kernels ship with -O2")
     parser.add_argument("--keep", action="store_true", help="do not make failing programs small")
     parser.add_argument("--stop", type=int, default=20, help="stop after so many failures")
+    parser.add_argument("--grad", action="store_true", help="compare gradients, in float64")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -55,7 +56,7 @@ def _supervise(args: argparse.Namespace) -> int:
             command = [sys.executable, "-m", "tests.fuzz", "--worker", str(mark)]
             command += ["--seed", str(first), "--programs", str(last - first)]
             command += [f"--optimize={args.optimize}", "--stop", str(args.stop)]
-            command += ["--keep"] * args.keep
+            command += ["--keep"] * args.keep + ["--grad"] * args.grad
             running.append((subprocess.Popen(command, env=environment), mark, last))
 
         for first in range(args.seed, end, share):
@@ -75,12 +76,16 @@ def _supervise(args: argparse.Namespace) -> int:
 
 def _work(args: argparse.Namespace) -> int:
     from lowtide.runtime import toolchain
-    from tests.fuzz.check import Tally, check, failure, minimised
+    from tests.fuzz import check as forward
+    from tests.fuzz import gradients
     from tests.fuzz.generate import generate
+
+    kind = gradients if args.grad else forward
+    check, failure, minimised = kind.check, kind.failure, kind.minimised
 
     flags = [args.optimize if f == toolchain.OPTIMIZE else f for f in toolchain._FLAGS]
     toolchain._FLAGS = tuple(flags)
-    tally, failed = Tally(), 0
+    tally, failed = forward.Tally(), 0
     for seed in range(args.seed, args.seed + args.programs):
         Path(args.worker).write_text(str(seed))
         program = generate(seed)

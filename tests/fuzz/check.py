@@ -157,7 +157,7 @@ def minimised(program: Program) -> Program:
     changed = True
     while changed:
         changed = False
-        for smaller in _smaller(program):
+        for smaller in with_less(program):
             if failure(smaller):
                 program = smaller
                 changed = True
@@ -165,7 +165,8 @@ def minimised(program: Program) -> Program:
     return program
 
 
-def _smaller(p: Program) -> Iterator[Program]:
+def with_less(p: Program) -> Iterator[Program]:
+    """Programs with one thing less."""
     if len(p.runs) > 1:
         for k in range(len(p.runs)):
             yield replace(p, runs=p.runs[k : k + 1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fuzz import gradients
 from tests.fuzz.check import check
 from tests.fuzz.generate import generate
 
@@ -17,3 +18,10 @@ def test_random_program(seed: int) -> None:
     program = generate(seed)
     wrong = check(program)
     assert not wrong, f"{wrong}\n{program}"
+
+
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_gradients_of_a_random_program(seed: int) -> None:
+    program = generate(seed)
+    wrong = gradients.check(program)
+    assert not wrong, f"{wrong}\n{gradients.in_double(program)}"

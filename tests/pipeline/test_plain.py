@@ -50,10 +50,10 @@ def test_compiled_by_default() -> None:
 
 def test_gradients() -> None:
     x = torch.rand(40, requires_grad=True)
-    assert is_plain(lambda: scripted(x))
+    assert not is_plain(lambda: scripted(x))
     scripted(x).backward()
     assert x.grad is not None
-    assert "requires grad" in str(scripted.explain(x))
+    assert "backward" in str(scripted.explain(x))
     with torch.no_grad():
         assert not is_plain(lambda: scripted(x))
     with torch.inference_mode():

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import lowtide as lt
 from lowtide.pipeline import faults
+from tests.run.guarded import Guard, guarded, guarded_memory
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +99,36 @@ def test_a_long_sum_keeps_its_digits(program: Any, shape: tuple[int, ...], threa
         torch.set_num_threads(before)
     for got, want in zip(result, program(x.double()), strict=True):
         torch.testing.assert_close(got.double(), want, rtol=5e-5, atol=0)
+
+
+def sums_of_scores(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    s = (q @ k.transpose(1, 2)).exp()
+    return s.sum(1), s.sum(2)
+
+
+@pytest.mark.parametrize("batches", [4, 8])
+@pytest.mark.parametrize("guard", Guard)
+def test_a_few_batches_shared_out_by_the_grid(batches: int, guard: Guard) -> None:
+    """A short axis of which each task had some points was unrolled as if it had all."""
+    q, k = (torch.randn(batches, 64, 32) * 0.1 for _ in range(2))
+    with guarded_memory() as memory:
+        memory.guard = guard
+        results = lt.script(sums_of_scores)(guarded(q, guard), guarded(k, guard))
+        memory.check()
+    for got, want in zip(results, sums_of_scores(q, k), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def layers(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    h = torch.relu(x @ w)
+    mean, size = h.mean(1, keepdim=True), h.var(1, keepdim=True)
+    y = ((h - mean) / (size + 1e-5).sqrt()) @ v
+    top = y.amax(1, keepdim=True)
+    return h, mean, size, y, top, (y - top).exp().sum(1)
+
+
+def test_merging_groups_closes_no_cycle() -> None:
+    """A group was merged with one that needs, by way of a third, what the group makes."""
+    args = (torch.randn(200, 20), torch.randn(20, 64) * 0.2, torch.randn(64, 10))
+    for got, want in zip(lt.script(layers)(*args), layers(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

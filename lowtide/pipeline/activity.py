@@ -1,0 +1,53 @@
+"""Which values of a trace carry gradients, and which ops must be PyTorch's because of that.
+
+In: a builder, and the definitions that an op has just added. Out: nothing, or Unsupported with the
+reason: then the op ends the region, PyTorch runs it and records its own backward.
+
+    y = x.detach() * x        detach becomes a value of its own, which hands nothing on
+    z = w[idx]                its gradient is a scatter: PyTorch's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lowtide.ops.gradients import left_to_torch
+from lowtide.pipeline.abstract import Abs, tensors_in
+from lowtide.texpr.autodiff import Differentiation
+from lowtide.texpr.build import Builder, Unsupported, Val
+from lowtide.texpr.pullback import DETACHED
+
+
+class Activity:
+    """Follows which values carry gradients, where any are recorded."""
+
+    def __init__(self, builder: Builder, wanted: Iterable[str]) -> None:
+        self.builder = builder
+        wanted = list(wanted)
+        self.diff = Differentiation(builder.program.inputs, wanted)
+        self.records = bool(wanted)
+
+    def before(self, name: str, operands: Sequence[Abs]) -> None:
+        """Raises Unsupported for an op whose gradient is PyTorch's own."""
+        if self.records:
+            carrying = [any(self._carries(t) for t in tensors_in(x)) for x in operands]
+            why = left_to_torch(name, [x.value for x in operands], carrying)
+            if why:
+                raise Unsupported(why)
+
+    def after(self, name: str, found: Any, first: int) -> Any:
+        """What an op has made, with the definitions from number `first` on looked at."""
+        if not self.records:
+            return found
+        if name in DETACHED and isinstance(found, Val):
+            source = found
+            found = self.builder.tensor(
+                source.shape, source.dtype, lambda idx: self.builder.load(source, idx)
+            )
+        for d in list(self.builder.program.defs.values())[first:]:
+            self.diff.add(d)
+        return found
+
+    def _carries(self, x: Abs) -> bool:
+        return isinstance(x.value, Val) and self.diff.carries(x.value.name)

@@ -1,0 +1,230 @@
+"""The backward pass of a region: what is saved for it, and its kernels, compiled when first needed.
+
+In: a region's Program and which of its inputs want gradients. Out: a `Gradient`, which compiles the
+forward Program that also gives what is saved, and backward Programs, one for each combination of
+gradients that are wanted, outputs that have a cotangent, and how the cotangents lie.
+
+    softmax: rows s0, columns s1       saved: maximum and sum of each row, 4*s0 bytes each
+
+What is saved: results of reductions that the backward pass reads and that take no more memory than
+the region's inputs and outputs together; what is larger (values of pairs) is computed again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from lowtide.errors import Loc
+from lowtide.pipeline import backend, stats
+from lowtide.texpr import autodiff
+from lowtide.texpr import expr as ex
+from lowtide.texpr.autodiff import contiguous_strides, differentiated, given_name
+from lowtide.texpr.contribution import Scatter
+from lowtide.texpr.expr import Program, Reduce
+from lowtide.texpr.index import Index, as_index, evaluate, product
+
+CHEAP_TERMS: Final = 16  # sums over so few terms are taken again
+
+Pattern = tuple[bool, ...] | None  # of a cotangent: the dims that are expanded; None: no cotangent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A value kept between forward and backward; `nbytes` as a formula in the sizes. `output`: its
+    position among the region's outputs, -1 for a value made only to be kept."""
+
+    name: str
+    output: int
+    nbytes: Index
+    loc: Loc
+    op: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A compiled backward Program: `inputs` and `outputs` are names of tensors in order; for the
+    others see `autodiff.Backward`."""
+
+    executable: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    gradients: Mapping[str, str]
+    scatters: tuple[Scatter, ...]
+
+
+class Gradient:
+    """See the module's text. `names` and `scalars`: sizes and numbers, as the forward kernels get
+    them; `wanted`: inputs that want gradients; `carrying`: for each output, whether it has one."""
+
+    def __init__(
+        self, program: Program, wanted: Sequence[str], names: Sequence[str], scalars: Sequence[str]
+    ) -> None:
+        self.program = program
+        self.names = tuple(names)
+        self.scalars = tuple(scalars)
+        self.wanted = tuple(n for n in wanted if n in program.inputs)
+        self.diff = differentiated(program, self.wanted)
+        self.carrying = tuple(self.diff.carries(n) for n in program.outputs)
+        everything = self._backward_program(self.wanted, self._all_given(), ())
+        self.kept_inputs = tuple(n for n in program.inputs if n in everything.inputs)
+        self.saved: tuple[Saved, ...] = ()
+        self._passes: dict[tuple[Any, ...], Pass] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def exists(self) -> bool:
+        """Does any output carry a gradient?"""
+        return any(self.carrying)
+
+    # -- forward --
+
+    def record(self, hints: Mapping[str, int]) -> Program:
+        """Chooses what is saved, for sizes like these; gives the Program that also gives it."""
+        chosen = self._chosen(hints)
+        self.saved = tuple(
+            Saved(
+                name=n,
+                output=self.program.outputs.index(n) if n in self.program.outputs else -1,
+                nbytes=product(d.shape) * d.dtype.itemsize,
+                loc=d.loc,
+                op=d.op,
+            )
+            for n in chosen
+            for d in [self.diff.defs[n]]
+        )
+        return autodiff.recording(self.program, self.diff, chosen)
+
+    def _chosen(self, hints: Mapping[str, int]) -> list[str]:
+        outputs = [(self.diff.shape(n), self.diff.dtype(n)) for n in self.program.outputs]
+        inputs = [(i.shape, i.dtype) for i in self.program.inputs.values()]
+        room = sum(_bytes(shape, dtype.itemsize, hints) for shape, dtype in [*inputs, *outputs])
+        backward = self._backward_program(self.wanted, self._all_given(), ())
+        chosen: dict[str, None] = {}
+        seen: set[str] = set()
+        todo = [
+            load.source
+            for n, d in backward.defs.items()
+            if n not in self.diff.defs
+            for load in ex.loads(d.expr)
+        ]
+        while todo:
+            name = todo.pop()
+            d = self.diff.defs.get(name)
+            if d is None or name in seen:
+                continue
+            seen.add(name)
+            small = _bytes(d.shape, d.dtype.itemsize, hints) <= room
+            costly = isinstance(d.expr, Reduce) and _terms(d.expr, hints) > CHEAP_TERMS
+            if name in self.diff.must_save or (small and costly and name not in self.diff.late):
+                chosen[name] = None
+            else:
+                todo += [load.source for load in ex.loads(d.expr)]
+        return [n for n in self.diff.defs if n in chosen]
+
+    # -- backward --
+
+    def _all_given(self) -> dict[str, tuple[Index, ...]]:
+        outputs = zip(self.program.outputs, self.carrying, strict=True)
+        return {n: contiguous_strides(self.diff.shape(n)) for n, carries in outputs if carries}
+
+    def _backward_program(
+        self,
+        wanted: Sequence[str],
+        given: Mapping[str, tuple[Index, ...]],
+        saved: Sequence[str],
+    ) -> Program:
+        return autodiff.backward(self.diff, wanted, given, saved).program
+
+    def backward(
+        self,
+        needed: tuple[bool, ...],
+        patterns: tuple[Pattern, ...],
+        saved: tuple[str, ...],
+        hints: Mapping[str, int],
+    ) -> Pass:
+        """The kernels for this combination. `needed`: of `wanted`, in order; `saved`: the names of
+        what is at hand."""
+        key = (needed, patterns, saved)
+        found = self._passes.get(key)
+        if found is None:
+            with self._lock:
+                found = self._passes.get(key) or self._compiled(needed, patterns, saved, hints)
+                self._passes[key] = found
+        return found
+
+    def whole(self, hints: Mapping[str, int]) -> Pass:
+        """The kernels for all gradients, all outputs having a plain cotangent."""
+        outputs = zip(self.program.outputs, self.carrying, strict=True)
+        patterns = tuple(
+            (False,) * len(self.diff.shape(n)) if carries else None for n, carries in outputs
+        )
+        saved = tuple(s.name for s in self.saved if s.output < 0)
+        shared = tuple(s.name for s in self.saved if s.output >= 0)
+        return self.backward((True,) * len(self.wanted), patterns, (*saved, *shared), hints)
+
+    def _compiled(
+        self,
+        needed: tuple[bool, ...],
+        patterns: tuple[Pattern, ...],
+        saved: tuple[str, ...],
+        hints: Mapping[str, int],
+    ) -> Pass:
+        wanted = [n for n, is_needed in zip(self.wanted, needed, strict=True) if is_needed]
+        given = {
+            n: _strides(self.diff.shape(n), pattern)
+            for n, pattern in zip(self.program.outputs, patterns, strict=True)
+            if pattern is not None
+        }
+        made = autodiff.backward(self.diff, wanted, given, saved)
+        executable = None
+        if made.program.outputs:
+            stats.count("compiles")
+            executable = backend.compile_program(
+                made.program,
+                symbols=self.names,
+                scalars=self.scalars,
+                hints={n: hints[n] for n in self.names},
+            )
+        return Pass(
+            executable=executable,
+            inputs=tuple(made.program.inputs),
+            outputs=tuple(made.program.outputs),
+            gradients=made.gradients,
+            scatters=made.scatters,
+        )
+
+
+def cotangent_pattern(g: torch.Tensor) -> tuple[torch.Tensor, tuple[bool, ...]]:
+    """The cotangent as the kernels read it, copied if need be, and its expanded dims."""
+    if g.is_contiguous():
+        return g, (False,) * g.dim()
+    expanded = tuple(s == 0 and n > 1 for s, n in zip(g.stride(), g.shape, strict=True))
+    if any(expanded):
+        core = g[tuple(0 if x else slice(None) for x in expanded)]
+        if core.is_contiguous():
+            return g, expanded
+    return g.contiguous(), (False,) * g.dim()
+
+
+def given_input(output: str) -> str:
+    """The name of the cotangent of an output among the inputs of a backward Program."""
+    return given_name(output)
+
+
+def _strides(shape: tuple[Index, ...], expanded: tuple[bool, ...]) -> tuple[Index, ...]:
+    core = iter(contiguous_strides(tuple(s for s, x in zip(shape, expanded, strict=True) if not x)))
+    return tuple(as_index(0) if x else next(core) for x in expanded)
+
+
+def _bytes(shape: tuple[Index, ...], itemsize: int, hints: Mapping[str, int]) -> int:
+    return math.prod(evaluate(s, hints) for s in shape) * itemsize
+
+
+def _terms(e: Reduce, hints: Mapping[str, int]) -> int:
+    return math.prod(evaluate(a.extent, hints) for a in e.axes)

@@ -1,0 +1,320 @@
+"""One region as one `torch.autograd.Function`.
+
+In: a region's compiled forward Program, its `Gradient`, how its ops run in eager PyTorch. Out:
+something to call in the place of the kernels, whose results carry gradients.
+
+    o = exe([a[0], a[1]], sizes, [], a)      forward kernels; inputs and a few values are saved
+    loss(o).backward()                       backward kernels, compiled at their first use
+
+PyTorch's engine joins regions. Where a gradient of the gradient is asked for, the region's ops run
+once more in PyTorch, which differentiates them as often as it is told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from lowtide.ir.core import Block, Op, Value
+from lowtide.ir.interpret import run_op
+from lowtide.pipeline import plain
+from lowtide.pipeline.abstract import Abs, Map, Place, Seq, build
+from lowtide.pipeline.faults import survive
+from lowtide.pipeline.gradient import Gradient, Pass, cotangent_pattern
+from lowtide.texpr.autodiff import given_name
+
+Tensor = torch.Tensor
+Values = Sequence[Any]
+Path = tuple[Any, ...]  # subscripts: positions, and keys of dicts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerRegion:
+    """The ops of a region, to be run by PyTorch. `outputs`: for each output of the kernels, the
+    value that it is and subscripts into it."""
+
+    ops: tuple[Op, ...]
+    live_ins: tuple[Value, ...]
+    outputs: tuple[tuple[Value, Path], ...]
+
+    def __call__(self, values: Values) -> list[Tensor]:
+        env: dict[Value, Any] = dict(zip(self.live_ins, values, strict=True))
+        for op in self.ops:
+            run_op(op, env)
+        return [_item(env[v], path) for v, path in self.outputs]
+
+
+def eager_region(
+    block: Block, start: int, stop: int, live_ins: Sequence[Value], env: Mapping[Value, Abs],
+    outputs: Sequence[Abs],
+) -> EagerRegion | None:  # fmt: skip
+    """How PyTorch computes these outputs; None where one of them is no value of the block."""
+    ops = tuple(op for op in block.ops[start:stop] if op is not block.terminator)
+    known = [v for v in (*live_ins, *(r for op in ops for r in op.results)) if v in env]
+    places = [next((found for v in known for found in _paths(v, env[v], x)), None) for x in outputs]
+    if any(p is None for p in places):
+        return None
+    return EagerRegion(
+        ops=ops, live_ins=tuple(live_ins), outputs=tuple(p for p in places if p is not None)
+    )
+
+
+def _paths(v: Value, x: Abs, wanted: Abs) -> list[tuple[Value, Path]]:
+    if x is wanted:
+        return [(v, ())]
+    if isinstance(x.value, Map):
+        inner = x.value.entries().items()
+    elif isinstance(x.value, Seq):
+        inner = enumerate(x.value.elems)
+    else:
+        return []
+    return [(v, (k, *path)) for k, e in inner for _, path in _paths(v, e, wanted)]
+
+
+def _item(value: Any, path: Path) -> Any:
+    for k in path:
+        value = value[k]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Stands for a tensor of a call whose values the backward pass does not need."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def tensor(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype)
+
+
+class Recorder:
+    """Called as the kernels are, with all live-ins at the end; see the module's text.
+
+    `places`: where each tensor of the Program stands among the live-ins. `copies`: inputs that the
+    function may change in place later: if the backward pass needs them, it gets a copy."""
+
+    def __init__(
+        self,
+        executable: Any,
+        gradient: Gradient,
+        eager: EagerRegion,
+        places: Mapping[str, Place],
+        copies: frozenset[str],
+    ) -> None:
+        self.executable = executable
+        self.gradient = gradient
+        self.eager = eager
+        self.places = places
+        self.names = tuple(gradient.program.inputs)
+        self.wanted = tuple(self.names.index(n) for n in gradient.wanted)
+        self.copied = tuple(
+            k for k, n in enumerate(self.names) if n in copies and n in gradient.kept_inputs
+        )
+
+    def __call__(
+        self, tensors: list[Tensor], sizes: Sequence[int], numbers: Sequence[float], a: Values
+    ) -> Sequence[Tensor]:
+        for k in self.copied:
+            tensors[k] = tensors[k].clone()
+        call = _Call(self, tuple(sizes), tuple(numbers), a)
+        return _Region.apply(call, *tensors)  # pyright: ignore[reportUnknownVariableType]
+
+
+class _Call:
+    """One forward run, for its backward pass: sizes, numbers, and live-ins that are no tensors."""
+
+    __slots__ = ("aliases", "live_ins", "numbers", "recorder", "saved", "sizes", "versions")
+
+    def __init__(
+        self, recorder: Recorder, sizes: tuple[int, ...], numbers: tuple[float, ...], a: Values
+    ) -> None:
+        self.recorder = recorder
+        self.sizes = sizes
+        self.numbers = numbers
+        self.live_ins = [_without_data(v) for v in a]
+        self.saved: tuple[str, ...] = ()
+        self.aliases: dict[str, Tensor] = {}  # outputs that the backward pass reads, and …
+        self.versions: dict[str, int] = {}  # … how often each had been changed in place
+
+
+def _without_data(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _Shape(value.shape, value.dtype)
+    return _rebuilt(value, _without_data)
+
+
+def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A list, tuple or dict with its elements changed; anything else as it is."""
+    if isinstance(value, dict):
+        entries = cast("dict[Any, Any]", value)
+        return {k: change(v) for k, v in entries.items()}
+    if not isinstance(value, tuple | list):
+        return value
+    elems = cast("Sequence[Any]", value)
+    return build(type(elems), [change(v) for v in elems])
+
+
+class _Region(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        r = call.recorder
+        g = r.gradient
+        found = r.executable(tensors, call.sizes, call.numbers)
+        count = len(g.program.outputs)
+        extra = [s for s in g.saved if s.output < 0]
+        outputs, kept = found[:count], found[count : count + len(extra)]
+        checks = found[count + len(extra) :]
+        for s in g.saved:
+            if s.output >= 0:
+                alias = call.aliases[s.name] = outputs[s.output].detach()
+                call.versions[s.name] = alias._version
+        call.saved = tuple(s.name for s in extra)
+        given = dict(zip(r.names, tensors, strict=True))
+        ctx.save_for_backward(*(given[n] for n in g.kept_inputs), *kept)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        dead = [o for o, carries in zip(outputs, g.carrying, strict=True) if not carries]
+        ctx.mark_non_differentiable(*dead, *checks)
+        return (*outputs, *checks)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        call: _Call = ctx.call
+        r = call.recorder
+        count = len(r.gradient.kept_inputs)
+        kept = ctx.saved_tensors
+        given = cotangents[: len(r.gradient.carrying)]
+        needed = tuple(bool(ctx.needs_input_grad[1 + k]) for k in r.wanted)
+        if torch.is_grad_enabled() or plain.in_transform(given):
+            found = _by_eager(call, kept[:count], given, needed)
+        else:
+            found = _by_kernels(call, kept, given, needed)
+        gradients: list[Tensor | None] = [None] * len(r.names)
+        for k, value in zip(r.wanted, found, strict=True):
+            gradients[k] = value
+        return (None, *gradients)
+
+
+def _by_kernels(
+    call: _Call,
+    kept: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+    needed: tuple[bool, ...],
+) -> list[Tensor | None]:
+    g = call.recorder.gradient
+    tensors = dict(zip((*g.kept_inputs, *call.saved), kept, strict=True))
+    unchanged = {n: x for n, x in call.aliases.items() if x._version == call.versions[n]}
+    tensors.update(unchanged)
+    patterns: list[tuple[bool, ...] | None] = []
+    for name, carries, cotangent in zip(g.program.outputs, g.carrying, cotangents, strict=True):
+        if cotangent is None or not carries:
+            patterns.append(None)
+            continue
+        tensors[given_name(name)], pattern = cotangent_pattern(cotangent)
+        patterns.append(pattern)
+    hints = dict(zip(g.names, call.sizes, strict=True))
+    try:
+        made = g.backward(needed, tuple(patterns), (*call.saved, *unchanged), hints)
+    except Exception as error:
+        survive(error, "the backward pass")
+        return _by_eager(call, kept[: len(g.kept_inputs)], cotangents, needed)
+    results = _run(made, tensors, call)
+    return [results.get(n) if x else None for n, x in zip(g.wanted, needed, strict=True)]
+
+
+def _run(made: Pass, tensors: Mapping[str, Tensor], call: _Call) -> dict[str, Tensor]:
+    """The gradients of a compiled pass, by input."""
+    found: dict[str, Tensor] = {}
+    if made.executable is not None:
+        results = made.executable([tensors[n] for n in made.inputs], call.sizes, call.numbers)
+        found = dict(zip(made.outputs, results, strict=True))
+    gradients: dict[str, Tensor] = {}
+    for name, output in made.gradients.items():
+        place = call.recorder.places[name]
+        like: _Shape = _item(call.live_ins, (place.position, *place.path))
+        dense = found[output] if output else None
+        parts = [(found[s.index], found[s.values]) for s in made.scatters if s.input == name]
+        gradients[name] = dense if dense is not None and not parts else _added(dense, parts, like)
+    return gradients
+
+
+def _added(dense: Tensor | None, parts: Sequence[tuple[Tensor, Tensor]], like: _Shape) -> Tensor:
+    """A gradient with values added at places that the data name, one after another."""
+    wide = torch.float64 if like.dtype is torch.float64 else torch.float32
+    total = torch.zeros(like.shape, dtype=wide) if dense is None else dense.to(wide)
+    flat = total.view(-1)
+    for index, values in parts:
+        flat.index_add_(0, index.reshape(-1), values.reshape(-1).to(wide))
+    return total.to(like.dtype)
+
+
+def _by_eager(
+    call: _Call,
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+    needed: tuple[bool, ...],
+) -> list[Tensor | None]:
+    """The region's ops once more in PyTorch, and their gradients, which can be differentiated."""
+    r = call.recorder
+    g = r.gradient
+    again = torch.is_grad_enabled()
+    known = dict(zip(g.kept_inputs, inputs, strict=True))
+    with torch.enable_grad():
+        values = [*call.live_ins]
+        starts: dict[str, Tensor] = {}
+        for name, place in r.places.items():
+            x = known.get(name)
+            if name in g.wanted:
+                x = _start(_item(values, (place.position, *place.path)) if x is None else x)
+                starts[name] = x
+            if x is not None:
+                _put(values, place, x)
+        outputs = r.eager([_with_data(v) for v in values])
+        pairs = [
+            (o, c)
+            for o, c, carries in zip(outputs, cotangents, g.carrying, strict=True)
+            if carries and c is not None and o.requires_grad
+        ]
+        chosen = [starts[n] for n, x in zip(g.wanted, needed, strict=True) if x]
+        if not pairs or not chosen:
+            return [None] * len(needed)
+        found = iter(
+            torch.autograd.grad(
+                [o for o, _ in pairs],
+                chosen,
+                [c for _, c in pairs],
+                create_graph=again,
+                allow_unused=True,
+            )
+        )
+    return [next(found) if x else None for x in needed]
+
+
+def _start(x: Tensor | _Shape) -> Tensor:
+    """A tensor to differentiate with respect to, which is still part of the outer graph."""
+    if isinstance(x, _Shape):
+        return x.tensor().requires_grad_()
+    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+
+
+def _put(values: list[Any], place: Place, x: Tensor) -> None:
+    values[place.position] = _replaced(values[place.position], place.path, x)
+
+
+def _replaced(value: Any, path: Path, x: Tensor) -> Any:
+    if not path:
+        return x
+    if isinstance(value, dict):
+        entries = cast("dict[Any, Any]", value)
+        return {**entries, path[0]: _replaced(entries[path[0]], path[1:], x)}
+    elems: list[Any] = list(value)
+    elems[path[0]] = _replaced(elems[path[0]], path[1:], x)
+    return build(type(value), elems)
+
+
+def _with_data(value: Any) -> Any:
+    return value.tensor() if isinstance(value, _Shape) else _rebuilt(value, _with_data)

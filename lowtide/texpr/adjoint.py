@@ -1,0 +1,306 @@
+"""The adjoint of a load: at which points of a loop nest is element y of a tensor read?
+
+In: the index of a load, f(axes), the tensor's sizes, and an index y into it. Out: for each axis
+that f fixes its value in terms of y, conditions under which there is such a point, and the axes
+that are left to sum over.
+
+    x[i + k]         y = i + k                   i = y - k  if 0 <= y - k < I,  sum over k
+    x[2*i + 1]       y = 2*i + 1                 i = (y - 1) // 2  if (y - 1) % 2 == 0
+    x[L//M, L%M]     y0*M + y1 = L = 8*i + j     i = L // 8, j = L % 8
+    x[j, [n]]        y1 = value of n             no axis; a condition on what is read
+
+Always holds: an axis is replaced by an index within its extent; where the conditions do not hold
+the index is held in bounds, and what is read there is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lowtide.ir import dtypes
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.build import Unsupported
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.formula import F, place
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    Clamp,
+    FloorDiv,
+    Gather,
+    Index,
+    Mod,
+    as_index,
+    clamp,
+    deep_atoms,
+    exact_division,
+    floordiv,
+    mod,
+    nonnegative,
+    substitute,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inverse:
+    """`at`: the value of each axis that is fixed; `rest`: the others; `data`: conditions that read
+    memory and speak of axes in `rest`: the sum over these is a scatter."""
+
+    at: Mapping[Axis, Index]
+    conditions: tuple[F, ...]
+    rest: tuple[Axis, ...]
+    data: tuple[tuple[Index, Expr], ...]
+
+
+def invert(
+    index: Sequence[Index], y: Sequence[Axis], scope: Sequence[Axis], dropping: bool
+) -> Inverse:
+    """Solves index == y for the axes in scope; raises Unsupported.
+
+    `dropping`: a clamped index belongs to a load that is not used where it is out of bounds."""
+    run = _Solver(scope=tuple(scope), dropping=dropping)
+    for lhs, axis in zip(index, y, strict=True):
+        if axis.extent.const != 1:
+            run.add(lhs, as_index(axis))
+    return run.solve()
+
+
+Equation = tuple[Index, Index]
+
+
+@dataclass(slots=True)
+class _Solver:
+    scope: tuple[Axis, ...]
+    dropping: bool
+    equations: list[Equation] = field(default_factory=list[Equation])
+    data: list[tuple[Index, Expr]] = field(default_factory=list[tuple[Index, Expr]])
+    at: dict[Axis, Index] = field(default_factory=dict[Axis, Index])
+    conditions: list[F] = field(default_factory=list[F])
+    fresh: list[Axis] = field(default_factory=list[Axis])
+
+    def add(self, lhs: Index, rhs: Index) -> None:
+        gathered = _gathered(lhs)
+        if gathered is not None:
+            self.data.append((rhs, gathered))
+            return
+        if any(isinstance(a, Clamp) for a in deep_atoms(lhs)):
+            if not self.dropping:
+                raise Unsupported("the gradient of a clamped index")
+            lhs = _unclamped(lhs)
+        if any(isinstance(a, Gather) for a in deep_atoms(lhs)):
+            raise Unsupported("the gradient of an index computed from data")
+        self.equations.append((lhs, rhs))
+
+    def solve(self) -> Inverse:
+        for a in self.scope:
+            if a.extent.const == 1:
+                self.at[a] = as_index(0)
+        self._merge_divisions()
+        while self.equations:
+            self.equations = [(self._known(lhs), rhs) for lhs, rhs in self.equations]
+            k = min(range(len(self.equations)), key=lambda n: self._difficulty(*self.equations[n]))
+            lhs, rhs = self.equations.pop(k)
+            self._solve_one(lhs, rhs)
+        rest = [a for a in (*self.scope, *self.fresh) if a not in self.at]
+        moved = dict(self.at)
+        data = tuple((rhs, at_indices(e, moved)) for rhs, e in self.data)
+        for rhs, e in data:
+            if not ex.free_axes(e) & frozenset(rest):
+                self.conditions.append(F(ex.cast(e, dtypes.i64)).equals(place(rhs)))
+        left = tuple((rhs, e) for rhs, e in data if ex.free_axes(e) & frozenset(rest))
+        conditions = tuple(F(at_indices(c.e, moved)) for c in self.conditions)
+        return Inverse(at=self.at, conditions=conditions, rest=tuple(rest), data=left)
+
+    # -- the state --
+
+    def _known(self, index: Index) -> Index:
+        values: dict[Atom, Index] = dict(self.at.items())
+        return substitute(index, values)
+
+    def _unsolved(self, index: Index) -> list[Axis]:
+        loops = (*self.scope, *self.fresh)
+        atoms = deep_atoms(index)
+        return [a for a in loops if a in atoms and a not in self.at]
+
+    def _difficulty(self, lhs: Index, rhs: Index) -> tuple[int, int]:
+        del rhs
+        plain = all(isinstance(a, Axis) for m, _ in lhs.terms for a in m if not _is_size(a))
+        return (0 if plain else 1, len(self._unsolved(lhs)))
+
+    def _merge_divisions(self) -> None:
+        """L // K == p and L % K == q are L == p * K + q."""
+        while True:
+            found = self._division_pair()
+            if found is None:
+                return
+            k, n, merged = found
+            self.equations = [e for i, e in enumerate(self.equations) if i not in (k, n)]
+            self.equations.append(merged)
+
+    def _division_pair(self) -> tuple[int, int, Equation] | None:
+        for k, (low, q) in enumerate(self.equations):
+            atom = _single(low)
+            if not isinstance(atom, Mod):
+                continue
+            whole = floordiv(atom.num, atom.den)
+            for n, (high, p) in enumerate(self.equations):
+                if n != k and high is whole:
+                    return k, n, (atom.num, p * atom.den + q)
+                upper = _single(high)
+                if n != k and isinstance(upper, Mod) and upper.num is whole:
+                    merged = mod(atom.num, upper.den * atom.den)
+                    return k, n, (merged, p * atom.den + q)
+        return None
+
+    # -- one equation --
+
+    def _solve_one(self, lhs: Index, rhs: Index) -> None:
+        atom = _single(lhs)
+        if not self._unsolved(lhs):
+            if lhs is not rhs:
+                self.conditions.append(place(lhs).equals(place(rhs)))
+        elif isinstance(atom, FloorDiv):
+            part = self._fresh(atom.den)
+            self.equations.append((atom.num, rhs * atom.den + as_index(part)))
+        elif isinstance(atom, Mod):
+            self._modulo(atom, rhs)
+        else:
+            self._linear(lhs, rhs)
+
+    def _fresh(self, extent: Index) -> Axis:
+        made = Axis("m", extent)
+        self.fresh.append(made)
+        if extent.const == 1:
+            self.at[made] = as_index(0)
+        return made
+
+    def _modulo(self, atom: Mod, rhs: Index) -> None:
+        """L % K == y for L = ±a + c: a = ±(y - c) % K + K*m."""
+        steps, offset = self._coefficients(atom.num)
+        if len(steps) != 1:
+            raise Unsupported("the gradient of an index modulo a size")
+        ((a, step),) = steps.items()
+        if step.const not in (1, -1):
+            raise Unsupported("the gradient of an index modulo a size")
+        first = mod((rhs - offset) * step, atom.den)
+        whole = exact_division(a.extent, atom.den)
+        if whole is None:
+            whole = floordiv(a.extent + atom.den - 1, atom.den)
+        rounds = as_index(self._fresh(whole)) if whole.const != 1 else as_index(0)
+        self._set(a, first + rounds * atom.den)
+
+    def _linear(self, lhs: Index, rhs: Index) -> None:
+        steps, offset = self._coefficients(lhs)
+        left = rhs - offset
+        while len(steps) > 1:
+            top = _leading(steps)
+            if top is None:
+                break
+            step = steps.pop(top)
+            self._set(top, floordiv(left, step), exact=_fills(left, step, top))
+            left = mod(left, step)
+        if len(steps) > 1:
+            chosen = max(steps, key=lambda a: (_length(a), steps[a].const in (1, -1)))
+            step = steps.pop(chosen)
+            for a, c in steps.items():
+                left = left - as_index(a) * c
+            steps = {chosen: step}
+        ((a, step),) = steps.items()
+        if (c := step.const) is not None and c < 0:
+            left, step = -left, -step
+        if step.const == 1:
+            self._set(a, left)
+            return
+        whole = mod(left, step)
+        if whole.const != 0:
+            self.conditions.append(place(whole).equals(0))
+        self._set(a, floordiv(left, step))
+
+    def _coefficients(self, index: Index) -> tuple[dict[Axis, Index], Index]:
+        """index == sum of coefficient * axis + offset, for the unsolved axes."""
+        steps: dict[Axis, Index] = {}
+        rest = index
+        for a in self._unsolved(index):
+            zero = substitute(rest, {a: as_index(0)})
+            step = exact_division(rest - zero, as_index(a))
+            if step is None or any(b in deep_atoms(step) for b in self._unsolved(index)):
+                raise Unsupported("the gradient of an index that is not affine")
+            steps[a], rest = step, zero
+        for a, step in steps.items():
+            if (c := step.const) is None and not nonnegative(step - 1):
+                raise Unsupported(f"the gradient of an index with a step {step} of {a}")
+            if c == 0:
+                raise Unsupported("the gradient of an index without a step")
+        return steps, rest
+
+    def _set(self, a: Axis, value: Index, exact: bool = False) -> None:
+        """The axis is this value, if that lies within its extent."""
+        low, high = exact or nonnegative(value), exact or _below(value, a.extent)
+        if not low:
+            self.conditions.append(place(value) >= place(as_index(0)))
+        if not high:
+            self.conditions.append(place(value) < place(a.extent))
+        inside = value if low and high else clamp(value, a.extent)
+        for other, known in list(self.at.items()):
+            self.at[other] = substitute(known, {a: inside})
+        self.at[a] = inside
+
+
+def _is_size(atom: Atom) -> bool:
+    return not isinstance(atom, Axis | Mod | FloorDiv | Clamp | Gather)
+
+
+def _single(index: Index) -> Atom | None:
+    """The atom, where the index is one atom and nothing else."""
+    if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
+        return index.terms[0][0][0]
+    return None
+
+
+def _gathered(index: Index) -> Expr | None:
+    """The expression, where the index is data, held in bounds or not."""
+    atom = _single(index)
+    if isinstance(atom, Clamp):
+        atom = _single(atom.num)
+    return atom.expr if isinstance(atom, Gather) else None
+
+
+def _unclamped(index: Index) -> Index:
+    values: dict[Atom, Index] = {
+        a: _unclamped(a.num) for a in deep_atoms(index) if isinstance(a, Clamp)
+    }
+    return substitute(index, values)
+
+
+def _below(value: Index, extent: Index) -> bool:
+    """Is value < extent, whatever the axes?"""
+    if nonnegative(extent - value - 1):
+        return True
+    atom = _single(value)
+    return isinstance(atom, FloorDiv) and nonnegative(extent * atom.den - atom.num - 1)
+
+
+def _leading(steps: Mapping[Axis, Index]) -> Axis | None:
+    """The axis whose step is longer than all others together can go; None if there is none."""
+    for a, step in steps.items():
+        others = as_index(0)
+        for b, other in steps.items():
+            if b is not a:
+                if (c := other.const) is not None and c < 0:
+                    return None
+                others = others + other * (b.extent - 1)
+        if nonnegative(step - others - 1):
+            return a
+    return None
+
+
+def _fills(left: Index, step: Index, a: Axis) -> bool:
+    """Is left // step within the extent of the axis, for all values of left?"""
+    return nonnegative(left) and nonnegative(step * a.extent - left - 1)
+
+
+def _length(a: Axis) -> int:
+    """Longer is larger; a symbol counts as longer than every number."""
+    return a.extent.const if a.extent.const is not None else 1 << 40

@@ -1,0 +1,353 @@
+"""Reverse differentiation of a whole Program: again a Program, one definition per cotangent.
+
+In: a forward Program, which inputs want gradients, which outputs have cotangents.
+Out: a Program whose inputs are the forward inputs, what was saved, and the cotangents; its outputs
+are the gradients. Values of the forward Program are computed again from the inputs; normalisation
+and fusion then treat it as any Program, so that no value of pairs is stored.
+
+    d[i, j]  = x[i] - y[j]                   ct_d[i, j] = 2 * d[i, j] * ct_s[i]
+    s[i]     = sum[j](d[i, j] * d[i, j])     ct_x[i]    = sum[j](ct_d[i, j])
+
+The rule per definition follows JAX's `vjp` of einsum-like primitives; that a load's adjoint is a
+reduction over the axes that it does not fix is Halide's (Li et al., "Differentiable programming for
+image processing and deep learning in Halide", 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.ir import dtypes
+from lowtide.ir.dtypes import DType
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.contribution import (
+    Contribution,
+    Scatter,
+    accumulator,
+    placed,
+    summed_terms,
+)
+from lowtide.texpr.exact import ExactBody, exact_body
+from lowtide.texpr.expr import Def, Expr, Input, Load, Program, Reduce, Rewriter
+from lowtide.texpr.formula import F, is_number
+from lowtide.texpr.index import Axis, Index, as_index, nonnegative, product
+from lowtide.texpr.pullback import Pulled, is_constant, pull
+
+# within these, a clamped index belongs to a load that a choice drops where it is out of bounds
+DROPPING = frozenset({"cat", "hstack", "vstack", "pad", "diag_embed", "diag"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backward:
+    """`gradients`: of each input that has one, the output that holds it, "" where only scatters
+    give to it. `scatters` are to be added to it by the caller."""
+
+    program: Program
+    gradients: Mapping[str, str]
+    scatters: tuple[Scatter, ...]
+
+
+class Differentiation:
+    """Definitions made ready: reductions stand alone, it is known what carries gradients.
+
+    `must_save`: reductions that the backward pass must have bit by bit; `late`: values that are
+    computed when it begins."""
+
+    def __init__(self, inputs: Mapping[str, Input], wanted: Iterable[str]) -> None:
+        self.inputs = inputs
+        self.defs: dict[str, Def] = {}
+        self.must_save: set[str] = set()
+        self.late: set[str] = set()
+        self._active = set(wanted)
+        self._pulled: dict[str, Pulled] = {}
+
+    def add(self, d: Def) -> None:
+        """One more definition; raises Unsupported if its gradient cannot be written down."""
+        for part in isolated(d):
+            self._take(part)
+
+    def _take(self, d: Def) -> None:
+        self.defs[d.name] = d
+        if is_constant(d):
+            return
+        exact = self._exact(d)
+        if exact is not None and exact.rewritten and isinstance(d.expr, Reduce):
+            e = ex.reduce(d.expr.fn, d.expr.axes, exact.body, d.dtype)
+            self.defs[d.name] = Def(name=d.name, axes=d.axes, expr=e, loc=d.loc, op=d.op)
+        body = exact.body if exact is not None else None
+        pulled = pull(d, _seed(d), lambda load: load.source in self._active, body)
+        if not pulled.loads:
+            return
+        if exact is not None:
+            self.must_save |= exact.sources
+        self._active.add(d.name)
+        self._pulled[d.name] = pulled
+        self.late |= pulled.late
+        self.defs.update({a.name: a for a in pulled.aux})
+        self._check(d, pulled)
+
+    def _exact(self, d: Def) -> ExactBody | None:
+        if not isinstance(d.expr, Reduce) or d.expr.fn not in ("min", "max"):
+            return None
+        found = exact_body(d, self.defs)
+        if found is None or not all(self._fits(self.defs[n]) for n in found.sources):
+            return None
+        return found
+
+    def _fits(self, d: Def) -> bool:
+        """Is it certainly no larger than some input?"""
+        size = product(d.shape)
+        return any(nonnegative(product(i.shape) - size) for i in self.inputs.values())
+
+    def _check(self, d: Def, pulled: Pulled) -> None:
+        for load, value in pulled.loads.items():
+            use = _handed(d, pulled, load, value)
+            if not use.is_sparse:
+                placed(use, tuple(Axis("y", size) for size in self.shape(load.source)))
+
+    def carries(self, name: str) -> bool:
+        """Does this value depend on an input that wants a gradient?"""
+        return name in self._active
+
+    def depending_on(self, wanted: Iterable[str]) -> set[str]:
+        """These inputs, and all values through which gradients flow to them."""
+        found = set(wanted)
+        for name, pulled in self._pulled.items():
+            if any(load.source in found for load in pulled.loads):
+                found.add(name)
+        return found
+
+    def pulled(self, name: str) -> Pulled | None:
+        """What a value hands on of its cotangent; None if it carries none."""
+        return self._pulled.get(name)
+
+    def shape(self, name: str) -> tuple[Index, ...]:
+        found = self.inputs.get(name)
+        return found.shape if found is not None else self.defs[name].shape
+
+    def dtype(self, name: str) -> DType:
+        found = self.inputs.get(name)
+        return found.dtype if found is not None else self.defs[name].dtype
+
+    def place(self, name: str) -> tuple[Loc, str]:
+        """Where a value stems from: of an input, nowhere."""
+        d = self.defs.get(name)
+        return (d.loc, d.op) if d is not None else (UNKNOWN_LOC, "")
+
+
+def differentiated(forward: Program, wanted: Iterable[str]) -> Differentiation:
+    """All definitions of a Program made ready; raises Unsupported."""
+    diff = Differentiation(forward.inputs, wanted)
+    for d in forward.defs.values():
+        diff.add(d)
+    return diff
+
+
+def recording(forward: Program, diff: Differentiation, saved: Collection[str]) -> Program:
+    """The forward Program that also gives what is saved."""
+    extra = [n for n in saved if n not in forward.outputs]
+    return pruned(
+        Program(
+            inputs=dict(forward.inputs),
+            defs=dict(diff.defs),
+            outputs=[*forward.outputs, *extra],
+            checks=list(forward.checks),
+            equalities=list(forward.equalities),
+        )
+    )
+
+
+def backward(
+    diff: Differentiation,
+    wanted: Collection[str],
+    given: Mapping[str, tuple[Index, ...]],
+    saved: Collection[str] = (),
+) -> Backward:
+    """The backward Program for gradients of `wanted` inputs. `given`: outputs that have a
+    cotangent, with its strides. `saved`: values that are handed in, not computed again."""
+    cots = _Cotangents(diff, wanted)
+    for name, strides in given.items():
+        cots.give(name, strides)
+    for d in reversed(diff.defs.values()):
+        cots.spread(d)
+    gradients = {n: found for n in wanted if (found := cots.gradient(n)) is not None}
+    handed_in = {n: _as_input(diff.defs[n]) for n in saved}
+    forward = {n: d for n, d in diff.defs.items() if n not in handed_in}
+    scattered = [n for s in cots.scatters for n in (s.values, s.index)]
+    program = Program(
+        inputs={**diff.inputs, **handed_in, **cots.inputs},
+        defs={**forward, **cots.defs},
+        outputs=[*filter(None, gradients.values()), *scattered],
+    )
+    return Backward(program=pruned(program), gradients=gradients, scatters=tuple(cots.scatters))
+
+
+def given_name(name: str) -> str:
+    """What a cotangent that is handed in is called."""
+    return f"g_{name}"
+
+
+def cotangent_name(name: str) -> str:
+    """What the cotangent of a value is called."""
+    return f"ct_{name}"
+
+
+def _handed(d: Def, pulled: Pulled, load: Load, value: Expr) -> Contribution:
+    return Contribution(
+        user=d.name,
+        scope=pulled.scope,
+        index=load.index,
+        value=value,
+        dropping=d.op in DROPPING and not isinstance(d.expr, Load),
+    )
+
+
+def _seed(d: Def) -> Load:
+    return ex.load(cotangent_name(d.name), [as_index(a) for a in d.axes], d.dtype)
+
+
+class _Cotangents:
+    """The backward definitions, made from the last forward definition to the first."""
+
+    def __init__(self, diff: Differentiation, wanted: Collection[str]) -> None:
+        self.diff = diff
+        self.needed = diff.depending_on(wanted)
+        self.inputs: dict[str, Input] = {}
+        self.defs: dict[str, Def] = {}
+        self.parts: dict[str, list[Contribution]] = {}
+        self.scatters: list[Scatter] = []
+
+    def give(self, name: str, strides: tuple[Index, ...]) -> None:
+        """An output whose cotangent is handed in."""
+        made = given_name(name)
+        shape, dtype = self.diff.shape(name), self.diff.dtype(name)
+        self.inputs[made] = Input(name=made, dtype=dtype, shape=shape, strides=strides)
+
+    def spread(self, d: Def) -> None:
+        """Defines the cotangent of a value, and hands it on to what the value is made of."""
+        pulled = self.diff.pulled(d.name)
+        if pulled is None or d.name not in self.needed:
+            return
+        dense, sparse = self._split(d.name, isinstance(d.expr, Load))
+        defined = self._define(d.name, dense)
+        for load, value in pulled.loads.items():
+            if load.source not in self.needed:
+                continue
+            given = self.parts.setdefault(load.source, [])
+            handed = _handed(d, pulled, load, value)
+            if defined:
+                given.append(handed)
+            given += [part.through(d, _seed(d), handed) for part in sparse]
+
+    def gradient(self, name: str) -> str | None:
+        """The output with the gradient of an input: "" if it is all scatters, None for none."""
+        dense, sparse = self._split(name, False)
+        for part in sparse:
+            if not is_number(part.value, 0):
+                self._scatter(name, part)
+        if self._define(name, dense):
+            return cotangent_name(name)
+        return "" if sparse else None
+
+    def _split(self, name: str, is_view: bool) -> tuple[list[Contribution], list[Contribution]]:
+        """Contributions that are written down over the value's own axes, and those at places that
+        the data name: these become a mask where the rest is written down anyway."""
+        parts = self.parts.get(name, [])
+        dense = [p for p in parts if not p.is_sparse]
+        sparse = [p for p in parts if p.is_sparse]
+        is_input = name in self.diff.inputs
+        if is_input or ((dense or given_name(name) in self.inputs) and not is_view):
+            y = tuple(Axis("y", size) for size in self.diff.shape(name))
+            masks = [p for p in sparse if p.as_mask(y)]
+            dense, sparse = [*dense, *masks], [p for p in sparse if p not in masks]
+        return dense, sparse
+
+    def _define(self, name: str, parts: list[Contribution]) -> bool:
+        given = given_name(name)
+        if not parts and given not in self.inputs:
+            return False
+        shape, dtype = self.diff.shape(name), self.diff.dtype(name)
+        axes = tuple(Axis(f"y{k}", size) for k, size in enumerate(shape))
+        within = accumulator(dtype, [p.value for p in parts])
+        total = F(ex.const(0, within))
+        if given in self.inputs:
+            total = F(ex.cast(ex.load(given, [as_index(a) for a in axes], dtype), within))
+        for term in summed_terms(parts, axes, within):
+            total = total + F(term)
+        self._put(cotangent_name(name), name, axes, ex.cast(total.e, dtype))
+        return True
+
+    def _scatter(self, name: str, part: Contribution) -> None:
+        """Values and their places, over the contribution's own axes."""
+        serial = len(self.scatters)
+        made = Scatter(input=name, values=f"sv{serial}_{name}", index=f"si{serial}_{name}")
+        self.scatters.append(made)
+        within = accumulator(self.diff.dtype(name), [part.value])
+        fresh = {a: Axis(f"n{k}", a.extent) for k, a in enumerate(part.scope)}
+        axes, moved = tuple(fresh.values()), {a: as_index(b) for a, b in fresh.items()}
+        self._put(made.values, name, axes, at_indices(ex.cast(part.value, within), moved))
+        flat = as_index(0)
+        for i, size in zip(part.index, self.diff.shape(name), strict=True):
+            flat = flat * size + i
+        self._put(made.index, name, axes, at_indices(ex.at(flat, dtypes.i64), moved))
+
+    def _put(self, made: str, source: str, axes: tuple[Axis, ...], expr: Expr) -> None:
+        loc, op = self.diff.place(source)
+        self.defs[made] = Def(name=made, axes=axes, expr=expr, loc=loc, op=op)
+
+
+# ---- programs -----------------------------------------------------------------------------------
+
+
+def isolated(d: Def) -> list[Def]:
+    """The definition with every reduction in it as a definition of its own, inner ones first."""
+    made: list[Def] = []
+
+    def visit(node: Expr) -> Expr | None:
+        if not isinstance(node, Reduce) or node is d.expr:
+            return None
+        axes = tuple(sorted(ex.free_axes(node), key=lambda a: a.key))
+        part = Def(name=f"{d.name}_{len(made)}", axes=axes, expr=node, loc=d.loc, op=d.op)
+        made.append(part)
+        return ex.load(part.name, [as_index(a) for a in axes], node.dtype)
+
+    if isinstance(d.expr, Reduce):
+        body = Rewriter(visit)(d.expr.body)
+        expr: Expr = ex.reduce(d.expr.fn, d.expr.axes, body, d.expr.dtype)
+    else:
+        expr = Rewriter(visit)(d.expr)
+    return [*made, Def(name=d.name, axes=d.axes, expr=expr, loc=d.loc, op=d.op)]
+
+
+def pruned(program: Program) -> Program:
+    """Without definitions and inputs that no output needs."""
+    needed = {*program.outputs, *program.checks}
+    defs: dict[str, Def] = {}
+    for name, d in reversed(program.defs.items()):
+        if name in needed:
+            defs[name] = d
+            needed |= {load.source for load in ex.loads(d.expr)}
+    return Program(
+        inputs={n: i for n, i in program.inputs.items() if n in needed},
+        defs=dict(reversed(defs.items())),
+        outputs=program.outputs,
+        checks=program.checks,
+        equalities=program.equalities,
+    )
+
+
+def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
+    """Row-major strides."""
+    steps: list[Index] = []
+    step = as_index(1)
+    for size in reversed(shape):
+        steps.insert(0, step)
+        step = step * size
+    return tuple(steps)
+
+
+def _as_input(d: Def) -> Input:
+    return Input(name=d.name, dtype=d.dtype, shape=d.shape, strides=contiguous_strides(d.shape))

@@ -1,0 +1,128 @@
+"""What a load gives to the cotangent of what it reads, and how that is summed up.
+
+In: values at the points of a loop nest, and at which element each is read. Out: expressions over
+the axes of what is read; or, where the data say which element, a scatter.
+
+    x[i, j] read at (i, j) of i, j, c     sum[c](value)              over x's own axes
+    x[[n[i]], j]                          the places n[i] and values, to be added up one by one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowtide.ir import dtypes
+from lowtide.ir.dtypes import DType
+from lowtide.texpr import expr as ex
+from lowtide.texpr.adjoint import invert
+from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.build import Unsupported
+from lowtide.texpr.expr import Def, Expr, Load, Rewriter
+from lowtide.texpr.formula import F, all_of, is_number
+from lowtide.texpr.index import Atom, Axis, Gather, Index, as_index, deep_atoms, product
+
+MOST_MASKED = 64  # a scatter of at most so many values is a sum with a mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scatter:
+    """`values` are added to the gradient of `input` at the places `index`, counted row by row."""
+
+    input: str
+    values: str
+    index: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """At each point of `scope`, `value` belongs to the element at `index`.
+
+    `user` names the definition that it comes from; `dropping`: see `adjoint.invert`."""
+
+    user: str
+    scope: tuple[Axis, ...]
+    index: tuple[Index, ...]
+    value: Expr
+    dropping: bool
+
+    @property
+    def is_sparse(self) -> bool:
+        """Do the data say which element it is?"""
+        return any(isinstance(a, Gather) for i in self.index for a in deep_atoms(i))
+
+    def as_mask(self, y: tuple[Axis, ...]) -> bool:
+        """Is there at most one point for each element, or only a few?"""
+        try:
+            inverse = invert(self.index, y, self.scope, self.dropping)
+        except Unsupported:
+            return False
+        return not inverse.data or _is_few(inverse.rest)
+
+    def through(self, d: Def, seed: Load, handed: Contribution) -> Contribution:
+        """The same contribution, handed on by a definition of which it is the cotangent.
+
+        `handed` is what the definition hands on of its whole cotangent `seed`."""
+        scope = handed.scope
+        inner = tuple(a for a in scope if a not in d.axes)
+        fresh = {a: Axis(a.name, a.extent) for a in inner}
+        moved = {a: as_index(b) for a, b in fresh.items()}
+        moved |= dict(zip(d.axes, self.index, strict=True))
+        own = ex.cast(self.value, d.dtype)
+
+        def visit(node: Expr) -> Expr | None:
+            return own if isinstance(node, Load) and node.source == seed.source else None
+
+        atoms: dict[Atom, Index] = {**moved}
+        turn = Rewriter(replace_atom=atoms.get)
+
+        return Contribution(
+            user=f"{self.user} {d.name}",
+            scope=(*self.scope, *fresh.values()),
+            index=tuple(turn.index(i) for i in handed.index),
+            value=Rewriter(visit)(at_indices(handed.value, moved)),
+            dropping=self.dropping or handed.dropping,
+        )
+
+
+def accumulator(dtype: DType, values: Sequence[Expr]) -> DType:
+    """The dtype in which contributions are summed."""
+    wide = any(v.dtype is dtypes.f64 for v in values) or dtype is dtypes.f64
+    return dtypes.f64 if wide else dtypes.f32
+
+
+def placed(p: Contribution, y: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], Expr]:
+    """The contribution at element y, and the axes that it is to be summed over."""
+    inverse = invert(p.index, y, p.scope, p.dropping)
+    value = F(at_indices(p.value, dict(inverse.at)))
+    conditions = list(inverse.conditions)
+    for rhs, e in inverse.data:
+        conditions.append(F(ex.cast(e, dtypes.i64)).equals(F(ex.at(rhs, dtypes.i64))))
+    held = all_of(conditions)
+    return inverse.rest, (value if held is None else held.or_zero(value)).e
+
+
+def summed_terms(parts: Sequence[Contribution], y: tuple[Axis, ...], within: DType) -> list[Expr]:
+    """The sums that make up a cotangent; those of one definition over the same axes are one."""
+    groups: dict[tuple[str, tuple[Axis, ...]], F] = {}
+    for p in parts:
+        if is_number(p.value, 0):
+            continue
+        rest, body = placed(p, y)
+        part = F(ex.cast(body, within))
+        key = (p.user, rest)
+        groups[key] = groups[key] + part if key in groups else part
+    return [_summed(rest, body.e, within) for (_, rest), body in groups.items()]
+
+
+def _is_few(rest: tuple[Axis, ...]) -> bool:
+    count = product(a.extent for a in rest).const
+    return count is not None and count <= MOST_MASKED
+
+
+def _summed(rest: tuple[Axis, ...], body: Expr, within: DType) -> Expr:
+    if not rest:
+        return body
+    fresh = {a: Axis(a.name, a.extent) for a in rest}
+    moved = at_indices(body, {a: as_index(b) for a, b in fresh.items()})
+    return ex.reduce("sum", [fresh[a] for a in rest], moved, within)

@@ -1,0 +1,159 @@
+"""The derivative of each pointwise function, as PyTorch has it: one table row per function.
+
+In: `g`, the cotangent of r = fn(a, b), and a, b, r themselves. Out: the cotangents of the operands,
+None where there is none.
+
+    mul: g, a, b  ->  (g * b, g * a)            exp: g, a, r  ->  (g * r,)
+
+Where a function has a kink, PyTorch's ops differ: of a tie in `torch.maximum` each side gets half,
+`clamp` gives all to the tensor, `relu` nothing. The op that a formula stems from decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from lowtide.texpr.expr import Apply, Expr
+from lowtide.texpr.formula import F
+
+Cotangents = tuple[F | None, ...]
+Rule1 = Callable[[F, F, F], F | None]
+Rule2 = Callable[[F, F, F, F], Cotangents]
+
+_LN2: Final = math.log(2.0)
+_LN10: Final = math.log(10.0)
+_ERF: Final = 2.0 / math.sqrt(math.pi)
+
+# (g, a, r) -> cotangent of a
+UNARY: Final[dict[str, Rule1]] = {
+    "neg": lambda g, a, r: -g,
+    "abs": lambda g, a, r: g * a.fn("sign"),
+    "exp": lambda g, a, r: g * r,
+    "exp2": lambda g, a, r: g * r * _LN2,
+    "expm1": lambda g, a, r: g * (r + 1),
+    "log": lambda g, a, r: g / a,
+    "log2": lambda g, a, r: g / (a * _LN2),
+    "log10": lambda g, a, r: g / (a * _LN10),
+    "log1p": lambda g, a, r: g / (a + 1),
+    "sqrt": lambda g, a, r: g / (r * 2),
+    "rsqrt": lambda g, a, r: g * -0.5 * (r * r * r),
+    "sin": lambda g, a, r: g * a.fn("cos"),
+    "cos": lambda g, a, r: g * -a.fn("sin"),
+    "tan": lambda g, a, r: g * (r * r + 1),
+    "asin": lambda g, a, r: g * (1 - a * a).fn("rsqrt"),
+    "acos": lambda g, a, r: g * -(1 - a * a).fn("rsqrt"),
+    "atan": lambda g, a, r: g / (a * a + 1),
+    "sinh": lambda g, a, r: g * a.fn("cosh"),
+    "cosh": lambda g, a, r: g * a.fn("sinh"),
+    "tanh": lambda g, a, r: g * (1 - r * r),
+    "asinh": lambda g, a, r: g * (a * a + 1).fn("rsqrt"),
+    "acosh": lambda g, a, r: g * (a * a - 1).fn("rsqrt"),
+    "atanh": lambda g, a, r: g / (1 - a * a),
+    "sigmoid": lambda g, a, r: g * ((1 - r) * r),
+    "erf": lambda g, a, r: g * (-(a * a)).fn("exp") * _ERF,
+    "erfc": lambda g, a, r: g * (-(a * a)).fn("exp") * -_ERF,
+    "floor": lambda g, a, r: None,
+    "ceil": lambda g, a, r: None,
+    "round": lambda g, a, r: None,
+    "trunc": lambda g, a, r: None,
+    "sign": lambda g, a, r: None,
+}
+
+# (g, a, b, r) -> cotangents of a and b
+BINARY: Final[dict[str, Rule2]] = {
+    "add": lambda g, a, b, r: (g, g),
+    "sub": lambda g, a, b, r: (g, -g),
+    "mul": lambda g, a, b, r: (g * b, g * a),
+    "div": lambda g, a, b, r: (g / b, -g * (r / b)),
+    "pow": lambda g, a, b, r: _pow(g, a, b, r),
+    "mod": lambda g, a, b, r: (g, -g * a.fn("floordiv", b)),
+    "fmod": lambda g, a, b, r: (g, -g * (a / b).fn("trunc")),
+    "fmax": lambda g, a, b, r: _one_of(g, (a >= b) | b.test("isnan")),
+    "fmin": lambda g, a, b, r: _one_of(g, (a <= b) | b.test("isnan")),
+    "atan2": lambda g, a, b, r: _atan2(g, a, b),
+    "copysign": lambda g, a, b, r: (a.equals(0).where(g.like(0), g * (r / a)), None),
+    "floordiv": lambda g, a, b, r: (None, None),
+}
+
+
+def _pow(g: F, a: F, b: F, r: F) -> Cotangents:
+    base = b.equals(0).where(g.like(0), g * (b * a.fn("pow", b - 1)))
+    flat = a.equals(0) & (b >= 0)
+    return base, flat.where(g.like(0), g * (r * a.fn("log")))
+
+
+def _one_of(g: F, first: F) -> Cotangents:
+    return first.where(g, 0), first.where(g.like(0), g)
+
+
+def _atan2(g: F, a: F, b: F) -> Cotangents:
+    square = a * a + b * b
+    scale = square.equals(0).where(g.like(0), 1 / square)
+    return g * (b * scale), g * (-a * scale)
+
+
+# ---- kinks: what each op does there -------------------------------------------------------------
+
+CLAMPS: Final = frozenset({"clamp", "clamp_min", "clamp_max", "normalize"})
+STRICT: Final = frozenset({"relu", "relu6", "hardtanh", "hardsigmoid", "hardswish"})
+# losses that give NaN where their operands are infinitely far apart
+LIPSCHITZ: Final = frozenset({"smooth_l1_loss", "huber_loss"})
+# the slope at NaN, where a backward formula asks on which side of a kink it lies
+AT_NAN: Final = {
+    "elu": 1.0, "celu": 1.0, "selu": 1.0507009873554804934193349852946, "hardswish": 1.0,
+    "hardsigmoid": 0.0, "softshrink": 1.0,
+}  # fmt: skip
+# a root of 0 has the slope 0 where it is a norm, a distance or a deviation
+ROOTS: Final = frozenset({
+    "std", "std.unbiased", "std_mean", "std_mean.unbiased", "norm", "linalg.vector_norm",
+    "linalg.norm", "cdist", "normalize", "pairwise_distance", "cosine_similarity",
+})  # fmt: skip
+
+
+def _extreme(node: Apply, g: F, op: str) -> Cotangents:
+    a, b = F(node.args[0]), F(node.args[1])
+    larger = node.fn == "maximum"
+    if op in CLAMPS:
+        return _clamped(node, g, larger)
+    if op in STRICT:
+        outside = a <= b if larger else a >= b
+        return outside.where(g.like(0), g), outside.where(g, 0)
+    half = a.equals(b).where(g * 0.5, g)
+    loses, wins = (a < b, a > b) if larger else (a > b, a < b)
+    return loses.where(half.like(0), half), wins.where(half.like(0), half)
+
+
+def _clamped(node: Apply, g: F, larger: bool) -> Cotangents:
+    """The tensor keeps the cotangent at its limits; a limit gets it where it is in force."""
+    a, b = F(node.args[0]), F(node.args[1])
+    inside = a >= b if larger else a <= b
+    beyond = a < b if larger else a > b
+    return inside.where(g, 0), beyond.where(g, 0)
+
+
+def cotangents(node: Apply, g: Expr, op: str) -> tuple[Expr | None, ...] | None:
+    """The cotangents of a function's operands, None if the function has no derivative here.
+
+    `op` is the operation whose formula this is part of."""
+    fn, args, cot = node.fn, [F(a) for a in node.args], F(g)
+    found: Cotangents
+    if fn in ("maximum", "minimum"):
+        found = _extreme(node, cot, op)
+    elif fn == "sqrt" and op in ROOTS:
+        r = F(node)
+        found = (r.equals(0).where(cot.like(0), cot / (r * 2)),)
+    elif fn == "abs" and op in LIPSCHITZ:
+        found = (cot * args[0].test("isfinite").where(args[0].fn("sign"), math.nan),)
+    elif fn == "pow" and op in ROOTS:
+        base, power = BINARY[fn](cot, args[0], args[1], F(node))
+        assert base is not None
+        found = (args[0].equals(0).where(cot.like(0), base), power)
+    elif fn in UNARY:
+        found = (UNARY[fn](cot, args[0], F(node)),)
+    elif fn in BINARY:
+        found = BINARY[fn](cot, args[0], args[1], F(node))
+    else:
+        return None
+    return tuple(None if f is None else f.e for f in found)

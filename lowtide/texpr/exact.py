@@ -1,0 +1,80 @@
+"""The body of an extreme, written so that whichever kernel computes it gets the same bits.
+
+In: a minimum or maximum, and the definitions before it. Out: its body down to what lies in memory,
+or None if that cannot be had; and the reductions among that, which must be saved.
+
+    t[i] = min[j](d[i, j])           body: fma(x[i, 1] - y[j, 1], x[i, 1] - y[j, 1], ...)
+    m[i] = max[j](s[i, j] / c)       body: s[i, j] * (1 / c), which is what the kernel computes
+
+The gradient of an extreme goes to the elements that equal it: they are compared with it later, and
+a sum that is added up in another order would miss it by a bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import UNROLL_EXTENT, at_indices, multiply_by_reciprocal, simplify
+from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
+from lowtide.texpr.index import Axis, Index, as_index
+
+MOST_NODES = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ExactBody:
+    """`sources`: the reductions that are read. `rewritten`: the definition must be given it too."""
+
+    body: Expr
+    sources: frozenset[str]
+    rewritten: bool
+
+
+def exact_body(d: Def, defs: Mapping[str, Def]) -> ExactBody | None:
+    """See the module's text."""
+    e = d.expr
+    assert isinstance(e, Reduce)
+    plain = _written_out(e.body, defs)
+    if plain is None:
+        return None
+    plain = simplify(plain)
+    nodes = list(ex.walk(plain))
+    if len(nodes) > MOST_NODES or any(isinstance(n, Reduce) for n in nodes):
+        return None
+    sources = frozenset(load.source for load in ex.loads(plain) if load.source in defs)
+    made = multiply_by_reciprocal(ex.reduce(e.fn, e.axes, plain, e.dtype)).body
+    if made is plain:
+        return ExactBody(e.body, sources, False)
+    return ExactBody(made, sources, True)
+
+
+def _written_out(e: Expr, defs: Mapping[str, Def], depth: int = 0) -> Expr | None:
+    """Pointwise values and short reductions written in, down to the rest."""
+    size = sum(1 for _ in ex.walk(e))
+    if size > MOST_NODES or depth > 40:
+        return None
+
+    def visit(node: Expr) -> Expr | None:
+        d = defs.get(node.source) if isinstance(node, Load) else None
+        if d is None or not isinstance(node, Load) or not _is_short(d):
+            return None
+        fresh = {a: as_index(Axis(a.name, a.extent)) for a in _bound(d)}
+        values: dict[Axis, Index] = {**fresh, **dict(zip(d.axes, node.index, strict=True))}
+        return at_indices(d.expr, values)
+
+    inner = Rewriter(visit)(e)
+    return e if inner is e else _written_out(inner, defs, depth + 1)
+
+
+def _bound(d: Def) -> tuple[Axis, ...]:
+    return d.expr.axes if isinstance(d.expr, Reduce) else ()
+
+
+def _is_short(d: Def) -> bool:
+    extents = [a.extent.const for a in _bound(d)]
+    known = [n for n in extents if n is not None]
+    arg = isinstance(d.expr, Reduce) and d.expr.fn in ("argmin", "argmax")
+    return not arg and len(known) == len(extents) and math.prod(known) <= UNROLL_EXTENT

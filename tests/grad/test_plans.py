@@ -1,0 +1,76 @@
+"""What a backward pass never builds: saved values and peak bytes, as plans for large sizes.
+
+Nothing runs: inputs are on the meta device. One tensor over all pairs would be 400 MB and more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lowtide as lt
+from lowtide import programs
+
+N, M = 10_000, 11_000
+ROOM = 16 << 20
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, device="meta", dtype=dtype, requires_grad=dtype.is_floating_point)
+
+
+Case = tuple[Callable[..., Any], tuple[Tensor, ...], int, int]
+# function, inputs, bytes of the gradients, most bytes saved beside inputs and outputs
+CASES: dict[str, Case] = {
+    "chamfer": (programs.chamfer, (meta(N, 3), meta(M, 3)), 12 * (N + M), 0),
+    "gaussian": (programs.gaussian, (meta(N, 3), meta(M, 3), meta(M, 8)), 12 * N + 44 * M, 0),
+    "attention": (
+        programs.attention,
+        tuple(meta(8, N, 64) for _ in range(3)),
+        3 * 8 * N * 64 * 4,
+        2 * 8 * N * 4,
+    ),
+    "cross entropy": (
+        programs.linear_cross_entropy,
+        (meta(N, 300), meta(M, 300), meta(N, dtype=torch.int64)),
+        4 * 300 * (N + M),
+        2 * 4 * N + 4,
+    ),
+    "layer norm": (
+        programs.layer_norm,
+        (meta(N, 1024), meta(1024), meta(1024)),
+        4 * 1024 * (N + 2),
+        2 * 4 * N,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_tensor_of_pairs(name: str) -> None:
+    function, inputs, gradient_bytes, saved_bytes = CASES[name]
+    found = lt.script(function).explain(*inputs)
+    assert not found.torch_ops, str(found)
+    (region,) = found.regions
+    backward = region.backward
+    assert backward is not None
+    assert sum(s.nbytes for s in backward.saved) <= saved_bytes, str(found)
+    assert all(s.loc for s in backward.saved)
+    assert gradient_bytes <= backward.peak_bytes <= gradient_bytes + ROOM, str(found)
+
+
+def test_without_gradients_nothing_is_told() -> None:
+    a, b = (torch.empty(n, 3, device="meta") for n in (N, M))
+    compiled = lt.script(programs.chamfer)
+    assert all(r.backward is None for r in compiled.explain(a, b).regions)
+    assert "backward" not in str(compiled.explain(a, b))
+    with torch.no_grad():
+        assert "backward" not in str(compiled.explain(meta(N, 3), meta(M, 3)))
+
+
+def test_stages_of_the_backward_pass() -> None:
+    names = [n for n, _ in lt.script(programs.gaussian).stages(meta(N, 3), meta(M, 3), meta(M, 8))]
+    assert "backward tile program" in names
