@@ -49,5 +49,18 @@ class Activity:
             self.diff.add(d)
         return found
 
+    def assume(self, value: Val) -> None:
+        """A loop carries this value: see `Differentiation.assume`."""
+        if self.records:
+            self.diff.assume(value)
+
+    def again(self, first: int) -> None:
+        """The definitions from number `first` on have changed; raises Unsupported."""
+        if self.records:
+            for y in self.builder.program.delays.values():
+                self.diff.assume(Val(y.name, y.shape, y.dtype))
+            for d in list(self.builder.program.defs.values())[first:]:
+                self.diff.add(d)
+
     def _carries(self, x: Abs) -> bool:
         return isinstance(x.value, Val) and self.diff.carries(x.value.name)

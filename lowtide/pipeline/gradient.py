@@ -105,18 +105,25 @@ class Gradient:
         inputs = [(i.shape, i.dtype) for i in self.program.inputs.values()]
         room = sum(_bytes(shape, dtype.itemsize, hints) for shape, dtype in [*inputs, *outputs])
         backward = self._backward_program(self.wanted, self._all_given(), ())
-        chosen: dict[str, None] = {}
-        seen: set[str] = set()
-        todo = [
+        read = dict.fromkeys(
             load.source
             for n, d in backward.defs.items()
             if n not in self.diff.defs
             for load in ex.loads(d.expr)
-        ]
+        )
+        read |= dict.fromkeys(n for y in backward.delays.values() for n in (y.source, y.init))
+        stepwise = _Stepwise(self.diff, hints)
+        chosen = dict.fromkeys(n for n in read if stepwise.is_costly(n))
+        seen: set[str] = set()
+        todo = list(read)
         while todo:
             name = todo.pop()
             d = self.diff.defs.get(name)
-            if d is None or name in seen:
+            if d is None or name in seen or name in chosen:
+                y = self.program.delays.get(name)
+                if y is not None and name not in seen:
+                    seen.add(name)
+                    todo += [y.source, y.init]
                 continue
             seen.add(name)
             small = _bytes(d.shape, d.dtype.itemsize, hints) <= room
@@ -198,6 +205,34 @@ class Gradient:
             gradients=made.gradients,
             scatters=made.scatters,
         )
+
+
+class _Stepwise:
+    """Values that cannot be had again without a long sum of what a loop carries: what the backward
+    pass reads of them is saved, as eager mode saves it, step by step."""
+
+    def __init__(self, diff: autodiff.Differentiation, hints: Mapping[str, int]) -> None:
+        self.diff = diff
+        self.hints = hints
+        self._known: dict[str, tuple[bool, bool]] = {}
+
+    def is_costly(self, name: str) -> bool:
+        """Is there such a sum in it?"""
+        return name in self.diff.defs and self._found(name)[1]
+
+    def _found(self, name: str) -> tuple[bool, bool]:
+        """(is it made of what a loop carries, with a long sum of that)"""
+        if name in self.diff.delays:
+            return True, False
+        d = self.diff.defs.get(name)
+        if d is None:
+            return False, False
+        if name not in self._known:
+            below = [self._found(load.source) for load in ex.loads(d.expr)]
+            carried = any(c for c, _ in below)
+            long = isinstance(d.expr, Reduce) and _terms(d.expr, self.hints) > CHEAP_TERMS
+            self._known[name] = carried, any(s for _, s in below) or (carried and long)
+        return self._known[name]
 
 
 def cotangent_pattern(g: torch.Tensor) -> tuple[torch.Tensor, tuple[bool, ...]]:

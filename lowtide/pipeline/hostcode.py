@@ -317,17 +317,7 @@ def _shape_only(sizes: tuple[int, ...]) -> torch.Tensor:
 
 def _cut(program: Program, outputs: list[str]) -> Program:
     """The program without definitions and inputs that nothing needs."""
-    wanted: set[str] = set()
-    todo = [*outputs, *program.checks]
-    while todo:
-        name = todo.pop()
-        if name in wanted:
-            continue
-        wanted.add(name)
-        if name in program.defs:
-            todo += [load.source for load in ex.loads(program.defs[name].expr)]
-        elif name in program.delays:
-            todo += [program.delays[name].source, program.delays[name].init]
+    wanted = ex.needed(program, [*outputs, *program.checks])
     return Program(
         inputs={n: i for n, i in program.inputs.items() if n in wanted},
         delays={n: y for n, y in program.delays.items() if n in wanted},

@@ -31,7 +31,8 @@ from lowtide.texpr.contribution import (
     summed_terms,
 )
 from lowtide.texpr.exact import ExactBody, exact_body
-from lowtide.texpr.expr import Def, Expr, Input, Load, Program, Reduce, Rewriter
+from lowtide.texpr.build import Val
+from lowtide.texpr.expr import Def, Delay, Expr, Input, Load, Program, Reduce, Rewriter
 from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, nonnegative, product
 from lowtide.texpr.pullback import Pulled, is_constant, pull
@@ -56,8 +57,14 @@ class Differentiation:
     `must_save`: reductions that the backward pass must have bit by bit; `late`: values that are
     computed when it begins."""
 
-    def __init__(self, inputs: Mapping[str, Input], wanted: Iterable[str]) -> None:
+    def __init__(
+        self,
+        inputs: Mapping[str, Input],
+        wanted: Iterable[str],
+        delays: Mapping[str, Delay] | None = None,
+    ) -> None:
         self.inputs = inputs
+        self.delays: Mapping[str, Delay | Val] = delays or {}
         self.defs: dict[str, Def] = {}
         self.must_save: set[str] = set()
         self.late: set[str] = set()
@@ -105,8 +112,14 @@ class Differentiation:
     def _check(self, d: Def, pulled: Pulled) -> None:
         for load, value in pulled.loads.items():
             use = _handed(d, pulled, load, value)
-            if not use.is_sparse:
+            if not use.is_sparse or load.source in self.delays:
                 placed(use, tuple(Axis("y", size) for size in self.shape(load.source)))
+
+    def assume(self, value: Val) -> None:
+        """What a loop carries, while it is not known what that is: it may carry gradients."""
+        self.delays = {**self.delays, value.name: value}
+        if value.dtype.is_float:
+            self._active.add(value.name)
 
     def carries(self, name: str) -> bool:
         """Does this value depend on an input that wants a gradient?"""
@@ -115,22 +128,33 @@ class Differentiation:
     def depending_on(self, wanted: Iterable[str]) -> set[str]:
         """These inputs, and all values through which gradients flow to them."""
         found = set(wanted)
-        for name, pulled in self._pulled.items():
-            if any(load.source in found for load in pulled.loads):
-                found.add(name)
+        count = 0
+        while len(found) > count:  # once, and again for each turn through a delay
+            count = len(found)
+            for y in self.active_delays():
+                if y.source in found or y.init in found:
+                    found.add(y.name)
+            for name, pulled in self._pulled.items():
+                if any(load.source in found for load in pulled.loads):
+                    found.add(name)
         return found
+
+    def active_delays(self) -> list[Delay]:
+        """Delays that carry gradients."""
+        return [
+            y for n, y in self.delays.items() if isinstance(y, Delay) and n in self._active
+        ]
 
     def pulled(self, name: str) -> Pulled | None:
         """What a value hands on of its cotangent; None if it carries none."""
         return self._pulled.get(name)
 
     def shape(self, name: str) -> tuple[Index, ...]:
-        found = self.inputs.get(name)
-        return found.shape if found is not None else self.defs[name].shape
+        found = self.inputs.get(name) or self.delays.get(name) or self.defs[name]
+        return tuple(as_index(size) for size in found.shape)
 
     def dtype(self, name: str) -> DType:
-        found = self.inputs.get(name)
-        return found.dtype if found is not None else self.defs[name].dtype
+        return (self.inputs.get(name) or self.delays.get(name) or self.defs[name]).dtype
 
     def place(self, name: str) -> tuple[Loc, str]:
         """Where a value stems from: of an input, nowhere."""
@@ -140,10 +164,20 @@ class Differentiation:
 
 def differentiated(forward: Program, wanted: Iterable[str]) -> Differentiation:
     """All definitions of a Program made ready; raises Unsupported."""
-    diff = Differentiation(forward.inputs, wanted)
-    for d in forward.defs.values():
-        diff.add(d)
-    return diff
+    active = set(wanted)
+    while True:
+        diff = Differentiation(forward.inputs, active, forward.delays)
+        for d in forward.defs.values():
+            diff.add(d)
+        more = {
+            y.name
+            for y in forward.delays.values()
+            if y.dtype.is_float and (diff.carries(y.source) or diff.carries(y.init))
+        }
+        if more <= active:
+            diff.must_save |= {y.source for y in forward.delays.values() if y.source in diff.defs}
+            return diff
+        active |= more
 
 
 def recording(forward: Program, diff: Differentiation, saved: Collection[str]) -> Program:
@@ -152,6 +186,7 @@ def recording(forward: Program, diff: Differentiation, saved: Collection[str]) -
     return pruned(
         Program(
             inputs=dict(forward.inputs),
+            delays=dict(forward.delays),
             defs=dict(diff.defs),
             outputs=[*forward.outputs, *extra],
             checks=list(forward.checks),
@@ -171,15 +206,20 @@ def backward(
     cots = _Cotangents(diff, wanted)
     for name, strides in given.items():
         cots.give(name, strides)
+    for y in diff.active_delays():
+        cots.hand_back(y)
     for d in reversed(diff.defs.values()):
         cots.spread(d)
+    for y in diff.active_delays():
+        cots.close(y)
     gradients = {n: found for n in wanted if (found := cots.gradient(n)) is not None}
     handed_in = {n: _as_input(diff.defs[n]) for n in saved}
     forward = {n: d for n, d in diff.defs.items() if n not in handed_in}
     scattered = [n for s in cots.scatters for n in (s.values, s.index)]
     program = Program(
         inputs={**diff.inputs, **handed_in, **cots.inputs},
-        defs={**forward, **cots.defs},
+        delays={**_delays(diff), **cots.delays},
+        defs=ex.ordered({**forward, **cots.defs}),
         outputs=[*filter(None, gradients.values()), *scattered],
     )
     return Backward(program=pruned(program), gradients=gradients, scatters=tuple(cots.scatters))
@@ -219,6 +259,45 @@ class _Cotangents:
         self.defs: dict[str, Def] = {}
         self.parts: dict[str, list[Contribution]] = {}
         self.scatters: list[Scatter] = []
+        self.delays: dict[str, Delay] = {}
+
+    def hand_back(self, y: Delay) -> None:
+        """What a delay reads one step earlier gets its cotangent one step later: a delay that runs
+        the other way. The first step's goes to what the loop began with."""
+        if y.name not in self.needed:
+            return
+        ct, zero, back = cotangent_name(y.name), f"zero_{y.name}", f"back_{y.name}"
+        shape, dtype = y.shape, y.dtype
+        axes = tuple(Axis(f"y{k}", size) for k, size in enumerate(shape))
+        self._put(zero, y.source, axes[1:], ex.const(0, dtype))
+        self.delays[back] = Delay(
+            name=back,
+            source=ct,
+            init=zero,
+            shape=shape,
+            dtype=dtype,
+            reverse=not y.reverse,
+            loc=y.loc,
+        )
+        at = tuple(as_index(a) for a in axes)
+        self._hand(y.source, y.name, axes, ex.load(back, at, dtype))
+        self._hand(y.init, y.name, axes[1:], ex.load(ct, (y.first, *at[1:]), dtype))
+
+    def _hand(self, name: str, user: str, axes: tuple[Axis, ...], value: Expr) -> None:
+        if name in self.needed:
+            at = tuple(as_index(a) for a in axes)
+            self.parts.setdefault(name, []).append(
+                Contribution(user=user, scope=axes, index=at, value=value, dropping=False)
+            )
+
+    def close(self, y: Delay) -> None:
+        """Defines the cotangent of a delay, which others read already."""
+        if y.name not in self.needed:
+            return
+        dense, _ = self._split(y.name, False)
+        if not self._define(y.name, dense):
+            axes = tuple(Axis(f"y{k}", size) for k, size in enumerate(y.shape))
+            self._put(cotangent_name(y.name), y.source, axes, ex.const(0, y.dtype))
 
     def give(self, name: str, strides: tuple[Index, ...]) -> None:
         """An output whose cotangent is handed in."""
@@ -258,6 +337,8 @@ class _Cotangents:
         parts = self.parts.get(name, [])
         dense = [p for p in parts if not p.is_sparse]
         sparse = [p for p in parts if p.is_sparse]
+        if name in self.diff.delays:  # whatever is read of it: `_check` has seen that it can be
+            return parts, []
         is_input = name in self.diff.inputs
         if is_input or ((dense or given_name(name) in self.inputs) and not is_view):
             y = tuple(Axis("y", size) for size in self.diff.shape(name))
@@ -324,15 +405,11 @@ def isolated(d: Def) -> list[Def]:
 
 def pruned(program: Program) -> Program:
     """Without definitions and inputs that no output needs."""
-    needed = {*program.outputs, *program.checks}
-    defs: dict[str, Def] = {}
-    for name, d in reversed(program.defs.items()):
-        if name in needed:
-            defs[name] = d
-            needed |= {load.source for load in ex.loads(d.expr)}
+    needed = ex.needed(program, [*program.outputs, *program.checks])
     return Program(
         inputs={n: i for n, i in program.inputs.items() if n in needed},
-        defs=dict(reversed(defs.items())),
+        delays={n: y for n, y in program.delays.items() if n in needed},
+        defs={n: d for n, d in program.defs.items() if n in needed},
         outputs=program.outputs,
         checks=program.checks,
         equalities=program.equalities,
@@ -347,6 +424,10 @@ def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
         steps.insert(0, step)
         step = step * size
     return tuple(steps)
+
+
+def _delays(diff: Differentiation) -> dict[str, Delay]:
+    return {n: y for n, y in diff.delays.items() if isinstance(y, Delay)}
 
 
 def _as_input(d: Def) -> Input:

@@ -13,7 +13,7 @@ to find and a rewrite visits each once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -269,6 +269,37 @@ class Program:
         if self.checks:
             lines.append(f"check {', '.join(self.checks)}")
         return "\n".join(lines)
+
+
+def ordered(defs: Mapping[str, Def]) -> dict[str, Def]:
+    """Each definition after what it loads."""
+    found: dict[str, Def] = {}
+    for start in defs:
+        stack = [(start, False)]
+        while stack:
+            name, ready = stack.pop()
+            if ready:
+                found[name] = defs[name]
+            elif name in defs and name not in found:
+                stack.append((name, True))
+                stack += [(x.source, False) for x in loads(defs[name].expr)]
+    return found
+
+
+def needed(program: Program, wanted: Iterable[str]) -> set[str]:
+    """These values, and all that they are made of."""
+    found: set[str] = set()
+    todo = list(wanted)
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
+        found.add(name)
+        if name in program.defs:
+            todo += [load.source for load in loads(program.defs[name].expr)]
+        elif name in program.delays:
+            todo += [program.delays[name].source, program.delays[name].init]
+    return found
 
 
 # ---- walking and rewriting --------------------------------------------------------------------

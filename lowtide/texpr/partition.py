@@ -112,10 +112,10 @@ class _Partition:
 
     def parts(self) -> list[Part | Loop]:
         """From the last part to the first, since each says what it needs of those before it."""
-        live = self._live()
+        live = ex.needed(self.program, self.roots)
         at: dict[int, list[_Cycle | None]] = {}
-        for name in live:
-            if name in self.defs:
+        for name in self.defs:
+            if name in live:
                 c = self.cycle_of.get(name)
                 where = at.setdefault(self._place(name), [])
                 if c not in where:
@@ -163,18 +163,6 @@ class _Partition:
         if len(index) == len(axes) + 1 and index[0] is c.delays[0].last:
             at_end, index = True, index[1:]
         return (source, at_end) if index == axes else (name, False)
-
-    def _live(self) -> dict[str, None]:
-        found: dict[str, None] = {}
-        todo = list(self.roots)
-        while todo:
-            name = todo.pop()
-            if name in found or name in self.program.inputs:
-                continue
-            found[name] = None
-            y = self.program.delays.get(name)
-            todo += self.loads[name] if y is None else {y.source, y.init}
-        return found
 
     # -- where a definition is computed: plain parts have even numbers, loops odd ones --
 
@@ -387,7 +375,7 @@ def _settled(program: Program) -> Program:
     return Program(
         inputs=program.inputs,
         delays={n: y for n, y in program.delays.items() if n in in_cycles},
-        defs=_ordered(defs, in_cycles),
+        defs=ex.ordered(defs),
         outputs=program.outputs,
         checks=program.checks,
         equalities=program.equalities,
@@ -401,20 +389,3 @@ def _chosen(y: Delay, node: Load) -> Expr:
     before = clamp(step + y.behind, y.shape[0])
     yes = ex.load(y.init, rest, node.dtype)
     return ex.select(at_first, yes, ex.load(y.source, (before, *rest), node.dtype))
-
-
-def _ordered(defs: Mapping[str, Def], delays: set[str]) -> dict[str, Def]:
-    """Each definition after what it loads."""
-    found: dict[str, Def] = {}
-    for start in defs:
-        stack = [(start, False)]
-        while stack:
-            name, ready = stack.pop()
-            if ready:
-                found[name] = defs[name]
-            elif name in defs and name not in found:
-                stack.append((name, True))
-                stack += [(x.source, False) for x in ex.loads(defs[name].expr)]
-    return found
-
-

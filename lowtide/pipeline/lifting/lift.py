@@ -81,7 +81,9 @@ class Lift:
                     self.run.reset(mark)
                     continue
                 self._check_numbers(derived, mark)
-                return self._finish(yields, mark)
+                results = self._finish(yields, mark)
+                self.run.activity.again(mark[0])
+                return results
             raise NotLifted("what it carries does not settle")
         except (NotLifted, Unsupported, ShapeError, NeedConst) as why:
             self.run.reset(mark)
@@ -154,7 +156,9 @@ class Lift:
         raise NotLifted("it changes what is no tensor and no list")
 
     def _named(self, shape: Sequence[Index | int], dtype: dtypes.DType) -> Val:
-        return Val(self.b.axis(0).name.replace("i", "carry"), tuple(shape), dtype)
+        found = Val(self.b.axis(0).name.replace("i", "carry"), tuple(shape), dtype)
+        self.run.activity.assume(found)
+        return found
 
     def _planned(self, plan: object, x: Abs, y: Abs) -> object:
         if y is x and plan == _KEPT:
