@@ -113,7 +113,7 @@ class Gradient:
         )
         read |= dict.fromkeys(n for y in backward.delays.values() for n in (y.source, y.init))
         stepwise = _Stepwise(self.diff, hints)
-        chosen = dict.fromkeys(n for n in read if stepwise.is_costly(n))
+        chosen = dict.fromkeys(n for n in self.diff.defs if n in read and stepwise.is_costly(n))
         seen: set[str] = set()
         todo = list(read)
         while todo:
@@ -217,8 +217,11 @@ class _Stepwise:
         self._known: dict[str, tuple[bool, bool]] = {}
 
     def is_costly(self, name: str) -> bool:
-        """Is there such a sum in it?"""
-        return name in self.diff.defs and self._found(name)[1]
+        """Is there such a sum in it, beyond what is saved? Asked in the order of definitions."""
+        found = name in self.diff.must_save or self._found(name)[1]
+        if found:
+            self._known[name] = True, False
+        return found
 
     def _found(self, name: str) -> tuple[bool, bool]:
         """(is it made of what a loop carries, with a long sum of that)"""

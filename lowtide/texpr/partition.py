@@ -17,9 +17,9 @@ part that reads them, so that only reductions and carried values lie in memory b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
@@ -84,7 +84,7 @@ class Parts:
 
 def partition(program: Program) -> Parts:
     """The parts of a Program with delays."""
-    made = _Partition(_settled(program))
+    made = _Partition(_settled(_forwarded(program)))
     return Parts(tuple(made.parts()), made.same)
 
 
@@ -241,7 +241,7 @@ class _Partition:
             name = self.ends.setdefault(node.source, f"{node.source}_end")
             return ex.load(name, node.index[1:], node.dtype)
 
-        return Def(name=d.name, axes=d.axes, expr=Rewriter(visit)(d.expr), loc=d.loc, op=d.op)
+        return _rewritten(d, visit)
 
     # -- loops --
 
@@ -358,6 +358,36 @@ def _reached(start: str, edges: Mapping[str, Iterable[str]]) -> set[str]:
     return seen
 
 
+def _forwarded(program: Program) -> Program:
+    """Reads of a definition that only repeats another one are reads of that."""
+    known: dict[str, str] = {}
+    for n, d in program.defs.items():
+        node, own = d.expr, tuple(as_index(a) for a in d.axes)
+        if isinstance(node, Load) and node.index == own and n not in program.outputs:
+            if node.source in program.defs:
+                known[n] = known.get(node.source, node.source)
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source in known:
+            return ex.load(known[node.source], node.index, node.dtype)
+        return None
+
+    return dataclasses.replace(
+        program,
+        delays={
+            n: dataclasses.replace(
+                y, source=known.get(y.source, y.source), init=known.get(y.init, y.init)
+            )
+            for n, y in program.delays.items()
+        },
+        defs={n: _rewritten(d, visit) for n, d in program.defs.items() if n not in known},
+    )
+
+
+def _rewritten(d: Def, visit: Callable[[Expr], Expr | None]) -> Def:
+    return dataclasses.replace(d, expr=Rewriter(visit)(d.expr))
+
+
 def _settled(program: Program) -> Program:
     """Delays of what does not depend on them are choices between `init` and the step before."""
     loads = {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
@@ -368,17 +398,10 @@ def _settled(program: Program) -> Program:
         y = free.get(node.source) if isinstance(node, Load) else None
         return _chosen(y, node) if y is not None and isinstance(node, Load) else None
 
-    defs = {
-        n: Def(name=n, axes=d.axes, expr=Rewriter(visit)(d.expr), loc=d.loc, op=d.op)
-        for n, d in program.defs.items()
-    }
-    return Program(
-        inputs=program.inputs,
+    return dataclasses.replace(
+        program,
         delays={n: y for n, y in program.delays.items() if n in in_cycles},
-        defs=ex.ordered(defs),
-        outputs=program.outputs,
-        checks=program.checks,
-        equalities=program.equalities,
+        defs=ex.ordered({n: _rewritten(d, visit) for n, d in program.defs.items()}),
     )
 
 

@@ -21,7 +21,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Unsupported
 from lowtide.texpr.derivatives import AT_NAN, ROOTS, cotangents
-from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce, Select
+from lowtide.texpr.expr import Rewriter, Apply, Cast, Def, Expr, Load, Reduce, Select
 from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, clamp, gather
 
@@ -84,7 +84,8 @@ class _Puller:
     def run(self, g: Expr) -> Pulled:
         e = self.d.expr
         if not isinstance(e, Reduce):
-            return Pulled(loads=self._at_nan(self.pull(e, g), g), scope=self.d.axes)
+            found = {x: self._with_result(v) for x, v in self.pull(e, g).items()}
+            return Pulled(loads=self._at_nan(found, g), scope=self.d.axes)
         match e.fn:
             case "sum":
                 found = self.pull(e.body, g)
@@ -102,6 +103,17 @@ class _Puller:
         return Pulled(loads=loads, scope=scope, aux=tuple(self.aux), late=frozenset(self.late))
 
     # -- pointwise --
+
+    def _with_result(self, value: Expr) -> Expr:
+        """A slope that is written with the definition's own value reads it: tanh' = 1 - tanh²."""
+        whole = self.d.expr
+        if not isinstance(whole, Apply):
+            return value
+
+        def visit(node: Expr) -> Expr | None:
+            return self._own().e if node is whole else None
+
+        return Rewriter(visit)(value)
 
     def _at_nan(self, found: Contributions, g: Expr) -> Contributions:
         slope = AT_NAN.get(self.d.op)

@@ -27,7 +27,7 @@ from lowtide.pipeline.lifting import closing, scan
 from lowtide.pipeline.lifting.match import Carry, NotLifted
 from lowtide.pipeline.lifting.rows import Growing, Rows
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
-from lowtide.texpr.expr import Expr
+from lowtide.texpr.expr import Expr, Load
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
 
 MAX_ATTEMPTS: Final = 8
@@ -353,7 +353,12 @@ class Lift:
                 raise scan.Carried(str(why), scan.roots(self.b.program.defs, e)) from why
             return e
 
-        return Rows(before.elems, self.b.tensor(shape, value.dtype, element), self.op)
+        found = self.b.tensor(shape, value.dtype, element)
+        made = self.b.program.defs[found.name]
+        if isinstance(made.expr, Load) and made.expr.index == tuple(map(as_index, made.axes)):
+            if made.expr.source in body.lifted & body.own:
+                found = Val(made.expr.source, found.shape, found.dtype)
+        return Rows(before.elems, found, self.op)
 
 
 def _knows(x: Abs, axis: Axis) -> bool:

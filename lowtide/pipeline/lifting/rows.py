@@ -45,6 +45,7 @@ class Rows(Pending):
     before: tuple[Abs, ...]
     whole: Val
     op: Op
+    used: list[str] = field(default_factory=list[str])  # joined as: another time it is a copy
 
 
 def joined(b: Builder, name: str, rows: Rows, dim: Any) -> Val:
@@ -56,7 +57,11 @@ def joined(b: Builder, name: str, rows: Rows, dim: Any) -> Val:
     if name == "stack":
         if first:
             whole = lower_cat(b, [lower_stack(b, first, 0), whole], 0)
-        return _moved(b, whole, dim_of(b, dim, whole.ndim))
+        d = dim_of(b, dim, whole.ndim)
+        if d == 0 and rows.used and not first:
+            return view(b, whole, whole.shape, list)
+        rows.used.append(name)
+        return _moved(b, whole, d)
     if whole.ndim < 2:
         raise b.error("cat of 0-dim tensors")
     d = dim_of(b, dim, whole.ndim - 1)
@@ -69,6 +74,8 @@ def joined(b: Builder, name: str, rows: Rows, dim: Any) -> Val:
 
 def _moved(b: Builder, x: Val, d: int) -> Val:
     """The first dim in place d."""
+    if d == 0:
+        return x
     shape = [*x.shape[1 : d + 1], x.shape[0], *x.shape[d + 1 :]]
 
     def index(idx: tuple[Index, ...]) -> list[Index]:
