@@ -37,7 +37,8 @@ from lowtide.texpr.expr import (
     Rewriter,
     Select,
 )
-from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, deep_atoms, product
+from lowtide.texpr.index import Index, Size, as_index, clamp, deep_atoms, product
+from lowtide.texpr.split_ranges import split_ranges
 
 FEW_TERMS = 16  # a sum of so few terms is computed again rather than stored
 
@@ -84,7 +85,7 @@ class Parts:
 
 def partition(program: Program) -> Parts:
     """The parts of a Program with delays."""
-    made = _Partition(_settled(_forwarded(program)))
+    made = _Partition(_settled(_forwarded(split_ranges(_forwarded(program)))))
     return Parts(tuple(made.parts()), made.same)
 
 

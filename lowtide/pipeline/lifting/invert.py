@@ -17,6 +17,7 @@ from lowtide.pipeline.lifting.updates import at_index, conjunction
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Builder
+from lowtide.texpr.conditions import parts_of, sides
 from lowtide.texpr.expr import Apply, At, Expr, Rewriter
 from lowtide.texpr.index import (
     Atom,
@@ -79,39 +80,10 @@ class Solution:
         return at_indices(e, {self.axis: floordiv(held, self.step)})
 
 
-def parts_of(cond: Expr) -> list[Expr]:
-    """The conditions that a conjunction joins."""
-    if isinstance(cond, Apply) and cond.fn == "and":
-        return [p for a in cond.args for p in parts_of(a)]
-    return [cond]
-
-
-def decided(part: Expr) -> bool | None:
-    """Whether a comparison of indices holds everywhere, or nowhere."""
-    for fn in ("ge", "lt", "eq"):
-        sides = _sides(part, fn)
-        if sides is None:
-            continue
-        above = nonnegative(sides[0] - sides[1])
-        below = nonnegative(sides[1] - sides[0] - 1)
-        if fn == "eq":
-            apart = below or nonnegative(sides[0] - sides[1] - 1)
-            return True if sides[0] is sides[1] else False if apart else None
-        return (fn == "ge") if above else (fn == "lt") if below else None
-    return None
-
-
 def solve(cond: Expr, axis: Axis) -> Solution | None:
     """The only iteration for which the condition can hold, if index arithmetic shows it."""
     parts = parts_of(cond)
     return _by_equality(parts, axis) or _by_interval(parts, axis)
-
-
-def _sides(part: Expr, fn: str) -> tuple[Index, Index] | None:
-    if not isinstance(part, Apply) or part.fn != fn:
-        return None
-    left, right = part.args
-    return (left.index, right.index) if isinstance(left, At) and isinstance(right, At) else None
 
 
 def _linear(i: Index, axis: Axis) -> tuple[Index, Index] | None:
@@ -125,7 +97,7 @@ def _linear(i: Index, axis: Axis) -> tuple[Index, Index] | None:
 
 def _by_equality(parts: Sequence[Expr], axis: Axis) -> Solution | None:
     for part in parts:
-        sides = _sides(part, "eq")
+        sides = sides(part, "eq")
         found = _linear(sides[0] - sides[1], axis) if sides else None
         if found is None:
             continue
@@ -139,9 +111,9 @@ def _by_equality(parts: Sequence[Expr], axis: Axis) -> Solution | None:
 
 
 def _by_interval(parts: Sequence[Expr], axis: Axis) -> Solution | None:
-    low = {s[0]: p for p in parts if (s := _sides(p, "ge")) and s[1].const == 0}
+    low = {s[0]: p for p in parts if (s := sides(p, "ge")) and s[1].const == 0}
     for part in parts:
-        sides = _sides(part, "lt")
+        sides = sides(part, "lt")
         if sides is None or sides[0] not in low:
             continue
         found = _linear(sides[0], axis)

@@ -20,6 +20,7 @@ from lowtide.pipeline.lifting.invert import Solution
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import COMBINE, at_indices, identity
 from lowtide.texpr.build import Builder
+from lowtide.texpr.conditions import decided, parts_of
 from lowtide.texpr.expr import Apply, Const, Expr, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import Axis, FloorDiv, Index, Mod, as_index, deep_atoms
 
@@ -203,7 +204,7 @@ def assumed(e: Expr, known: dict[Expr, bool]) -> Expr:
         cond = _decided(e.cond, known)
         if isinstance(cond, bool):
             return assumed(e.yes if cond else e.no, known)
-        true = dict.fromkeys((cond, *invert.parts_of(cond)), True)
+        true = dict.fromkeys((cond, *parts_of(cond)), True)
         yes, no = assumed(e.yes, known | true), assumed(e.no, known | {cond: False})
         return yes if yes is no else ex.select(cond, yes, no)
     if isinstance(e, Apply):
@@ -215,11 +216,11 @@ def _decided(cond: Expr, known: dict[Expr, bool]) -> Expr | bool:
     if cond in known:
         return known[cond]
     left: list[Expr] = []
-    for part in invert.parts_of(cond):
+    for part in parts_of(cond):
         if isinstance(part, Const):
             holds: bool | None = bool(part.value)
         else:
-            holds = known[part] if part in known else invert.decided(part)
+            holds = known[part] if part in known else decided(part)
         if holds is False:
             return False
         if holds is None:

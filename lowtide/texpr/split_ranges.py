@@ -1,0 +1,216 @@
+"""A value that is another formula in each range of an axis becomes one value per range.
+
+In:  a Program. Out: the same values; where something reads a range by range value along a loop of its
+     own, that loop runs range by range too, and what was a choice at each point is none any more.
+
+    d[n:8] = select(n < 4, f(p[n]), g(q[n-4]))      d0[k:4] = f(p[k])     d1[k:4] = g(q[k])
+    s      = sum[n:8](d[n] * w[n])              ->  s = sum[k:4](d0[k] * w[k] + d1[k] * w[k+4])
+
+(Known in compilers of loops as index set splitting.) The backward pass of `chunk`, and `cat`, are such
+values. What reads such a value in another way reads it as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lowtide.ir import dtypes
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import COMBINE, at_indices
+from lowtide.texpr.conditions import holds, parts_of, sides
+from lowtide.texpr.expr import Apply, Const, Def, Expr, Load, Program, Reduce, Rewriter, Select
+from lowtide.texpr.index import Axis, Index, as_index, clamp, the_axis
+
+MOST_RANGES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    start: int
+    length: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """The ranges of a value along one of its dims."""
+
+    dim: int
+    ranges: tuple[_Range, ...]
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        return tuple(r.start for r in self.ranges[1:])
+
+
+def split_ranges(program: Program) -> Program:
+    """See the module's text."""
+    run = _Splitter(program)
+    for d in program.defs.values():
+        run.add(d)
+    return dataclasses.replace(program, defs=run.defs)
+
+
+class _Splitter:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.stored = {*program.outputs, *program.checks}
+        self.stored |= {n for y in program.delays.values() for n in (y.source, y.init)}
+        self.defs: dict[str, Def] = {}
+        self.splits: dict[str, _Split] = {}
+
+    def add(self, d: Def) -> None:
+        """The definition, preceded by its ranges."""
+        if isinstance(d.expr, Reduce):
+            d = self._reduced_in_ranges(d, d.expr)
+        for dim, axis in enumerate(d.axes):
+            cuts = self._cuts(d, axis)
+            if cuts and (isinstance(d.expr, Reduce) or d.name not in self.stored):
+                made = self._ranges(d, dim, cuts)
+                if made is not None:
+                    d = made
+                    break
+        self.defs[d.name] = d
+
+    # -- along an axis of the value itself --
+
+    def _cuts(self, d: Def, axis: Axis) -> tuple[int, ...]:
+        """Where the formula changes along an axis, () if it does not."""
+        found = {s.cuts for load, s in self._read(d.expr) if the_axis(load.index[s.dim]) is axis}
+        if not found and not isinstance(d.expr, Reduce):
+            size = axis.extent.const
+            own = {c for c in _compared(d.expr, axis) if size is not None and 0 < c < size}
+            found = {tuple(sorted(own))}
+        return found.pop() if len(found) == 1 else ()
+
+    def _ranges(self, d: Def, dim: int, cuts: Sequence[int]) -> Def | None:
+        axis = d.axes[dim]
+        size = axis.extent.const
+        if size is None or len(cuts) >= MOST_RANGES:
+            return None
+        ranges: list[_Range] = []
+        made: list[Def] = []
+        for k, (start, stop) in enumerate(zip((0, *cuts), (*cuts, size), strict=True)):
+            fresh = {a: Axis(a.name, a.extent) for a in d.axes}
+            fresh[axis] = Axis(axis.name, as_index(stop - start))
+            moved = {a: as_index(b) for a, b in fresh.items()}
+            moved[axis] = as_index(fresh[axis]) + start
+            expr = self._in_range(at_indices(d.expr, moved))
+            if any(_compared(expr, fresh[axis])):
+                return None
+            name = f"{d.name}_{k}"
+            axes = tuple(fresh[a] for a in d.axes)
+            made.append(Def(name=name, axes=axes, expr=expr, loc=d.loc, op=d.op))
+            ranges.append(_Range(start, stop - start, name))
+        self.defs.update({m.name: m for m in made})
+        self.splits[d.name] = _Split(dim, tuple(ranges))
+        return dataclasses.replace(d, expr=_joined(d, dim, ranges))
+
+    # -- along an axis that is reduced --
+
+    def _reduced_in_ranges(self, d: Def, e: Reduce) -> Def:
+        for axis in e.axes:
+            found = {
+                s.cuts for load, s in self._read(e.body) if the_axis(load.index[s.dim]) is axis
+            }
+            size = axis.extent.const
+            if len(found) != 1 or size is None or e.fn not in COMBINE:
+                continue
+            (cuts,) = found
+            bounds = list(zip((0, *cuts), (*cuts, size), strict=True))
+            if len({stop - start for start, stop in bounds}) != 1:
+                continue
+            short = Axis(axis.name, as_index(bounds[0][1]))
+            total: Expr | None = None
+            for start, _ in bounds:
+                body = self._in_range(at_indices(e.body, {axis: as_index(short) + start}))
+                parts = (body,) if total is None else (total, body)
+                total = body if total is None else ex.apply(COMBINE[e.fn], parts, body.dtype)
+            assert total is not None
+            axes = [short if a is axis else a for a in e.axes]
+            return dataclasses.replace(d, expr=ex.reduce(e.fn, axes, total, e.dtype))
+        return d
+
+    # -- expressions --
+
+    def _read(self, e: Expr) -> Iterator[tuple[Load, _Split]]:
+        for load in ex.loads(e):
+            split = self.splits.get(load.source)
+            if split is not None:
+                yield load, split
+
+    def _in_range(self, e: Expr) -> Expr:
+        """Choices that are decided are made; reads that lie in one range are reads of it."""
+
+        def visit(node: Expr) -> Expr | None:
+            if isinstance(node, Load):
+                return self._part(node)
+            if isinstance(node, Select):
+                found = holds(node.cond)
+                return None if found is None else (node.yes if found else node.no)
+            if isinstance(node, Apply) and node.fn == "add":
+                return _without_zero(node)
+            return None
+
+        return Rewriter(visit)(e)
+
+    def _part(self, node: Load) -> Expr | None:
+        split = self.splits.get(node.source)
+        if split is None:
+            return None
+        index = node.index[split.dim]
+        axis = next(iter(index.atoms()), None)
+        if not isinstance(axis, Axis):
+            return None
+        start = (index - as_index(axis)).const
+        if start is None or len(index.atoms()) != 1:
+            return None
+        for r in split.ranges:
+            size = axis.extent.const
+            if size is not None and r.start <= start and start + size <= r.start + r.length:
+                at = as_index(axis) + (start - r.start)
+                before, after = node.index[: split.dim], node.index[split.dim + 1 :]
+                return ex.load(r.name, (*before, at, *after), node.dtype)
+        return None
+
+
+def _without_zero(node: Apply) -> Expr | None:
+    left, right = node.args
+    if isinstance(right, Const) and right.value == 0:
+        return left
+    return right if isinstance(left, Const) and left.value == 0 else None
+
+
+def _compared(e: Expr, axis: Axis) -> Iterator[int]:
+    """The places along an axis where a choice of the formula changes."""
+    for node in ex.walk(e):
+        if not isinstance(node, Select):
+            continue
+        for part in parts_of(node.cond):
+            for fn in ("ge", "lt"):
+                found = sides(part, fn)
+                if found is None:
+                    continue
+                rest = found[0] - found[1] - as_index(axis)
+                if rest.const is not None:
+                    yield -rest.const
+
+
+def _joined(d: Def, dim: int, ranges: Sequence[_Range]) -> Expr:
+    """The whole value again, for who reads it otherwise."""
+    place = as_index(d.axes[dim])
+    result: Expr | None = None
+    for r in reversed(ranges):
+        index: list[Index] = [as_index(a) for a in d.axes]
+        index[dim] = clamp(place - r.start, as_index(r.length))
+        part = ex.load(r.name, index, d.dtype)
+        if result is None:
+            result = part
+            continue
+        end = ex.at(r.start + r.length, dtypes.i64)
+        below = ex.apply("lt", (ex.at(place, dtypes.i64), end), dtypes.boolean)
+        result = ex.select(below, part, result)
+    assert result is not None
+    return result
