@@ -232,13 +232,18 @@ def lies_along(e: Expr, axes: tuple[Axis, ...], user: Item, ctx: Context) -> Axi
     if user.vector in axes:
         assert user.vector is not None
         return user.vector
-    if isinstance(e, Load) and e.source not in ctx.inner:
-        offset = address(e, ctx.strides)
-        for a in axes:
-            step = stride_along(offset, a)
-            if step is not None and step.const == 1:
-                return a
+    offsets = [address(x, ctx.strides) for x in ex.loads(e) if x.source not in ctx.inner]
+    found = {a: sum(_is_next(offset, a) for offset in offsets) for a in axes}
+    best = max(axes, key=lambda a: found[a])
+    if found[best]:
+        return best
     return next((a for a in reversed(axes) if a in user.over), axes[-1])
+
+
+def _is_next(offset: Index, axis: Axis) -> bool:
+    """Do the elements along an axis lie side by side?"""
+    step = stride_along(offset, axis)
+    return step is not None and step.const == 1
 
 
 def contains_inner(e: Expr, ctx: Context) -> Iterator[str]:
