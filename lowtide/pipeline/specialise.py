@@ -569,9 +569,11 @@ _SIZE: Final = torch.Size
 
 
 def _is_short(loop: Op, trips: int) -> bool:
-    """Is it so few ops in all that they are better written out?"""
-    count = sum(op.name.startswith("torch.") for block in loop.blocks for op in block.ops)
-    return trips * count <= SHORT_OPS
+    """Is it so few ops in all, each for every element by itself, that they are better written
+    out?"""
+    ops = [op for block in loop.blocks for op in block.ops if op.name.startswith("torch.")]
+    alone = all(opdefs.has_kind(op.name, ("pointwise", "view", "size", "factory")) for op in ops)
+    return alone and trips * len(ops) <= SHORT_OPS
 
 
 def _viewed(origin: Origin, item: int | None) -> Abs | None:

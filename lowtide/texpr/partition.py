@@ -390,19 +390,23 @@ def _rewritten(d: Def, visit: Callable[[Expr], Expr | None]) -> Def:
 
 
 def _settled(program: Program) -> Program:
-    """Delays of what does not depend on them are choices between `init` and the step before."""
+    """Delays read by what they do not depend on are choices between `init` and the step before."""
     loads = {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
-    in_cycles = {y.name for c in _cycles(program, loads) if c.members for y in c.delays}
-    free = {n: y for n, y in program.delays.items() if n not in in_cycles}
+    members = {y.name: c.members for c in _cycles(program, loads) for y in c.delays}
 
-    def visit(node: Expr) -> Expr | None:
-        y = free.get(node.source) if isinstance(node, Load) else None
-        return _chosen(y, node) if y is not None and isinstance(node, Load) else None
+    def settled(d: Def) -> Def:
+        def visit(node: Expr) -> Expr | None:
+            y = program.delays.get(node.source) if isinstance(node, Load) else None
+            if y is None or not isinstance(node, Load) or d.name in members[y.name]:
+                return None
+            return _chosen(y, node)
+
+        return _rewritten(d, visit)
 
     return dataclasses.replace(
         program,
-        delays={n: y for n, y in program.delays.items() if n in in_cycles},
-        defs=ex.ordered({n: _rewritten(d, visit) for n, d in program.defs.items()}),
+        delays={n: y for n, y in program.delays.items() if members[n]},
+        defs=ex.ordered({n: settled(d) for n, d in program.defs.items()}),
     )
 
 

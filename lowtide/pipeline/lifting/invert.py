@@ -97,8 +97,8 @@ def _linear(i: Index, axis: Axis) -> tuple[Index, Index] | None:
 
 def _by_equality(parts: Sequence[Expr], axis: Axis) -> Solution | None:
     for part in parts:
-        sides = sides(part, "eq")
-        found = _linear(sides[0] - sides[1], axis) if sides else None
+        equal = sides(part, "eq")
+        found = _linear(equal[0] - equal[1], axis) if equal else None
         if found is None:
             continue
         rest, factor = found
@@ -113,14 +113,14 @@ def _by_equality(parts: Sequence[Expr], axis: Axis) -> Solution | None:
 def _by_interval(parts: Sequence[Expr], axis: Axis) -> Solution | None:
     low = {s[0]: p for p in parts if (s := sides(p, "ge")) and s[1].const == 0}
     for part in parts:
-        sides = sides(part, "lt")
-        if sides is None or sides[0] not in low:
+        below = sides(part, "lt")
+        if below is None or below[0] not in low:
             continue
-        found = _linear(sides[0], axis)
-        if found is None or axis in deep_atoms(sides[1]):
+        found = _linear(below[0], axis)
+        if found is None or axis in deep_atoms(below[1]):
             continue
         rest, factor = found
-        step, width = -factor, sides[1]
+        step, width = -factor, below[1]
         if nonnegative(step - 1) and nonnegative(step - width):
-            return Solution(axis, rest, step, sides[0], width, (low[sides[0]], part))
+            return Solution(axis, rest, step, below[0], width, (low[below[0]], part))
     return None

@@ -179,7 +179,8 @@ class Lift:
         raise NotLifted("a value is carried that is no tensor")
 
     def _assigned(self, plan: object, x: Abs, y: Abs, value: Val) -> object:
-        if y in self.outer or y.base is not None:
+        carried = any(y is c for c in self.carried)  # of which more may be found out yet
+        if (y in self.outer and not carried) or y.base is not None:
             raise NotLifted("it carries a view, or a tensor from before it")
         before = plan.value if isinstance(plan, StandIn) else x.value
         if isinstance(before, Val):
@@ -208,6 +209,9 @@ class Lift:
         """Tried with more and more tensors carried from step to step, until the rest is lifted."""
         if len(self.b.program.delays) > mark[4]:
             raise NotLifted("a loop inside it runs step by step")
+        for plan, y in zip(self.plan, yields, strict=True):
+            if isinstance(plan, StandIn) and y in self.outer:
+                raise NotLifted("it carries a tensor from before it")
         values = self._values(yields)
         needs = scan.needs(self.b.program.defs, {n: v.name for n, v in values.items()})
         program = self.b.program
@@ -248,11 +252,13 @@ class Lift:
         body = closing.closed(self.b, self.axis, mark[0], mark[1], names, delayed)
         before = self._before(mark[3])
         results: list[Abs] = []
+        after_y: dict[Abs, Abs] = {}  # a tensor that two variables name stays one
         for plan, x, y in zip(self.plan, self.carried, yields, strict=True):
             if isinstance(plan, StandIn):
                 assert isinstance(y.value, Val)
                 start = before.get(x, x.value)
-                results.append(Abs(self._after(body, plan.value, y.value, start, delayed)))
+                made = Abs(self._after(body, plan.value, y.value, start, delayed))
+                results.append(after_y.setdefault(y, made))
             elif isinstance(plan, Grows):
                 start = x.value
                 assert isinstance(start, int | Index)
