@@ -297,7 +297,7 @@ class _Partition:
         """A pointwise value of before the loop is computed in each step, if it is another in each;
         a mere view always."""
         d = self.defs.get(node.source)
-        if d is None or not _is_pointwise(d):
+        if d is None or node.source in self.cycle_of or not _is_pointwise(d):
             return None
         varies = any(set(index.atoms()) & deep_atoms(i) for i in node.index)
         if not varies and any(isinstance(n, Apply | Select | Cast) for n in ex.walk(d.expr)):
