@@ -247,7 +247,7 @@ def test_like_eager(fn: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("fn", "words"),
     [
-        (recurrence, "needs what the one before it computed"),
+        (recurrence, "once for each of s0 steps"),
         (reads_the_buffer, "reads other elements of what the loop writes"),
         (overlapping, "not lifted"),
     ],

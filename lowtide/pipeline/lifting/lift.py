@@ -217,13 +217,17 @@ class Lift:
         program = self.b.program
         defs, checks, count = dict(program.defs), list(program.checks), len(program.delays)
         delayed: set[str] = set()
+        first: NotLifted | None = None  # what keeps it from being lifted whole
         while True:
             try:
                 return self._finished(yields, mark, delayed)
-            except scan.Carried as why:
-                more = scan.first_cycle(why.names, needs, delayed) if self.scans else set[str]()
+            except NotLifted as why:
+                first = first or why
+                more = set[str]()
+                if isinstance(why, scan.Carried) and self.scans:
+                    more = scan.first_cycle(why.names, needs, delayed)
                 if not more:
-                    raise
+                    raise first from why
                 delayed |= more
             program.defs.clear()
             program.defs.update(defs)

@@ -1,0 +1,168 @@
+"""Loops that carry something: one kernel sequence for any number of steps, gradients included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import lowtide as lt
+from lowtide.comparison import release_caches
+from lowtide.memory.measure import can_measure_resident, measure_peak
+from lowtide.pipeline import backend
+from lowtide.texpr.evaluate import evaluate
+from tests.loops import recurrences as r
+
+IDS = [fn.__name__ for fn in r.PROGRAMS]
+
+
+def results(found: Any) -> tuple[torch.Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def check(got: Any, want: Any, within: float = 1e-4) -> None:
+    for g, w in zip(results(got), results(want), strict=True):
+        torch.testing.assert_close(g, w, rtol=within, atol=within)
+
+
+def leaves(arguments: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [a.clone().requires_grad_(a.is_floating_point()) for a in arguments]
+
+
+def gradients(fn: Any, arguments: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """Of all results, each weighted by other numbers."""
+    given = leaves(arguments)
+    found = results(fn(*given))
+    weights = [torch.linspace(-1, 1, y.numel()).reshape(y.shape) for y in found]
+    wanted = [a for a in given if a.requires_grad]
+    return torch.autograd.grad(found, wanted, weights, allow_unused=True)
+
+
+@pytest.mark.parametrize("fn", r.PROGRAMS, ids=IDS)
+def test_like_eager(fn: r.Program) -> None:
+    torch.manual_seed(0)
+    f = lt.script(fn)
+    for n, b, i, h in ((40, 6, 5, 36), (33, 2, 7, 4), (3, 3, 7, 4)):
+        arguments = r.arguments(fn, n, b, i, h)
+        before = [a.clone() for a in arguments]
+        check(f(*arguments), fn(*arguments))
+        check(tuple(arguments), tuple(before), 0)
+
+
+@pytest.mark.parametrize("fn", r.PROGRAMS, ids=IDS)
+def test_gradients_like_eager(fn: r.Program) -> None:
+    torch.manual_seed(0)
+    f = lt.script(fn)
+    for n, b, i, h in ((35, 6, 5, 36), (4, 3, 7, 4)):
+        arguments = r.arguments(fn, n, b, i, h)
+        for got, want in zip(gradients(f, arguments), gradients(fn, arguments), strict=True):
+            if want is None:
+                assert got is None or not got.any()
+            else:
+                torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("fn", [r.lstm, r.gru, r.rnn, r.filtered, r.viterbi_score])
+def test_any_number_of_steps_is_one_program(fn: r.Program) -> None:
+    f = lt.script(fn)
+    f(*r.arguments(fn, 40, 6, 5, 36))
+    before = lt.cache_stats()
+    for n in (33, 41, 200):
+        f(*r.arguments(fn, n, 6, 5, 36))
+    assert (lt.cache_stats() - before).compiles == 0
+
+
+@pytest.mark.parametrize("fn", r.PROGRAMS, ids=IDS)
+def test_meaning(fn: r.Program) -> None:
+    """What the front end and lifting make of a program, by the reference evaluator."""
+
+    class Meaning:
+        stages = ()
+
+        def __init__(self, program: Any, symbols: Any, scalars: Any, hints: Any) -> None:
+            del hints
+            self.program, self.names, self.scalars = program, symbols, scalars
+
+        def __call__(self, tensors: Any, sizes: Any, numbers: Any) -> list[torch.Tensor]:
+            found = evaluate(
+                self.program,
+                dict(zip(self.program.inputs, tensors, strict=True)),
+                dict(zip(self.names, sizes, strict=True)),
+                dict(zip(self.scalars, numbers, strict=True)),
+            )
+            return [found[n] for n in (*self.program.outputs, *self.program.checks)]
+
+    torch.manual_seed(0)
+    arguments = r.arguments(fn, 6, 2, 3, 4)
+    backend.use(lambda program, **about: Meaning(program, **about))
+    try:
+        check(lt.script(fn)(*arguments), fn(*arguments))
+    finally:
+        backend.use(None)
+
+
+def test_gradcheck() -> None:
+    f = lt.script(r.gru)
+    arguments = [a.double().requires_grad_() for a in r.arguments(r.gru, 5, 2, 3, 3)]
+    assert torch.autograd.gradcheck(f, arguments)
+
+
+def test_explained() -> None:
+    text = str(lt.script(r.lstm).explain(*leaves(r.arguments(r.lstm, 40, 6, 5, 36))))
+    assert "once for each of s0 steps" in text
+    assert text.count("PyTorch  ") == 0
+
+
+def test_states_that_nobody_needs_take_two_slots() -> None:
+    arguments = r.arguments(r.rnn, 100, 64, 128, 128)
+    f = lt.script(r.rnn)
+    state, projected = 64 * 128 * 4, 100 * 64 * 128 * 4
+    assert f.memory(*arguments).peak_bytes < projected + 8 * state + 4 * 2**20
+
+
+@pytest.mark.skipif(not can_measure_resident(), reason="the resident peak cannot be reset here")
+def test_memory_is_predicted() -> None:
+    arguments = r.arguments(r.lstm, 300, 64, 128, 128)
+    f = lt.script(r.lstm)
+    f(*arguments)
+    predicted = f.memory(*arguments).peak_bytes
+    peak, _ = measure_peak(lambda: f(*arguments), release=release_caches)
+    assert peak.peak_bytes <= predicted + 4 * 2**20
+    assert predicted <= 1.1 * peak.peak_bytes + 8e6
+
+
+def test_results_are_tensors_of_their_own() -> None:
+    def states(x, h):
+        out = []
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] + h)
+            out.append(h)
+        return torch.stack(out), torch.stack(out), h
+
+    f = lt.script(states)
+    a, b, h = f(torch.randn(40, 5), torch.randn(5))
+    storages = {t.untyped_storage().data_ptr() for t in (a, b, h)}
+    assert len(storages) == 3
+    want = h.clone()
+    a.zero_()
+    assert torch.equal(b[-1], want)
+    assert torch.equal(h, want)
+
+
+def test_backward_after_a_result_was_changed() -> None:
+    arguments = r.arguments(r.batch_first, 40, 3, 5, 6)
+
+    def changed(fn: Any) -> list[torch.Tensor]:
+        given = leaves(arguments)
+        y = fn(*given)
+        loss = (y * y).sum()
+        with torch.no_grad():
+            y.detach().mul_(1)  # the same values, but PyTorch cannot know
+        loss.backward()
+        return [g.grad for g in given if g.grad is not None]
+
+    with pytest.raises(RuntimeError):
+        changed(r.batch_first)
+    with pytest.raises(RuntimeError):
+        changed(lt.script(r.batch_first))
