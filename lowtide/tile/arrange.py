@@ -146,7 +146,8 @@ class Arrangement:
                 tile = min(tile, SUM_TILE)
         else:
             tile = GRID_TILE if self.local else 2 * GRID_TILE
-        return (*self.grid[:-1], Tiled(main, self._balanced(main, tile, rest)))
+        tile = min(self._balanced(main, tile, rest), max(main.extent.const or tile, 1))
+        return (*self.grid[:-1], Tiled(main, tile))
 
     def _balanced(self, main: Axis, most: int, rest: int) -> int:
         """At most `most` rows a tile, and tiles that the threads can share out evenly.
@@ -214,7 +215,7 @@ class Arrangement:
 
         def cut(a: Axis, tile: int) -> None:
             if a not in grid:
-                tiles[a] = min(tiles.get(a, tile), tile)
+                tiles[a] = min(tiles.get(a, tile), tile, max(a.extent.const or tile, 1))
 
         heavy = any(is_register_tile(i, self.ctx) for i in self.all_items())
         for item in self.local.values():

@@ -27,6 +27,8 @@ CHEAP = frozenset({
 FULL_EXTENT = 8  # constant extents up to this are unrolled completely in a reduction
 ARG = frozenset({"argmin", "argmax"})
 WORTH_STAGING = 4  # vector operations
+STAGED_TILE = 512  # points of a tile of an axis, at most
+STAGED_POINTS = 1 << 19  # of one staged value: 2 MiB of floats
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -172,7 +174,8 @@ def choose_staged(item: Item, ctx: Context) -> list[Expr]:
         if not have or e in seen:
             return
         seen.add(e)
-        if have < loops and not (loops - have) <= skip and _worth_staging(e, have, item, ctx):
+        lacks_some = have < loops and not (loops - have) <= skip
+        if lacks_some and _fits(have) and _worth_staging(e, have, item, ctx):
             found[e] = None
             return
         for child in e.children:
@@ -203,6 +206,12 @@ def is_register_tile(item: Item, ctx: Context) -> bool:
     kept = [a for a in item.kept if a not in ctx.fixed]
     steps = math.prod(ctx.extent(a) for a in item.over)
     return len(kept) >= 2 and steps >= 8
+
+
+def _fits(axes: frozenset[Axis]) -> bool:
+    """Is one tile of these axes small enough for a buffer?"""
+    points = math.prod(min(a.extent.const or STAGED_TILE, STAGED_TILE) for a in axes)
+    return points <= STAGED_POINTS
 
 
 def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> bool:
