@@ -23,6 +23,7 @@ _SMALL_BYTES = 4096
 
 def driver_text(
     program: Program,
+    shaped: Mapping[str, Def],
     inputs: Sequence[str],
     symbols: Sequence[str],
     scalars: Sequence[str],
@@ -30,7 +31,9 @@ def driver_text(
     kernels: Sequence[Kernel],
     products: Mapping[str, Matmul],
 ) -> str:
-    """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`."""
+    """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`.
+
+    `shaped`: each definition with the dims that its tensor has."""
     lines = ["def run(tensors, sizes, numbers):"]
     for names, source in ((inputs, "tensors"), (symbols, "sizes"), (scalars, "numbers")):
         if names:
@@ -38,7 +41,7 @@ def driver_text(
     lines.append("    threads = threads_now()")
     for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
         for name in kernel.outputs:
-            lines.append(f"    {name} = {_allocation(name, program.defs[name])}")
+            lines.append(f"    {name} = {_allocation(name, shaped[name])}")
         work = "0"
         if text.thread_bytes.const != 0:
             lines.append(f"    work = scratch(threads * ({text.thread_bytes}))")

@@ -29,6 +29,7 @@ from lowtide.tile.items import (
     is_register_tile,
     memory_strides,
     reduce_item,
+    shared_rows,
     store_item,
 )
 from lowtide.tile.target import Target
@@ -40,6 +41,7 @@ SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding doe
 GRID_TILE = 192  # rows per task where a tile of pairs is held; twice that where none is
 ROWS_STEP = 24  # whole blocks of 4, 6, 8, 12 rows; four times that, of 2, 3, 6 vectors
 SMALL_POINTS = 1 << 20
+HELD_POINTS = 1 << 16  # of a convolution's accumulator: the lines of a tile, for all its outputs
 
 
 class Arrangement:
@@ -123,6 +125,9 @@ class Arrangement:
         chosen = pure[:-1] if len(pure) > 1 and lines else list(pure)
         if pure and chosen != pure and math.prod(map(self.extent, chosen)) < enough:
             chosen = list(pure)
+        for a in {shared_rows(d) for d in self.defs.values()} & set(chosen[:-1]):
+            if math.prod(self.extent(c) for c in chosen if c is not a) >= enough:
+                chosen.remove(a)  # its points are the rows of a register tile
         if math.prod(map(self.extent, chosen)) < enough:
             extra = [a for a in common if a not in chosen and a not in pure]
             if extra:
@@ -147,6 +152,10 @@ class Arrangement:
         else:
             tile = GRID_TILE if self.local else 2 * GRID_TILE
         tile = min(self._balanced(main, tile, rest), max(main.extent.const or tile, 1))
+        for d in self.defs.values():
+            if shared_rows(d) is not None:
+                held = math.prod(self.extent(a) for a in own_axes(d) if a not in self.grid_axes())
+                tile = max(min(tile, HELD_POINTS // held), 1)
         return (*self.grid[:-1], Tiled(main, tile))
 
     def _balanced(self, main: Axis, most: int, rest: int) -> int:

@@ -159,6 +159,33 @@ def _reuse(e: Expr, item: Item, ctx: Context) -> int:
     return math.prod(ctx.extent(a) for a in item.loops if a not in have and a not in ctx.fixed)
 
 
+def shared_rows(d: Def) -> Axis | None:
+    """Of a convolution, the axis of its outputs o: all of them read the same windows of x.
+
+    out[o, i, j] = sum[c, p, q](w[o, c, p, q] * x[c, i + p, j + q])"""
+    e = d.expr
+    if not isinstance(e, Reduce) or e.fn != "sum" or not isinstance(e.body, Apply):
+        return None
+    if e.body.fn != "mul" or not all(isinstance(a, Load) for a in e.body.args):
+        return None
+    x, w = e.body.args
+    if not _is_windowed(x, e.axes):
+        x, w = w, x
+    if not _is_windowed(x, e.axes) or _is_windowed(w, e.axes):
+        return None
+    in_x, in_w = ex.free_axes(x), ex.free_axes(w)
+    rows = [a for a in own_axes(d) if a in in_w and a not in in_x]
+    return max(rows, key=lambda a: a.extent.const or 1 << 30, default=None)
+
+
+def _is_windowed(e: Expr, over: tuple[Axis, ...]) -> bool:
+    for i in ex.indices(e):
+        axes = {a for a in deep_atoms(i) if isinstance(a, Axis)}
+        if axes & set(over) and axes - set(over):
+            return True
+    return False
+
+
 # ---- staging --------------------------------------------------------------------------------
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lowtide.texpr.expr import Expr, Load
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Apply, Expr, Load
 from lowtide.texpr.index import Axis, Index
 from lowtide.texpr.normalise import likely
 from lowtide.tile.begin import begin_in_registers
@@ -104,6 +105,9 @@ def _choose(nest: Nest, kernel: Kernel, hints: Mapping[str, int], target: Target
     kept = [a for a in rows if a not in over]
     reduced = [a for a in rows if a in over]
     u = max(kept, key=lambda a: _points(a, kernel, hints), default=None)
+    shared = _shared_rows(sums, v) & set(kept)
+    if shared:
+        (u,) = shared
     held = math.prod(a.extent.const or 1 for a in nest.full)
     light = all(_cost_here(w.expr, nest) <= LIGHT for w in sums)
     room = max(target.accumulators // (held * len(sums)) * (3 if light else 2) // 3, 1)
@@ -120,6 +124,18 @@ def _choose(nest: Nest, kernel: Kernel, hints: Mapping[str, int], target: Target
             continue
         if buffer.last is v:
             buffer.panel = nest.vectors * kernel.lanes
+
+
+def _shared_rows(sums: list[Accumulate], v: Axis) -> set[Axis]:
+    """The one axis that what is read along the lanes lacks: its rows share these vectors."""
+    found: set[Axis] = set()
+    for w in sums:
+        factors = w.expr.args if isinstance(w.expr, Apply) and w.expr.fn == "mul" else ()
+        along = [ex.free_axes(f) for f in factors if v in ex.free_axes(f)]
+        others = [ex.free_axes(f) for f in factors if v not in ex.free_axes(f)]
+        if len(along) == 1 and len(others) == 1:
+            found |= others[0] - along[0] - set(w.over)
+    return found if len(found) == 1 else set()
 
 
 def _row_reduction(
