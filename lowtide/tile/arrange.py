@@ -27,6 +27,7 @@ from lowtide.tile.items import (
     choose_vector,
     contains_inner,
     is_register_tile,
+    long_sum,
     memory_strides,
     reduce_item,
     shared_rows,
@@ -41,6 +42,8 @@ SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding doe
 GRID_TILE = 192  # rows per task where a tile of pairs is held; twice that where none is
 ROWS_STEP = 24  # whole blocks of 4, 6, 8, 12 rows; four times that, of 2, 3, 6 vectors
 SMALL_POINTS = 1 << 20
+LONG_TILE = 512  # of the sums that give the gradient of weights: as much of a line,
+LINES_TILE = 8  # and so many lines, stay in L2 while all results are summed up
 HELD_POINTS = 1 << 16  # of a convolution's accumulator: the lines of a tile, for all its outputs
 
 
@@ -233,6 +236,9 @@ class Arrangement:
         for item in self.all_items():
             for a, tile in self._sum_tiles(item):
                 cut(a, tile)
+            if long_sum(item, self.ctx) is not None:
+                for a in item.over:
+                    cut(a, LONG_TILE if a is item.vector else LINES_TILE)
             for e in item.staged:
                 for a in self.ctx.live(e):
                     if a in item.loops:

@@ -116,7 +116,9 @@ def choose_vector(items: list[Item], ctx: Context) -> Axis | None:
     """The axis for the lanes of items that run over the same points: least cost of loads and
     stores, whole vectors, kept before reduced, later axes first."""
     best: tuple[float, int] | None = None
-    chosen: Axis | None = None
+    chosen = long_sum(items[0], ctx) if len(items) == 1 else None
+    if chosen is not None and chosen not in ctx.fixed:
+        return chosen
     for position, a in enumerate(a for a in items[0].loops if a not in ctx.fixed):
         n = ctx.extent(a) if a.extent.const is not None else max(ctx.extent(a), 8 * ctx.lanes)
         waste = math.ceil(n / ctx.lanes) * ctx.lanes / n
@@ -176,6 +178,25 @@ def shared_rows(d: Def) -> Axis | None:
     in_x, in_w = ex.free_axes(x), ex.free_axes(w)
     rows = [a for a in own_axes(d) if a in in_w and a not in in_x]
     return max(rows, key=lambda a: a.extent.const or 1 << 30, default=None)
+
+
+def long_sum(item: Item, ctx: Context) -> Axis | None:
+    """Of the gradient of a convolution's weights, the long axis along which both factors lie.
+
+    dw[o, c, p, q] = sum[i, j](dy[o, i, j] * x[c, i + p, j + q])        j: few results, long sums"""
+    e = item.d.expr
+    if item.kind != "reduce" or not isinstance(e, Reduce) or e.fn != "sum":
+        return None
+    if not isinstance(e.body, Apply) or e.body.fn != "mul" or not e.dtype.is_float:
+        return None
+    factors = [a for a in e.body.args if isinstance(a, Load) and a.source not in ctx.inner]
+    if len(factors) != 2 or not any(_is_windowed(f, e.axes) for f in factors):
+        return None
+    for a in e.axes:
+        steps = [stride_along(address(f, ctx.strides), a) for f in factors]
+        if all(s is not None and s.const == 1 for s in steps) and ctx.extent(a) >= 4 * ctx.lanes:
+            return a
+    return None
 
 
 def _is_windowed(e: Expr, over: tuple[Axis, ...]) -> bool:

@@ -13,7 +13,7 @@ import lowtide as lt
 from tests.loops.windows import gradient_of_input
 
 ROOT = Path(__file__).parents[2]
-WINDOWS = [["windows", str(first), "6"] for first in range(0, 24, 6)]
+WINDOWS = [["windows", str(first), "5"] for first in range(0, 15, 5)]
 SLOW = [pytest.param(["windows", str(first), "12"], marks=pytest.mark.slow, id=f"windows-{first}")
         for first in range(100, 160, 12)]  # fmt: skip
 
