@@ -128,9 +128,10 @@ class Arrangement:
         chosen = pure[:-1] if len(pure) > 1 and lines else list(pure)
         if pure and chosen != pure and math.prod(map(self.extent, chosen)) < enough:
             chosen = list(pure)
-        for a in {shared_rows(d) for d in self.defs.values()} & set(chosen[:-1]):
+        rows = {shared_rows(d) for d in self.defs.values()}  # points of a register tile
+        for a in [a for a in chosen[:-1] if a in rows]:
             if math.prod(self.extent(c) for c in chosen if c is not a) >= enough:
-                chosen.remove(a)  # its points are the rows of a register tile
+                chosen.remove(a)
         if math.prod(map(self.extent, chosen)) < enough:
             extra = [a for a in common if a not in chosen and a not in pure]
             if extra:
