@@ -25,6 +25,7 @@ _SMALL_BYTES = 4096
 
 def driver_text(
     program: Program,
+    shaped: Mapping[str, Def],
     inputs: Sequence[str],
     symbols: Sequence[str],
     scalars: Sequence[str],
@@ -34,7 +35,7 @@ def driver_text(
     into: bool = False,
 ) -> str:
     """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`; with `into`, the outputs are
-    a fourth argument."""
+    a fourth argument. `shaped`: each definition with the dims that its tensor has."""
     lines = [f"def run(tensors, sizes, numbers{', outputs' if into else ''}):"]
     if into:
         lines.append(f"    {', '.join(program.outputs)}, = outputs")
@@ -46,7 +47,7 @@ def driver_text(
         for name in kernel.outputs:
             if into and name in program.outputs:
                 continue
-            lines.append(f"    {name} = {_allocation(name, program.defs[name])}")
+            lines.append(f"    {name} = {_allocation(name, shaped[name])}")
         work = "0"
         if text.thread_bytes.const != 0:
             lines.append(f"    work = scratch(threads * ({text.thread_bytes}))")

@@ -78,8 +78,11 @@ class Executable:
             if (m := as_matmul(g.defs, self.strides)) is not None
         }
         self.choices = {name: Choice(("kernel", "torch.matmul")) for name in self.products}
+        roots = {n: program.defs[n] for n in self._roots() if n in program.defs}
+        self.shaped = {**self.normal.defs, **roots}
         self.driver = driver_text(
             self.normal,
+            self.shaped,
             list(program.inputs),
             self.symbols,
             self.scalars,
@@ -131,7 +134,7 @@ class Executable:
                     "matmul": torch.matmul,
                     "empty_like": torch.empty_like,
                 }
-                for name, d in self.normal.defs.items():
+                for name, d in self.shaped.items():
                     shape = small_shape(d)
                     if shape is not None:
                         scope[f"like_{name}"] = torch.empty(shape, dtype=d.dtype.torch)

@@ -350,12 +350,13 @@ def _sum(host: Host, xs: Abs) -> Abs | None:
 
 def _range_len(host: Host, start: Abs, stop: Abs, step: Abs) -> Abs | None:
     low, high, by = _index(start), _index(stop), _index(step)
-    if low is None or high is None or by is None or by.const is None or by.const <= 0:
+    if low is None or high is None or by is None or not by.const:
         return None
-    some = host.decide(high - low)
+    way, stride = (high - low, by.const) if by.const > 0 else (low - high, -by.const)
+    some = host.decide(way)
     if some is None:
         return None
-    return _known(floordiv(high - low + (by.const - 1), by)) if some else Abs(0)
+    return _known(floordiv(way + (stride - 1), stride)) if some else Abs(0)
 
 
 def _len(host: Host, xs: Abs) -> Abs | None:

@@ -243,8 +243,8 @@ class _Specialiser:
         reason = ends_region(op)
         if reason:
             raise Stop(reason)
-        if op.operands and op.operands[0] not in env:
-            raise Stop("changes what was made before")  # a list that is no live-in, see the driver
+        if any(v not in env for v in op.operands):  # no live-in: a list, an index; see the driver
+            raise Stop("changes what was made before")
         operands = [env[v] for v in op.operands]
         if self._undo:
             self.refresh(operands)

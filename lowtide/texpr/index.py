@@ -394,6 +394,8 @@ def nonnegative(index: Index) -> bool:
                 return False
             ends = (substitute(index, {atom: as_index(end)}) for end in (0, top))
             return all(nonnegative(i) for i in ends)
+        if isinstance(atom, FloorDiv) and (least := _least_with_division(index, atom)) is not None:
+            return nonnegative(least)
         if not isinstance(atom, Size) or atom.low is None:
             return False
     shifted = substitute(
@@ -412,6 +414,16 @@ def _most_of_division(atom: FloorDiv) -> int | None:
             return None
         most += factor * (size - 1)
     return None if den is None or most < 0 else most // den
+
+
+def _least_with_division(index: Index, atom: FloorDiv) -> Index | None:
+    """A polynomial without the division that is never larger: n - 3*(n // 3) >= n - n."""
+    rest = substitute(index, {atom: as_index(0)})
+    factor, den = (index - rest).terms[0][1], atom.den.const
+    if den is None or factor % den or index - rest is not factor * as_index(atom):
+        return None
+    most = atom.num if factor < 0 else atom.num - (den - 1)
+    return rest + factor // den * most
 
 
 def _known_nonnegative(atom: Atom) -> bool:

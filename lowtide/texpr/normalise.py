@@ -6,7 +6,9 @@ Out: the same values, where
   - views are gone: they were changes of index;
   - a pointwise value with one user is written into it; one with several users that costs
     something stays a Def (`shared`), so that fusion can see that they use the same value;
-  - axes of extent 1 do not occur in expressions; what nobody uses is dropped.
+  - axes of extent 1 do not occur in expressions; what nobody uses is dropped;
+  - an axis of which only parts are used (l // W, l % W) is two axes: the elements of an output lie
+    in memory as before, but its definition may have more dims than the output.
 
     t1[i, c] = x[i, c] - m[c]             t3[i] = sum[c](mul(x[i,c] - m[c], x[i,c] - m[c]))
     t2[i, c] = t1[i, c] * t1[i, c]    ->
@@ -16,13 +18,14 @@ Out: the same values, where
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import lru_cache
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, simplify
-from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter, Select
-from lowtide.texpr.index import Atom, Axis, Index, as_index, evaluate, the_axis
+from lowtide.texpr.expr import Apply, Const, Def, Expr, Load, Program, Reduce, Rewriter, Select
+from lowtide.texpr.index import Atom, Axis, Index, as_index, deep_atoms, evaluate, the_axis
+from lowtide.texpr.split import split_axes
 
 INLINE_NODES = 600  # an expression that grew past this is stored instead of written into its users
 
@@ -31,9 +34,12 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     """Inline, unroll, extract reductions, drop what is dead. `hints` are likely sizes."""
     roots = dict.fromkeys([*program.outputs, *program.checks])
     current = [_without_units(d) for d in _live(program.defs, roots)]
-    current = _inlined(current, roots)
+    bordered = {d.name for d in current if _has_border(d)}
+    bordered = _read_in_windows(_inlined(current, roots, bordered), bordered)
+    current = _inlined(current, roots, bordered)
     current = _extracted(current)
-    current = _cloned(current, roots, hints)
+    current = _cloned(current, roots, hints, bordered)
+    current = split_axes(current)
     defs = {d.name: d for d in _live({d.name: d for d in current}, roots)}
     used = {load.source for d in defs.values() for load in ex.loads(d.expr)}
     return Program(
@@ -71,7 +77,7 @@ def _without_units(d: Def) -> Def:
 # ---- inlining -------------------------------------------------------------------------------
 
 
-def _inlined(defs: list[Def], roots: Mapping[str, None]) -> list[Def]:
+def _inlined(defs: list[Def], roots: Mapping[str, None], kept: Set[str]) -> list[Def]:
     users: dict[str, int] = {}
     for d in defs:
         for source in {load.source for load in ex.loads(d.expr)}:
@@ -81,7 +87,8 @@ def _inlined(defs: list[Def], roots: Mapping[str, None]) -> list[Def]:
     for d in defs:
         new = _renamed(d, simplify(inline(d.expr, written_in)))
         result.append(new)
-        if not _has_reduction(new.expr) and _is_cheap(new, users.get(d.name, 0)):
+        cheap = d.name not in kept and _is_cheap(new, users.get(d.name, 0))
+        if cheap and not _has_reduction(new.expr):
             written_in[d.name] = new
     return result
 
@@ -103,6 +110,37 @@ def _is_cheap(d: Def, users: int) -> bool:
     if len(nodes) > INLINE_NODES:
         return False
     return users <= 1 or not any(isinstance(n, Apply | Select) for n in nodes)
+
+
+def _has_border(d: Def) -> bool:
+    """Is it a padded copy: what it reads, held in bounds, or a constant outside?"""
+    return (
+        d.op in ("pad", "unfold")
+        and isinstance(d.expr, Select)
+        and isinstance(d.expr.no, Const)
+        and len(d.axes) > 1
+    )
+
+
+def _read_in_windows(defs: list[Def], names: Set[str]) -> set[str]:
+    """Those that a sum reads at i + k, where only k is summed over: each element again and again.
+
+    Such a copy is small beside the work, and without borders the lanes read memory as it lies."""
+    found: set[str] = set()
+    for d in defs:
+        for node in ex.walk(d.expr):
+            if not isinstance(node, Reduce) or node.fn != "sum":
+                continue
+            over = set(node.axes)
+            for load in ex.loads(node.body):
+                if load.source in names and any(_slides(i, over) for i in load.index):
+                    found.add(load.source)
+    return found
+
+
+def _slides(index: Index, over: Set[Axis]) -> bool:
+    axes = {a for a in deep_atoms(index) if isinstance(a, Axis)}
+    return bool(axes & over) and bool(axes - over)
 
 
 def _has_reduction(expr: Expr) -> bool:
@@ -143,15 +181,17 @@ def _extracted(defs: list[Def]) -> list[Def]:
 # ---- a reduction read at a few places only is computed there -----------------------------------
 
 
-def _cloned(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int]) -> list[Def]:
+def _cloned(
+    defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int], kept: Set[str]
+) -> list[Def]:
     """`logits[n, target[n]]`: n dot products instead of a stored n × v matrix. A product of which
     disjoint parts are read (the gates of an LSTM) is these parts."""
-    by_name = {d.name: d for d in defs}
+    by_name = {d.name: d for d in defs if d.name not in kept}
     written = [_renamed(d, _inlined_off_axes(d.expr, by_name)) for d in defs]
     parts = {
         name: found
         for name, found in _read_parts(written).items()
-        if name not in roots and isinstance(by_name[name].expr, Reduce)
+        if name not in roots and name in by_name and isinstance(by_name[name].expr, Reduce)
     }
     apart = {n for n, found in parts.items() if _are_apart(by_name[n], found, hints)}
     result: list[Def] = []

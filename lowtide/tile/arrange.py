@@ -28,9 +28,11 @@ from lowtide.tile.items import (
     choose_vector,
     contains_inner,
     is_register_tile,
+    long_sum,
     memory_strides,
     node_cost,
     reduce_item,
+    shared_rows,
     store_item,
 )
 from lowtide.tile.target import Target
@@ -42,6 +44,9 @@ SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding doe
 GRID_TILE = 192  # rows per task where a tile of pairs is held; twice that where none is
 ROWS_STEP = 24  # whole blocks of 4, 6, 8, 12 rows; four times that, of 2, 3, 6 vectors
 SMALL_POINTS = 1 << 20
+LONG_TILE = 512  # of the sums that give the gradient of weights: as much of a line,
+LINES_TILE = 8  # and so many lines, stay in L2 while all results are summed up
+HELD_POINTS = 1 << 16  # of a convolution's accumulator: the lines of a tile, for all its outputs
 
 
 class Arrangement:
@@ -129,6 +134,10 @@ class Arrangement:
         chosen = pure[:-1] if len(pure) > 1 and lines else list(pure)
         if pure and chosen != pure and math.prod(map(self.extent, chosen)) < enough:
             chosen = list(pure)
+        rows = {shared_rows(d) for d in self.defs.values()}  # points of a register tile
+        for a in [a for a in chosen[:-1] if a in rows]:
+            if math.prod(self.extent(c) for c in chosen if c is not a) >= enough:
+                chosen.remove(a)
         if extra and math.prod(map(self.extent, chosen)) < enough:
             chosen.append(max(extra, key=self.extent))
         return tuple(Tiled(a, None if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))
@@ -160,7 +169,12 @@ class Arrangement:
                 tile = min(tile, SUM_TILE)
         else:
             tile = GRID_TILE if self.local else 2 * GRID_TILE
-        return (*self.grid[:-1], Tiled(main, self._balanced(main, tile, rest)))
+        tile = min(self._balanced(main, tile, rest), max(main.extent.const or tile, 1))
+        for d in self.defs.values():
+            if shared_rows(d) is not None:
+                held = math.prod(self.extent(a) for a in own_axes(d) if a not in self.grid_axes())
+                tile = max(min(tile, HELD_POINTS // held), 1)
+        return (*self.grid[:-1], Tiled(main, tile))
 
     def _balanced(self, main: Axis, most: int, rest: int) -> int:
         """At most `most` rows a tile, and tiles that the threads can share out evenly.
@@ -233,7 +247,7 @@ class Arrangement:
 
         def cut(a: Axis, tile: int) -> None:
             if a not in grid:
-                tiles[a] = min(tiles.get(a, tile), tile)
+                tiles[a] = min(tiles.get(a, tile), tile, max(a.extent.const or tile, 1))
 
         heavy = any(is_register_tile(i, self.ctx) for i in self.all_items())
         for item in self.local.values():
@@ -242,6 +256,9 @@ class Arrangement:
         for item in self.all_items():
             for a, tile in self._sum_tiles(item):
                 cut(a, tile)
+            if long_sum(item, self.ctx) is not None:
+                for a in item.over:
+                    cut(a, LONG_TILE if a is item.vector else LINES_TILE)
             for e in item.staged:
                 for a in self.ctx.live(e):
                     if a in item.loops:

@@ -185,8 +185,10 @@ def _with_epilogues(groups: list[Group]) -> list[Group]:
 def _shared(program: Program, roots: set[str]) -> dict[str, Def]:
     """Pointwise values of several users: written into each user once the groups are known."""
     found: dict[str, Def] = {}
+    loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
+    moved = {load.source for load in loads if not aligned(load)}  # a padded copy, read in windows
     for d in program.defs.values():
-        if d.name in roots or isinstance(d.expr, Reduce):
+        if d.name in roots or d.name in moved or isinstance(d.expr, Reduce):
             continue
         if sum(1 for _ in ex.walk(d.expr)) > INLINE_NODES:
             continue

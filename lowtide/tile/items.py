@@ -27,6 +27,8 @@ CHEAP = frozenset({
 FULL_EXTENT = 8  # constant extents up to this are unrolled completely in a reduction
 ARG = frozenset({"argmin", "argmax"})
 WORTH_STAGING = 4  # vector operations
+STAGED_TILE = 512  # points of a tile of an axis, at most
+STAGED_POINTS = 1 << 19  # of one staged value: 2 MiB of floats
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -116,7 +118,9 @@ def choose_vector(items: list[Item], ctx: Context) -> Axis | None:
     """The axis for the lanes of items that run over the same points: least cost of loads and
     stores, whole vectors, kept before reduced, later axes first."""
     best: tuple[float, int] | None = None
-    chosen: Axis | None = None
+    chosen = long_sum(items[0], ctx) if len(items) == 1 else None
+    if chosen is not None and chosen not in ctx.fixed:
+        return chosen
     for position, a in enumerate(a for a in items[0].loops if a not in ctx.fixed):
         n = ctx.extent(a) if a.extent.const is not None else max(ctx.extent(a), 8 * ctx.lanes)
         waste = math.ceil(n / ctx.lanes) * ctx.lanes / n
@@ -159,6 +163,52 @@ def _reuse(e: Expr, item: Item, ctx: Context) -> int:
     return math.prod(ctx.extent(a) for a in item.loops if a not in have and a not in ctx.fixed)
 
 
+def shared_rows(d: Def) -> Axis | None:
+    """Of a convolution, the axis of its outputs o: all of them read the same windows of x.
+
+    out[o, i, j] = sum[c, p, q](w[o, c, p, q] * x[c, i + p, j + q])"""
+    e = d.expr
+    if not isinstance(e, Reduce) or e.fn != "sum" or not isinstance(e.body, Apply):
+        return None
+    if e.body.fn != "mul" or not all(isinstance(a, Load) for a in e.body.args):
+        return None
+    x, w = e.body.args
+    if not _is_windowed(x, e.axes):
+        x, w = w, x
+    if not _is_windowed(x, e.axes) or _is_windowed(w, e.axes):
+        return None
+    in_x, in_w = ex.free_axes(x), ex.free_axes(w)
+    rows = [a for a in own_axes(d) if a in in_w and a not in in_x]
+    return max(rows, key=lambda a: a.extent.const or 1 << 30, default=None)
+
+
+def long_sum(item: Item, ctx: Context) -> Axis | None:
+    """Of the gradient of a convolution's weights, the long axis along which both factors lie.
+
+    dw[o, c, p, q] = sum[i, j](dy[o, i, j] * x[c, i + p, j + q])        j: few results, long sums"""
+    e = item.d.expr
+    if item.kind != "reduce" or not isinstance(e, Reduce) or e.fn != "sum":
+        return None
+    if not isinstance(e.body, Apply) or e.body.fn != "mul" or not e.dtype.is_float:
+        return None
+    factors = [a for a in e.body.args if isinstance(a, Load) and a.source not in ctx.inner]
+    if len(factors) != 2 or not any(_is_windowed(f, e.axes) for f in factors):
+        return None
+    for a in e.axes:
+        steps = [stride_along(address(f, ctx.strides), a) for f in factors]
+        if all(s is not None and s.const == 1 for s in steps) and ctx.extent(a) >= 4 * ctx.lanes:
+            return a
+    return None
+
+
+def _is_windowed(e: Expr, over: tuple[Axis, ...]) -> bool:
+    for i in ex.indices(e):
+        axes = {a for a in deep_atoms(i) if isinstance(a, Axis)}
+        if axes & set(over) and axes - set(over):
+            return True
+    return False
+
+
 # ---- staging --------------------------------------------------------------------------------
 
 
@@ -174,7 +224,8 @@ def choose_staged(item: Item, ctx: Context) -> list[Expr]:
         if not have or e in seen:
             return
         seen.add(e)
-        if have < loops and not (loops - have) <= skip and _worth_staging(e, have, item, ctx):
+        lacks_some = have < loops and not (loops - have) <= skip
+        if lacks_some and _fits(have) and _worth_staging(e, have, item, ctx):
             found[e] = None
             return
         for child in e.children:
@@ -207,6 +258,12 @@ def is_register_tile(item: Item, ctx: Context) -> bool:
     kept = [a for a in item.kept if a not in ctx.fixed]
     steps = math.prod(ctx.extent(a) for a in item.over)
     return len(kept) >= 2 and steps >= 8
+
+
+def _fits(axes: frozenset[Axis]) -> bool:
+    """Is one tile of these axes small enough for a buffer?"""
+    points = math.prod(min(a.extent.const or STAGED_TILE, STAGED_TILE) for a in axes)
+    return points <= STAGED_POINTS
 
 
 def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> bool:

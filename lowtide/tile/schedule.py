@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lowtide.texpr.expr import Expr, Load
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Apply, Expr, Load
 from lowtide.texpr.index import Axis, Index
 from lowtide.texpr.normalise import likely
 from lowtide.tile.begin import begin_in_registers
@@ -99,11 +100,14 @@ def _choose(nest: Nest, kernel: Kernel, hints: Mapping[str, int], target: Target
         nest.full = frozenset()
         return
     if v in over or v is None:
-        _row_reduction(nest, sums, rows, v, hints, kernel)
+        _row_reduction(nest, sums, rows, v, hints, kernel, target)
         return
     kept = [a for a in rows if a not in over]
     reduced = [a for a in rows if a in over]
     u = max(kept, key=lambda a: _points(a, kernel, hints), default=None)
+    shared = _shared_rows(sums, v) & set(kept)
+    if shared:
+        (u,) = shared
     held = math.prod(a.extent.const or 1 for a in nest.full)
     light = all(_cost_here(w.expr, nest) <= LIGHT for w in sums)
     room = max(target.accumulators // (held * len(sums)) * (3 if light else 2) // 3, 1)
@@ -122,6 +126,18 @@ def _choose(nest: Nest, kernel: Kernel, hints: Mapping[str, int], target: Target
             buffer.panel = nest.vectors * kernel.lanes
 
 
+def _shared_rows(sums: list[Accumulate], v: Axis) -> set[Axis]:
+    """The one axis that what is read along the lanes lacks: its rows share these vectors."""
+    found: set[Axis] = set()
+    for w in sums:
+        factors = w.expr.args if isinstance(w.expr, Apply) and w.expr.fn == "mul" else ()
+        along = [ex.free_axes(f) for f in factors if v in ex.free_axes(f)]
+        others = [ex.free_axes(f) for f in factors if v not in ex.free_axes(f)]
+        if len(along) == 1 and len(others) == 1:
+            found |= others[0] - along[0] - set(w.over)
+    return found if len(found) == 1 else set()
+
+
 def _row_reduction(
     nest: Nest,
     sums: list[Accumulate],
@@ -129,12 +145,21 @@ def _row_reduction(
     v: Axis | None,
     hints: Mapping[str, int],
     kernel: Kernel,
+    target: Target,
 ) -> None:
     kept_by_all = [a for a in rows if any(a not in w.over for w in sums)]
     u = max(kept_by_all, key=lambda a: _points(a, kernel, hints), default=None)
     others = [a for a in rows if a is not u]
     heavy = any(cost(w.expr) > HEAVY for w in nest.writes)
-    if heavy:
+    if len(nest.writes) == 1 and (pair := _two_rows(sums[0], kept_by_all, v)) is not None:
+        u, across = pair
+        others = [a for a in rows if a not in pair]
+        nest.full = frozenset({across})
+        held = across.extent.const or 1
+        height = min(8, max(target.accumulators // held, 1), _points(u, kernel, hints))
+        if height > 1:
+            nest.unroll[u] = height
+    elif heavy:
         pass  # enough independent work in one row; more would only make the code long
     elif u is not None and _points(u, kernel, hints) >= 4:
         nest.unroll[u] = 4
@@ -146,6 +171,21 @@ def _row_reduction(
     first = [a for a in others if any(a not in w.over for w in sums)]
     then = [a for a in others if a not in first]
     nest.order = (*first, *_some(u), *then, *_some(v))
+
+
+def _two_rows(w: Accumulate, kept: list[Axis], v: Axis | None) -> tuple[Axis, Axis] | None:
+    """For a long sum of products: an axis of one factor, and a short one of the other."""
+    if v is None or w.fn != "sum" or not isinstance(w.expr, Apply) or w.expr.fn != "mul":
+        return None
+    if not all(isinstance(f, Load) and v in ex.free_axes(f) for f in w.expr.args):
+        return None
+    first, second = (ex.free_axes(f) for f in w.expr.args)
+    for mine, other in ((first, second), (second, first)):
+        tall = [a for a in kept if a in mine and a not in other]
+        short = [a for a in kept if a in other and a not in mine and 1 < (a.extent.const or 9) <= 8]
+        if tall and short:
+            return max(tall, key=lambda a: a.extent.const or 1 << 30), short[-1]
+    return None
 
 
 def _register_tile(

@@ -17,7 +17,15 @@ from lowtide.codegen.c.names import Names, buffer_place, number
 from lowtide.ir.dtypes import DType, boolean
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Load, Scalar, Select
-from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms
+from lowtide.texpr.index import (
+    Axis,
+    Clamp,
+    Gather,
+    Index,
+    as_index,
+    deep_atoms,
+    substitute,
+)
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
 from lowtide.tile.items import address, stride_along
 
@@ -266,7 +274,7 @@ class Body:
         step = None if self._gathers_along(offset) else stride_along(offset, v)
         n = "lanes" if self.variant.partial else str(self.names.lanes)
         if step is None:
-            return self._lane_by_lane(pointer, offset, point, dtype, n)
+            return self._held_in_bounds(pointer, offset, point, dtype, n)
         base = f"{pointer} + {self._index(offset, point)}"
         if step.const == 1:
             if self.variant.partial:
@@ -280,6 +288,37 @@ class Body:
         if dtype.name in ("bf16", "f16"):
             return f"{self.names.use(f'cast_{dtype.name}_f32')}((u16v){{0}} + {element})"
         return f"{self.names.use(f'splat_{dtype.name}')}({element})"
+
+    def _held_in_bounds(
+        self, pointer: str, offset: Index, point: Point, dtype: DType, n: str
+    ) -> str:
+        """Lanes side by side but for clamps: one load where these clamp no lane."""
+        v = self.nest.vector
+        assert v is not None
+        clamps = [a for a in offset.atoms() if isinstance(a, Clamp) and v in deep_atoms(a.num)]
+        plain = substitute(offset, {a: a.num for a in clamps})
+        steps = [stride_along(i, v) for i in (plain, *(a.num for a in clamps))]
+        slow = self._lane_by_lane
+        if not clamps or None in steps or steps[0] is None or steps[0].const != 1:
+            return slow(pointer, offset, point, dtype, n)
+        if any(isinstance(a, Gather) for a in deep_atoms(offset)):
+            return slow(pointer, offset, point, dtype, n)
+        tests: list[str] = []
+        for a in clamps:
+            for lane in ("0", f"{n} - 1"):
+                i = self._index(a.num, point, lane)
+                tests.append(f"{i} >= 0 && {i} < {self._index(a.extent, point)}")
+        scope = self.scopes[self.depth(self._gather_axes(offset))]
+        self.serial += 1
+        name = f"h{self.serial}"
+        part = self.variant.partial
+        load = self.names.use(f"load_{'part_' if part else ''}{dtype.name}")
+        fast = f"{load}({pointer} + {self._index(plain, point)}{', lanes' if part else ''})"
+        scope.before.append(f"{pw.VECTOR[dtype.name]} {name};")
+        scope.before.append(f"if ({' && '.join(tests)}) {name} = {fast}; else {{")
+        text = slow(pointer, offset, point, dtype, n)
+        scope.before.append(f"{name} = {text}; }}")
+        return name
 
     def _lane_by_lane(self, pointer: str, offset: Index, point: Point, dtype: DType, n: str) -> str:
         depth = self.scopes[self.depth(self._gather_axes(offset))]

@@ -13,7 +13,7 @@ from lowtide.texpr.index import Atom, Axis, Clamp, FloorDiv, Gather, Index, Mod,
 HELPERS = """\
 LT_INLINE int64_t lt_floordiv(int64_t a, int64_t b) { int64_t q = a / b; return q - (q * b > a); }
 LT_INLINE int64_t lt_mod(int64_t a, int64_t b) { return a - lt_floordiv(a, b) * b; }
-LT_INLINE int64_t lt_clamp(int64_t a, int64_t n) { return a < 0 ? 0 : a < n ? a : n - 1; }
+LT_INLINE int64_t lt_clamp(int64_t a, int64_t n) { return a < 0 || n < 1 ? 0 : a < n ? a : n - 1; }
 LT_INLINE int64_t lt_min(int64_t a, int64_t b) { return a < b ? a : b; }
 LT_INLINE int64_t lt_max(int64_t a, int64_t b) { return a > b ? a : b; }
 """

@@ -63,6 +63,7 @@ class Host(Protocol):
     blocked: set[Abs]
 
     def change(self, x: Abs, value: object) -> None: ...
+    def decide(self, index: Index) -> bool | None: ...
     def bound(self, op: Op, source: str, operands: Sequence[Abs]) -> Abs: ...
 
 
@@ -125,10 +126,21 @@ def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
         value = filled(host.b, view.shape, view.dtype, 0)
     else:
         value = _computed(host, op, source, view, operands)
-    whole = view.name == root.value.name
-    host.change(root, value if whole else updates.write(host.b, root.value, view, value))
+    if view.name == root.value.name:
+        host.change(root, value)
+    elif _has_elements(host, view):
+        host.change(root, updates.write(host.b, root.value, view, value))
     refresh(host, x)
     return x
+
+
+def _has_elements(host: Host, view: Val) -> bool:
+    """Whether a write into the view changes anything: its formula reads the new value everywhere,
+    held in bounds, and of no elements there is none in bounds."""
+    known = [host.decide(as_index(size) - 1) for size in view.shape]
+    if None in known:
+        raise Unsupported("writes into a part that is empty or not, as only the run knows")
+    return all(known)
 
 
 def _writable(host: Host, x: Abs) -> Abs:

@@ -326,7 +326,13 @@ class Lift:
             body.check(found)
             return found
 
-        return self.b.tensor(name.shape, name.dtype, element)
+        try:
+            return self.b.tensor(name.shape, name.dtype, element)
+        except NotLifted as why:
+            d = self.b.program.defs.get(value.name)
+            if d is None or not d.op or "(" in str(why):
+                raise
+            raise NotLifted(f"{why} ({d.op} at {d.loc})") from why
 
     def _first(self, start: object, name: Val, r: tuple[Index, ...]) -> Expr | None:
         if isinstance(start, Val):
