@@ -145,20 +145,18 @@ def _extracted(defs: list[Def]) -> list[Def]:
 def _cloned(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int]) -> list[Def]:
     """`logits[n, target[n]]`: n dot products instead of a stored n × v matrix."""
     by_name = {d.name: d for d in defs}
+    written: dict[Load, Expr | None] = {}
+    expanded = [_renamed(d, _inlined_off_axes(d.expr, by_name, written)) for d in defs]
+    few = _read_at_few(expanded, by_name, hints) - set(roots)
     result: list[Def] = []
-    for whole in defs:
-        d = _renamed(whole, _inlined_off_axes(whole.expr, by_name))
+    for d in expanded:
 
         def visit(node: Expr, d: Def = d) -> Expr | None:
-            producer = by_name.get(node.source) if isinstance(node, Load) else None
-            if producer is None or not isinstance(node, Load) or aligned(node):
+            if not isinstance(node, Load) or aligned(node) or node.source not in few:
                 return None
-            if producer.name in roots or not isinstance(producer.expr, Reduce):
-                return None
+            producer = by_name[node.source]
+            assert isinstance(producer.expr, Reduce)
             axes = tuple(sorted(ex.free_axes(node), key=lambda a: a.key))
-            few = _points(axes, hints) * 4 <= _points(producer.axes, hints)
-            if not few:
-                return None
             fresh = {a: as_index(Axis(a.name, a.extent)) for a in producer.expr.axes}
             moved = at_indices(
                 producer.expr, {**fresh, **dict(zip(producer.axes, node.index, strict=True))}
@@ -171,19 +169,46 @@ def _cloned(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int]
     return result
 
 
-def _inlined_off_axes(expr: Expr, defs: Mapping[str, Def]) -> Expr:
-    """Pointwise values read at other than plain axes, written out down to what they read."""
+def _read_at_few(defs: list[Def], by_name: Mapping[str, Def], hints: Mapping[str, int]) -> set[str]:
+    """Reductions whose elements at other than plain axes are few, all such reads taken together."""
+    reads = {x for d in defs for x in ex.loads(d.expr) if not aligned(x)}
+    points: dict[str, int] = {}
+    for x in reads:
+        producer = by_name.get(x.source)
+        if producer is not None and isinstance(producer.expr, Reduce):
+            count = _points(tuple(ex.free_axes(x)), hints)
+            points[x.source] = points.get(x.source, 0) + count
+    return {n for n, count in points.items() if count * 4 <= _points(by_name[n].axes, hints)}
+
+
+def _inlined_off_axes(
+    expr: Expr, defs: Mapping[str, Def], written: dict[Load, Expr | None]
+) -> Expr:
+    """Pointwise values read at other than plain axes, written out down to what they read, unless
+    that grows too large. `written` remembers what each load became."""
 
     def visit(node: Expr) -> Expr | None:
-        producer = defs.get(node.source) if isinstance(node, Load) else None
-        if producer is None or not isinstance(node, Load) or isinstance(producer.expr, Reduce):
+        if not isinstance(node, Load) or aligned(node):
             return None
-        if aligned(node) or sum(1 for _ in ex.walk(producer.expr)) > INLINE_NODES:
+        if node not in written:
+            written[node] = write(node)
+        return written[node]
+
+    def write(node: Load) -> Expr | None:
+        producer = defs.get(node.source)
+        if producer is None or isinstance(producer.expr, Reduce):
+            return None
+        if not _is_short(producer.expr):
             return None
         moved = at_indices(producer.expr, dict(zip(producer.axes, node.index, strict=True)))
-        return _inlined_off_axes(moved, defs)
+        full = _inlined_off_axes(moved, defs, written)
+        return full if _is_short(full) else None
 
     return Rewriter(visit)(expr)
+
+
+def _is_short(expr: Expr) -> bool:
+    return all(k < INLINE_NODES for k, _ in enumerate(ex.walk(expr)))
 
 
 def aligned(node: Load) -> bool:
