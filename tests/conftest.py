@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden texts instead of comparing"
     )
+    parser.addoption(
+        "--guard",
+        choices=("after", "before"),
+        help="all that kernels read and write ends, or begins, at a page that may not be touched",
+    )
+
+
+@pytest.fixture(autouse=True)
+def guard(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Under `--guard`, a kernel that reads or writes outside of its tensors kills the process."""
+    side = request.config.getoption("--guard")
+    if side is None:
+        yield
+        return
+    from tests.run.guarded import Guard, guarded_calls
+
+    with guarded_calls(Guard(side)):
+        yield
 
 
 @pytest.fixture

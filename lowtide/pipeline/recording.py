@@ -154,8 +154,8 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
         return {k: change(v) for k, v in entries.items()}
     if not isinstance(value, tuple | list):
         return value
-    elems = cast("Sequence[Any]", value)
-    return build(type(elems), [change(v) for v in elems])
+    elems = [change(v) for v in cast("Sequence[Any]", value)]
+    return build(cast("type", type(value)), elems)  # pyright: ignore[reportUnknownArgumentType]
 
 
 class _Region(torch.autograd.Function):
@@ -313,7 +313,7 @@ def _replaced(value: Any, path: Path, x: Tensor) -> Any:
         return {**entries, path[0]: _replaced(entries[path[0]], path[1:], x)}
     elems: list[Any] = list(value)
     elems[path[0]] = _replaced(elems[path[0]], path[1:], x)
-    return build(type(value), elems)
+    return build(type(value), elems)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _with_data(value: Any) -> Any:

@@ -223,7 +223,15 @@ def multiply_by_reciprocal(node: Reduce) -> Reduce:
     if node.fn not in ("sum", "min", "max"):
         return node
 
+    done: dict[Expr, Expr] = {}
+
     def visit(e: Expr) -> Expr:
+        found = done.get(e)
+        if found is None:
+            found = done[e] = visited(e)
+        return found
+
+    def visited(e: Expr) -> Expr:
         if isinstance(e, Apply) and e.fn == "div" and not ex.free_axes(e.args[1]):
             one = ex.apply("div", (ex.const(1, e.dtype), e.args[1]), e.dtype)
             return ex.apply("mul", (visit(e.args[0]), one), e.dtype)

@@ -18,7 +18,7 @@ Out: the same values, where
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 
 from lowtide.texpr import expr as ex
@@ -187,13 +187,15 @@ def _cloned(
     """`logits[n, target[n]]`: n dot products instead of a stored n × v matrix. A product of which
     disjoint parts are read (the gates of an LSTM) is these parts."""
     by_name = {d.name: d for d in defs if d.name not in kept}
-    written = [_renamed(d, _inlined_off_axes(d.expr, by_name)) for d in defs]
+    known: dict[Load, Expr | None] = {}
+    written = [_renamed(d, _inlined_off_axes(d.expr, by_name, known)) for d in defs]
     parts = {
-        name: found
+        name: list(found.values())
         for name, found in _read_parts(written).items()
         if name not in roots and name in by_name and isinstance(by_name[name].expr, Reduce)
     }
     apart = {n for n, found in parts.items() if _are_apart(by_name[n], found, hints)}
+    few = {n for n, found in parts.items() if _are_few(by_name[n], found, hints)}
     result: list[Def] = []
     made: dict[tuple[str, tuple[Index, ...]], str] = {}
     for d in written:
@@ -202,15 +204,15 @@ def _cloned(
             if not isinstance(node, Load) or node.source not in parts:
                 return None
             producer = by_name[node.source]
-            axes = _axes_of(node)
-            few = _points(axes, hints) * 4 <= _points(producer.axes, hints)
-            if node.source not in apart and (_is_whole(node, producer) or not few):
+            if node.source not in apart and (
+                node.source not in few or _is_whole(node, producer)
+            ):
                 return None
             key = (node.source, _canonical(node))
             if key not in made:
                 made[key] = f"{producer.name}at{len(result)}"
                 result.append(_part(made[key], producer, node))
-            return ex.load(made[key], [as_index(a) for a in axes], node.dtype)
+            return ex.load(made[key], [as_index(a) for a in _axes_of(node)], node.dtype)
 
         result.append(_renamed(d, Rewriter(visit)(d.expr)))
     return result
@@ -238,12 +240,17 @@ def _read_parts(defs: list[Def]) -> dict[str, dict[tuple[Index, ...], Load]]:
     return found
 
 
-def _are_apart(d: Def, parts: Mapping[tuple[Index, ...], Load], hints: Mapping[str, int]) -> bool:
+def _are_apart(d: Def, parts: Sequence[Load], hints: Mapping[str, int]) -> bool:
     """Are these several parts of one shape, that together are no more than the whole?"""
-    shapes = {tuple(a.extent for a in _axes_of(load)) for load in parts.values()}
-    (load,) = list(parts.values())[:1]
-    total = len(parts) * _points(_axes_of(load), hints)
+    shapes = {tuple(a.extent for a in _axes_of(load)) for load in parts}
+    total = len(parts) * _points(_axes_of(parts[0]), hints)
     return len(parts) > 1 and len(shapes) == 1 and total <= _points(d.axes, hints)
+
+
+def _are_few(d: Def, parts: Sequence[Load], hints: Mapping[str, int]) -> bool:
+    """Are the elements that are read at other than plain axes few, taken together?"""
+    off = [_points(_axes_of(load), hints) for load in parts if not _is_whole(load, d)]
+    return sum(off) * 4 <= _points(d.axes, hints)
 
 
 def _axes_of(node: Load) -> tuple[Axis, ...]:
@@ -262,19 +269,34 @@ def _place(number: int, extent: Index) -> Index:
     return as_index(Axis(f"place{number}", extent))
 
 
-def _inlined_off_axes(expr: Expr, defs: Mapping[str, Def]) -> Expr:
-    """Pointwise values read at other than plain axes, written out down to what they read."""
+def _inlined_off_axes(
+    expr: Expr, defs: Mapping[str, Def], written: dict[Load, Expr | None]
+) -> Expr:
+    """Pointwise values read at other than plain axes, written out down to what they read, unless
+    that grows too large. `written` remembers what each load became."""
 
     def visit(node: Expr) -> Expr | None:
-        producer = defs.get(node.source) if isinstance(node, Load) else None
-        if producer is None or not isinstance(node, Load) or isinstance(producer.expr, Reduce):
+        if not isinstance(node, Load) or node.source not in defs:
             return None
-        if _is_whole(node, producer) or sum(1 for _ in ex.walk(producer.expr)) > INLINE_NODES:
+        if node not in written:
+            written[node] = write(node)
+        return written[node]
+
+    def write(node: Load) -> Expr | None:
+        producer = defs[node.source]
+        if isinstance(producer.expr, Reduce) or _is_whole(node, producer):
+            return None
+        if not _is_short(producer.expr):
             return None
         moved = at_indices(producer.expr, dict(zip(producer.axes, node.index, strict=True)))
-        return _inlined_off_axes(moved, defs)
+        full = _inlined_off_axes(moved, defs, written)
+        return full if _is_short(full) else None
 
     return Rewriter(visit)(expr)
+
+
+def _is_short(expr: Expr) -> bool:
+    return all(k < INLINE_NODES for k, _ in enumerate(ex.walk(expr)))
 
 
 def aligned(node: Load) -> bool:

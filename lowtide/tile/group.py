@@ -13,6 +13,7 @@ lies in that tile.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -52,8 +53,9 @@ class Group:
         return self.sources() | {s for d in self.epilogue.values() for s in sources(d)}
 
 
-def sources(d: Def) -> set[str]:
-    return {load.source for load in ex.loads(d.expr)}
+@functools.lru_cache(maxsize=4096)
+def sources(d: Def) -> frozenset[str]:
+    return frozenset(load.source for load in ex.loads(d.expr))
 
 
 def own_axes(d: Def) -> tuple[Axis, ...]:
@@ -92,7 +94,7 @@ def group(program: Program, hints: Mapping[str, int]) -> list[Group]:
 
 
 def _merge_all(
-    groups: list[Group], shared: Mapping[str, Def], hints: Mapping[str, int], careful: bool
+    groups: list[Group], shared: Shared, hints: Mapping[str, int], careful: bool
 ) -> list[Group]:
     """Each group, in order, with as many of those before it as it can be merged with."""
     done: list[Group] = []
@@ -119,7 +121,7 @@ def _program_order(g: Group, program: Program) -> list[str]:
 def _recomputed(
     groups: list[Group],
     program: Program,
-    shared: Mapping[str, Def],
+    shared: Shared,
     roots: set[str],
     hints: Mapping[str, int],
 ) -> list[Group]:
@@ -182,9 +184,18 @@ def _with_epilogues(groups: list[Group]) -> list[Group]:
     return result
 
 
-def _shared(program: Program, roots: set[str]) -> dict[str, Def]:
-    """Pointwise values of several users: written into each user once the groups are known."""
-    found: dict[str, Def] = {}
+class Shared(dict[str, Def]):
+    """Pointwise values of several users: written into each user once the groups are known.
+
+    `written` remembers definitions with all of these written in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: dict[Def, Def] = {}
+
+
+def _shared(program: Program, roots: set[str]) -> Shared:
+    found = Shared()
     loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
     moved = {load.source for load in loads if not aligned(load)}  # a padded copy, read in windows
     for d in program.defs.values():
@@ -196,7 +207,14 @@ def _shared(program: Program, roots: set[str]) -> dict[str, Def]:
     return found
 
 
-def _inlined(d: Def, shared: Mapping[str, Def]) -> Def:
+def _inlined(d: Def, shared: Shared) -> Def:
+    found = shared.written.get(d)
+    if found is None:
+        found = shared.written[d] = _written(d, shared)
+    return found
+
+
+def _written(d: Def, shared: Shared) -> Def:
     expr = d.expr
     while any(load.source in shared for load in ex.loads(expr)):
         expr = inline(expr, shared)
@@ -205,23 +223,23 @@ def _inlined(d: Def, shared: Mapping[str, Def]) -> Def:
     return Def(name=d.name, axes=d.axes, expr=expr, loc=d.loc, op=d.op)
 
 
-def _reached(d: Def, shared: Mapping[str, Def]) -> Iterator[Load]:
+def _reached(d: Def, shared: Shared) -> Iterator[Load]:
     """Loads of a definition, seen through shared values, at the definition's own axes."""
     return ex.loads(_inlined(d, shared).expr)
 
 
-def _meets(a: Group, b: Group, shared: Mapping[str, Def]) -> bool:
+def _meets(a: Group, b: Group, shared: Shared) -> bool:
     """Does one use the other, or do both read the same values?"""
-    read_a = {x.source for d in a.defs.values() for x in _reached(d, shared)} | a.sources()
-    read_b = {x.source for d in b.defs.values() for x in _reached(d, shared)} | b.sources()
+    read_a = _needs(a, shared) | a.sources()
+    read_b = _needs(b, shared) | b.sources()
     return bool(read_b & set(a.defs) or read_a & set(b.defs) or read_a & read_b)
 
 
-def _needs(g: Group, shared: Mapping[str, Def]) -> set[str]:
-    return {x.source for d in g.defs.values() for x in _reached(d, shared)}
+def _needs(g: Group, shared: Shared) -> set[str]:
+    return {s for d in g.defs.values() for s in sources(_inlined(d, shared))}
 
 
-def _between(a: Group, b: Group, groups: list[Group], shared: Mapping[str, Def]) -> bool:
+def _between(a: Group, b: Group, groups: list[Group], shared: Shared) -> bool:
     """Is there a third group that needs `a` and is needed by `b`? Merging would close a cycle."""
     reach = set(a.defs)
     left = [g for g in groups if g is not a and g is not b]
@@ -234,7 +252,7 @@ def _between(a: Group, b: Group, groups: list[Group], shared: Mapping[str, Def])
     return False
 
 
-def _in_order(groups: list[Group], shared: Mapping[str, Def]) -> list[Group]:
+def _in_order(groups: list[Group], shared: Shared) -> list[Group]:
     left = list(groups)
     done: list[Group] = []
     waiting = {n for g in left for n in g.defs}
@@ -252,7 +270,7 @@ def _in_order(groups: list[Group], shared: Mapping[str, Def]) -> list[Group]:
 def _merged(
     first: Group,
     second: Group,
-    shared: Mapping[str, Def],
+    shared: Shared,
     hints: Mapping[str, int],
     careful: bool,
 ) -> Group | None:
@@ -393,7 +411,7 @@ def is_contraction(d: Def) -> bool:
     return len(own_axes(d)) >= 1 and sum(1 for p in partial if p and p < loops) >= 2
 
 
-def _alignment(first: Group, second: Group, shared: Mapping[str, Def]) -> dict[Axis, Axis] | None:
+def _alignment(first: Group, second: Group, shared: Shared) -> dict[Axis, Axis] | None:
     """Which axis of `second` is which of `first`; None where a use does not line up."""
     renaming: dict[Axis, Axis] = {}
 

@@ -67,7 +67,7 @@ def check(program: Program, tally: Tally | None = None) -> str:
         return ""
     with faults.strict(), guarded_memory() as memory:
         for k, sizes in enumerate(program.runs):
-            with _threads(1 + k % 2):
+            with threads(1 + k % 2):
                 wrong = _run(program, compiled, sizes, k, memory, tally)
             if wrong:
                 return f"run {k} at {dict(sizes)}: {wrong}"
@@ -108,10 +108,10 @@ def _run(
     memory.check()
     again = compiled(*inputs)
     for name, x, y in zip(program.outputs, got, again, strict=True):
-        if _bits(x) != _bits(y):
+        if bits(x) != bits(y):
             return f"{name}: a second call gives other bits"
     for given, original in zip(inputs, plain.values(), strict=True):
-        if _bits(given) != _bits(original):
+        if bits(given) != bits(original):
             return "an input was changed"
     memory.regions.clear()
     return ""
@@ -126,19 +126,19 @@ def _judged_error(error: Exception, wanted: Exception | None, tally: Tally) -> s
     return f"raises {error!r}, eager {wanted!r}"
 
 
-def _bits(x: torch.Tensor) -> bytes:
+def bits(x: torch.Tensor) -> bytes:
     flat = x.detach().reshape(-1).clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8).numpy().tobytes()
 
 
 @contextlib.contextmanager
-def _threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_numthreads()
+    torch.set_numthreads(n)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_numthreads(before)
 
 
 # ---- making it small ----------------------------------------------------------------------------

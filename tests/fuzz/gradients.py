@@ -1,7 +1,9 @@
 """Gradients of random programs: compiled against eager, both in float64.
 
-In: a `Program`. Out: "" or what is wrong. The statements also run in eager with a little noise
-after each: where a gradient jumps with it (a tie, a kink, a rounding), nothing is compared.
+All that kernels read and write is guarded, in float64 and in the program's own dtypes; there a
+second backward pass must give the same bits. In: a `Program`. Out: "" or what is wrong. The
+statements also run in eager with a little noise after each: where a gradient jumps with it (a tie,
+a kink, a rounding), nothing is compared.
 
     |got - eager| <= 1e-7 * the largest + 1000 * max over noisy runs |noisy - eager|
 """
@@ -18,9 +20,10 @@ import torch
 import lowtide as lt
 from lowtide.errors import CompileError
 from lowtide.pipeline import faults, stats
-from tests.fuzz.check import Tally, python_function, with_less
+from tests.fuzz.check import Tally, bits, python_function, threads, with_less
 from tests.fuzz.judge import run
 from tests.fuzz.program import Program, Sizes
+from tests.run.guarded import Guard, guarded_calls
 
 NOISE, NOISY_RUNS, FACTOR = 1e-11, 3, 1000.0
 _FLOATS = re.compile(r"torch\.(float32|bfloat16|float16|half|float)\b")
@@ -40,17 +43,19 @@ def in_double(program: Program) -> Program:
 def check(program: Program, tally: Tally | None = None) -> str:
     """Runs a program at its sizes, forward and backward."""
     tally = tally or Tally()
-    program = in_double(program)
-    try:
-        compiled = lt.script(python_function(program))
-    except CompileError as error:
-        tally.refused[str(error).splitlines()[0][:100]] += 1
-        return ""
-    with faults.strict():
-        for k, sizes in enumerate(program.runs):
-            wrong = _run(program, compiled, sizes, tally)
-            if wrong:
-                return f"run {k} at {dict(sizes)}: {wrong}"
+    guard = Guard.AFTER if program.seed % 3 else Guard.BEFORE
+    for p, judged in ((in_double(program), _run), (program, _run_twice)):
+        try:
+            compiled = lt.script(python_function(p))
+        except CompileError as error:
+            tally.refused[str(error).splitlines()[0][:100]] += 1
+            return ""
+        with faults.strict(), guarded_calls(guard):
+            for k, sizes in enumerate(p.runs):
+                with threads(1 + k % 2):
+                    wrong = judged(p, compiled, sizes, tally)
+                if wrong:
+                    return f"run {k} at {dict(sizes)}: {wrong}"
     return ""
 
 
@@ -74,6 +79,26 @@ def _run(program: Program, compiled: Any, sizes: Sizes, tally: Tally) -> str:
         if wrong:
             return f"gradient of {name}: {wrong}"
     return ""
+
+
+def _run_twice(program: Program, compiled: Any, sizes: Sizes, tally: Tally) -> str:
+    del tally
+    inputs = _leaves(program.arguments(sizes))
+    try:
+        found = [_backward_of(program, compiled, inputs) for _ in range(2)]
+    except CompileError:
+        raise
+    except Exception:  # eager's own
+        return ""
+    for name, a, b in zip(inputs, *found, strict=True):
+        if (a is None) != (b is None) or (a is not None and b is not None and bits(a) != bits(b)):
+            return f"gradient of {name}: a second run gives other bits"
+    return ""
+
+
+def _backward_of(program: Program, compiled: Any, inputs: dict[str, torch.Tensor]) -> Gradients:
+    out = compiled(*inputs.values())
+    return _backward(dict(zip(program.outputs, out, strict=True)), inputs)
 
 
 def _leaves(plain: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

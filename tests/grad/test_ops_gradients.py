@@ -1,6 +1,6 @@
 """The gradient of each op: its lowering differentiated = PyTorch's, at ties, NaN and infinity too.
 
-By the reference evaluator, in float64; `test_programs.py` does the same with compiled kernels.
+By the reference evaluator, in float64; `test_gradient_programs.py` does it with compiled kernels.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
     x = guarded(torch.rand(33, 5), Guard.AFTER)     reading one element too far kills the process
     with guarded_memory(): f(x)                     the same for what kernels write and work in
+    with guarded_calls(Guard.AFTER): f(x)           for all that any kernel gets, backward too
 
 A kernel that reads or writes outside of a tensor is seen at once, by a segmentation fault: run it
 in a process of its own. Between two elements of a strided tensor lies memory of that tensor.
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lowtide.codegen import driver, executable
+from lowtide.codegen import driver, executable, staged
 
 _PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -126,17 +127,47 @@ def guarded_memory() -> Iterator[Memory]:
 
     PyTorch's matrix product takes no part: which one runs is measured, so bits would change."""
     memory = Memory()
-    real, as_matmul, small = executable.arena, executable.as_matmul, driver.small_shape
 
     class _Arena:
         empty = staticmethod(memory.empty)
         scratch = staticmethod(memory.scratch)
 
-    executable.arena = _Arena  # type: ignore[assignment]
-    executable.as_matmul = lambda *_: None  # type: ignore[assignment]
-    driver.small_shape = executable.small_shape = lambda _: None  # type: ignore[assignment]
-    try:
+    with (
+        _replaced(executable, "arena", _Arena),
+        _replaced(staged, "arena", _Arena),
+        _replaced(executable, "as_matmul", _none),
+        _replaced(executable, "small_shape", _none),
+        _replaced(driver, "small_shape", _none),
+    ):
         yield memory
+
+
+@contextlib.contextmanager
+def guarded_calls(guard: Guard) -> Iterator[None]:
+    """As `guarded_memory`, and every kernel first called within the block reads copies of its
+    tensors that are guarded on that side. What was written is checked after each call."""
+    real = executable.Executable.__call__
+
+    def call(self: Any, tensors: Any, sizes: Any, numbers: Any) -> Any:
+        found = real(self, [guarded(x.detach(), guard) for x in tensors], sizes, numbers)
+        memory.check()
+        return found
+
+    with guarded_memory() as memory:
+        memory.guard = guard
+        with _replaced(executable.Executable, "__call__", call):
+            yield
+
+
+def _none(*_: object) -> None:
+    return None
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
     finally:
-        executable.arena, executable.as_matmul = real, as_matmul
-        driver.small_shape = executable.small_shape = small
+        setattr(owner, name, before)
