@@ -257,4 +257,3 @@ def _stored(groups: Sequence[Group], program: Program) -> set[str]:
     for g in groups:
         needed |= g.all_sources()
     return needed
-

@@ -87,7 +87,7 @@ class Stage:
 
     def _slots(self, part: Loop, name: str, known: Mapping[str, int]) -> Tensor:
         d = part.program.defs[name]
-        shape = [evaluate(size, known) for size in (_slots(part, name), *d.shape)]
+        shape = tuple(evaluate(size, known) for size in (_slots(part, name), *d.shape))
         return arena.empty(shape, d.dtype.torch)
 
     def held(self) -> Iterator[tuple[str, Index, Any]]:
@@ -143,9 +143,10 @@ class Staged:
 
     def _titled(self) -> Iterator[tuple[str, str, Stage]]:
         for number, stage in enumerate(self.parts):
-            is_loop = isinstance(stage.part, Loop)
-            note = f"; once for each of {stage.part.trips} steps" if is_loop else ""  # pyright: ignore
-            yield f"part{number}." if not is_loop else f"loop{number}.", note, stage
+            if isinstance(stage.part, Loop):
+                yield f"loop{number}.", f"; once for each of {stage.part.trips} steps", stage
+            else:
+                yield f"part{number}.", "", stage
 
     @property
     def stages(self) -> list[tuple[str, str]]:
@@ -206,5 +207,3 @@ def compile_program(
     """Plan a program for one signature; `hints` are the sizes of the first call."""
     kind = Staged if program.delays else Executable
     return kind(program, symbols, scalars, hints)
-
-

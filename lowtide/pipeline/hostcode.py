@@ -30,7 +30,7 @@ from lowtide.pipeline.abstract import concrete as concrete_value
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.build import symbols as symbols_of
-from lowtide.texpr.expr import Def, Program
+from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Atom, Clamp, FloorDiv, Index, Mod, as_index
 
 

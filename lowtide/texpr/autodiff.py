@@ -23,6 +23,7 @@ from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.build import Val
 from lowtide.texpr.contribution import (
     Contribution,
     Scatter,
@@ -31,7 +32,6 @@ from lowtide.texpr.contribution import (
     summed_terms,
 )
 from lowtide.texpr.exact import ExactBody, exact_body
-from lowtide.texpr.build import Val
 from lowtide.texpr.expr import Def, Delay, Expr, Input, Load, Program, Reduce, Rewriter
 from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, nonnegative, product
@@ -141,9 +141,7 @@ class Differentiation:
 
     def active_delays(self) -> list[Delay]:
         """Delays that carry gradients."""
-        return [
-            y for n, y in self.delays.items() if isinstance(y, Delay) and n in self._active
-        ]
+        return [y for n, y in self.delays.items() if isinstance(y, Delay) and n in self._active]
 
     def pulled(self, name: str) -> Pulled | None:
         """What a value hands on of its cotangent; None if it carries none."""

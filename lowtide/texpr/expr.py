@@ -258,9 +258,7 @@ class Program:
         ]
         for y in self.delays.values():
             sizes, step = ", ".join(map(str, y.shape)), "-1" if not y.reverse else "+1"
-            lines.append(
-                f"delay {y.name}: {y.dtype}[{sizes}] = {y.source}[{step}] from {y.init}"
-            )
+            lines.append(f"delay {y.name}: {y.dtype}[{sizes}] = {y.source}[{step}] from {y.init}")
         for d in self.defs.values():
             axes = ", ".join(f"{a.name}:{a.extent}" for a in d.axes)
             place = f"    # {d.loc}" if d.loc.line else ""

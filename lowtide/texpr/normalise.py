@@ -204,9 +204,7 @@ def _cloned(
             if not isinstance(node, Load) or node.source not in parts:
                 return None
             producer = by_name[node.source]
-            if node.source not in apart and (
-                node.source not in few or _is_whole(node, producer)
-            ):
+            if node.source not in apart and (node.source not in few or _is_whole(node, producer)):
                 return None
             key = (node.source, _canonical(node))
             if key not in made:
@@ -220,9 +218,10 @@ def _cloned(
 
 def _part(name: str, producer: Def, node: Load) -> Def:
     """The elements of a reduction that one load reads."""
-    fresh = {a: Axis(a.name, a.extent) for a in (*_axes_of(node), *producer.expr.axes)}  # pyright: ignore
+    assert isinstance(producer.expr, Reduce)
+    fresh = {a: Axis(a.name, a.extent) for a in (*_axes_of(node), *producer.expr.axes)}
     moved = {a: as_index(b) for a, b in fresh.items()}
-    at = Rewriter(replace_atom=dict[Atom, Index](moved).get)
+    at = Rewriter(replace_atom=dict[Atom, Index](moved.items()).get)
     index = [at.index(i) for i in node.index]
     expr = at_indices(producer.expr, {**moved, **dict(zip(producer.axes, index, strict=True))})
     axes = tuple(fresh[a] for a in _axes_of(node))
@@ -260,7 +259,7 @@ def _axes_of(node: Load) -> tuple[Axis, ...]:
 def _canonical(node: Load) -> tuple[Index, ...]:
     """The index with axes that depend only on their order and extent."""
     names = {a: _place(k, a.extent) for k, a in enumerate(_axes_of(node))}
-    at = Rewriter(replace_atom=dict[Atom, Index](names).get)
+    at = Rewriter(replace_atom=dict[Atom, Index](names.items()).get)
     return tuple(at.index(i) for i in node.index)
 
 

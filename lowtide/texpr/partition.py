@@ -2,8 +2,8 @@
 
 In:  a Program whose definitions form cycles through delays.
 Out: `Part`s in order. What lies on a cycle is a `Loop`: a Program of one step, in which the loop's
-     index is a size symbol and what is carried an input. All else is in plain parts, before or after
-     loops, and so is over all steps at once.
+     index is a size symbol and what is carried an input. All else is in plain parts, before or
+     after loops, and so is over all steps at once.
 
     h'[t, j] = h[t-1, j]                     part 0   p[t, j] = sum[k](x[t, k] * w[k, j])
     p[t, j] = sum[k](x[t, k] * w[k, j])      loop t   h[j] = tanh(p[t, j] + sum[k](h'[k] * u[k, j]))
@@ -11,8 +11,8 @@ Out: `Part`s in order. What lies on a cycle is a `Loop`: a Program of one step, 
               sum[k](h'[t, k] * u[k, j]))
     y[t] = sum[j](h[t, j])
 
-A value is computed in the last part in which it can be. Pointwise values are written again into each
-part that reads them, so that only reductions and carried values lie in memory between parts.
+A value is computed in the last part in which it can be. Pointwise values are written again into
+each part that reads them, so that only reductions and carried values lie in memory between parts.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Part:
 class Loop:
     """`program` is one step; `step` is its size symbol. Outputs are slots of one step.
 
-    `carried`: an input of the step, and the output that it is one step earlier, or at the first step
-    the value named. `kept`: outputs of which all steps are needed later; of the others only the
-    last one."""
+    `carried`: an input of the step, and the output that it is one step earlier, or at the first
+    step the value named. `kept`: outputs of which all steps are needed later; of the others only
+    the last one. `ends`: an output, and what its value after the last step is called."""
 
     program: Program
     step: str
@@ -64,7 +64,7 @@ class Loop:
     reverse: bool
     carried: Mapping[str, tuple[str, str]]
     kept: frozenset[str]
-    ends: Mapping[str, str]  # an output, and what its value after the last step is called
+    ends: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -364,9 +364,10 @@ def _forwarded(program: Program) -> Program:
     known: dict[str, str] = {}
     for n, d in program.defs.items():
         node, own = d.expr, tuple(as_index(a) for a in d.axes)
-        if isinstance(node, Load) and node.index == own and n not in program.outputs:
-            if node.source in program.defs:
-                known[n] = known.get(node.source, node.source)
+        if not isinstance(node, Load) or node.index != own or n in program.outputs:
+            continue
+        if node.source in program.defs:
+            known[n] = known.get(node.source, node.source)
 
     def visit(node: Expr) -> Expr | None:
         if isinstance(node, Load) and node.source in known:

@@ -21,7 +21,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Unsupported
 from lowtide.texpr.derivatives import AT_NAN, ROOTS, cotangents
-from lowtide.texpr.expr import Rewriter, Apply, Cast, Def, Expr, Load, Reduce, Select
+from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce, Rewriter, Select
 from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, clamp, gather
 

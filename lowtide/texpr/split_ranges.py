@@ -1,13 +1,13 @@
 """A value that is another formula in each range of an axis becomes one value per range.
 
-In:  a Program. Out: the same values; where something reads a range by range value along a loop of its
-     own, that loop runs range by range too, and what was a choice at each point is none any more.
+In:  a Program. Out: the same values; where something reads such a value along a loop of its own,
+     that loop runs range by range too, and what was a choice at each point is none any more.
 
     d[n:8] = select(n < 4, f(p[n]), g(q[n-4]))      d0[k:4] = f(p[k])     d1[k:4] = g(q[k])
     s      = sum[n:8](d[n] * w[n])              ->  s = sum[k:4](d0[k] * w[k] + d1[k] * w[k+4])
 
-(Known in compilers of loops as index set splitting.) The backward pass of `chunk`, and `cat`, are such
-values. What reads such a value in another way reads it as it was.
+(Known in compilers of loops as index set splitting.) The backward pass of `chunk`, and `cat`, are
+such values. What reads one in another way reads it as it was.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Builder
 from lowtide.texpr.conditions import parts_of, sides
-from lowtide.texpr.expr import Apply, At, Expr, Rewriter
+from lowtide.texpr.expr import Expr, Rewriter
 from lowtide.texpr.index import (
     Atom,
     Axis,

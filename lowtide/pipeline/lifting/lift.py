@@ -248,9 +248,7 @@ class Lift:
                 found[stand_in.name] = x.value
         return found
 
-    def _finished(
-        self, yields: Sequence[Abs], mark: Sequence[int], delayed: set[str]
-    ) -> list[Abs]:
+    def _finished(self, yields: Sequence[Abs], mark: Sequence[int], delayed: set[str]) -> list[Abs]:
         self.b.loc, self.b.op = self.op.loc, "loop"
         names = [n for n in self._values(yields) if n not in delayed]
         body = closing.closed(self.b, self.axis, mark[0], mark[1], names, delayed)
@@ -371,9 +369,9 @@ class Lift:
 
         found = self.b.tensor(shape, value.dtype, element)
         made = self.b.program.defs[found.name]
-        if isinstance(made.expr, Load) and made.expr.index == tuple(map(as_index, made.axes)):
-            if made.expr.source in body.lifted & body.own:
-                found = Val(made.expr.source, found.shape, found.dtype)
+        own, node = tuple(map(as_index, made.axes)), made.expr
+        if isinstance(node, Load) and node.index == own and node.source in body.lifted & body.own:
+            found = Val(node.source, found.shape, found.dtype)  # all iterations of one value
         return Rows(before.elems, found, self.op)
 
 
