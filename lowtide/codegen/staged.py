@@ -144,7 +144,8 @@ class Staged:
     def _titled(self) -> Iterator[tuple[str, str, Stage]]:
         for number, stage in enumerate(self.parts):
             if isinstance(stage.part, Loop):
-                yield f"loop{number}.", f"; once for each of {stage.part.trips} steps", stage
+                why = f": {stage.part.why}" if stage.part.why else ""
+                yield f"loop{number}.", f"; once for each of {stage.part.trips} steps{why}", stage
             else:
                 yield f"part{number}.", "", stage
 

@@ -276,6 +276,7 @@ class _Cotangents:
             dtype=dtype,
             reverse=not y.reverse,
             loc=y.loc,
+            why=y.why,
         )
         at = tuple(as_index(a) for a in axes)
         self._hand(y.source, y.name, axes, ex.load(back, at, dtype))

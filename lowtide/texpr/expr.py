@@ -208,7 +208,8 @@ class Delay:
     """What a loop carries: at step t of its first axis it is `source` at t - 1, and `init`, which
     has the other axes only, at the first step. `reverse`: at t + 1, and the last step is the first.
 
-    `source` may load the delay: that is the only way in which definitions may form a cycle."""
+    `source` may load the delay: that is the only way in which definitions may form a cycle.
+    `why`: what of the user's program makes the steps depend on each other."""
 
     name: str
     source: str
@@ -217,6 +218,7 @@ class Delay:
     dtype: DType
     reverse: bool = False
     loc: Loc = UNKNOWN_LOC
+    why: str = ""
 
     @property
     def behind(self) -> int:

@@ -61,6 +61,7 @@ class Loop:
     program: Program
     step: str
     trips: Index
+    why: str
     reverse: bool
     carried: Mapping[str, tuple[str, str]]
     kept: frozenset[str]
@@ -271,6 +272,7 @@ class _Partition:
             program=Program(inputs=inputs, defs=defs, outputs=list(outputs)),
             step="step",
             trips=c.delays[0].shape[0],
+            why="; ".join(dict.fromkeys(y.why for y in c.delays if y.why)),
             reverse=c.delays[0].reverse,
             carried={y.name: (y.source, y.init) for y in c.delays if y.name in inputs},
             kept=frozenset(n for n in outputs if n in self.whole),

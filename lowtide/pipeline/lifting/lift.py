@@ -16,7 +16,7 @@ changes in place, what it assigns, by how much an int grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -216,7 +216,7 @@ class Lift:
         needs = scan.needs(self.b.program.defs, {n: v.name for n, v in values.items()})
         program = self.b.program
         defs, checks, count = dict(program.defs), list(program.checks), len(program.delays)
-        delayed: set[str] = set()
+        delayed: dict[str, str] = {}  # and why
         first: NotLifted | None = None  # what keeps it from being lifted whole
         while True:
             try:
@@ -228,7 +228,7 @@ class Lift:
                     more = scan.first_cycle(why.names, needs, delayed)
                 if not more:
                     raise first from why
-                delayed |= more
+                delayed |= dict.fromkeys(more, str(why))
             program.defs.clear()
             program.defs.update(defs)
             program.checks[:] = checks
@@ -248,7 +248,9 @@ class Lift:
                 found[stand_in.name] = x.value
         return found
 
-    def _finished(self, yields: Sequence[Abs], mark: Sequence[int], delayed: set[str]) -> list[Abs]:
+    def _finished(
+        self, yields: Sequence[Abs], mark: Sequence[int], delayed: Mapping[str, str]
+    ) -> list[Abs]:
         self.b.loc, self.b.op = self.op.loc, "loop"
         names = [n for n in self._values(yields) if n not in delayed]
         body = closing.closed(self.b, self.axis, mark[0], mark[1], names, delayed)
@@ -286,10 +288,11 @@ class Lift:
         return found
 
     def _after(
-        self, body: closing.Body, name: Val, value: Val, start: object, delayed: set[str]
+        self, body: closing.Body, name: Val, value: Val, start: object, delayed: Mapping[str, str]
     ) -> Val:
         if name.name in delayed:
-            return scan.carried(body, name, value, self._start(start, name), self.op.loc)
+            first, why = self._start(start, name), delayed[name.name]
+            return scan.carried(body, name, value, first, self.op.loc, why)
         try:
             return self._lifted(body, name, value, start)
         except NotLifted as why:

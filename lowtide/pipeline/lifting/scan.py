@@ -83,7 +83,7 @@ def _all(name: str, needs: Mapping[str, frozenset[str]], delayed: Collection[str
     return found
 
 
-def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc) -> Val:
+def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc, why: str) -> Val:
     """Adds the delay that `name` is; gives the value after the last iteration."""
     b, axis = body.b, body.axis
     trips = axis.extent
@@ -106,6 +106,7 @@ def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc) -> Val:
         shape=tuple(as_index(s) for s in (trips, *name.shape)),
         dtype=name.dtype,
         loc=loc,
+        why=why,
     )
     last = Val(source, (trips, *name.shape), name.dtype)
     return b.tensor(name.shape, name.dtype, lambda idx: b.load(last, (trips - 1, *idx)))
