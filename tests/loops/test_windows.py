@@ -1,4 +1,4 @@
-"""Windows over images: like eager, no division left in their formulas, no more kernels than needed."""
+"""Windows over images: like eager, no division left in their formulas, few kernels."""
 
 from __future__ import annotations
 
