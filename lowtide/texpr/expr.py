@@ -408,6 +408,9 @@ class _FreeAxes:
     _known: ClassVar[weakref.WeakKeyDictionary[Expr, frozenset[Axis]]] = weakref.WeakKeyDictionary()
 
     def of(self, expr: Expr) -> frozenset[Axis]:
+        known = self._known.get(expr)
+        if known is not None:
+            return known
         for node in walk(expr):
             if node in self._known:
                 continue
