@@ -21,6 +21,7 @@ from typing import Any
 from lowtide.ir.core import Block, Function, Op, Value, free_values
 from lowtide.ir.interpret import run_block, run_op, suppressed
 from lowtide.pipeline import plain, stats
+from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible
@@ -39,6 +40,7 @@ class BlockPlan:
         self.ops = block.ops
         self.name = name
         self.mutates = mutates
+        self.shown: dict[Value, str] = {}  # what the user calls captured values
         self.last = len(block.ops) - 1
         self.live_at = _liveness(block)
         self._first_live_ins = list(live_ins)
@@ -71,6 +73,7 @@ class BlockPlan:
             live_at=self.live_at,
             mutates=self.mutates,
             name=f"{self.name}:{self.ops[pos].loc.line or pos}",
+            shown=self.shown,
         )
 
     def inner(self, block: Block) -> BlockPlan:
@@ -79,6 +82,7 @@ class BlockPlan:
         if found is None:
             with self._lock:
                 made = BlockPlan(block, self.name, self.mutates, ())
+                made.shown = self.shown
                 found = self._inner.setdefault(id(block), made)
         return found
 
@@ -181,14 +185,18 @@ class BlockPlan:
 
 class Driver:
     """A Function, ready to be called with positional arguments, captured ones included; `captured`
-    reads these, where it is no module's method."""
+    reads these, where it is no module's method. `differences`: what the program was compiled anew
+    for, if another was before it."""
 
+    differences: tuple[str, ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
 
     def __init__(self, function: Function) -> None:
         self.function = function
         mutates = any(op.name in CHANGING for op in function.walk())
         self.plan = BlockPlan(function.block, function.name, mutates, function.params)
+        rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
+        self.plan.shown.update((v, attribute(path)) for v, path in rows)
         self._first = self.plan.region(0)
 
     def __call__(self, args: Sequence[Any]) -> Any:

@@ -13,7 +13,7 @@ Always holds: look-ups take no lock; whatever changes the caches does so under t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from lowtide.errors import Loc, LowtideError
 from lowtide.ir.core import Block, Value
 from lowtide.pipeline import backend, debug, hostcode, stats
 from lowtide.pipeline.abstract import Place
+from lowtide.pipeline.differences import Facts, differences, signature_facts
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.signature import Binding, Levels, escalated, exact_key
@@ -39,7 +40,8 @@ _default_dtype = torch.get_default_dtype
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Specialisation:
-    """Ops [start, stop) for one signature. `eager`: why PyTorch runs them, "" if kernels do."""
+    """Ops [start, stop) for one signature. `eager`: why PyTorch runs them, "" if kernels do.
+    `differences`: from the nearest one that was compiled before it."""
 
     stop: int
     finished: bool
@@ -51,6 +53,7 @@ class Specialisation:
     eager: str = ""
     size_names: dict[str, str] = field(default_factory=dict[str, str])
     host: HostCode | None = None
+    differences: tuple[str, ...] = ()
     executable: Any = None
     run: Callable[..., tuple[Any, ...]] | None = None
 
@@ -86,7 +89,7 @@ class Entry:
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
     """See the module's text. `end` is the first op that ends every trace; `live_at[k]` are the
-    values that ops from k on use."""
+    values that ops from k on use; `shown` is what the user calls captured values."""
 
     block: Block
     start: int
@@ -100,6 +103,8 @@ class Region:
     levels: Levels = field(default_factory=Levels)
     floats_constant: bool = False
     count: int = 0
+    shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
+    history: list[Facts] = field(default_factory=list[Facts])
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def find(self, values: Sequence[Any]) -> Entry:
@@ -215,7 +220,7 @@ class Region:
         stats.count("traces")
         try:
             trace = specialise(self.block, self.start, self.live_ins, binding, assumed, floats)
-            return self._specialised(trace, binding)
+            return self._specialised(trace, binding, assumed)
         except NeedGuard as need:
             return Split(need.index)
         except NeedFloats:
@@ -233,7 +238,9 @@ class Region:
         self.classes.clear()
         return None
 
-    def _specialised(self, trace: Trace, binding: Binding) -> Specialisation:
+    def _specialised(
+        self, trace: Trace, binding: Binding, assumed: dict[Index, bool]
+    ) -> Specialisation:
         if trace.misfit:
             return self._eager(f"shapes do not fit: {trace.reason}")
         finished = trace.stop == len(self.block.ops)
@@ -256,6 +263,9 @@ class Region:
             )
         self.count += 1
         stats.count("specialisations")
+        sizes = self._size_names(binding)
+        facts = signature_facts(binding, [self._name(v) for v in self.live_ins], assumed, sizes)
+        earlier, self.history = self.history, [*self.history, facts]
         return Specialisation(
             stop=trace.stop,
             finished=finished,
@@ -264,8 +274,9 @@ class Region:
             results=results,
             dead=self._dead(trace.stop),
             ops=trace.ops,
-            size_names=self._size_names(binding),
+            size_names=sizes,
             host=host,
+            differences=differences(facts, earlier),
         )
 
     def _size_names(self, binding: Binding) -> dict[str, str]:
@@ -274,9 +285,12 @@ class Region:
         for symbol, spots in binding.spots.items():
             for (place, dim), *_ in [spots] if spots else []:
                 path = "".join(f"[{i!r}]" for i in place.path)
-                name = (self.live_ins[place.position].name or "_") + path
+                name = self._name(self.live_ins[place.position]) + path
                 found[symbol] = name if dim < 0 else f"{name}.shape[{dim}]"
         return found
+
+    def _name(self, value: Value) -> str:
+        return self.shown.get(value) or value.name or "_"
 
     def _eager(self, why: str) -> Specialisation:
         return Specialisation(

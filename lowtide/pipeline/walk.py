@@ -111,6 +111,7 @@ class Walk:
 
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.function = driver.function
+        self.differences = driver.differences
         self.steps: list[Step] = []
         self.notes: list[str] = []
         self._known: dict[int, torch.Tensor] = {}
