@@ -26,7 +26,8 @@ from lowtide.pipeline.abstract import Place
 from lowtide.pipeline.differences import Facts, differences, signature_facts
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.hostcode import HostCode
-from lowtide.pipeline.signature import Binding, Levels, escalated, exact_key
+from lowtide.pipeline.keys import KeyOf, key_function, whole_key
+from lowtide.pipeline.signature import Binding, Levels, escalated
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
 from lowtide.texpr.build import NeedConst
 from lowtide.texpr.index import Index, evaluate
@@ -99,6 +100,9 @@ class Region:
     mutates: bool
     name: str
     exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
+    keys: dict[tuple[type, ...], KeyOf | None] = field(
+        default_factory=dict[tuple[type, ...], "KeyOf | None"]
+    )
     classes: dict[tuple[Any, ...], Node] = field(default_factory=dict[tuple[Any, ...], Node])
     levels: Levels = field(default_factory=Levels)
     floats_constant: bool = False
@@ -109,8 +113,19 @@ class Region:
 
     def find(self, values: Sequence[Any]) -> Entry:
         """The entry for these live-ins; raises Ineligible."""
-        key = tuple(exact_key(values, [_default_dtype()], self.floats_constant))
+        kinds = tuple(map(type, values))
+        try:
+            key_of = self.keys[kinds]
+        except KeyError:
+            key_of = self._new_key(kinds)
+        key = key_of(values) if key_of is not None else whole_key(values, self.floats_constant)
         return self.exact.get(key) or self._miss(values, key)
+
+    def _new_key(self, kinds: tuple[type, ...]) -> KeyOf | None:
+        with self.lock:
+            if len(self.keys) >= MAX_EXACT:
+                self.keys.clear()
+            return self.keys.setdefault(kinds, key_function(kinds, self.floats_constant))
 
     def _miss(self, values: Sequence[Any], key: tuple[Any, ...]) -> Entry:
         with self.lock:
@@ -126,7 +141,7 @@ class Region:
             if len(self.exact) >= MAX_EXACT:
                 self.exact.clear()
             if self.floats_constant:  # perhaps only since this call
-                key = tuple(exact_key(values, [_default_dtype()], True))
+                key = whole_key(values, True)
             self.exact[key] = entry
             return entry
 
@@ -225,6 +240,7 @@ class Region:
             return Split(need.index)
         except NeedFloats:
             self.floats_constant = True
+            self.keys.clear()
         except NeedConst as need:
             levels = escalated(self.levels, binding, need.symbols)
             if levels is None:
