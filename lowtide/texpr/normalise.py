@@ -172,18 +172,27 @@ def _cloned(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int]
 
 
 def _inlined_off_axes(expr: Expr, defs: Mapping[str, Def]) -> Expr:
-    """Pointwise values read at other than plain axes, written out down to what they read."""
+    """Pointwise values read at other than plain axes, written out down to what they read.
+
+    Each value is written out once for each place it is read at, and not where that grows past
+    INLINE_NODES: the first token of a deep network is read at one place only, too."""
 
     def visit(node: Expr) -> Expr | None:
         producer = defs.get(node.source) if isinstance(node, Load) else None
         if producer is None or not isinstance(node, Load) or isinstance(producer.expr, Reduce):
             return None
-        if aligned(node) or sum(1 for _ in ex.walk(producer.expr)) > INLINE_NODES:
+        if aligned(node) or _is_large(producer.expr):
             return None
         moved = at_indices(producer.expr, dict(zip(producer.axes, node.index, strict=True)))
-        return _inlined_off_axes(moved, defs)
+        written_out = rewrite(moved)
+        return None if _is_large(written_out) else written_out
 
-    return Rewriter(visit)(expr)
+    rewrite = Rewriter(visit)
+    return rewrite(expr)
+
+
+def _is_large(expr: Expr) -> bool:
+    return sum(1 for _ in ex.walk(expr)) > INLINE_NODES
 
 
 def aligned(node: Load) -> bool:

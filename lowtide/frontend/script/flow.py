@@ -231,14 +231,21 @@ class _Meeting:
         if isinstance(a, Value) and isinstance(b, Value):
             return self.both(name, a, b)
         if isinstance(a, Value) and b_gone:
-            return a, self.undef(1, a.type), a.type
+            return self.of_one_side(a, 1) or (a, self.undef(1, a.type), a.type)
         if isinstance(b, Value) and a_gone:
-            return self.undef(0, b.type), b, b.type
+            return self.of_one_side(b, 0) or (self.undef(0, b.type), b, b.type)
         if a_gone and b is not None and not isinstance(b, Value):
             return b
         if b_gone and a is not None and not isinstance(a, Value):
             return a
         return self.one_sided(name, a, b)
+
+    def of_one_side(self, value: Value, other: int) -> Value | None:
+        """A constant, if the other side has raised, so that only this one goes on."""
+        known = self.c.builder.constant(value)
+        if self.left[other] != RAISED or known is UNKNOWN:
+            return None
+        return self.c.builder.const(known)
 
     def is_gone(self, side: int, name: str) -> bool:
         return self.left[side] not in ("", _MAYBE) or name.startswith("$")
@@ -323,7 +330,10 @@ def choose(
     for block, value in zip(blocks, values, strict=True):
         with c.builder.inside(block):
             c.builder.emit("yield", [value])
-    return c.builder.emit("if", [condition], [joined], blocks=blocks).result
+    result = c.builder.emit("if", [condition], [joined], blocks=blocks).result
+    one, other = (c.builder.constant(v) for v in values)
+    is_known = UNKNOWN not in (one, other) and same_literal(one, other)
+    return c.const(one) if is_known else result
 
 
 def run_inside(
