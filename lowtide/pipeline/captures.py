@@ -15,22 +15,16 @@ Where a name has moved (from buffers to parameters, say), `read` raises KeyError
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from lowtide.frontend.script.module_state import Guard, follow, join_path, root_of
+from lowtide.frontend.script.module_state import HOOKS, Guard, follow, join_path, root_of
 from lowtide.ir import types as t
 
 Values = tuple[Any, ...]
 Read = Callable[[], tuple[Values, Values]]
-
-_HOOKS: Final = (
-    *("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    *("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"),
-    "_forward_hooks_always_called",
-)
 
 
 def hook_count() -> int:
@@ -100,6 +94,9 @@ class Reader:
     def _check(self, guard: Guard) -> str:
         if guard.kind == "hooks":
             return f"{self._bind(_hooks)}({self._bind(_module(self._root, guard.path))})"
+        if guard.kind == "has":
+            owner, name = follow(self._root, guard.path)
+            return f"hasattr({self._bind(owner)}, {name!r})"
         value = self._value(guard.path)
         match guard.kind:
             case "none":
@@ -138,7 +135,7 @@ def _module(root: torch.nn.Module, path: str) -> torch.nn.Module:
 
 def _hooks(module: torch.nn.Module) -> tuple[int, ...]:
     own = vars(module)
-    return tuple(key for name in _HOOKS for key in own.get(name, ()))
+    return tuple(key for name in HOOKS for key in own.get(name, ()))
 
 
 def type_of_value(value: object, expected: t.Type) -> bool:

@@ -133,6 +133,8 @@ def guard_told(guard: Guard, before: object, now: object) -> str:
             return told(path, *("None" if v else "not None" for v in (before, now)))
         case "same":
             return told(f"`{attribute(guard.path)} is {attribute(guard.other)}`", before, now)
+        case "has":
+            return told(f"whether {path} is there", before, now)
         case "type":
             return told(f"type of {path}", *(getattr(v, "__name__", v) for v in (before, now)))
         case "hooks":

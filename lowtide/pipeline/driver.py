@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowtide.ir.core import Block, Function, Op, Value, free_values
-from lowtide.ir.interpret import run_block, run_op, suppressed
+from lowtide.ir.interpret import Entered, run_block, run_op, suppressed
 from lowtide.pipeline import plain, stats
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
@@ -174,13 +174,24 @@ class BlockPlan:
 
     def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         manager = env[op.operands[0]]
-        (block,) = op.blocks
+        block, *leaving = op.blocks
         plan = self.inner(block)
         inner = {v: env[v] for v in plan.live_at[0] if v in env}
+        if leaving:
+            manager = Entered(manager, self._leaving(leaving[0], env))
         _drop(env, alive, tuple(env))
         with manager as entered:
             return plan.run({**inner, block.args[0]: entered})
         raise suppressed(op)
+
+    def _leaving(self, block: Block, env: Env) -> Callable[..., object]:
+        plan = self.inner(block)
+        outer = {v: env[v] for v in plan.live_at[0] if v in env}
+
+        def leave(*error: object) -> object:
+            return plan.run({**outer, **dict(zip(block.args, error, strict=True))})[0]
+
+        return leave
 
 
 class Driver:

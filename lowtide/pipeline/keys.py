@@ -28,7 +28,8 @@ KeyOf = Callable[[Sequence[Any]], Key]
 
 _default_dtype = torch.get_default_dtype
 _SPECIAL: Final = (
-    "not {0}.is_cpu or {0}.layout is not strided or {0}.is_neg() or {0}.requires_grad and grad_on()"
+    "not {0}.is_cpu or {0}.layout is not strided or {0}.is_neg() or {0}.is_nested"
+    " or {0}.requires_grad and grad_on()"
 )
 
 

@@ -71,6 +71,8 @@ def exact_key(
                 raise Ineligible("a tensor requires grad: gradients are not compiled yet")
             if v.is_neg():
                 raise Ineligible("a lazily negated tensor")
+            if v.is_nested:
+                raise Ineligible("a nested tensor")
             parts += (v.dtype, v.shape, v.is_contiguous() or v.stride())
         elif kind is float:
             parts += (float, v.hex()) if floats else (float,)

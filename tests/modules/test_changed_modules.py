@@ -167,3 +167,25 @@ def test_train_and_eval_compile_nothing() -> None:
     net.train()
     agree(net, compiled, x)
     assert facts_of(compiled, x) == []
+
+
+class Asking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self, "extra"):
+            x = x + 1
+        return x * getattr(self, "gain", 2)
+
+
+def test_attributes_that_appear_and_go() -> None:
+    net, x = Asking(), torch.rand(3)
+    compiled = lt.script(net)
+    agree(net, compiled, x)
+    net.extra = True
+    agree(net, compiled, x)
+    assert facts_of(compiled, x) == ["whether `self.extra` is there was False, is True"]
+    net.gain = 5
+    agree(net, compiled, x)
+    del net.extra
+    agree(net, compiled, x)
+    del net.gain
+    agree(net, compiled, x)

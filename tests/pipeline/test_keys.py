@@ -27,6 +27,7 @@ SPECIAL = {
     "sparse": X.to_sparse(),
     "meta": torch.empty(3, device="meta"),
     "negated": NEGATED,
+    "nested": torch.nested.nested_tensor([X, X[:2]]),
 }
 
 

@@ -27,6 +27,7 @@ from lowtide.frontend.script.expressions import (
 from lowtide.frontend.script.flow import branch_on, choose
 from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.loops import loop_over
+from lowtide.frontend.script.module_state import join_path
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
 from lowtide.frontend.script.nodes import (
     Call,
@@ -430,6 +431,11 @@ def _true(c: Context, call: Call) -> Node:
     return c.const(True)
 
 
+def _false(c: Context, call: Call) -> Node:
+    """torch.compile and torch.export do not see compiled code: they get its Python function."""
+    return c.const(False)
+
+
 def _annotate(c: Context, call: Call) -> Node:
     found = call.args[0]
     annotation = found.obj if isinstance(found, PythonObject) else c.constant(found)
@@ -443,10 +449,7 @@ def _getattr(c: Context, call: Call) -> Node:
     if isinstance(found, ModuleRef) and (len(call.args) == 2 or hasattr(found.module, name)):
         return ATTRIBUTE_OF[ModuleRef](c, call.node, found, name)
     if isinstance(found, ModuleRef):
-        return call.args[2]
-    if isinstance(found, ModuleRef) and (len(call.args) == 2 or hasattr(found.module, name)):
-        return ATTRIBUTE_OF[ModuleRef](c, call.node, found, name)
-    if isinstance(found, ModuleRef):
+        _rely_on_presence(c, found, name)
         return call.args[2]
     if isinstance(found, PythonObject) and hasattr(found.obj, name):
         path = f"{found.path}.{name}" if found.path else ""
@@ -461,9 +464,16 @@ def _hasattr(c: Context, call: Call) -> Node:
     if isinstance(found, PythonObject):
         return c.const(hasattr(found.obj, name))
     if isinstance(found, ModuleRef):
+        _rely_on_presence(c, found, name)
         return c.const(hasattr(found.module, name))
     value = c.as_value(found, call.node)
     return c.const(value.type == t.TENSOR and hasattr(torch.Tensor, name))
+
+
+def _rely_on_presence(c: Context, ref: ModuleRef, name: str) -> None:
+    """A module may get an attribute, or lose one, that its class does not have."""
+    if c.modules is not None and not hasattr(type(ref.module), name):
+        c.modules.guard("has", join_path(ref.path, name))
 
 
 def _divmod(c: Context, call: Call) -> Node:
@@ -539,6 +549,8 @@ BUILTINS: dict[object, Builtin] = {
     hasattr: _hasattr,
     torch.device: _device,
     torch.Size: _size,
+    torch.compiler.is_compiling: _false,
+    torch.compiler.is_dynamo_compiling: _false,
     torch.jit.is_scripting: _true,  # pyright: ignore[reportPrivateImportUsage]
     torch.jit.annotate: _annotate,
     torch.jit.isinstance: _isinstance,

@@ -342,8 +342,11 @@ def run_inside(
     operands: Sequence[Value],
     args: Sequence[Value],
     compile_body: Callable[[], None],
+    compile_end: Callable[[], Block] | None = None,
 ) -> None:
-    """An op with one block that is always run: what it assigns goes on after it."""
+    """An op with one block that is always run: what it assigns goes on after it.
+
+    `compile_end`: gives a second block, compiled after the first."""
     outer = dict(c.frame.vars)
     branch = open_branch(c, compile_body)
     branch.block.args = list(args)
@@ -353,7 +356,8 @@ def run_inside(
     with c.builder.inside(branch.block):
         c.builder.emit("yield", list(changed.values()))
     types = [v.type for v in changed.values()]
-    op = c.builder.emit(op_name, operands, types, blocks=[branch.block])
+    ends = [] if compile_end is None else [compile_end()]
+    op = c.builder.emit(op_name, operands, types, blocks=[branch.block, *ends])
     c.frame.vars = dict(branch.vars)
     for (name, inner), result in zip(changed.items(), op.results, strict=True):
         result.name = inner.name
