@@ -6,6 +6,7 @@ In: a call of a builtin. Out: ops on Python values, or something the compiler ta
 
 from __future__ import annotations
 
+import abc
 import ast
 import collections
 import operator
@@ -402,8 +403,27 @@ def _possible(type_: Type) -> tuple[Type, ...]:
             return (type_,)
 
 
+_PYTHON_TYPES: dict[type[Type], type] = {
+    TupleType: tuple,
+    ListType: list,
+    DictType: dict,
+}
+
+
+def _fits_abstract(type_: Type, tested: list[Type]) -> bool:
+    """Whether an abstract class such as Iterable is asked for, which Python's type of it is."""
+    made: type | None = _PYTHON_TYPES.get(type(type_))
+    if type_ in (t.STR, t.TENSOR):
+        made = str if type_ == t.STR else torch.Tensor
+    asked = [classes.class_of(x) for x in tested]
+    abstract = [cls for cls in asked if isinstance(cls, abc.ABCMeta)]
+    return made is not None and any(issubclass(made, cls) for cls in abstract)
+
+
 def _is_one(type_: Type, tested: list[Type]) -> bool | None:
     """Whether a value of this type is of one of the tested ones; None if the run decides."""
+    if _fits_abstract(type_, tested):
+        return True
     cls = classes.class_of(type_)
     others = [classes.class_of(x) for x in tested]
     if cls is not None:
@@ -502,6 +522,17 @@ def _callable(c: Context, call: Call) -> Node:
     return c.const(isinstance(found, PythonObject) and callable(found.obj))
 
 
+def _assert(c: Context, call: Call) -> Node:
+    """`torch._assert(condition, message)`."""
+    if len(call.args) != 2 or call.keywords:
+        raise c.error(call.node, "torch._assert takes a condition and a message", "`assert`")
+    condition, message = _values(c, call)
+    held = truth(c, call.node, condition)
+    if c.constant(held) is not True:
+        c.builder.emit("assert", [held, message])
+    return c.const(None)
+
+
 def _size(c: Context, call: Call) -> Node:
     return _list(c, call)
 
@@ -563,5 +594,6 @@ BUILTINS: dict[object, Builtin] = {
     language.wait: _py("future.wait"),
     torch.jit.fork: _fork,
     torch.jit.wait: _py("future.wait"),
+    torch._assert: _assert,  # pyright: ignore[reportPrivateUsage]
     torch.jit._unwrap_optional: lambda c, call: call.args[0],  # pyright: ignore
 }

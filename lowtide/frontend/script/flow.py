@@ -309,6 +309,13 @@ class _Meeting:
         return [branch.block for branch in self.branches]
 
 
+_CHOSEN = "$chosen"
+
+
+def _differ(a: Vars, b: Vars) -> bool:
+    return a.keys() != b.keys() or any(b[name] is not value for name, value in a.items())
+
+
 def choose(
     c: Context,
     node: ast.AST,
@@ -316,16 +323,20 @@ def choose(
     then: Callable[[], Value],
     otherwise: Callable[[], Value],
 ) -> Value:
-    """An `if` that is an expression: only the branch that is taken is computed."""
+    """An `if` that is an expression: only the branch that is taken is computed.
+
+    What it assigns (`y.add_(1) if c else y`) goes on after it, as after the statement."""
     known = c.builder.constant(condition)
     if known is not UNKNOWN:
         return then() if known else otherwise()
     values: list[Value] = []
-    blocks: list[Block] = []
-    for side in (then, otherwise):
-        with c.builder.inside(Block()) as block:
-            values.append(side())
-            blocks.append(block)
+    sides = [open_branch(c, lambda s=side: values.append(s())) for side in (then, otherwise)]
+    if any(_differ(c.frame.vars, side.vars) for side in sides):
+        for side, value in zip(sides, values, strict=True):
+            side.vars[_CHOSEN] = value
+        merge(c, condition, sides[0], sides[1], node)
+        return c.as_value(c.frame.vars.pop(_CHOSEN), node)  # pyright: ignore[reportArgumentType]
+    blocks = [side.block for side in sides]
     joined = t.join(values[0].type, values[1].type)
     for block, value in zip(blocks, values, strict=True):
         with c.builder.inside(block):
