@@ -19,7 +19,6 @@ REFUSED = {
     "beyond.VarargsForward": "*args",
     "modules.IgnoredMethod": "IgnoredMethod.python_only",
     "modules.HooksOnModule": "hook",
-    "modules.ManyLayers": "runs in Python",
     "scopes.raise_exception_with_arguments": "CodedError has a __init__ of its own",
 }
 
