@@ -159,6 +159,8 @@ class _Checker:
             raise Refusal("print() to a file", op.loc, "print() without `file=`")
 
     def enters(self, op: Op) -> None:
+        if len(op.blocks) == 2:
+            return  # what entering and leaving do are ops like any other
         maker = self.makers.get(op.operands[0])
         if maker is None or maker.attrs.get("target") not in MODES:
             raise Refusal(

@@ -59,20 +59,7 @@ def of_function(f: ScriptFunction) -> list[Program]:
                 raise
     if not made:
         raise _no_variadic(f.__name__)
-    for function in made:
-        check_own(function)
     return _distinct(Program(function) for function in made)
-
-
-def check_own(function: Function) -> None:
-    """Raises CompileError if the program reads a global tensor, which the file would not have."""
-    foreign = [path.rpartition("|")[2] for path in function.captures if path.startswith("@")]
-    if foreign:
-        raise CompileError(
-            f"{function.name}() reads the global tensor `{foreign[0]}`, which is not saved",
-            function.loc,
-            "an argument of the function, or a buffer of a module",
-        )
 
 
 def _is_variadic(parameters: Iterable[inspect.Parameter]) -> bool:

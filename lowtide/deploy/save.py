@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any, cast
+from typing import IO
 
 import torch
 
 from lowtide import __version__
 from lowtide.deploy import archive, class_rows, jsontext, limits, tensor_file
 from lowtide.deploy.entries import Entry, entries_of
+from lowtide.deploy.global_tensors import brought_inside
 from lowtide.deploy.writer import Writer
 from lowtide.errors import CompileError
 from lowtide.frontend.script.module_state import root_of
@@ -49,8 +50,9 @@ def contents(
     if prepare is not None:
         m = prepare()
     extra = [_extra(name, content) for name, content in extra_files.items()]
-    entries = entries_of(m)
     root = root_of(m) if isinstance(m, ScriptModule) else None
+    name = "" if isinstance(m, ScriptModule) else m.__name__
+    root, entries = brought_inside(root, name, entries_of(m))
     writer = Writer(root)
     codes = [(entry, writer.programs(entry)) for entry in entries]
     modules = writer.modules()
@@ -62,7 +64,7 @@ def contents(
         "producer": f"lowtide {__version__}",
         "torch": torch.__version__,
         "kind": "function" if root is None else "module",
-        "name": cast("Any", m).__name__ if root is None else type(root).__name__,
+        "name": name if root is None else type(root).__name__,
         "entries": rows,
         "classes": [class_rows.to_json(entry) for entry in classes.values()],
         "modules": modules,

@@ -116,7 +116,7 @@ class Writer:
         for path in captured.values():
             self._at(fn.loc, lambda p=path: self._need(p))
         for guard in program.guards:
-            paths = () if guard.kind == "hooks" else (guard.path, guard.other)
+            paths = () if guard.kind in ("hooks", "has") else (guard.path, guard.other)
             for path in filter(None, paths):
                 self._at(fn.loc, lambda p=path, k=guard.kind: self._need(p, only_plain=k))
         for op in fn.walk():
@@ -175,8 +175,8 @@ class Writer:
                 rows.append([guard.kind, guard.path, "", None])
                 continue
             fact = next(facts)
-            if guard.kind == "type":
-                continue  # reading an attribute tells its type in the program
+            if guard.kind in ("type", "has"):
+                continue  # the program tells the type; a file's modules get no attributes
             if is_literal(fact):
                 rows.append(
                     [guard.kind, guard.path, guard.other, self.encoder.value(fact, "guard")]

@@ -23,6 +23,9 @@ The ops (types and meaning of each: `opdefs`):
     if(cond), 2 blocks               each yields the results
     loop(trips, cond, carried…)      one block, arguments (i, carried…), yielding (cond, carried…);
                                      runs while i < trips and cond; results: the carried values
+    with(manager)                    one block, argument: what the manager gives on entering
+    with(entered)                    a second block, arguments (type, error, traceback), is what
+                                     `__exit__` does; it yields whether the error is swallowed
     torch.NAME(operands…)            a record of `lowtide.ops`: all operands, in canonical order
     torch.getitem(x, items…) {spec}  see `opdefs.Indexing`
     call_torch(args…) {target, kwnames}         a PyTorch function without a record, as written

@@ -15,6 +15,7 @@ user's file the op stands.
 from __future__ import annotations
 
 import builtins
+import functools
 import operator
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, cast
@@ -186,11 +187,32 @@ def _loop(op: Op, env: Env) -> list[Any]:
 
 
 def _with(op: Op, env: Env) -> list[Any]:
-    (block,) = op.blocks
-    with env[op.operands[0]] as entered:
+    block, *leaving = op.blocks
+    manager = env[op.operands[0]]
+    if leaving:
+        manager = Entered(manager, functools.partial(_leave, leaving[0], env))
+    with manager as entered:
         env[block.args[0]] = entered
         return run_block(block, env)
     raise suppressed(op)
+
+
+def _leave(block: Block, env: Env, *error: object) -> object:
+    env.update(zip(block.args, error, strict=True))
+    return run_block(block, env)[0]
+
+
+class Entered:
+    """A context manager that has been entered; `leave` is its `__exit__`."""
+
+    def __init__(self, entered: object, leave: Callable[..., object]) -> None:
+        self._entered, self._leave = entered, leave
+
+    def __enter__(self) -> object:
+        return self._entered
+
+    def __exit__(self, *error: object) -> bool:
+        return bool(self._leave(*error))
 
 
 def suppressed(op: Op) -> RuntimeError:

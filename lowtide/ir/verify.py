@@ -108,10 +108,13 @@ class _Checker:
         self.block(op.blocks[0], "yield", [t.BOOL, *carried], visible)
 
     def check_with(self, op: Op, visible: set[Value]) -> None:
-        if len(op.operands) != 1 or len(op.blocks) != 1 or len(op.blocks[0].args) != 1:
-            self.fault(op, "with takes one object and one block with one argument")
+        counts = [len(block.args) for block in op.blocks]
+        if len(op.operands) != 1 or counts not in ([1], [1, 3]):
+            self.fault(op, "with takes one object, a block with one argument and one with three")
             return
         self.block(op.blocks[0], "yield", [r.type for r in op.results], visible)
+        for leaving in op.blocks[1:]:
+            self.block(leaving, "yield", [t.ANY], visible)
 
 
 def _faults(op: Op) -> Iterator[str]:

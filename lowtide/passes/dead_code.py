@@ -62,7 +62,8 @@ def _mark(block: Block, used: set[Value], wanted: set[Value]) -> None:
                 _mark(inner, used, {v for r, v in ends if r in used})
         elif op.name == "with":
             used.update(op.operands)
-            _mark(op.blocks[0], used, set(op.blocks[0].terminator.operands))
+            for inner in reversed(op.blocks):
+                _mark(inner, used, set(inner.terminator.operands))
         else:
             used.update(op.operands)
 

@@ -1,33 +1,30 @@
-"""Reads what a program captures from its modules: one generated lambda, a dict look-up each.
+"""Reads what a program captures from its modules: generated lambdas, a dict look-up each.
 
 In: the root module, the paths and guards of a program. Out: a `Reader`.
 
     lambda: ((d0["weight"], d1["training"]), (d2["stride"], d3["bias"] is None))
              captured values                 guards
 
-Always holds: the dicts are the modules' own, so a new parameter or number is seen at the next call.
+    lambda: [*d3.values(), None, *d4.values(), None]             submodules
+
+Always holds: the dicts are the modules' own, so a new parameter or number is seen at the next call,
+and so is another submodule, wherever it was put.
 Where a name has moved (from buffers to parameters, say), `read` raises KeyError: make a new Reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from lowtide.frontend.script.module_state import Guard, follow
+from lowtide.frontend.script.module_state import HOOKS, Guard, follow, join_path, root_of
 from lowtide.ir import types as t
 
 Values = tuple[Any, ...]
 Read = Callable[[], tuple[Values, Values]]
-
-_HOOKS: Final = (
-    *("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    *("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"),
-    "_forward_hooks_always_called",
-)
 
 
 def hook_count() -> int:
@@ -36,12 +33,14 @@ def hook_count() -> int:
 
 
 class Reader:
-    """`read()` gives the captured values, and what the guards say now."""
+    """`read()` gives the captured values, and what the guards say now; `submodules()` all that the
+    program could look into, None where there are none."""
 
     def __init__(
         self, root: torch.nn.Module, paths: Sequence[str], guards: Sequence[Guard]
     ) -> None:
         self._root = root
+        self.paths = tuple(paths)
         self._names: dict[str, Any] = {}
         self._bound: dict[int, str] = {}
         hooked = [g.path for g in guards if g.kind == "hooks"]
@@ -49,13 +48,23 @@ class Reader:
         with_hooks = [g for g in guards if g.kind == "hooks" and _hooks(_module(root, g.path))]
         facts = [g for g in guards if g.kind != "hooks"]
         values = [self._value(path) for path in paths]
-        checks = [self._check(g) for g in (*facts, *with_hooks)]
+        self.guards = (*facts, *with_hooks)  # in the order of what `read` says of them
+        checks = [self._check(g) for g in self.guards]
         text = f"lambda: (({_joined(values)}), ({_joined(checks)}))"
         self.read: Read = eval(text, self._names)
+        parents = {id(m): m for _, m in _tree(root) if vars(m)["_modules"]}.values()
+        held = "".join(f"*{self._bind(vars(m)['_modules'])}.values(), None, " for m in parents)
+        self.submodules: Callable[[], list[Any]] | None = None
+        if parents:
+            self.submodules = eval(f"lambda: [{held}]", self._names)
 
     def hooks(self) -> tuple[Any, ...]:
         """The hooks of all modules that the program looks into."""
         return tuple(_hooks(m) for m in self._modules)
+
+    def tree(self) -> dict[str, torch.nn.Module]:
+        """Each submodule by its path, as they are now."""
+        return dict(_tree(self._root))
 
     def _bind(self, obj: object) -> str:
         known = self._bound.get(id(obj))
@@ -85,6 +94,9 @@ class Reader:
     def _check(self, guard: Guard) -> str:
         if guard.kind == "hooks":
             return f"{self._bind(_hooks)}({self._bind(_module(self._root, guard.path))})"
+        if guard.kind == "has":
+            owner, name = follow(self._root, guard.path)
+            return f"hasattr({self._bind(owner)}, {name!r})"
         value = self._value(guard.path)
         match guard.kind:
             case "none":
@@ -95,6 +107,20 @@ class Reader:
                 return f"type({value})"
             case _:
                 return value
+
+
+def _tree(
+    root: torch.nn.Module, path: str = "", seen: set[int] | None = None
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The module and all below it, by path; what is below a shared one, once."""
+    seen = set() if seen is None else seen
+    yield path, root
+    if id(root) in seen:
+        return
+    seen.add(id(root))
+    for name, held in vars(root)["_modules"].items():
+        if held is not None:
+            yield from _tree(root_of(held), join_path(path, name), seen)
 
 
 def _joined(parts: Sequence[str]) -> str:
@@ -109,7 +135,7 @@ def _module(root: torch.nn.Module, path: str) -> torch.nn.Module:
 
 def _hooks(module: torch.nn.Module) -> tuple[int, ...]:
     own = vars(module)
-    return tuple(key for name in _HOOKS for key in own.get(name, ()))
+    return tuple(key for name in HOOKS for key in own.get(name, ()))
 
 
 def type_of_value(value: object, expected: t.Type) -> bool:

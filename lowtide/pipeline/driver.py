@@ -20,8 +20,9 @@ from typing import Any
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values
-from lowtide.ir.interpret import run_block, run_op, suppressed
+from lowtide.ir.interpret import Entered, run_block, run_op, suppressed
 from lowtide.pipeline import plain, stats
+from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.mutation import CHANGING, may_change
 from lowtide.pipeline.region import Entry, Region
@@ -47,6 +48,7 @@ class BlockPlan:
         self.name = name
         self.mutates = mutates
         self.changed = changed
+        self.shown: dict[Value, str] = {}  # what the user calls captured values
         self.last = len(block.ops) - 1
         self.live_at = _liveness(block)
         self._first_live_ins = list(live_ins)
@@ -82,6 +84,7 @@ class BlockPlan:
             mutates=self.mutates,
             changed=self.changed,
             name=f"{self.name}:{self.ops[pos].loc.line or pos}",
+            shown=self.shown,
         )
 
     def _ends(self, pos: int, start: int) -> bool:
@@ -107,6 +110,7 @@ class BlockPlan:
         if found is None:
             with self._lock:
                 made = BlockPlan(block, self.name, self.mutates, (), self.changed)
+                made.shown = self.shown
                 found = self._inner.setdefault(id(block), made)
         return found
 
@@ -198,19 +202,32 @@ class BlockPlan:
 
     def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         manager = env[op.operands[0]]
-        (block,) = op.blocks
+        block, *leaving = op.blocks
         plan = self.inner(block)
         inner = {v: env[v] for v in plan.live_at[0] if v in env}
+        if leaving:
+            manager = Entered(manager, self._leaving(leaving[0], env))
         _drop(env, alive, tuple(env))
         with manager as entered:
             return plan.run({**inner, block.args[0]: entered})
         raise suppressed(op)
 
+    def _leaving(self, block: Block, env: Env) -> Callable[..., object]:
+        plan = self.inner(block)
+        outer = {v: env[v] for v in plan.live_at[0] if v in env}
+
+        def leave(*error: object) -> object:
+            return plan.run({**outer, **dict(zip(block.args, error, strict=True))})[0]
+
+        return leave
+
 
 class Driver:
     """A Function, ready to be called with positional arguments, captured ones included; `captured`
-    reads these, where it is no module's method."""
+    reads these, where it is no module's method. `differences`: what the program was compiled anew
+    for, if another was before it."""
 
+    differences: tuple[str, ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
 
     def __init__(self, function: Function) -> None:
@@ -219,6 +236,8 @@ class Driver:
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function)
         )
+        rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
+        self.plan.shown.update((v, attribute(path)) for v, path in rows)
         self._first = self.plan.region(0)
 
     def __call__(self, args: Sequence[Any]) -> Any:

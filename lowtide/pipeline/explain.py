@@ -71,14 +71,26 @@ class TorchLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recompilation:
+    """A program, or a region of it, that was compiled although an earlier one was there.
+
+    `facts`: how it differs from the nearest earlier one: "dtype of `x` was float32, is float64"."""
+
+    loc: str
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a call does; prints as text. `plain`: why nothing of it is compiled, "" if it is."""
+    """What a call does; prints as text. `plain`: why nothing of it is compiled, "" if it is;
+    `compiled_again`: why what earlier calls had compiled was of no use."""
 
     name: str
     plain: str
     steps: tuple[RegionLine | TorchLine, ...]
     memory: MemoryPlan
     notes: tuple[str, ...]
+    compiled_again: tuple[Recompilation, ...] = ()
 
     @property
     def regions(self) -> tuple[RegionLine, ...]:
@@ -108,6 +120,8 @@ class Explanation:
         ]
         if self.plain:
             lines.append(f"a call with these arguments runs as plain Python: {self.plain}")
+        for again in self.compiled_again:
+            lines.extend(f"compiled again at {again.loc}: {fact}" for fact in again.facts)
         for step in self.steps:
             if isinstance(step, TorchLine):
                 lines.append(f"PyTorch  {step.op:<20} {step.loc}  {step.reason}")
@@ -127,6 +141,9 @@ class Explanation:
         return {
             "name": self.name,
             "plain": self.plain,
+            "compiled_again": [
+                {"loc": again.loc, "facts": list(again.facts)} for again in self.compiled_again
+            ],
             "regions": [
                 {
                     "loc": r.loc,
@@ -161,8 +178,21 @@ def explain(name: str, walk: Walk, plain: str = "") -> Explanation:
         else:
             steps.append(TorchLine(op=step.label, loc=str(step.loc), reason=step.reason))
     return Explanation(
-        name=name, plain=plain, steps=tuple(steps), memory=memory, notes=memory.notes
+        name=name,
+        plain=plain,
+        steps=tuple(steps),
+        memory=memory,
+        notes=memory.notes,
+        compiled_again=_compiled_again(walk),
     )
+
+
+def _compiled_again(walk: Walk) -> tuple[Recompilation, ...]:
+    found = {(str(walk.function.loc), walk.differences): None}
+    for step in walk.steps:
+        if isinstance(step, KernelStep):
+            found[str(step.loc), step.entry.spec.differences] = None
+    return tuple(Recompilation(loc=loc, facts=facts) for loc, facts in found if facts)
 
 
 def _region(step: KernelStep) -> RegionLine:

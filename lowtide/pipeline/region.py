@@ -13,7 +13,7 @@ Always holds: look-ups take no lock; whatever changes the caches does so under t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,11 +23,13 @@ from lowtide.errors import Loc, LowtideError
 from lowtide.ir.core import Block, Value
 from lowtide.pipeline import backend, debug, hostcode, stats
 from lowtide.pipeline.abstract import Place
+from lowtide.pipeline.differences import Facts, differences, signature_facts
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
+from lowtide.pipeline.keys import KeyOf, key_function, whole_key
 from lowtide.pipeline.recording import EagerRegion, Recorder, eager_region
-from lowtide.pipeline.signature import Binding, Levels, escalated, exact_key
+from lowtide.pipeline.signature import Binding, Levels, escalated
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
 from lowtide.texpr.build import NeedConst
 from lowtide.texpr.index import Index, evaluate
@@ -44,7 +46,8 @@ class Specialisation:
     """Ops [start, stop) for one signature. `eager`: why PyTorch runs them, "" if kernels do.
 
     `gradient` and `again` are there where outputs carry gradients: the backward pass, and how
-    PyTorch runs the same ops; `places` says where the Program's tensors are among the live-ins."""
+    PyTorch runs the same ops; `places` says where the Program's tensors are among the live-ins.
+    `differences`: from the nearest one that was compiled before it."""
 
     stop: int
     finished: bool
@@ -59,6 +62,7 @@ class Specialisation:
     gradient: Gradient | None = None
     again: EagerRegion | None = None
     places: dict[str, Place] = field(default_factory=dict[str, Place])
+    differences: tuple[str, ...] = ()
     executable: Any = None
     run: Callable[..., tuple[Any, ...]] | None = None
 
@@ -94,7 +98,7 @@ class Entry:
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
     """See the module's text. `end` is the first op that ends every trace; `live_at[k]` are the
-    values that ops from k on use."""
+    values that ops from k on use; `shown` is what the user calls captured values."""
 
     block: Block
     start: int
@@ -105,16 +109,32 @@ class Region:
     changed: frozenset[Value]
     name: str
     exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
+    keys: dict[tuple[type, ...], KeyOf | None] = field(
+        default_factory=dict[tuple[type, ...], "KeyOf | None"]
+    )
     classes: dict[tuple[Any, ...], Node] = field(default_factory=dict[tuple[Any, ...], Node])
     levels: Levels = field(default_factory=Levels)
     floats_constant: bool = False
     count: int = 0
+    shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
+    history: list[Facts] = field(default_factory=list[Facts])
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def find(self, values: Sequence[Any]) -> Entry:
         """The entry for these live-ins; raises Ineligible."""
-        key = tuple(exact_key(values, [_default_dtype()], self.floats_constant))
+        kinds = tuple(map(type, values))
+        try:
+            key_of = self.keys[kinds]
+        except KeyError:
+            key_of = self._new_key(kinds)
+        key = key_of(values) if key_of is not None else whole_key(values, self.floats_constant)
         return self.exact.get(key) or self._miss(values, key)
+
+    def _new_key(self, kinds: tuple[type, ...]) -> KeyOf | None:
+        with self.lock:
+            if len(self.keys) >= MAX_EXACT:
+                self.keys.clear()
+            return self.keys.setdefault(kinds, key_function(kinds, self.floats_constant))
 
     def _miss(self, values: Sequence[Any], key: tuple[Any, ...]) -> Entry:
         with self.lock:
@@ -130,7 +150,7 @@ class Region:
             if len(self.exact) >= MAX_EXACT:
                 self.exact.clear()
             if self.floats_constant:  # perhaps only since this call
-                key = tuple(exact_key(values, [_default_dtype()], True))
+                key = whole_key(values, True)
             self.exact[key] = entry
             return entry
 
@@ -234,11 +254,12 @@ class Region:
         stats.count("traces")
         try:
             trace = specialise(self.block, self.start, self.live_ins, binding, assumed, floats)
-            return self._specialised(trace, binding)
+            return self._specialised(trace, binding, assumed)
         except NeedGuard as need:
             return Split(need.index)
         except NeedFloats:
             self.floats_constant = True
+            self.keys.clear()
         except NeedConst as need:
             levels = escalated(self.levels, binding, need.symbols)
             if levels is None:
@@ -252,7 +273,9 @@ class Region:
         self.classes.clear()
         return None
 
-    def _specialised(self, trace: Trace, binding: Binding) -> Specialisation:
+    def _specialised(
+        self, trace: Trace, binding: Binding, assumed: dict[Index, bool]
+    ) -> Specialisation:
         if trace.misfit:
             return self._eager(f"shapes do not fit: {trace.reason}")
         finished = trace.stop == len(self.block.ops)
@@ -276,6 +299,9 @@ class Region:
                     return self._eager("gradients of a value from within a branch or a loop")
         self.count += 1
         stats.count("specialisations")
+        sizes = self._size_names(binding)
+        facts = signature_facts(binding, [self._name(v) for v in self.live_ins], assumed, sizes)
+        earlier, self.history = self.history, [*self.history, facts]
         return Specialisation(
             stop=trace.stop,
             finished=finished,
@@ -284,11 +310,12 @@ class Region:
             results=results,
             dead=self._dead(trace.stop),
             ops=trace.ops,
-            size_names=self._size_names(binding),
+            size_names=sizes,
             host=host,
             gradient=gradient,
             again=again,
             places=binding.tensors,
+            differences=differences(facts, earlier),
         )
 
     def _host(
@@ -311,9 +338,12 @@ class Region:
         for symbol, spots in binding.spots.items():
             for (place, dim), *_ in [spots] if spots else []:
                 path = "".join(f"[{i!r}]" for i in place.path)
-                name = (self.live_ins[place.position].name or "_") + path
+                name = self._name(self.live_ins[place.position]) + path
                 found[symbol] = name if dim < 0 else f"{name}.shape[{dim}]"
         return found
+
+    def _name(self, value: Value) -> str:
+        return self.shown.get(value) or value.name or "_"
 
     def _eager(self, why: str) -> Specialisation:
         return Specialisation(

@@ -16,7 +16,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
@@ -33,6 +33,7 @@ from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
 from lowtide.pipeline.captures import Reader
 from lowtide.pipeline.compiled import CannotInline, Compiled
+from lowtide.pipeline.differences import differences, type_facts
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
@@ -63,7 +64,7 @@ class ScriptFunction(Compiled):
         named = any(p.kind is p.KEYWORD_ONLY for p in parameters)
         self._arity = -1 if named else len(parameters)  # arguments of a call that needs no binding
         self._plain_drivers: dict[tuple[type, ...], Driver] = {}
-        self._drivers: dict[tuple[object, ...], Driver] = {}
+        self._drivers: dict[tuple[ir_types.Type, ...], Driver] = {}
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,13 +128,22 @@ class ScriptFunction(Compiled):
             if driver is None:
                 function = tidy(script_function(self._fn, types))
                 debug.show("ir", function.name, lambda: str(function))
-                driver = self._drivers[types] = Driver(function)
+                driver = Driver(function)
+                driver.differences = self._new_types(types, self._drivers)
+                self._drivers[types] = driver
                 if function.captures:
                     driver.captured = Reader(torch.nn.Module(), function.captures, ()).read
             kinds = tuple(map(type, args))
             if _SCALAR_TYPES.issuperset(kinds):
                 self._plain_drivers[kinds] = driver
             return driver
+
+    def _new_types(
+        self, types: Sequence[ir_types.Type], known: Iterable[Sequence[ir_types.Type]]
+    ) -> tuple[str, ...]:
+        """What the types of a new program's arguments differ in from the nearest known ones."""
+        names = self._signature.parameters
+        return differences(type_facts(names, types), (type_facts(names, k) for k in known))
 
     def _type_of(self, name: str, value: object) -> ir_types.Type:
         found = ir_types.type_of(value)

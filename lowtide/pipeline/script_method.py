@@ -6,17 +6,16 @@ Out: a `ScriptMethod`, called as the method would be.
     c.forward(x)      reads x's type, then what the program captured, then runs the driver
     c.fc.bias = None  another type than at compile time: the next call compiles a second variant
 
-Always holds: a `Variant` runs only where its captured values have the types, and its guards give
-the values, for which it was compiled.
+Always holds: a `Variant` runs only where the submodules are those, its captured values have the
+types, and its guards give the values, for which it was compiled.
 """
 
 from __future__ import annotations
 
 import inspect
 import threading
-import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Function
 from lowtide.pipeline import debug, plain
 from lowtide.pipeline.captures import Reader, Values, hook_count, type_of_value
+from lowtide.pipeline.differences import attribute, guard_told, told
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.signature import Ineligible
@@ -55,6 +55,13 @@ class Variant:
     hooks: tuple[Any, ...]
     containers: tuple[tuple[int, t.Type], ...]
     guards: tuple[Guard, ...] = ()
+    submodules: tuple[Any, ...] = ()
+    tree: Mapping[str, torch.nn.Module] = field(default_factory=dict[str, torch.nn.Module])
+
+    def fits_modules(self) -> bool:
+        """Whether the submodules are those that it was made for."""
+        find = self.reader.submodules
+        return find is None or tuple(find()) == self.submodules
 
     def is_readable(self) -> bool:
         """Whether the captured values are there, whatever the guards give."""
@@ -66,6 +73,9 @@ class Variant:
 
     def values(self) -> Values | None:
         """The captured values now; None if the program is not for them."""
+        find = self.reader.submodules
+        if find is not None and tuple(find()) != self.submodules:
+            return None
         try:
             captured, facts = self.reader.read()
         except (KeyError, AttributeError):
@@ -75,6 +85,52 @@ class Variant:
         if all(type_of_value(captured[k], type_) for k, type_ in self.containers):
             return captured
         return None
+
+    def changed(self) -> tuple[str, ...]:
+        """What no longer holds of the modules, told to the user."""
+        now = self.reader.tree()
+        swapped = [_swapped(path, m, now.get(path)) for path, m in self.tree.items()]
+        swapped += [_swapped(path, None, m) for path, m in now.items() if path not in self.tree]
+        hooks = zip(self.reader.hooks(), self.hooks, strict=True)
+        paths = (g.path for g in self.guards if g.kind == "hooks")
+        found = [text for text in swapped if text]
+        if not found and not self.fits_modules():
+            found.append("the submodules are in another order")
+        found += [
+            f"the hooks of `{attribute(path)}` have changed"
+            for path, (now_, before) in zip(paths, hooks, strict=True)
+            if now_ != before
+        ]
+        if found:
+            return tuple(found)
+        try:
+            captured, facts = self.reader.read()
+        except (KeyError, AttributeError) as error:
+            return (f"{error.args[0]!r} is no longer where it was",)
+        rows = zip(self.reader.guards, self.facts, facts, strict=True)
+        found += [guard_told(guard, old, new) for guard, old, new in rows if old != new]
+        types = zip(self.reader.paths, self.kinds, map(type, captured), strict=True)
+        found += [
+            told(f"type of `{attribute(path)}`", old.__name__, new.__name__)
+            for path, old, new in types
+            if old is not new
+        ]
+        found += [
+            told(f"type of `{attribute(self.reader.paths[k])}`", type_, t.type_of(captured[k]))
+            for k, type_ in self.containers
+            if not type_of_value(captured[k], type_)
+        ]
+        return tuple(found)
+
+
+def _swapped(path: str, before: object, now: object) -> str:
+    """A submodule that has become another, as a sentence; "" if it has not."""
+    if before is now:
+        return ""
+    kinds = [type(m).__name__ if m is not None else "not there" for m in (before, now)]
+    if kinds[0] == kinds[1]:
+        kinds = [f"one {kinds[0]}", f"another {kinds[0]}"]
+    return told(f"`{attribute(path)}`", *kinds)
 
 
 class ScriptMethod(ScriptFunction):
@@ -109,13 +165,9 @@ class ScriptMethod(ScriptFunction):
         positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
         self._arity = len(parameters) if positional else -1
         self._lock = threading.RLock()
-        self.forget()
-        _all_methods.add(self)
-
-    def forget(self) -> None:
-        """Drops every program, for the modules have become others."""
         self._latest: dict[tuple[type, ...], Variant] = {}
         self._variants: dict[tuple[t.Type, ...], list[Variant]] = {}
+        self._dropped: dict[tuple[t.Type, ...], tuple[str, ...]] = {}  # and why
         self._newest: Variant | None = None
         self._hooks_seen = -1
         self.callees: set[tuple[int, str]] = set()
@@ -193,7 +245,7 @@ class ScriptMethod(ScriptFunction):
     def variant_for(self, types: tuple[t.Type, ...]) -> Variant:
         """The program for arguments of these types and the modules as they are."""
         with self._lock:
-            self._check_hooks()
+            self._forget_stale()
             found = self._variants.get(types, ())
             fitting = (v for v in found if v.values() is not None)
             return next(fitting, None) or self._make(types)
@@ -202,7 +254,7 @@ class ScriptMethod(ScriptFunction):
         """The program for these arguments and the modules as they are, built if need be."""
         types = tuple(map(self._type_of, self._signature.parameters, values))
         with self._lock:
-            self._check_hooks()
+            self._forget_stale()
             for variant in self._variants.get(types, ()):
                 captured = variant.values()
                 if captured is not None:
@@ -216,14 +268,30 @@ class ScriptMethod(ScriptFunction):
             self._newest = variant
             return variant, captured
 
-    def _check_hooks(self) -> None:
-        """Forgets programs that lack a hook which has been registered since."""
+    def _forget_stale(self) -> None:
+        """Drops programs that lack a hook which has been registered since, and those made for
+        submodules that are no longer there."""
+        for types, variants in self._variants.items():
+            stale = [v for v in variants if not v.fits_modules() or v.reader.hooks() != v.hooks]
+            if stale:
+                self._dropped[types] = stale[0].changed()
+                variants[:] = [v for v in variants if v not in stale]
+                self._latest.clear()
+        if self._newest is not None and self._newest not in self.variants():
+            self._newest = None
         count = hook_count()
         if count != self._hooks_seen:
-            for variants in self._variants.values():
-                variants[:] = [v for v in variants if v.reader.hooks() == v.hooks]
             self._latest.clear()
             self._hooks_seen = count
+
+    def _compiled_for(self, types: tuple[t.Type, ...]) -> tuple[str, ...]:
+        """What a new program is there for: in what its modules, or else the types of its arguments,
+        differ from those of the nearest program before it."""
+        changes = [v.changed() for v in self._variants.get(types, ())]
+        changes += [self._dropped[types]] if types in self._dropped else []
+        if changes:
+            return min(changes, key=len)
+        return self._new_types(types, self._variants)
 
     def _make(self, types: tuple[t.Type, ...]) -> Variant:
         if isinstance(self._source, Function):
@@ -240,7 +308,10 @@ class ScriptMethod(ScriptFunction):
             function, guards = program.function, program.guards
             self.callees |= program.callees
         debug.show("ir", function.name, lambda: str(function))
-        return self._keep(types, self._variant(function, guards))
+        differences = self._compiled_for(types)
+        variant = self._variant(function, guards)
+        variant.driver.differences = differences
+        return self._keep(types, variant)
 
     def _variant(
         self, function: Function, guards: tuple[Guard, ...], driver: Driver | None = None
@@ -259,6 +330,8 @@ class ScriptMethod(ScriptFunction):
                 (k, p.type) for k, p in enumerate(params) if isinstance(captured[k], _CONTAINERS)
             ),
             guards=guards,
+            submodules=tuple(reader.submodules() if reader.submodules is not None else ()),
+            tree=reader.tree(),
         )
 
     def _keep(self, types: tuple[t.Type, ...], variant: Variant) -> Variant:
@@ -291,15 +364,6 @@ class MethodMaker:
     def make(self, root: torch.nn.Module) -> ScriptMethod:
         """The method of this module."""
         raise NotImplementedError
-
-
-_all_methods: weakref.WeakSet[ScriptMethod] = weakref.WeakSet()
-
-
-def forget_programs() -> None:
-    """Drops all programs of all methods: a submodule has been replaced somewhere."""
-    for method in list(_all_methods):
-        method.forget()
 
 
 def _parameters(function: Function) -> list[inspect.Parameter]:

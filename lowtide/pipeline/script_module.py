@@ -28,7 +28,7 @@ from lowtide.frontend.script import decorators
 from lowtide.frontend.script.module_state import root_of
 from lowtide.frontend.script.source import unwrap
 from lowtide.ir.core import Function
-from lowtide.pipeline.script_method import MethodMaker, ScriptMethod, forget_programs
+from lowtide.pipeline.script_method import MethodMaker, ScriptMethod
 
 _Module = torch.nn.Module
 _UNSHARED: Final = ("_modules", "training")
@@ -112,8 +112,6 @@ class ScriptModule(_Module):
             value = value.value
         if name in self.__dict__ and isinstance(self.__dict__[name], ScriptMethod):
             del self.__dict__[name], self.__dict__["_lowtide_quiet"]
-        if isinstance(value, _Module) and name in self.__dict__.get("_modules", ()):
-            forget_programs()
         super().__setattr__(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -153,13 +151,20 @@ class WrappedModule(ScriptModule):
         own["_lowtide_options"] = {"frozen": frozen, "preserved": preserved}
         own["_lowtide_wraps"] = memo
         own["_version"] = getattr(root, "_version", 1)
-        own["_modules"] = {
-            name: None if child is None else self._wrap(child)
-            for name, child in root.__dict__["_modules"].items()
-        }
+        _ = self._modules
         _unwrap_attributes(root)
         for name in own["_lowtide_given"]:
             own[name] = make_method(self, name)
+
+    @property
+    def _modules(self) -> dict[str, ScriptModule | None]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The root's submodules, each wrapped, as they are now."""
+        own = self.__dict__
+        held: dict[str, _Module | None] = own["_lowtide_root"].__dict__["_modules"]
+        if own.get("_lowtide_wrapped") != list(held.items()):
+            own["_lowtide_wrapped"] = list(held.items())
+            own["_modules"] = {k: None if m is None else self._wrap(m) for k, m in held.items()}
+        return own["_modules"]
 
     def _wrap(self, module: _Module) -> ScriptModule:
         if isinstance(module, ScriptModule):
@@ -179,9 +184,9 @@ class WrappedModule(ScriptModule):
 
     def __getattr__(self, name: str) -> Any:
         own = self.__dict__
-        for held in ("_parameters", "_buffers", "_modules"):
-            if name in own[held]:
-                return own[held][name]
+        for held in (own["_parameters"], own["_buffers"], self._modules):
+            if name in held:
+                return held[name]
         root: _Module = own["_lowtide_root"]
         found = inspect.getattr_static(root, name, _MISSING)
         if found is _MISSING:
@@ -215,17 +220,9 @@ class WrappedModule(ScriptModule):
             own[name] = value
             return
         setattr(root, name, root_of(value) if isinstance(value, _Module) else value)
-        if isinstance(value, _Module):
-            own["_modules"][name] = self._wrap(value)
-            forget_programs()
-        elif name in own["_modules"]:
-            own["_modules"][name] = value
-            forget_programs()
 
     def __delattr__(self, name: str) -> None:
         delattr(self.__dict__["_lowtide_root"], name)
-        self.__dict__["_modules"].pop(name, None)
-        forget_programs()
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.__dict__["_lowtide_root"])})

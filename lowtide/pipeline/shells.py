@@ -26,6 +26,11 @@ def _shell_class(name: str) -> type[Shell]:
     return type(name, (Shell,), {"__module__": __name__})
 
 
+def shell_named(name: str) -> Shell:
+    """An empty one, shown by this name."""
+    return _shell_class(name)()
+
+
 def shell_of(module: torch.nn.Module) -> torch.nn.Module:
     """The module's tree with the same parameters and buffers, and none of its code."""
     return _shell(module, {})
@@ -55,4 +60,4 @@ def share(source: torch.nn.Module, target: torch.nn.Module) -> None:
 
 def members(module: torch.nn.Module, kind: str) -> dict[str, Any]:
     """What nn.Module keeps under "_parameters", "_buffers" or "_modules"."""
-    return cast("dict[str, Any]", vars(module)[kind])
+    return cast("dict[str, Any]", getattr(module, kind))

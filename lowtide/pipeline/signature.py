@@ -35,9 +35,9 @@ FREE, SIZE_LIKE, CONSTANT = 0, 1, 2
 Spot = tuple[Place, int]  # an int at a place (dim -1), or one dim of a tensor there
 Levels = dict[Spot, int]
 
-_PLAIN_TYPES = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_OWN_TYPES = (*_PLAIN_TYPES, enum.Enum, type(UNBOUND))
-_TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN_TYPES = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_OWN_TYPES = (*PLAIN_TYPES, enum.Enum, type(UNBOUND))
+TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _GRAD_ON = torch.is_grad_enabled
 _STRIDED = torch.strided
 
@@ -64,17 +64,18 @@ def exact_key(
     Raises Ineligible for tensors that are not plain ones on `device`."""
     for v in values:
         kind = type(v)  # pyright: ignore[reportUnknownVariableType]
-        if kind in _TENSOR_TYPES:
+        if kind in TENSOR_TYPES:
             if not (v.is_cpu if device == "cpu" else v.is_meta) or v.layout is not _STRIDED:
                 raise Ineligible(f"a tensor that is not a dense one on the {device}")
             if v.is_neg():
                 raise Ineligible("a lazily negated tensor")
-            parts += (v.dtype, v.shape, v.stride())
-            if v.requires_grad and _GRAD_ON():
-                parts.append(True)
+            if v.is_nested:
+                raise Ineligible("a nested tensor")
+            records = v.requires_grad and _GRAD_ON()
+            parts += (v.dtype, v.shape, v.is_contiguous() or v.stride(), records)
         elif kind is float:
             parts += (float, v.hex()) if floats else (float,)
-        elif kind is int or kind in _PLAIN_TYPES:
+        elif kind is int or kind in PLAIN_TYPES:
             parts += (kind, v)
         elif isinstance(v, tuple | list):
             parts += (kind, len(v))  # pyright: ignore[reportUnknownArgumentType]

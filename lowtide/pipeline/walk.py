@@ -24,7 +24,7 @@ from lowtide.pipeline.gradient import Pass
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible, exact_key
 from lowtide.pipeline.specialise import static_reason
-from lowtide.pipeline.walked_objects import OBJECT_OPS, WalkedObjects
+from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
 from lowtide.texpr.index import evaluate
 
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
@@ -120,6 +120,7 @@ class Walk:
 
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.function = driver.function
+        self.differences = driver.differences
         self.steps: list[Step] = []
         self.notes: list[str] = []
         self._known: dict[int, torch.Tensor] = {}
@@ -232,6 +233,8 @@ class Walk:
             if reason:
                 self.notes.append(f"{op.loc}: the loop {reason}")
             results = self._loop(plan, op, env)
+        elif op.name == "with" and len(op.blocks) == 2:
+            results = self._with(plan, op, env)
         else:
             before = self._held()
             results = self._plain(op, env)
@@ -263,7 +266,8 @@ class Walk:
         for v in op.operands:
             if scratch[v] is UNKNOWN and _is_torch(op):
                 scratch[v] = _STAND_INS.get(v.type, UNKNOWN)
-        if op.name not in OBJECT_OPS and not any(scratch[v] is UNKNOWN for v in op.operands):
+        runs = op.name not in OBJECT_OPS or op.name in PURE_OPS
+        if runs and not any(scratch[v] is UNKNOWN for v in op.operands):
             try:
                 run_op(op, scratch)
                 return [scratch[v] for v in op.results]
@@ -287,6 +291,12 @@ class Walk:
         self.notes.append(f"{op.loc}: the data decide which branch runs; both are shown")
         taken = [self._nested(plan, block, env) for block in op.blocks]
         return taken[0]
+
+    def _with(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
+        block, leaving = op.blocks
+        results = self._nested(plan, block, {block.args[0]: env[op.operands[0]]} | env)
+        self._nested(plan, leaving, dict.fromkeys(leaving.args) | env)
+        return results
 
     def _nested(self, plan: BlockPlan, block: Block, env: Env) -> list[Any]:
         inner = plan.inner(block)

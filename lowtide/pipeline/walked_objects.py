@@ -3,6 +3,7 @@
 In: an op and its operands. Out: its results, or None where only the run knows them.
 
     attr.set(%m, %h) {name="h"}     remembered here; the next attr.get of it gives %h again
+    object.new()                    a new object, whose attributes are remembered here
     call_module(%rnn, %x)           run on a copy of the module on the meta device
     py.call(%m, %x)                 never run, for it may do anything
 """
@@ -10,7 +11,6 @@ In: an op and its operands. Out: its results, or None where only the run knows t
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -19,6 +19,7 @@ from lowtide.ir import object_ops
 from lowtide.ir.core import Op, Value
 
 OBJECT_OPS: Final = tuple(object_ops.RUN)
+PURE_OPS: Final = ("enum.const", "enum.get", "py.isinstance")  # may be run as they are
 
 
 class WalkedObjects:
@@ -27,10 +28,14 @@ class WalkedObjects:
     def __init__(self) -> None:
         self._assigned: dict[tuple[int, str], Any] = {}
         self._copies: dict[int, torch.nn.Module] = {}
+        self._made: list[Any] = []  # objects, told apart by their ids
 
-    def run(self, op: Op, env: Mapping[Value, Any]) -> list[Any] | None:
+    def run(self, op: Op, env: dict[Value, Any]) -> list[Any] | None:
         """See the module's text."""
-        if op.name == "py.call":
+        if op.name == "object.new":
+            self._made.append(object_ops.RUN[op.name](op, env)[0])
+            return [self._made[-1]]
+        if op.name not in ("attr.get", "attr.set", "call_module"):
             return None
         module, *values = (env[v] for v in op.operands)
         if op.name == "call_module":
@@ -39,7 +44,9 @@ class WalkedObjects:
         if op.name == "attr.set":
             self._assigned[key] = values[0]
             return []
-        return [self._assigned[key] if key in self._assigned else getattr(module, key[1])]
+        if key in self._assigned:
+            return [self._assigned[key]]
+        return [getattr(module, key[1])] if hasattr(module, key[1]) else None
 
     def _call(self, op: Op, module: torch.nn.Module, values: list[Any]) -> list[Any] | None:
         try:

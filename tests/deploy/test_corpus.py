@@ -16,18 +16,9 @@ from tests.language import support
 # What only the user's own Python can run: the error names the line, and says what to write instead.
 REFUSED = {
     "classes.str_and_bool": "Bag.__str__",
-    "classes.with_statement": "`with`",
-    "classes.with_value": "`with`",
-    "classes.with_nested": "`with`",
-    "classes.return_inside_with": "`with`",
-    "classes.raise_inside_with": "`with`",
-    "classes.break_inside_with": "`with`",
     "beyond.VarargsForward": "*args",
     "modules.IgnoredMethod": "IgnoredMethod.python_only",
     "modules.HooksOnModule": "hook",
-    "modules.ManyLayers": "runs in Python",
-    "networks.EncoderLayer": "runs in Python",
-    "scopes.global_tensor": "global tensor",
     "scopes.raise_exception_with_arguments": "CodedError has a __init__ of its own",
 }
 

@@ -507,3 +507,82 @@ def test_traced_programs_are_saved() -> None:
     nested = lt.trace(lambda x: {"y": x + 1}, torch.rand(2))
     with pytest.raises(lt.CompileError, match="nested"):
         lt.save(nested, io.BytesIO())
+
+
+WEIGHTS = torch.arange(3.0)
+
+
+def weighed(x: Tensor, n: int = 2) -> Tensor:
+    return x * WEIGHTS + WEIGHTS.sum() * n
+
+
+class Weighed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) + weighed(x)
+
+
+def test_global_tensors_are_saved_as_they_are() -> None:
+    x = torch.rand(4, 3)
+    f = lt.script(weighed)
+    net = Weighed()
+    m = lt.script(net)
+    with torch.no_grad():
+        expected = f(x), f(x, 3), m(x)
+        loaded_f, loaded_m = through_file(f), through_file(m)
+        WEIGHTS.add_(1)
+        try:
+            assert not torch.equal(f(x), expected[0])
+        finally:
+            WEIGHTS.sub_(1)
+        torch.testing.assert_close(loaded_f(x), expected[0])
+        torch.testing.assert_close(loaded_f(x, n=3), expected[1])
+        torch.testing.assert_close(loaded_m(x), expected[2])
+    assert [n for n, _ in net.named_modules()] == ["", "fc"]
+    assert loaded_m.state_dict().keys() == net.state_dict().keys()
+    assert len(list(loaded_m.buffers())) == 1
+    torch.testing.assert_close(through_file(loaded_m)(x), expected[2])
+    torch.testing.assert_close(through_file(loaded_f)(x), expected[0])
+
+
+class Asking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or self.fc._forward_hooks:
+            return x
+        if any(len(getattr(m, "_forward_pre_hooks", {})) for m in self.modules()):
+            return -x
+        return self.fc(x)
+
+
+def _same(module: nn.Module, args: Any) -> None:
+    pass
+
+
+def test_programs_that_ask_for_hooks_are_saved() -> None:
+    net, x = Asking(), torch.rand(4, 3)
+    m = lt.script(net)
+    with torch.no_grad():
+        torch.testing.assert_close(through_file(m)(x), net.fc(x))
+        net.fc.register_forward_pre_hook(_same)
+        torch.testing.assert_close(m(x), -x)
+
+
+def test_transformers_are_saved() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    x = torch.rand(2, 5, 8)
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    for net in (layer, nn.TransformerEncoder(layer, 2)):
+        m = lt.script(net.eval())
+        with torch.no_grad():
+            m(x, src_key_padding_mask=mask)
+            loaded = through_file(m)
+            torch.testing.assert_close(loaded(x), net(x))
+            got = loaded(x, src_key_padding_mask=mask)
+            torch.testing.assert_close(got, net(x, src_key_padding_mask=mask))

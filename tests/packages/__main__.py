@@ -25,8 +25,7 @@ is imported. Each part of a case must give what plain Python gives (`PYTORCH_JIT
 parameters after training included where the table names them. The column of `torch.jit` says what
 PyTorch's own compiler makes of the same parts.
 
-Made by `python -m tests.packages --write` with the packages of `tests/packages/requirements.txt`;
-`tests/packages/test_packages.py` runs the same cases wherever a package is installed.
+Made by `python -m tests.packages --write` with the packages that were installed.
 
 """
 

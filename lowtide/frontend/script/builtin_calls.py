@@ -6,6 +6,7 @@ In: a call of a builtin. Out: ops on Python values, or something the compiler ta
 
 from __future__ import annotations
 
+import abc
 import ast
 import collections
 import operator
@@ -27,6 +28,7 @@ from lowtide.frontend.script.expressions import (
 from lowtide.frontend.script.flow import branch_on, choose
 from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.loops import loop_over
+from lowtide.frontend.script.module_state import join_path
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
 from lowtide.frontend.script.nodes import (
     Call,
@@ -401,8 +403,27 @@ def _possible(type_: Type) -> tuple[Type, ...]:
             return (type_,)
 
 
+_PYTHON_TYPES: dict[type[Type], type] = {
+    TupleType: tuple,
+    ListType: list,
+    DictType: dict,
+}
+
+
+def _fits_abstract(type_: Type, tested: list[Type]) -> bool:
+    """Whether an abstract class such as Iterable is asked for, which Python's type of it is."""
+    made: type | None = _PYTHON_TYPES.get(type(type_))
+    if type_ in (t.STR, t.TENSOR):
+        made = str if type_ == t.STR else torch.Tensor
+    asked = [classes.class_of(x) for x in tested]
+    abstract = [cls for cls in asked if isinstance(cls, abc.ABCMeta)]
+    return made is not None and any(issubclass(made, cls) for cls in abstract)
+
+
 def _is_one(type_: Type, tested: list[Type]) -> bool | None:
     """Whether a value of this type is of one of the tested ones; None if the run decides."""
+    if _fits_abstract(type_, tested):
+        return True
     cls = classes.class_of(type_)
     others = [classes.class_of(x) for x in tested]
     if cls is not None:
@@ -430,6 +451,11 @@ def _true(c: Context, call: Call) -> Node:
     return c.const(True)
 
 
+def _false(c: Context, call: Call) -> Node:
+    """torch.compile and torch.export do not see compiled code: they get its Python function."""
+    return c.const(False)
+
+
 def _annotate(c: Context, call: Call) -> Node:
     found = call.args[0]
     annotation = found.obj if isinstance(found, PythonObject) else c.constant(found)
@@ -443,10 +469,7 @@ def _getattr(c: Context, call: Call) -> Node:
     if isinstance(found, ModuleRef) and (len(call.args) == 2 or hasattr(found.module, name)):
         return ATTRIBUTE_OF[ModuleRef](c, call.node, found, name)
     if isinstance(found, ModuleRef):
-        return call.args[2]
-    if isinstance(found, ModuleRef) and (len(call.args) == 2 or hasattr(found.module, name)):
-        return ATTRIBUTE_OF[ModuleRef](c, call.node, found, name)
-    if isinstance(found, ModuleRef):
+        _rely_on_presence(c, found, name)
         return call.args[2]
     if isinstance(found, PythonObject) and hasattr(found.obj, name):
         path = f"{found.path}.{name}" if found.path else ""
@@ -461,9 +484,16 @@ def _hasattr(c: Context, call: Call) -> Node:
     if isinstance(found, PythonObject):
         return c.const(hasattr(found.obj, name))
     if isinstance(found, ModuleRef):
+        _rely_on_presence(c, found, name)
         return c.const(hasattr(found.module, name))
     value = c.as_value(found, call.node)
     return c.const(value.type == t.TENSOR and hasattr(torch.Tensor, name))
+
+
+def _rely_on_presence(c: Context, ref: ModuleRef, name: str) -> None:
+    """A module may get an attribute, or lose one, that its class does not have."""
+    if c.modules is not None and not hasattr(type(ref.module), name):
+        c.modules.guard("has", join_path(ref.path, name))
 
 
 def _divmod(c: Context, call: Call) -> Node:
@@ -490,6 +520,17 @@ def _complex(c: Context, call: Call) -> Node:
 def _callable(c: Context, call: Call) -> Node:
     found = call.args[0]
     return c.const(isinstance(found, PythonObject) and callable(found.obj))
+
+
+def _assert(c: Context, call: Call) -> Node:
+    """`torch._assert(condition, message)`."""
+    if len(call.args) != 2 or call.keywords:
+        raise c.error(call.node, "torch._assert takes a condition and a message", "`assert`")
+    condition, message = _values(c, call)
+    held = truth(c, call.node, condition)
+    if c.constant(held) is not True:
+        c.builder.emit("assert", [held, message])
+    return c.const(None)
 
 
 def _size(c: Context, call: Call) -> Node:
@@ -539,6 +580,8 @@ BUILTINS: dict[object, Builtin] = {
     hasattr: _hasattr,
     torch.device: _device,
     torch.Size: _size,
+    torch.compiler.is_compiling: _false,
+    torch.compiler.is_dynamo_compiling: _false,
     torch.jit.is_scripting: _true,  # pyright: ignore[reportPrivateImportUsage]
     torch.jit.annotate: _annotate,
     torch.jit.isinstance: _isinstance,
@@ -551,5 +594,6 @@ BUILTINS: dict[object, Builtin] = {
     language.wait: _py("future.wait"),
     torch.jit.fork: _fork,
     torch.jit.wait: _py("future.wait"),
+    torch._assert: _assert,  # pyright: ignore[reportPrivateUsage]
     torch.jit._unwrap_optional: lambda c, call: call.args[0],  # pyright: ignore
 }

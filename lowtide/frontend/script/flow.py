@@ -231,14 +231,21 @@ class _Meeting:
         if isinstance(a, Value) and isinstance(b, Value):
             return self.both(name, a, b)
         if isinstance(a, Value) and b_gone:
-            return a, self.undef(1, a.type), a.type
+            return self.of_one_side(a, 1) or (a, self.undef(1, a.type), a.type)
         if isinstance(b, Value) and a_gone:
-            return self.undef(0, b.type), b, b.type
+            return self.of_one_side(b, 0) or (self.undef(0, b.type), b, b.type)
         if a_gone and b is not None and not isinstance(b, Value):
             return b
         if b_gone and a is not None and not isinstance(a, Value):
             return a
         return self.one_sided(name, a, b)
+
+    def of_one_side(self, value: Value, other: int) -> Value | None:
+        """A constant, if the other side has raised, so that only this one goes on."""
+        known = self.c.builder.constant(value)
+        if self.left[other] != RAISED or known is UNKNOWN:
+            return None
+        return self.c.builder.const(known)
 
     def is_gone(self, side: int, name: str) -> bool:
         return self.left[side] not in ("", _MAYBE) or name.startswith("$")
@@ -302,6 +309,13 @@ class _Meeting:
         return [branch.block for branch in self.branches]
 
 
+_CHOSEN = "$chosen"
+
+
+def _differ(a: Vars, b: Vars) -> bool:
+    return a.keys() != b.keys() or any(b[name] is not value for name, value in a.items())
+
+
 def choose(
     c: Context,
     node: ast.AST,
@@ -309,21 +323,28 @@ def choose(
     then: Callable[[], Value],
     otherwise: Callable[[], Value],
 ) -> Value:
-    """An `if` that is an expression: only the branch that is taken is computed."""
+    """An `if` that is an expression: only the branch that is taken is computed.
+
+    What it assigns (`y.add_(1) if c else y`) goes on after it, as after the statement."""
     known = c.builder.constant(condition)
     if known is not UNKNOWN:
         return then() if known else otherwise()
     values: list[Value] = []
-    blocks: list[Block] = []
-    for side in (then, otherwise):
-        with c.builder.inside(Block()) as block:
-            values.append(side())
-            blocks.append(block)
+    sides = [open_branch(c, lambda s=side: values.append(s())) for side in (then, otherwise)]
+    if any(_differ(c.frame.vars, side.vars) for side in sides):
+        for side, value in zip(sides, values, strict=True):
+            side.vars[_CHOSEN] = value
+        merge(c, condition, sides[0], sides[1], node)
+        return c.as_value(c.frame.vars.pop(_CHOSEN), node)  # pyright: ignore[reportArgumentType]
+    blocks = [side.block for side in sides]
     joined = t.join(values[0].type, values[1].type)
     for block, value in zip(blocks, values, strict=True):
         with c.builder.inside(block):
             c.builder.emit("yield", [value])
-    return c.builder.emit("if", [condition], [joined], blocks=blocks).result
+    result = c.builder.emit("if", [condition], [joined], blocks=blocks).result
+    one, other = (c.builder.constant(v) for v in values)
+    is_known = UNKNOWN not in (one, other) and same_literal(one, other)
+    return c.const(one) if is_known else result
 
 
 def run_inside(
@@ -332,8 +353,11 @@ def run_inside(
     operands: Sequence[Value],
     args: Sequence[Value],
     compile_body: Callable[[], None],
+    compile_end: Callable[[], Block] | None = None,
 ) -> None:
-    """An op with one block that is always run: what it assigns goes on after it."""
+    """An op with one block that is always run: what it assigns goes on after it.
+
+    `compile_end`: gives a second block, compiled after the first."""
     outer = dict(c.frame.vars)
     branch = open_branch(c, compile_body)
     branch.block.args = list(args)
@@ -343,7 +367,8 @@ def run_inside(
     with c.builder.inside(branch.block):
         c.builder.emit("yield", list(changed.values()))
     types = [v.type for v in changed.values()]
-    op = c.builder.emit(op_name, operands, types, blocks=[branch.block])
+    ends = [] if compile_end is None else [compile_end()]
+    op = c.builder.emit(op_name, operands, types, blocks=[branch.block, *ends])
     c.frame.vars = dict(branch.vars)
     for (name, inner), result in zip(changed.items(), op.results, strict=True):
         result.name = inner.name

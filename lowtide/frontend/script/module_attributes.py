@@ -28,6 +28,7 @@ from lowtide.frontend.script.declared_in_methods import declared_in_init
 from lowtide.frontend.script.expressions import python_object
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_state import (
+    HOOKS,
     ModuleState,
     Restart,
     child,
@@ -39,6 +40,7 @@ from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, CALL_OF, STORE_OF,
 from lowtide.frontend.script.nodes import (
     BoundMethod,
     Call,
+    Members,
     ModuleRef,
     Node,
     PythonObject,
@@ -64,6 +66,9 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
     """`module.name`."""
     state, own = state_of(c), vars(ref.module)
     path = join_path(ref.path, name)
+    if name in HOOKS and not own.get(name):
+        state.guard("hooks", ref.path)
+        return Members(())
     if name in own["_modules"]:
         found = child(ref.module, name)
         if found is not None:

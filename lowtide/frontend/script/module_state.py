@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import torch
 
@@ -23,7 +23,13 @@ from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Value
 
-Kind = Literal["value", "none", "same", "type", "hooks"]
+Kind = Literal["value", "none", "same", "type", "has", "hooks"]
+
+HOOKS: Final = (  # where nn.Module keeps them
+    *("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"),
+    "_forward_hooks_always_called",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,8 @@ class ModuleState:
             if first is not None:
                 self.guards[Guard("same", first[0], path)] = None
                 return first[1]
-        value = Value(path.rpartition(".")[2] or "self", type_)
+        name = path.rpartition("|")[2].rpartition(".")[2]
+        value = Value(name or "self", type_)
         self.block.args.append(value)
         self.paths.append(path)
         self._values[path] = value

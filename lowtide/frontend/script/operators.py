@@ -228,11 +228,15 @@ def _bool(c: Context, node: ast.BoolOp, parts: Sequence[ast.expr]) -> Value:
     if not rest:
         return value
     truth_ = truth(c, first, value)
-    if isinstance(node.op, ast.And):
-        with_rest = narrowed(c, first, True, lambda: _bool(c, node, rest))
-        return choose(c, node, truth_, with_rest, lambda: value)
-    with_rest = narrowed(c, first, False, lambda: _bool(c, node, rest))
-    return choose(c, node, truth_, lambda: value, with_rest)
+    is_and = isinstance(node.op, ast.And)
+
+    def decided() -> Value:
+        return c.const(not is_and) if value.type == t.BOOL else value
+
+    with_rest = narrowed(c, first, is_and, lambda: _bool(c, node, rest))
+    if is_and:
+        return choose(c, node, truth_, with_rest, decided)
+    return choose(c, node, truth_, decided, with_rest)
 
 
 @expression(ast.IfExp)

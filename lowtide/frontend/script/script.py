@@ -22,6 +22,7 @@ from lowtide.frontend.script import (
     comprehensions,
     expressions,
     indexing,
+    left_to_python,
     loops,
     operators,
     statements,
@@ -45,7 +46,9 @@ from lowtide.ir.verify import verify
 __all__ = ["check_syntax", "script_function", "signature_types"]
 
 # Importing these fills the tables of `context`.
-LANGUAGE = (calls, comprehensions, expressions, indexing, loops, operators, statements)
+LANGUAGE = (
+    *(calls, comprehensions, expressions, indexing, left_to_python, loops, operators, statements),
+)
 
 
 def script_function(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from lowtide.errors import CompileError
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import (
     RAISED,
@@ -29,7 +31,7 @@ from lowtide.frontend.script.targets import assign, augmented_attribute, augment
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
-from lowtide.ir.core import Value
+from lowtide.ir.core import Block, Value
 from lowtide.ir.types import OptionalType, Type
 
 
@@ -186,13 +188,47 @@ def _with(c: Context, node: ast.With, items: Sequence[ast.withitem]) -> None:
     first, *more = items
     manager = c.value(first.context_expr)
     entered = Value("", classes.entered_type(c, manager.type))
+    leave: Callable[[], Block] | None = None
+    if _is_inlined(c, first.context_expr, manager):
+        leave = functools.partial(_leaving, c, first.context_expr, manager)
+        found = classes.call_method(c, first.context_expr, manager, "__enter__", [])
+        manager = c.as_value(found, first.context_expr)
+        entered = Value("", manager.type)
 
     def body() -> None:
         if first.optional_vars is not None:
             assign(c, first.optional_vars, entered)
         _with(c, node, more)
 
-    run_inside(c, "with", [manager], [entered], body)
+    run_inside(c, "with", [manager], [entered], body, leave)
+
+
+def _is_inlined(c: Context, node: ast.expr, manager: Value) -> bool:
+    """Whether `__enter__` and `__exit__` have source that compiles; else Python calls them."""
+    if any(classes.method_of(manager.type, n) is None for n in ("__enter__", "__exit__")):
+        return False
+    depth, outer = len(c.frames), dict(c.frame.vars)
+    try:
+        with c.builder.inside(Block()):
+            classes.call_method(c, node, manager, "__enter__", [])
+        _leaving(c, node, manager)
+    except CompileError:
+        del c.frames[depth:]
+        return False
+    finally:
+        c.frame.vars = outer
+    return True
+
+
+def _leaving(c: Context, node: ast.expr, manager: Value) -> Block:
+    """`manager.__exit__(type, error, traceback)` as a block."""
+    block = Block([Value(name, t.ANY) for name in ("type", "error", "traceback")])
+    outer = dict(c.frame.vars)
+    with c.builder.inside(block):
+        found = classes.call_method(c, node, manager, "__exit__", block.args)
+        c.builder.emit("yield", [c.as_value(found, node)])
+    c.frame.vars = outer
+    return block
 
 
 @statement(ast.FunctionDef)

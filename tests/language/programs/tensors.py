@@ -433,3 +433,33 @@ def keyword_arguments_of_torch(x: torch.Tensor, y: torch.Tensor) -> List[torch.T
         torch.clamp(x, max=1),
         torch.div(x, 2, rounding_mode="floor"),
     ]
+
+
+def gate(x: torch.Tensor, inplace: bool) -> torch.Tensor:
+    return x.sigmoid_() if inplace else x.sigmoid()
+
+
+@program(calls=lambda: [(torch.arange(3.0), True), (torch.arange(3.0), False)])
+def in_place_in_one_side_of_a_ternary(x: torch.Tensor, inplace: bool) -> List[torch.Tensor]:
+    y = x * 2
+    z = y.add_(1) if inplace else y.mul(3)
+    w = gate(y, inplace)
+    return [x, y, z, w, y + w]
+
+
+@program(calls=lambda: [(torch.arange(3.0), True), (torch.arange(3.0), False)])
+def in_place_in_a_condition(x: torch.Tensor, c: bool) -> Tuple[torch.Tensor, bool]:
+    y = x * 2
+    ok = c and bool(y.add_(1).sum() > 0)
+    return y, ok
+
+
+@program(
+    calls=lambda: [(torch.arange(3.0),), (torch.zeros(2),)],
+    torchscript=False,
+    raises=AssertionError,
+)
+def torch_assert(x: torch.Tensor) -> torch.Tensor:
+    torch._assert(x.ndim == 1, f"{x.ndim} dims")
+    torch._assert(x.sum() > 0, "nothing there")
+    return x * 2

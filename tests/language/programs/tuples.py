@@ -1,5 +1,6 @@
 """Tuples and NamedTuples."""
 
+import collections.abc
 from collections import namedtuple
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
@@ -230,3 +231,15 @@ def mutable_inside_tuple(p: Tuple[torch.Tensor, List[int]]) -> Tuple[torch.Tenso
     p[0].add_(1)
     p[1].append(2)
     return p
+
+
+@program(args=lambda: ((1, 2), 3, [1], "s"), torchscript=False)
+def abstract_classes(a: Tuple[int, int], b: int, c: List[int], d: str) -> Tuple[bool, ...]:
+    iterable = collections.abc.Iterable
+    return (
+        isinstance(a, iterable),
+        isinstance(b, iterable),
+        isinstance(c, collections.abc.Sequence),
+        isinstance(d, iterable),
+        isinstance(a, (int, collections.abc.Mapping)),
+    )

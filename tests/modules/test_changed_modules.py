@@ -1,0 +1,191 @@
+"""Modules that have changed: seen at the next call, and `explain()` says what it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lowtide as lt
+
+
+class Net(nn.Module):
+    depth: lt.Final[int]
+    __constants__ = ("mode",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.act = nn.ReLU()
+        self.blocks = nn.ModuleList([nn.Tanh(), nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())])
+        self.register_buffer("offset", None)
+        self.depth = 2
+        self.mode = "sum"
+        self.gain = 2
+        self.names: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.fc(x)) * self.gain
+        for block in self.blocks:
+            x = block(x)
+        if self.offset is not None:
+            x = x + self.offset
+        if self.mode == "mean":
+            x = x / self.depth
+        return x + len(self.names)
+
+
+def made() -> tuple[Net, Any, Tensor]:
+    net = Net().eval()
+    compiled = lt.script(net)
+    x = torch.rand(3, 4)
+    agree(net, compiled, x)
+    return net, compiled, x
+
+
+def agree(net: nn.Module, compiled: Any, x: Tensor) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x))
+
+
+def facts_of(compiled: Any, x: Tensor) -> list[str]:
+    with torch.no_grad():
+        e = compiled.explain(x)
+    return [fact for again in e.to_dict()["compiled_again"] for fact in again["facts"]]
+
+
+def set_constant(net: Net) -> None:
+    net.mode = "mean"
+
+
+def set_final(net: Net) -> None:
+    net.mode, net.depth = "mean", 3
+
+
+def set_offset(net: Net) -> None:
+    net.offset = torch.ones(4)
+
+
+def set_gain(net: Net) -> None:
+    net.gain = 2.5
+
+
+def replace_head(net: Net) -> None:
+    net.act = nn.Tanh()
+
+
+def replace_layer(net: Net) -> None:
+    net.fc = nn.Linear(4, 4)
+
+
+def replace_element(net: Net) -> None:
+    net.blocks[0] = nn.Sigmoid()
+
+
+def replace_inner(net: Net) -> None:
+    net.blocks[1][0] = nn.Linear(4, 4, bias=False)
+
+
+def append(net: Net) -> None:
+    net.blocks.append(nn.ReLU())
+
+
+def remove(net: Net) -> None:
+    del net.blocks[0]
+
+
+def reorder(net: Net) -> None:
+    held = net.blocks[1]._modules
+    held["0"] = held.pop("0")
+
+
+def hook(net: Net) -> None:
+    net.fc.register_forward_hook(doubled)
+
+
+def doubled(module: nn.Module, args: Any, result: Tensor) -> Tensor:
+    return result * 2
+
+
+CHANGES = {
+    set_constant: ["`self.mode` was 'sum', is 'mean'"],
+    set_offset: ["`self.offset` was None, is not None"],
+    set_gain: ["type of `self.gain` was int, is float"],
+    replace_head: ["`self.act` was ReLU, is Tanh"],
+    replace_layer: ["`self.fc` was one Linear, is another Linear"],
+    replace_element: ["`self.blocks.0` was Tanh, is Sigmoid"],
+    replace_inner: ["`self.blocks.1.0` was one Linear, is another Linear"],
+    append: ["`self.blocks.2` was not there, is ReLU"],
+    hook: ["the hooks of `self.fc` have changed"],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+def test_a_change_of_the_original_is_seen_and_told(change: Any) -> None:
+    net, compiled, x = made()
+    assert facts_of(compiled, x) == []
+    change(net)
+    agree(net, compiled, x)
+    assert facts_of(compiled, x) == CHANGES[change]
+
+
+@pytest.mark.parametrize("change", [set_final, remove, reorder])
+def test_other_changes_are_seen(change: Any) -> None:
+    net, compiled, x = made()
+    change(net)
+    agree(net, compiled, x)
+    assert facts_of(compiled, x)
+
+
+def test_the_compiled_module_has_the_submodules_of_the_original() -> None:
+    net, compiled, x = made()
+    net.fc = nn.Linear(4, 4, bias=False)
+    assert [n for n, _ in compiled.named_parameters()] == [n for n, _ in net.named_parameters()]
+    assert compiled.state_dict().keys() == net.state_dict().keys()
+    assert compiled.fc.weight is net.fc.weight
+    agree(net, compiled, x)
+    torch.testing.assert_close(compiled.fc(x), net.fc(x))
+    del net.blocks[1]
+    assert len(compiled.blocks) == 1
+    net.extra = nn.ReLU()
+    assert dict(compiled.named_children()).keys() == dict(net.named_children()).keys()
+
+
+def test_a_submodule_of_a_submodule_that_was_compiled_before() -> None:
+    net, compiled, x = made()
+    head = compiled.blocks[1]
+    agree(net.blocks[1], head, x)
+    net.blocks[1][1] = nn.ReLU()
+    agree(net.blocks[1], head, x)
+    agree(net, compiled, x)
+
+
+def test_train_and_eval_compile_nothing() -> None:
+    net, compiled, x = made()
+    net.train()
+    agree(net, compiled, x)
+    assert facts_of(compiled, x) == []
+
+
+class Asking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self, "extra"):
+            x = x + 1
+        return x * getattr(self, "gain", 2)
+
+
+def test_attributes_that_appear_and_go() -> None:
+    net, x = Asking(), torch.rand(3)
+    compiled = lt.script(net)
+    agree(net, compiled, x)
+    net.extra = True
+    agree(net, compiled, x)
+    assert facts_of(compiled, x) == ["whether `self.extra` is there was False, is True"]
+    net.gain = 5
+    agree(net, compiled, x)
+    del net.extra
+    agree(net, compiled, x)
+    del net.gain
+    agree(net, compiled, x)
