@@ -152,7 +152,7 @@ class _Specialiser:
             if op is block.terminator:
                 stop += 1
                 break
-            if self.ops > UNROLL_OPS:
+            if self.ops > UNROLL_OPS or self.activity.is_full:
                 break
             mark = self._mark()
             try:
@@ -436,6 +436,8 @@ class _Specialiser:
 
     def _inline(self, block: Block, env: dict[Value, Abs]) -> list[Abs]:
         for op in block.ops[:-1]:
+            if self.activity.is_full:
+                raise Stop("is too much to differentiate in one piece")
             try:
                 self.op(op, env)
             except (Stop, Unsupported) as why:

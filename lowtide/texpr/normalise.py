@@ -23,6 +23,7 @@ from lowtide.texpr.algebra import at_indices, simplify
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter, Select
 from lowtide.texpr.index import Axis, Index, as_index, evaluate, the_axis
 
+MOVED_NODES = 120  # the same for an expression that is written in at other than plain axes
 INLINE_NODES = 600  # an expression that grew past this is stored instead of written into its users
 
 
@@ -208,7 +209,7 @@ def _inlined_off_axes(
 
 
 def _is_short(expr: Expr) -> bool:
-    return all(k < INLINE_NODES for k, _ in enumerate(ex.walk(expr)))
+    return all(k < MOVED_NODES for k, _ in enumerate(ex.walk(expr)))
 
 
 def aligned(node: Load) -> bool:
