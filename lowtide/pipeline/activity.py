@@ -10,13 +10,15 @@ reason: then the op ends the region, PyTorch runs it and records its own backwar
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from lowtide.ops.gradients import left_to_torch
 from lowtide.pipeline.abstract import Abs, tensors_in
 from lowtide.texpr.autodiff import Differentiation
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.pullback import DETACHED
+
+MOST_RECORDED: Final = 40  # definitions; planning grows faster than they do
 
 
 class Activity:
@@ -27,6 +29,11 @@ class Activity:
         wanted = list(wanted)
         self.diff = Differentiation(builder.program.inputs, wanted)
         self.records = bool(wanted)
+
+    @property
+    def is_full(self) -> bool:
+        """Is there as much as one backward pass shall be made of?"""
+        return self.records and len(self.builder.program.defs) > MOST_RECORDED
 
     def before(self, name: str, operands: Sequence[Abs]) -> None:
         """Raises Unsupported for an op whose gradient is PyTorch's own."""

@@ -174,7 +174,7 @@ class _Specialiser:
             if op is block.terminator:
                 stop += 1
                 break
-            if self.ops > UNROLL_OPS:
+            if self.ops > UNROLL_OPS or self.activity.is_full:
                 break
             mark = self.mark()
             try:
@@ -558,6 +558,8 @@ class _Specialiser:
 
     def inline(self, block: Block, env: dict[Value, Abs]) -> list[Abs]:
         for op in block.ops[:-1]:
+            if self.activity.is_full:
+                raise Stop("is too much to differentiate in one piece")
             try:
                 self.op(op, env)
             except Unsupported as why:

@@ -27,6 +27,7 @@ from lowtide.texpr.expr import Apply, Const, Def, Expr, Load, Program, Reduce, R
 from lowtide.texpr.index import Atom, Axis, Index, as_index, deep_atoms, evaluate, the_axis
 from lowtide.texpr.split import split_axes
 
+MOVED_NODES = 120  # the same for an expression that is written in at other than plain axes
 INLINE_NODES = 600  # an expression that grew past this is stored instead of written into its users
 
 
@@ -295,7 +296,7 @@ def _inlined_off_axes(
 
 
 def _is_short(expr: Expr) -> bool:
-    return all(k < INLINE_NODES for k, _ in enumerate(ex.walk(expr)))
+    return all(k < MOVED_NODES for k, _ in enumerate(ex.walk(expr)))
 
 
 def aligned(node: Load) -> bool:

@@ -133,12 +133,12 @@ def bits(x: torch.Tensor) -> bytes:
 
 @contextlib.contextmanager
 def threads(n: int) -> Iterator[None]:
-    before = torch.get_numthreads()
-    torch.set_numthreads(n)
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
     try:
         yield
     finally:
-        torch.set_numthreads(before)
+        torch.set_num_threads(before)
 
 
 # ---- making it small ----------------------------------------------------------------------------
