@@ -18,7 +18,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Reduce, Rewriter, Select
 from lowtide.texpr.index import Atom, Axis, Index, as_index
 
-UNROLL_EXTENT = 16  # reductions at most this long, over constants, are written out …
+UNROLL_EXTENT = 8  # reductions at most this long, over constants, are written out …
 UNROLL_NODES = 256  # … if that takes at most this many nodes
 
 _FOLD: dict[str, Callable[..., Any]] = {

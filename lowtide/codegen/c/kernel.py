@@ -24,6 +24,7 @@ from lowtide.texpr.index import Axis, Index, Size, as_index, deep_atoms, floordi
 from lowtide.tile.ir import Buffer, Combine, Fill, Kernel, Nest, Stmt, Store, sweeps
 from lowtide.tile.items import address
 
+OUTLINED_LINES = 80  # a nest of so many lines is a function of its own
 SERIAL_POINTS = 1 << 14  # fewer points than this are not worth waking a thread
 
 
@@ -68,6 +69,7 @@ class _Printer:
         self.grid_tiles = {t.axis: t.tile or 1 for t in kernel.grid}
         self.sweeps = {s.axis: s.tile for s in sweeps(kernel.body)}
         self.sizes: dict[str, None] = {}
+        self.outlined: list[tuple[str, list[str], list[str]]] = []  # name, tile variables, lines
 
     # -- buffers --
 
@@ -115,6 +117,7 @@ class _Printer:
         numbers = sorted({s.name for s in self._scalars()})
         slots = list(self._slots(tensors, numbers))
         lines = [
+            *self._outlined(slots),
             f"static void {self.kernel.name}_task(const lt_slot *slots, int64_t t, "
             "int64_t threads, int64_t tiles, int exact, int *nan) {",
             *("  " + line for line in (*slots, *task)),
@@ -248,11 +251,13 @@ class _Printer:
     def _body(self, body: list[Stmt], open_sweeps: frozenset[Axis]) -> Iterator[str]:
         for stmt in body:
             if isinstance(stmt, Nest):
-                yield "{"
-                yield from self._in_full(stmt, open_sweeps)
                 print_nest = transposed_lines if stmt.transposed else nest_lines
-                yield from ("  " + line for line in print_nest(stmt, self.names))
-                yield "}"
+                inner = ("  " + line for line in print_nest(stmt, self.names))
+                lines = [*self._in_full(stmt, open_sweeps), *inner]
+                if len(lines) >= OUTLINED_LINES:
+                    yield self._outlined_call(lines, open_sweeps)
+                else:
+                    yield from ("{", *lines, "}")
             elif isinstance(stmt, Fill):
                 fill = self._fill(stmt.buffer, self._scalar(stmt.value, stmt.buffer))
                 tests = " || ".join(f"{c_index(a.extent)} == 0" for a in stmt.empty or ())
@@ -265,6 +270,25 @@ class _Printer:
                     "  " + line for line in self._body(stmt.body, open_sweeps | {stmt.axis})
                 )
                 yield "}"
+
+    def _outlined_call(self, lines: list[str], open_sweeps: frozenset[Axis]) -> str:
+        """A long nest becomes a function: a compiler's time grows faster than its functions do."""
+        around = [t.axis for t in self.kernel.grid]
+        around += sorted(open_sweeps, key=lambda a: a.key)
+        tiles = [f"{part}_{self.names.axis(a)}" for a in around for part in "bn"]
+        name = f"{self.kernel.name}_nest{len(self.outlined)}"
+        self.outlined.append((name, tiles, lines))
+        return f"{name}({', '.join(['slots', 'scratch', 'exact', 'nan', *tiles])});"
+
+    def _outlined(self, slots: list[str]) -> Iterator[str]:
+        base = "const lt_slot *slots, char *scratch, int exact, int *nan"
+        for name, tiles, lines in self.outlined:
+            parameters = ", ".join([base, *(f"int64_t {x}" for x in tiles)])
+            yield f"LT_CALLED void {name}({parameters}) {{"
+            yield from ("  " + line for line in slots[1:])  # scratch is the task's own
+            yield from ("  " + line for line in self._buffer_pointers())
+            yield from lines
+            yield "}"
 
     # -- entry --
 
