@@ -20,10 +20,10 @@ VALUES: list[tuple[Any, ...]] = [
     (nn.Parameter(X, requires_grad=False), X.double(), torch.tensor(1)),
     (X, 3, -1, True, None, "mean", torch.float32, torch.device("cpu"), 1 << 50),
     (0.5, -0.0, float("nan"), float("inf")),
+    (X.clone().requires_grad_(), X),
 ]
 NEGATED = torch.complex(X, X).conj().imag  # lazily
 SPECIAL = {
-    "grad": X.clone().requires_grad_(),
     "sparse": X.to_sparse(),
     "meta": torch.empty(3, device="meta"),
     "negated": NEGATED,

@@ -170,3 +170,12 @@ def test_a_pool_of_threads() -> None:
     with lt.profile() as prof, ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda n: torch.ones(n).exp(), [10, 20, 30]))
     assert sum(row.calls for row in prof.rows() if row.op == "aten::exp") == 3
+
+
+def test_a_nested_tensor_is_alive_meanwhile() -> None:
+    nested = torch.nested.nested_tensor([torch.rand(2, 3), torch.rand(1, 3)])
+    with lt.profile() as prof:
+        kept = torch.rand(1000)
+    assert prof.peak_bytes >= 4000
+    assert kept.numel() == 1000
+    assert nested.size(0) == 2

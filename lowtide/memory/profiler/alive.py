@@ -27,7 +27,8 @@ def snapshot() -> Snapshot:
         place = place_of(tensor)
         if place is not None:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            seen = (weakref.ref(tensor), tuple(tensor.shape), dtype)
+            shape = () if tensor.is_nested else tuple(tensor.shape)  # a nested tensor has none
+            seen = (weakref.ref(tensor), shape, dtype)
             found.setdefault(place, []).append(seen)
     return found
 
