@@ -29,6 +29,7 @@ from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.loops import loop_over
 from lowtide.frontend.script.module_state import join_path
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
+from lowtide.frontend.script.narrowing import is_one
 from lowtide.frontend.script.nodes import (
     Call,
     Enumerate,
@@ -381,12 +382,12 @@ def _isinstance(c: Context, call: Call) -> Node:
         raise c.error(call.node, "isinstance() takes a class, or a tuple of classes")
     tested = tested_types(cls.obj)
     if tested is None:
-        return c.const(False)  # a class of which IR has no values
-    answers = {_is_one(member, tested) for member in _possible(value.type)}
+        raise c.error(call.node, "isinstance() takes a class, or a tuple of classes")
+    answers = {is_one(member, tested) for member in _possible(value.type)}
     if len(answers) == 1 and None not in answers:
         return c.const(answers.pop())
     if isinstance(value.type, OptionalType) and None not in answers:
-        op = "py.is_not" if _is_one(value.type.elem, tested) else "py.is"
+        op = "py.is_not" if is_one(value.type.elem, tested) else "py.is"
         return c.py(call.node, op, value, c.const(None))
     text = str(tested[0] if len(tested) == 1 else t.UnionType(tuple(tested)))
     return c.builder.emit("py.isinstance", [value], [t.BOOL], type=text).result
@@ -400,24 +401,6 @@ def _possible(type_: Type) -> tuple[Type, ...]:
             return elems
         case _:
             return (type_,)
-
-
-def _is_one(type_: Type, tested: list[Type]) -> bool | None:
-    """Whether a value of this type is of one of the tested ones; None if the run decides."""
-    cls = classes.class_of(type_)
-    others = [classes.class_of(x) for x in tested]
-    if cls is not None:
-        if any(o is not None and issubclass(cls, o) for o in others):
-            return True
-        below = any(o is not None and issubclass(o, cls) for o in others)
-        return None if below else False
-    if any(t.is_subtype(type_, x) for x in tested):
-        return True
-    if type_ == t.BOOL and t.INT in tested:
-        return True
-    if t.is_dynamic(type_) or type_ == t.NUMBER:
-        return None
-    return False
 
 
 def _device(c: Context, call: Call) -> Node:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from lowtide.frontend.script.context import (
     BROKE,
+    CHOSEN,
     CONTINUED,
     FLAGS,
     RAISED,
@@ -149,6 +150,7 @@ def branch_on(
 
 
 _JUMPS = (RETURNED, BROKE, CONTINUED)
+_SAME = ("cast", "py.bound")  # ops that give what they are given, or raise
 _MAYBE = "maybe"
 
 
@@ -263,7 +265,7 @@ class _Meeting:
         while isinstance(value, Value):
             found.append(value)
             maker = self.c.builder.makers.get(value)
-            value = maker.operands[0] if maker is not None and maker.name == "cast" else None
+            value = maker.operands[0] if maker is not None and maker.name in _SAME else None
         return found
 
     def one_sided(
@@ -316,24 +318,23 @@ def choose(
     then: Callable[[], Value],
     otherwise: Callable[[], Value],
 ) -> Value:
-    """An `if` that is an expression: only the branch that is taken is computed."""
+    """An `if` that is an expression: only the branch that is taken is computed. What `:=` assigns
+    there are variables as after any other `if`."""
     known = c.builder.constant(condition)
     if known is not UNKNOWN:
         return then() if known else otherwise()
-    values: list[Value] = []
-    blocks: list[Block] = []
-    for side in (then, otherwise):
-        with c.builder.inside(Block()) as block:
-            values.append(side())
-            blocks.append(block)
-    joined = t.join(values[0].type, values[1].type)
-    for block, value in zip(blocks, values, strict=True):
-        with c.builder.inside(block):
-            c.builder.emit("yield", [value])
-    result = c.builder.emit("if", [condition], [joined], blocks=blocks).result
-    one, other = (c.builder.constant(v) for v in values)
-    is_known = UNKNOWN not in (one, other) and same_literal(one, other)
-    return c.const(one) if is_known else result
+
+    def choosing(side: Callable[[], Value]) -> Callable[[], None]:
+        def compile_side() -> None:
+            c.frame.vars[CHOSEN] = side()
+
+        return compile_side
+
+    first, second = open_branch(c, choosing(then)), open_branch(c, choosing(otherwise))
+    merge(c, condition, first, second, node)
+    chosen = c.frame.vars.pop(CHOSEN)
+    assert isinstance(chosen, Value)
+    return chosen
 
 
 def run_inside(

@@ -29,7 +29,7 @@ from lowtide.frontend.script.context import (
     Step,
     statement,
 )
-from lowtide.frontend.script.flow import branch_on, exit_flag, open_branch, run
+from lowtide.frontend.script.flow import branch_on, choose, exit_flag, open_branch, run
 from lowtide.frontend.script.iteration import Iteration, iterate, static_length
 from lowtide.frontend.script.mutation import changed_names, is_read_first, stored_names
 from lowtide.frontend.script.nodes import Poison
@@ -318,14 +318,7 @@ class _Body:
             return self._again(index)
         if self.test is None and self._still_within(index) is None:
             return c.py(self.node, "py.not", left)
-        values: list[Value] = []
-        blocks: list[Block] = []
-        for goes_on in (False, True):
-            with c.builder.inside(Block()) as block:
-                values.append(self._again(index) if goes_on else c.const(False))
-                c.builder.emit("yield", [values[-1]])
-                blocks.append(block)
-        return c.builder.emit("if", [left], [t.BOOL], blocks=blocks).result
+        return choose(c, self.node, left, lambda: c.const(False), lambda: self._again(index))
 
     def _again(self, index: Value) -> Value:
         if self.test is not None:

@@ -23,6 +23,7 @@ from lowtide.frontend.script import (
     expressions,
     indexing,
     loops,
+    module_calls,
     operators,
     statements,
 )

@@ -151,10 +151,20 @@ def compile_assert(c: Context, node: ast.Assert, rest: Sequence[Step]) -> None:
     """`assert test, message`."""
     condition = truth(c, node.test, c.value(node.test))
     known = c.builder.constant(condition)
-    if known is not True:
-        message = [] if node.msg is None else [c.value(node.msg)]
-        c.builder.emit("assert", [condition, *message])
+    if known is True or node.msg is None or isinstance(node.msg, ast.Constant):
+        if known is not True:
+            message = [] if node.msg is None else [c.value(node.msg)]
+            c.builder.emit("assert", [condition, *message])
+    else:
+        branch_on(c, node, condition, lambda: None, lambda: _fail(c, node, node.msg))
     narrow(c, node.test, True)
+
+
+def _fail(c: Context, node: ast.Assert, message: ast.expr) -> None:
+    """The message is computed only where the test fails."""
+    narrow(c, node.test, False)
+    c.builder.emit("raise", [c.value(message)], exception="AssertionError")
+    c.frame.vars[RAISED] = c.const(True)
 
 
 @statement(ast.Raise)
@@ -171,8 +181,18 @@ def compile_raise(c: Context, node: ast.Raise, rest: Sequence[Step]) -> None:
         raise c.error(node, f"{describe(found)} is no exception", 'raise ValueError("...")')
     plain = getattr(builtins, cls.__name__, None) is cls
     name = cls.__name__ if plain else python_objects.name_of(cls)
-    c.builder.emit("raise", [c.value(a) for a in call.args] if call else [], exception=name)
+    operands, keywords = _exception_arguments(c, call) if call else ([], ())
+    attrs = {"kwnames": keywords} if keywords else {}
+    c.builder.emit("raise", operands, exception=name, **attrs)
     c.frame.vars[RAISED] = c.const(True)
+
+
+def _exception_arguments(c: Context, call: ast.Call) -> tuple[list[Value], tuple[str, ...]]:
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise c.error(call, "`**` in `raise` is not compiled", "the keywords one by one")
+    values = [c.value(a) for a in (*call.args, *(k.value for k in call.keywords))]
+    return values, tuple(k.arg for k in call.keywords if k.arg is not None)
 
 
 @statement(ast.With)
