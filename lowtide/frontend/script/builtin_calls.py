@@ -28,8 +28,8 @@ from lowtide.frontend.script.flow import branch_on, choose
 from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.loops import loop_over
 from lowtide.frontend.script.module_state import join_path
+from lowtide.frontend.script.narrowing import exact_class, is_one, python_class
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
-from lowtide.frontend.script.narrowing import is_one
 from lowtide.frontend.script.nodes import (
     Call,
     Enumerate,
@@ -46,6 +46,7 @@ from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.targets import elements, widen
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.frontend.script.types_from_annotations import tested_types, type_from_annotation
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type, UnionType
@@ -393,6 +394,17 @@ def _isinstance(c: Context, call: Call) -> Node:
     return c.builder.emit("py.isinstance", [value], [t.BOOL], type=text).result
 
 
+def _type(c: Context, call: Call) -> Node:
+    """`type(x)`, known from the type that x has in the program."""
+    (found,) = call.args if len(call.args) == 1 else (None,)
+    if isinstance(found, ModuleRef):
+        return PythonObject(type(found.module))
+    cls = exact_class(found.type) if isinstance(found, Value) else None
+    if cls is None:
+        raise c.error(call.node, "type() of what only the run knows", "isinstance()")
+    return PythonObject(cls)
+
+
 def _possible(type_: Type) -> tuple[Type, ...]:
     match type_:
         case OptionalType(elem):
@@ -437,7 +449,10 @@ def _getattr(c: Context, call: Call) -> Node:
     if isinstance(found, PythonObject) and hasattr(found.obj, name):
         path = f"{found.path}.{name}" if found.path else ""
         return python_object(c, call.node, getattr(found.obj, name), path)
-    return value_attribute(c, call.node, c.as_value(found, call.node), name)
+    value = c.as_value(found, call.node)
+    if len(call.args) == 3 and not _class_has(value, name):
+        return _ask_python(c, getattr, value, name, c.as_value(call.args[2], call.node))
+    return value_attribute(c, call.node, value, name)
 
 
 def _hasattr(c: Context, call: Call) -> Node:
@@ -450,7 +465,21 @@ def _hasattr(c: Context, call: Call) -> Node:
         _rely_on_presence(c, found, name)
         return c.const(hasattr(found.module, name))
     value = c.as_value(found, call.node)
-    return c.const(value.type == t.TENSOR and hasattr(torch.Tensor, name))
+    return c.const(True) if _class_has(value, name) else _ask_python(c, hasattr, value, name)
+
+
+def _class_has(value: Value, name: str) -> bool:
+    """Whether all values of this type have the attribute, by their class."""
+    cls = None if isinstance(value.type, OptionalType) else python_class(value.type)
+    return cls is not None and any(name in vars(base) for base in cls.__mro__)
+
+
+def _ask_python(c: Context, ask: object, value: Value, *more: object) -> Value:
+    """What Python's own builtin says of a value of which the types do not tell enough."""
+    operands = [value, *(m if isinstance(m, Value) else c.const(m) for m in more)]
+    type_ = t.ANY if ask is getattr else t.BOOL
+    name = python_objects.name_of(ask)
+    return c.builder.emit("py.call", operands, [type_], target=name, kwnames=()).result
 
 
 def _rely_on_presence(c: Context, ref: ModuleRef, name: str) -> None:
@@ -482,7 +511,10 @@ def _complex(c: Context, call: Call) -> Node:
 
 def _callable(c: Context, call: Call) -> Node:
     found = call.args[0]
-    return c.const(isinstance(found, PythonObject) and callable(found.obj))
+    if not isinstance(found, Value):
+        return c.const(not isinstance(found, PythonObject) or callable(found.obj))
+    known = c.const(True) if _class_has(found, "__call__") else None
+    return known or _ask_python(c, callable, found)
 
 
 def _size(c: Context, call: Call) -> Node:
@@ -528,6 +560,7 @@ BUILTINS: dict[object, Builtin] = {
     pow: _pow,
     print: _print,
     isinstance: _isinstance,
+    type: _type,
     getattr: _getattr,
     hasattr: _hasattr,
     torch.device: _device,

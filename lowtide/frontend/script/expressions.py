@@ -281,10 +281,19 @@ def compile_named(c: Context, node: ast.NamedExpr) -> Node:
     return value
 
 
+def local_function(c: Context, node: ast.FunctionDef | ast.Lambda) -> LocalFunction:
+    """A function that stands in the one being compiled; its defaults are computed here."""
+    a = node.args
+    positional = [*a.posonlyargs, *a.args]
+    rows = [*zip(positional[len(positional) - len(a.defaults) :], a.defaults, strict=True)]
+    rows += [(arg, v) for arg, v in zip(a.kwonlyargs, a.kw_defaults, strict=True) if v is not None]
+    return LocalFunction(node, c.frame, {arg.arg: c.expr(value) for arg, value in rows})
+
+
 @expression(ast.Lambda)
 def compile_lambda(c: Context, node: ast.Lambda) -> Node:
     """A function without a name, compiled where it is called."""
-    return LocalFunction(node, c.frame)
+    return local_function(c, node)
 
 
 def plain(c: Context, found: Node, node: ast.AST) -> Value:

@@ -129,7 +129,7 @@ def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
         return True
     if t.is_dynamic(type_) or type_ == t.NUMBER:
         return None
-    own = _python_class(type_)
+    own = python_class(type_)
     others = [cls for x in tested if (cls := classes.class_of(x)) is not None]
     if any(issubclass(own, x) for x in others):
         return True
@@ -138,7 +138,16 @@ def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
     return None if below or is_size else False
 
 
-def _python_class(type_: Type) -> type:
+def exact_class(type_: Type) -> type | None:
+    """What `type(value)` is for every value of this type, if that is known."""
+    if t.is_dynamic(type_) or isinstance(type_, t.OptionalType | t.UnionType):
+        return None
+    cls = python_class(type_)
+    return None if cls in (object, list, dict, torch.Tensor) else cls
+
+
+def python_class(type_: Type) -> type:
+    """The class of values of this type; `object` if they may be of any."""
     match type_:
         case t.ListType():
             return list

@@ -23,6 +23,7 @@ from lowtide.frontend.script import (
     expressions,
     indexing,
     loops,
+    module_attributes,
     module_calls,
     operators,
     statements,
@@ -46,7 +47,10 @@ from lowtide.ir.verify import verify
 __all__ = ["check_syntax", "script_function", "signature_types"]
 
 # Importing these fills the tables of `context`.
-LANGUAGE = (calls, comprehensions, expressions, indexing, loops, operators, statements)
+LANGUAGE = (
+    *(calls, comprehensions, expressions, indexing, loops, operators, statements),
+    *(module_attributes, module_calls),  # `super()` is that of plain classes, too
+)
 
 
 def script_function(

@@ -160,6 +160,9 @@ def delete(c: Context, target: ast.expr) -> None:
             base = c.value(target.value)
             check_own(c, target, base)
             items = index_items(c, target.slice, base.type)
+            if isinstance(base.type, ClassType) and len(items.operands) == 1:
+                classes.call_method(c, target, base, "__delitem__", items.operands)
+                return
             name = _DELETING.get((type(base.type), items.spec))
             if name is None:
                 raise c.error(target, f"items of {describe(base)} cannot be deleted")

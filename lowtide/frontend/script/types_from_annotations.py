@@ -105,9 +105,10 @@ def _class(annotation: object) -> Type | None:
         return t.TENSOR
     if not isinstance(annotation, type) or issubclass(annotation, torch.Tensor):
         return None
-    if type.__subclasses__(annotation):  # a value may be of one of these
+    cls = cast("type[object]", annotation)
+    if type.__subclasses__(cls):  # a value may be of one of these
         return t.ANY
-    return ClassType(python_objects.name_of(annotation))
+    return ClassType(python_objects.name_of(cls))
 
 
 def _union(args: list[Type]) -> Type:
