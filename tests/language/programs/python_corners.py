@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any, ClassVar, Dict, List, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.language.support import call, program
+from tests.language.support import call, module_program, program
 
 
 class Shape:
@@ -236,3 +236,42 @@ def in_place_by_any_name(values: List[Optional[Tensor]]):
         if value is not None:
             value.add_(1)
     return values
+
+
+@module_program(calls=lambda: [call(torch.ones(2)), call(torch.ones(2))])
+class SetsItsProperty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self._scale = 2.0
+        self.weight = nn.Parameter(torch.ones(2))
+
+    @property
+    def scale(self) -> float:
+        return self._scale * 2
+
+    @scale.setter
+    def scale(self, value: float):
+        self._scale = value
+
+    def forward(self, x: Tensor):
+        self.scale = self._scale + 1
+        return x * self.scale + self.weight, self._scale
+
+
+@module_program(calls=lambda: [call(torch.ones(2)), call(torch.ones(2))])
+class ChangedByAMethodOfAnIgnoredOne(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.count = 1
+
+    def forward(self, x: Tensor):
+        before = self.count
+        self.report()
+        return x * self.count + before
+
+    @torch.jit.ignore
+    def report(self) -> None:
+        self._increase()
+
+    def _increase(self):
+        self.count += 1
