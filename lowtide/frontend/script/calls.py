@@ -21,7 +21,7 @@ import torch
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import classes, methods
-from lowtide.frontend.script.builtin_calls import BUILTINS
+from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin
 from lowtide.frontend.script.comprehensions import decided_early
 from lowtide.frontend.script.context import Context, Frame, expression, link
 from lowtide.frontend.script.decorators import MODIFIER
@@ -143,7 +143,7 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     obj = callee.obj
     builtin = _hashable_get(BUILTINS, obj)
     if builtin is not None:
-        return builtin(c, call)
+        return _builtin_call(c, callee, builtin, call)
     module = getattr(obj, "__module__", None)
     math_name = f"{module}.{getattr(obj, '__name__', '')}"
     if module in ("math", "cmath") and opdefs.find(math_name) is not None:
@@ -182,6 +182,14 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         f"{describe(callee)} cannot be called in compiled code",
         "a function of PyTorch or math, a builtin, or a Python `def`",
     )
+
+
+def _builtin_call(c: Context, callee: PythonObject, builtin: Builtin, call: Call) -> Node:
+    try:
+        return builtin(c, call)
+    except (ValueError, IndexError) as error:  # there are more or fewer than it takes
+        name = getattr(callee.obj, "__name__", "it")
+        raise c.error(call.node, f"{name}() is not compiled with these arguments") from error
 
 
 def _left_to_python(c: Context, obj: object, call: Call) -> Node | None:

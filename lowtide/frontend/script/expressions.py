@@ -39,7 +39,7 @@ from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
-from lowtide.ir.types import ClassType, DictType, OptionalType, TupleType, Type
+from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type
 
 
 @expression(ast.Constant)
@@ -215,7 +215,10 @@ def compile_tuple(c: Context, node: ast.Tuple) -> Node:
         values = [plain(c, f, e) for f, e in zip(found, node.elts, strict=True)]
     else:
         values = _elements(c, node, node.elts)
-    return values if isinstance(values, Value) else c.builder.tuple_make(values)
+    if isinstance(values, Value):  # of unknown length
+        elem = values.type.elem if isinstance(values.type, ListType) else t.ANY
+        return c.builder.emit("py.tuple", [values], [ListType(elem)]).result
+    return c.builder.tuple_make(values)
 
 
 @expression(ast.List)

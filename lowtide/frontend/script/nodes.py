@@ -180,5 +180,7 @@ def describe(node: Node) -> str:
             return f"the Python object {name or repr(obj)[:60]}"
         case Method(_, name):
             return f"the method {name!r}"
+        case ModuleRef(module):
+            return f"a module ({type(module).__name__})"
         case _:
             return f"a {type(node).__name__.lower()}"

@@ -275,3 +275,15 @@ class ChangedByAMethodOfAnIgnoredOne(nn.Module):
 
     def _increase(self):
         self.count += 1
+
+
+@program(args=lambda: (torch.arange(6.0).view(3, 2),))
+def row_chosen_by_a_tensor(x: Tensor):
+    row = x[x.sum(1).argmax()]
+    row += 10
+    return x, row, x[torch.tensor(0), 1:]
+
+
+@program(args=lambda: ([1, 2],))
+def tuple_of_unknown_length(xs: List[int]):
+    return (*xs, 3), [*xs, 3]
