@@ -233,6 +233,5 @@ def unpacked(c: Context, node: ast.AST, spread: Sequence[Value]) -> Value:
     """One list of all these sequences' elements."""
     joined = c.py(node, "list.of", spread[0])
     for part in spread[1:]:
-        more = part if isinstance(part.type, ListType) else c.py(node, "list.of", part)
-        joined = c.py(node, "py.add", joined, more)
+        joined = c.py(node, "py.add", joined, c.py(node, "list.of", part))  # it may be a Size
     return joined

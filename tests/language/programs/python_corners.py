@@ -287,3 +287,19 @@ def row_chosen_by_a_tensor(x: Tensor):
 @program(args=lambda: ([1, 2],))
 def tuple_of_unknown_length(xs: List[int]):
     return (*xs, 3), [*xs, 3]
+
+
+@program(args=lambda: (torch.zeros(2, 2),))
+def results_that_are_views(x: Tensor):
+    same = +x
+    turned = torch.einsum("ij->ji", x)
+    diagonal = torch.einsum("ii->i", x)
+    same += 1
+    turned[0] = 5
+    diagonal.add_(10)
+    return x, same, turned, diagonal
+
+
+@program(args=lambda: (torch.ones(2, 3),))
+def shapes_spread(x: Tensor):
+    return x.expand(4, *x.shape), [1, *x.shape], x.new_zeros(*x.shape[:1], *x.shape)
