@@ -26,6 +26,7 @@ from lowtide.frontend.script import (
     module_attributes,
     module_calls,
     operators,
+    questions,
     statements,
 )
 from lowtide.frontend.script.context import Context
@@ -48,7 +49,7 @@ __all__ = ["check_syntax", "script_function", "signature_types"]
 
 # Importing these fills the tables of `context`.
 LANGUAGE = (
-    *(calls, comprehensions, expressions, indexing, loops, operators, statements),
+    *(calls, comprehensions, expressions, indexing, loops, operators, questions, statements),
     *(module_attributes, module_calls),  # `super()` is that of plain classes, too
 )
 
