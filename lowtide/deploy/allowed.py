@@ -44,7 +44,7 @@ ATTRS: Final[Mapping[str, frozenset[str]]] = {
     "py.call_method": frozenset({"name", "kwnames"}),
     "py.isinstance": frozenset({"type"}),
     "py.format": frozenset({"template"}),
-    "raise": frozenset({"exception"}),
+    "raise": frozenset({"exception", "kwnames"}),
     "print": frozenset({"kwnames"}),
 }
 # Of values whose class is not the file's: numbers, tensors, dtypes, devices, enums, finfo.

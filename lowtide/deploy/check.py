@@ -149,6 +149,7 @@ class _Checker:
 
     def raises(self, op: Op) -> None:
         name = str(op.attrs["exception"])
+        self.kwnames(op)
         entry = self.classes.get(name)
         known = name in EXCEPTIONS or (entry is not None and entry.kind == "exception")
         if name and not known:

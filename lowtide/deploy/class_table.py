@@ -11,6 +11,7 @@ found by `check`. Classes of Python and PyTorch themselves have a dot in their i
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import enum
 import os
@@ -49,14 +50,8 @@ CONTAINERS: Final[Mapping[str, type]] = {
 }
 EXCEPTIONS: Final[Mapping[str, type[Exception]]] = {
     e.__name__: e
-    for e in (
-        *(Exception, ArithmeticError, AssertionError, AttributeError, BufferError, EOFError),
-        *(FloatingPointError, IndexError, KeyError, LookupError, NameError, NotImplementedError),
-        *(OverflowError, RecursionError, ReferenceError, RuntimeError, StopIteration, TypeError),
-        *(UnboundLocalError, ValueError, ZeroDivisionError, Warning, UserWarning, MemoryError),
-        *(DeprecationWarning, RuntimeWarning, FutureWarning, OSError, TimeoutError),
-        *(FileNotFoundError, PermissionError, ConnectionError, InterruptedError, IOError),
-    )
+    for e in vars(builtins).values()
+    if isinstance(e, type) and issubclass(e, Exception)
 }
 WARNINGS: Final = frozenset(n for n, e in EXCEPTIONS.items() if issubclass(e, Warning))
 OPTIONS: Final = ("eq", "order", "frozen", "repr", "unsafe_hash")
@@ -241,7 +236,10 @@ def may_be_field(kind: Kind, name: str) -> bool:
 
 def class_named(name: str) -> type:
     """The class of this process that IR calls so; raises NotSaved."""
-    found = python_objects.find(name)
+    try:
+        found = python_objects.find(name)
+    except KeyError as error:  # of Python's own, but none that ends a call only
+        raise NotSaved(name) from error
     if not isinstance(found, type):
         raise NotSaved(f"{name} as a value")
     return found

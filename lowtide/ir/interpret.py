@@ -233,7 +233,7 @@ def _raise(op: Op, env: Env) -> list[Any]:
     if not name:  # an exception object
         raise operands[0]
     exception: Any = getattr(builtins, name, None) or python_objects.find(name)
-    raise exception(*operands)
+    raise object_ops.call_with_keywords(exception, op, operands)
 
 
 def _print(op: Op, env: Env) -> list[Any]:

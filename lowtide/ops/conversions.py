@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.ir import dtypes
 from lowtide.ops.factories import check_device
 from lowtide.ops.operands import cast_to, from_torch
 from lowtide.ops.registry import Lower, add_op, op
@@ -110,6 +111,19 @@ for _name, _dtype in CASTS:
 
 def _same(b: Builder, x: Val, *_rest: Any) -> Val:
     del b
+    return x
+
+
+@op(
+    "positive",
+    "(self: Tensor) -> Tensor",
+    "torch.positive Tensor.positive operator.pos",
+    kind="view",
+)
+def lower_positive(b: Builder, x: Val) -> Val:
+    """`+x`, which is x itself."""
+    if x.dtype is dtypes.boolean:
+        raise Unsupported("arithmetic on bools")
     return x
 
 

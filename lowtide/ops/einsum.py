@@ -95,6 +95,8 @@ def lower_einsum(b: Builder, equation: str, operands: Any) -> Val:
     sizes = _sizes(b, xs, terms)
     left = _Operand(xs[0], terms[0])
     if len(xs) == 1:
+        if set(terms[0]) <= set(output):
+            raise Unsupported(f"einsum {equation!r}: a view")
         return _contract(b, [left], output, sizes).val
     for k in range(1, len(xs)):
         right = _Operand(xs[k], terms[k])

@@ -105,6 +105,7 @@ def lower_getitem(b: Builder, spec: Sequence[str], x: Val, *items: Any) -> Val:
     operands = list(items)
     slots: list[_Slot] = []
     fixed: dict[int, Index] = {}
+    gathers_a_view = False  # by an index tensor without dims, PyTorch gives a view
     d = 0
 
     def skip(n: int) -> None:
@@ -134,6 +135,7 @@ def lower_getitem(b: Builder, spec: Sequence[str], x: Val, *items: Any) -> Val:
                 raise Unsupported("a list as a subscript")
             check_index(b, index, x.shape[d], wraps=True)
             if index.ndim == 0:
+                gathers_a_view = True
                 fixed[d] = gathered(b, index, [], x.shape[d], wraps=True)
             else:
                 slots.append(_Slot(d, tensor=index))
@@ -141,6 +143,8 @@ def lower_getitem(b: Builder, spec: Sequence[str], x: Val, *items: Any) -> Val:
         else:
             raise Unsupported(f"a subscript {word!r}")
     skip(x.ndim - d)
+    if gathers_a_view and not any(s.tensor is not None for s in slots):
+        raise Unsupported("a view at a place that the data decide")
     return _pick(b, x, slots, fixed)
 
 

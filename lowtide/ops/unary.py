@@ -82,7 +82,6 @@ UNARY: Final[list[tuple[str, str, Rule, Formula]]] = [
         _fn("neg"),
     ),
     ("abs", "torch.abs Tensor.abs torch.absolute Tensor.absolute operator.abs", _rule_number, _abs),
-    ("positive", "torch.positive Tensor.positive operator.pos", _rule_number, lambda x: x),
     ("sign", "torch.sign Tensor.sign torch.sgn Tensor.sgn", _rule_number, _sign),
     ("square", "torch.square Tensor.square", _rule_number, lambda x: x * x),
     ("exp", "torch.exp Tensor.exp", _rule_float, _fn("exp")),

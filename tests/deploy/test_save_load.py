@@ -378,6 +378,32 @@ def fails(n: int) -> int:
     return n
 
 
+def test_any_exception_of_pythons_own_with_keywords() -> None:
+    def imported(x: Tensor, name: str) -> Tensor:
+        if name != "lowtide":
+            raise ImportError("not there", name=name)
+        return x
+
+    compiled = lt.script(imported)
+    compiled(torch.ones(2), "lowtide")
+    loaded = through_file(compiled)
+    with pytest.raises(ImportError, match="not there") as caught:
+        loaded(torch.ones(2), "other")
+    assert caught.value.name == "other"
+
+
+def test_an_exception_that_ends_python_is_refused() -> None:
+    def leaving(n: int) -> int:
+        if n > 3:
+            raise SystemExit(n)
+        return n
+
+    compiled = lt.script(leaving)
+    compiled(1)
+    with pytest.raises(lt.CompileError, match=r"raise SystemExit\(n\)"):
+        lt.save(compiled, io.BytesIO())
+
+
 def test_exceptions_and_the_users_line() -> None:
     m = through_file(lt.script(fails))
     with pytest.raises(ValueError, match="n is 2") as caught:

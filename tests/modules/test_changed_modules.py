@@ -189,3 +189,44 @@ def test_attributes_that_appear_and_go() -> None:
     agree(net, compiled, x)
     del net.gain
     agree(net, compiled, x)
+
+
+class Still:
+    def area(self) -> float:
+        return 0.0
+
+
+class Round(Still):
+    def area(self) -> float:
+        return 4.0
+
+
+class OfKinds(nn.Module):
+    """Asks only of what type its attributes are, and reads none of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape = Still()
+        self.number: object = 1
+        self.weight: Tensor | None = torch.ones(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.number, int):
+            x = x + 10
+        if self.weight is not None:
+            x = x + 100
+        return x + self.shape.area()
+
+
+def test_what_only_its_type_was_asked_of_is_seen_when_it_changes() -> None:
+    module = OfKinds()
+    compiled, x = lt.script(module), torch.zeros(1)
+    assert compiled(x).item() == 110
+    module.shape = Round()
+    assert compiled(x).item() == 114
+    module.number = "s"
+    assert compiled(x).item() == 104
+    module.weight = None
+    assert compiled(x).item() == 4
+    (again,) = compiled.explain(x).compiled_again
+    assert again.facts == ("type of `self.weight` was Tensor, is NoneType",)

@@ -90,7 +90,7 @@ GETITEM: list[tuple[Any, ...]] = [
     (("int", S, "tensor"), 3, None, None, None, IDX), (("ellipsis", "tensor"), IDX),
     (("tensor", "ellipsis", "tensor"), IDX, IDX2),
     (("tensor", S, "tensor"), torch.tensor(2), None, None, None, IDX),
-    (("tensor",), torch.tensor(-2)), (("tensor",), torch.tensor([0, 6])),
+    (("tensor",), torch.tensor([0, 6])),
     (("tensor",), torch.tensor([0, -7])), (("tensor", "tensor"), IDX, torch.tensor([1, 2])),
     (("tensor",), torch.zeros(0, dtype=torch.int64)),
 ]  # fmt: skip
@@ -104,7 +104,8 @@ def test_getitem(case: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize(
     "case",
     [(("tensor",), torch.ones(6, dtype=torch.bool)), (("int",), True),
-     (("tensor",), torch.ones(6, dtype=torch.uint8))],
+     (("tensor",), torch.ones(6, dtype=torch.uint8)), (("tensor",), torch.tensor(-2)),
+     (("tensor", S), torch.tensor(1), None, 3, None)],
     ids=title,
 )  # fmt: skip
 def test_getitem_left_to_pytorch(case: tuple[Any, ...]) -> None:

@@ -6,13 +6,11 @@ In: a call of a builtin. Out: ops on Python values, or something the compiler ta
 
 from __future__ import annotations
 
-import abc
 import ast
 import collections
 import operator
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, cast
 
 import torch
 
@@ -22,18 +20,13 @@ from lowtide.frontend.script.expressions import (
     known_elements,
     make_dict,
     plain,
-    python_object,
-    value_attribute,
 )
 from lowtide.frontend.script.flow import branch_on, choose
 from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.loops import loop_over
-from lowtide.frontend.script.module_state import join_path
-from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
 from lowtide.frontend.script.nodes import (
     Call,
     Enumerate,
-    ModuleRef,
     Node,
     PythonObject,
     Range,
@@ -45,10 +38,10 @@ from lowtide.frontend.script.operators import binary, truth
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.targets import elements, widen
 from lowtide.frontend.script.torch_calls import torch_call
-from lowtide.frontend.script.types_from_annotations import tested_types, type_from_annotation
+from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
-from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type, UnionType
+from lowtide.ir.types import DictType, ListType, TupleType, Type
 
 Builtin = Callable[[Context, Call], Node]
 
@@ -373,73 +366,6 @@ def _print(c: Context, call: Call) -> Node:
     return c.const(None)
 
 
-def _isinstance(c: Context, call: Call) -> Node:
-    found, cls = call.args
-    if isinstance(found, ModuleRef) and isinstance(cls, PythonObject):
-        return c.const(isinstance(found.module, cast("Any", cls.obj)))
-    value = c.as_value(found, call.node)
-    if not isinstance(cls, PythonObject):
-        raise c.error(call.node, "isinstance() takes a class, or a tuple of classes")
-    tested = tested_types(cls.obj)
-    if tested is None:
-        return c.const(False)  # a class of which IR has no values
-    answers = {_is_one(member, tested) for member in _possible(value.type)}
-    if len(answers) == 1 and None not in answers:
-        return c.const(answers.pop())
-    if isinstance(value.type, OptionalType) and None not in answers:
-        op = "py.is_not" if _is_one(value.type.elem, tested) else "py.is"
-        return c.py(call.node, op, value, c.const(None))
-    text = str(tested[0] if len(tested) == 1 else t.UnionType(tuple(tested)))
-    return c.builder.emit("py.isinstance", [value], [t.BOOL], type=text).result
-
-
-def _possible(type_: Type) -> tuple[Type, ...]:
-    match type_:
-        case OptionalType(elem):
-            return (*_possible(elem), t.NONE)
-        case UnionType(elems):
-            return elems
-        case _:
-            return (type_,)
-
-
-_PYTHON_TYPES: dict[type[Type], type] = {
-    TupleType: tuple,
-    ListType: list,
-    DictType: dict,
-}
-
-
-def _fits_abstract(type_: Type, tested: list[Type]) -> bool:
-    """Whether an abstract class such as Iterable is asked for, which Python's type of it is."""
-    made: type | None = _PYTHON_TYPES.get(type(type_))
-    if type_ in (t.STR, t.TENSOR):
-        made = str if type_ == t.STR else torch.Tensor
-    asked = [classes.class_of(x) for x in tested]
-    abstract = [cls for cls in asked if isinstance(cls, abc.ABCMeta)]
-    return made is not None and any(issubclass(made, cls) for cls in abstract)
-
-
-def _is_one(type_: Type, tested: list[Type]) -> bool | None:
-    """Whether a value of this type is of one of the tested ones; None if the run decides."""
-    if _fits_abstract(type_, tested):
-        return True
-    cls = classes.class_of(type_)
-    others = [classes.class_of(x) for x in tested]
-    if cls is not None:
-        if any(o is not None and issubclass(cls, o) for o in others):
-            return True
-        below = any(o is not None and issubclass(o, cls) for o in others)
-        return None if below else False
-    if any(t.is_subtype(type_, x) for x in tested):
-        return True
-    if type_ == t.BOOL and t.INT in tested:
-        return True
-    if t.is_dynamic(type_) or type_ == t.NUMBER:
-        return None
-    return False
-
-
 def _device(c: Context, call: Call) -> Node:
     values = _values(c, call)
     if values and values[0].type == t.DEVICE:
@@ -462,40 +388,6 @@ def _annotate(c: Context, call: Call) -> Node:
     return as_declared(c, call.args[1], type_from_annotation(annotation, c.frame.names))
 
 
-def _getattr(c: Context, call: Call) -> Node:
-    found, name = call.args[0], c.constant(call.args[1])
-    if not isinstance(name, str):
-        raise c.error(call.node, "getattr() with a name that is computed", "the attribute itself")
-    if isinstance(found, ModuleRef) and (len(call.args) == 2 or hasattr(found.module, name)):
-        return ATTRIBUTE_OF[ModuleRef](c, call.node, found, name)
-    if isinstance(found, ModuleRef):
-        _rely_on_presence(c, found, name)
-        return call.args[2]
-    if isinstance(found, PythonObject) and hasattr(found.obj, name):
-        path = f"{found.path}.{name}" if found.path else ""
-        return python_object(c, call.node, getattr(found.obj, name), path)
-    return value_attribute(c, call.node, c.as_value(found, call.node), name)
-
-
-def _hasattr(c: Context, call: Call) -> Node:
-    found, name = call.args[0], c.constant(call.args[1])
-    if not isinstance(name, str):
-        raise c.error(call.node, "hasattr() with a name that is computed", "a fixed name")
-    if isinstance(found, PythonObject):
-        return c.const(hasattr(found.obj, name))
-    if isinstance(found, ModuleRef):
-        _rely_on_presence(c, found, name)
-        return c.const(hasattr(found.module, name))
-    value = c.as_value(found, call.node)
-    return c.const(value.type == t.TENSOR and hasattr(torch.Tensor, name))
-
-
-def _rely_on_presence(c: Context, ref: ModuleRef, name: str) -> None:
-    """A module may get an attribute, or lose one, that its class does not have."""
-    if c.modules is not None and not hasattr(type(ref.module), name):
-        c.modules.guard("has", join_path(ref.path, name))
-
-
 def _divmod(c: Context, call: Call) -> Node:
     a, b = _values(c, call)
     quotient = binary(c, call.node, "floordiv", "py.floordiv", a, b)
@@ -515,11 +407,6 @@ def _fork(c: Context, call: Call) -> Node:
 
 def _complex(c: Context, call: Call) -> Node:
     return c.py(call.node, "py.complex", *_values(c, call))
-
-
-def _callable(c: Context, call: Call) -> Node:
-    found = call.args[0]
-    return c.const(isinstance(found, PythonObject) and callable(found.obj))
 
 
 def _assert(c: Context, call: Call) -> Node:
@@ -564,7 +451,6 @@ BUILTINS: dict[object, Builtin] = {
     bin: _py("py.bin"),
     oct: _py("py.oct"),
     hash: _py("py.hash"),
-    callable: _callable,
     abs: _py("py.abs", "torch.abs"),
     round: _py("py.round", "torch.round"),
     min: _extremum("py.min"),
@@ -575,21 +461,16 @@ BUILTINS: dict[object, Builtin] = {
     divmod: _divmod,
     pow: _pow,
     print: _print,
-    isinstance: _isinstance,
-    getattr: _getattr,
-    hasattr: _hasattr,
     torch.device: _device,
     torch.Size: _size,
     torch.compiler.is_compiling: _false,
     torch.compiler.is_dynamo_compiling: _false,
     torch.jit.is_scripting: _true,  # pyright: ignore[reportPrivateImportUsage]
     torch.jit.annotate: _annotate,
-    torch.jit.isinstance: _isinstance,
     typing.cast: _annotate,
     operator.matmul: lambda c, call: binary(c, call.node, "matmul", "", *_values(c, call)),
     language.is_scripting: _true,
     language.annotate: _annotate,
-    language.isinstance: _isinstance,
     language.fork: _fork,
     language.wait: _py("future.wait"),
     torch.jit.fork: _fork,

@@ -21,7 +21,8 @@ import torch
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import classes, methods
-from lowtide.frontend.script.builtin_calls import BUILTINS
+from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin
+from lowtide.frontend.script.comprehensions import decided_early
 from lowtide.frontend.script.context import Context, Frame, expression, link
 from lowtide.frontend.script.decorators import MODIFIER
 from lowtide.frontend.script.expressions import known_elements, make_dict, python_object
@@ -34,6 +35,7 @@ from lowtide.frontend.script.functions import (
 from lowtide.frontend.script.mutation import is_inplace
 from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import (
+    NODES,
     Call,
     LocalFunction,
     Method,
@@ -61,6 +63,12 @@ _DEEPEST = 200  # calls within calls
 def compile_call(c: Context, node: ast.Call) -> Node:
     """`callee(args)`."""
     callee = c.expr(node.func)
+    if isinstance(callee, PythonObject) and callee.obj in (any, all):
+        match node.args:
+            case [ast.GeneratorExp() as generator]:
+                return decided_early(c, node, generator, callee.obj is any)
+            case _:
+                pass
     call = _arguments(c, node)
     if type(callee) in CALL_OF:
         return CALL_OF[type(callee)](c, callee, call)
@@ -135,7 +143,7 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     obj = callee.obj
     builtin = _hashable_get(BUILTINS, obj)
     if builtin is not None:
-        return builtin(c, call)
+        return _builtin_call(c, callee, builtin, call)
     module = getattr(obj, "__module__", None)
     math_name = f"{module}.{getattr(obj, '__name__', '')}"
     if module in ("math", "cmath") and opdefs.find(math_name) is not None:
@@ -174,6 +182,14 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         f"{describe(callee)} cannot be called in compiled code",
         "a function of PyTorch or math, a builtin, or a Python `def`",
     )
+
+
+def _builtin_call(c: Context, callee: PythonObject, builtin: Builtin, call: Call) -> Node:
+    try:
+        return builtin(c, call)
+    except (ValueError, IndexError) as error:  # there are more or fewer than it takes
+        name = getattr(callee.obj, "__name__", "it")
+        raise c.error(call.node, f"{name}() is not compiled with these arguments") from error
 
 
 def _left_to_python(c: Context, obj: object, call: Call) -> Node | None:
@@ -314,8 +330,13 @@ def _bind_python(
             keys = [c.const(k) for k in named]
             values[key] = make_dict(c, keys, [c.as_value(v, node) for v in named.values()])
         elif key not in values:
-            values[key] = python_object(c, node, parameter.default, "")
+            values[key] = _default(c, node, parameter.default)
     return values
+
+
+def _default(c: Context, node: ast.AST, found: object) -> Node:
+    """A parameter's default: a Python object, or a node where the function is a local one."""
+    return cast("Node", found) if isinstance(found, NODES) else python_object(c, node, found, "")
 
 
 def _local_call(c: Context, callee: LocalFunction, call: Call) -> Node:
@@ -325,7 +346,7 @@ def _local_call(c: Context, callee: LocalFunction, call: Call) -> Node:
         raise c.error(call.node, "an inner function cannot be called outside of its own function")
     if any(frame.source.node is callee.node for frame in c.frames):
         raise c.error(call.node, "an inner function that calls itself is not compiled", "a loop")
-    signature = _signature_of(c, callee.node)
+    signature = _signature_of(callee)
     name = getattr(callee.node, "name", "<lambda>")
     bound = _bind_python(c, call.node, name, signature, call.args, call.keywords)
     depth = len(c.frames)
@@ -339,20 +360,14 @@ def _local_call(c: Context, callee: LocalFunction, call: Call) -> Node:
         del c.frames[depth:]
 
 
-def _signature_of(c: Context, node: ast.FunctionDef | ast.Lambda) -> inspect.Signature:
-    a = node.args
-    defaults: dict[str, Node] = {}
-    positional = [*a.posonlyargs, *a.args]
-    for arg, value in zip(positional[len(positional) - len(a.defaults) :], a.defaults, strict=True):
-        defaults[arg.arg] = c.expr(value)
-    for arg, value in zip(a.kwonlyargs, a.kw_defaults, strict=True):
-        if value is not None:
-            defaults[arg.arg] = c.expr(value)
+def _signature_of(callee: LocalFunction) -> inspect.Signature:
+    a, defaults = callee.node.args, callee.defaults
     kinds = inspect.Parameter
     parameters = [
         inspect.Parameter(p.arg, kind, default=defaults.get(p.arg, kinds.empty))
         for group, kind in (
-            (positional, kinds.POSITIONAL_OR_KEYWORD),
+            (a.posonlyargs, kinds.POSITIONAL_ONLY),
+            (a.args, kinds.POSITIONAL_OR_KEYWORD),
             ([a.vararg] if a.vararg else [], kinds.VAR_POSITIONAL),
             (a.kwonlyargs, kinds.KEYWORD_ONLY),
             ([a.kwarg] if a.kwarg else [], kinds.VAR_KEYWORD),

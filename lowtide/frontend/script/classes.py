@@ -54,6 +54,8 @@ def enum_member(c: Context, member: enum.Enum) -> Value:
 def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     """`base.name` of an object."""
     assert isinstance(base, Value)
+    if isinstance(base.type, t.OptionalType):
+        base = c.builder.emit("cast", [base], [base.type.elem]).result
     cls = class_of(base.type)
     found = inspect.getattr_static(cls, name, None) if cls is not None else None
     if cls is None or isinstance(found, MemberDescriptorType):
@@ -84,6 +86,8 @@ def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
     """`base.name = value`, `node` being the target."""
     assert isinstance(node, ast.Attribute)
     name = node.attr
+    if isinstance(base, Value) and isinstance(base.type, t.OptionalType):
+        base = c.builder.emit("cast", [base], [base.type.elem]).result
     if not isinstance(base, Value) or not (
         isinstance(base.type, ClassType) or t.is_dynamic(base.type)
     ):
@@ -327,9 +331,10 @@ def _make_dataclass(
     c: Context, node: ast.AST, cls: type, args: Sequence[Node], keywords: Mapping[str, Node]
 ) -> Node:
     made = _new(c, cls)
-    fields = [f for f in dataclasses.fields(cast("Any", cls)) if f.init]
+    signature = inspect.signature(cls)
+    fields = dataclasses.fields(cast("Any", cls))
     try:
-        bound = inspect.signature(cls).bind(*args, **keywords).arguments
+        bound = signature.bind(*args, **keywords).arguments
     except TypeError as error:
         raise c.error(node, f"{cls.__name__}(): {error}") from error
     for field in fields:
@@ -337,13 +342,19 @@ def _make_dataclass(
             value: Node = bound[field.name]
         elif field.default_factory is not dataclasses.MISSING:
             value = _from_factory(c, node, field.default_factory)
-        else:
+        elif field.init:
             value = c.python_object(node, field.default)
+        else:
+            continue  # the class has it, or __post_init__ sets it
         stored = c.as_value(value, node)
         _declare(c, ClassType(python_objects.name_of(cls)), field.name, stored)
         _set_field(c, cls, made, field.name, stored)
+    for_init = {k: p for k, p in signature.parameters.items() if k not in {f.name for f in fields}}
+    given = [
+        bound[k] if k in bound else c.python_object(node, p.default) for k, p in for_init.items()
+    ]
     if method_of(made.type, "__post_init__") is not None:
-        call_method(c, node, made, "__post_init__", [])
+        call_method(c, node, made, "__post_init__", given)
     return made
 
 

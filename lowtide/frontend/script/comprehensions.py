@@ -17,7 +17,9 @@ from lowtide.frontend.script.expressions import make_dict
 from lowtide.frontend.script.flow import Vars, branch_on
 from lowtide.frontend.script.iteration import Iteration, iterate, static_length
 from lowtide.frontend.script.loops import loop_over
-from lowtide.frontend.script.nodes import Node
+from lowtide.frontend.script.mutation import named_inside
+from lowtide.frontend.script.node_tables import CALL_OF
+from lowtide.frontend.script.nodes import Call, LocalFunction, Node
 from lowtide.frontend.script.operators import truth
 from lowtide.frontend.script.targets import assign, widen
 from lowtide.ir import types as t
@@ -30,7 +32,31 @@ Comprehension = ast.ListComp | ast.GeneratorExp | ast.SetComp
 @expression(ast.ListComp, ast.GeneratorExp)
 def compile_comprehension(c: Context, node: ast.ListComp | ast.GeneratorExp) -> Node:
     """`[element for target in iterable if test]`."""
+    if isinstance(node, ast.GeneratorExp) and named_inside(node):
+        raise c.error(node, "`:=` in a generator, which is computed at once", "a `for` loop")
     return collected(c, node, node.generators, lambda: c.value(node.elt))
+
+
+def decided_early(c: Context, node: ast.Call, generator: ast.GeneratorExp, is_any: bool) -> Node:
+    """`any(test for …)`, `all(test for …)`: what follows the deciding element is not computed.
+
+    any(f(x) for x in xs)  →  for x in xs:
+                                  if f(x): return True
+                              return False"""
+    if named_inside(generator):
+        raise c.error(generator, "`:=` in a generator is not compiled", "a `for` loop")
+    decides = generator.elt if is_any else ast.UnaryOp(ast.Not(), generator.elt)
+    body: list[ast.stmt] = [ast.If(decides, [ast.Return(ast.Constant(is_any))], [])]
+    for part in reversed(generator.generators):
+        for test in reversed(part.ifs):
+            body = [ast.If(test, body, [])]
+        body = [ast.For(part.target, part.iter, body, [])]
+    body.append(ast.Return(ast.Constant(not is_any)))
+    none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    function = ast.FunctionDef("<genexpr>", none, body, [])
+    ast.fix_missing_locations(ast.copy_location(function, generator))
+    local = LocalFunction(function, c.frame, {})
+    return CALL_OF[LocalFunction](c, local, Call(node=node, args=[]))
 
 
 @expression(ast.SetComp)
@@ -52,7 +78,7 @@ def compile_dict_comprehension(c: Context, node: ast.DictComp) -> Node:
 
     outer = dict(c.frame.vars)
     _looped(c, node, node.generators, put)
-    _restore(c, outer)
+    _restore(c, node, outer)
     return made
 
 
@@ -66,7 +92,7 @@ def collected(
     outer = dict(c.frame.vars)
     values = _unrolled(c, generators, element)
     if values is not None:
-        _restore(c, outer)
+        _restore(c, node, outer)
         return c.builder.list_make(values)
     c.frame.vars = dict(outer)
     made = c.builder.list_make([])
@@ -78,13 +104,14 @@ def collected(
         c.effect("list.append", made, value)
 
     _looped(c, node, generators, append)
-    _restore(c, outer)
+    _restore(c, node, outer)
     return made
 
 
-def _restore(c: Context, outer: Vars) -> None:
-    """The variables as before: a comprehension's are its own."""
-    c.frame.vars = dict(outer)
+def _restore(c: Context, node: ast.expr, outer: Vars) -> None:
+    """The variables as before: a comprehension's are its own, but for those of `:=`."""
+    inner = c.frame.vars
+    c.frame.vars = outer | {n: inner[n] for n in named_inside(node) if n in inner}
 
 
 def _unrolled(
@@ -130,7 +157,7 @@ def _looped(
         for k in range(static_length(c, iteration) or 0):
             body(c.const(k))
     else:
-        loop_over(c, node, [], iteration, body)
+        loop_over(c, node, [node], iteration, body)
 
 
 def _where(c: Context, tests: Sequence[ast.expr], body: Callable[[], None]) -> None:

@@ -31,6 +31,7 @@ RETURN_VALUE = "$value"
 BROKE = "$broke"
 CONTINUED = "$continued"
 RAISED = "$raised"
+CHOSEN = "$chosen"
 FLAGS = (RETURNED, BROKE, CONTINUED, RAISED)
 
 Step = Callable[[Sequence["Step"]], bool]  # compiles one statement; True: the rest was compiled too

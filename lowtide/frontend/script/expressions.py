@@ -39,7 +39,7 @@ from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
-from lowtide.ir.types import ClassType, DictType, OptionalType, TupleType, Type
+from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type
 
 
 @expression(ast.Constant)
@@ -215,7 +215,10 @@ def compile_tuple(c: Context, node: ast.Tuple) -> Node:
         values = [plain(c, f, e) for f, e in zip(found, node.elts, strict=True)]
     else:
         values = _elements(c, node, node.elts)
-    return values if isinstance(values, Value) else c.builder.tuple_make(values)
+    if isinstance(values, Value):  # of unknown length
+        elem = values.type.elem if isinstance(values.type, ListType) else t.ANY
+        return c.builder.emit("py.tuple", [values], [ListType(elem)]).result
+    return c.builder.tuple_make(values)
 
 
 @expression(ast.List)
@@ -281,10 +284,19 @@ def compile_named(c: Context, node: ast.NamedExpr) -> Node:
     return value
 
 
+def local_function(c: Context, node: ast.FunctionDef | ast.Lambda) -> LocalFunction:
+    """A function that stands in the one being compiled; its defaults are computed here."""
+    a = node.args
+    positional = [*a.posonlyargs, *a.args]
+    rows = [*zip(positional[len(positional) - len(a.defaults) :], a.defaults, strict=True)]
+    rows += [(arg, v) for arg, v in zip(a.kwonlyargs, a.kw_defaults, strict=True) if v is not None]
+    return LocalFunction(node, c.frame, {arg.arg: c.expr(value) for arg, value in rows})
+
+
 @expression(ast.Lambda)
 def compile_lambda(c: Context, node: ast.Lambda) -> Node:
     """A function without a name, compiled where it is called."""
-    return LocalFunction(node, c.frame)
+    return local_function(c, node)
 
 
 def plain(c: Context, found: Node, node: ast.AST) -> Value:

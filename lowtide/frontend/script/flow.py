@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from lowtide.frontend.script.context import (
     BROKE,
+    CHOSEN,
     CONTINUED,
     FLAGS,
     RAISED,
@@ -149,6 +150,7 @@ def branch_on(
 
 
 _JUMPS = (RETURNED, BROKE, CONTINUED)
+_SAME = ("cast", "py.bound")  # ops that give what they are given, or raise
 _MAYBE = "maybe"
 
 
@@ -263,7 +265,7 @@ class _Meeting:
         while isinstance(value, Value):
             found.append(value)
             maker = self.c.builder.makers.get(value)
-            value = maker.operands[0] if maker is not None and maker.name == "cast" else None
+            value = maker.operands[0] if maker is not None and maker.name in _SAME else None
         return found
 
     def one_sided(
@@ -309,13 +311,6 @@ class _Meeting:
         return [branch.block for branch in self.branches]
 
 
-_CHOSEN = "$chosen"
-
-
-def _differ(a: Vars, b: Vars) -> bool:
-    return a.keys() != b.keys() or any(b[name] is not value for name, value in a.items())
-
-
 def choose(
     c: Context,
     node: ast.AST,
@@ -323,28 +318,23 @@ def choose(
     then: Callable[[], Value],
     otherwise: Callable[[], Value],
 ) -> Value:
-    """An `if` that is an expression: only the branch that is taken is computed.
-
-    What it assigns (`y.add_(1) if c else y`) goes on after it, as after the statement."""
+    """An `if` that is an expression: only the branch that is taken is computed. What `:=` assigns
+    there are variables as after any other `if`."""
     known = c.builder.constant(condition)
     if known is not UNKNOWN:
         return then() if known else otherwise()
-    values: list[Value] = []
-    sides = [open_branch(c, lambda s=side: values.append(s())) for side in (then, otherwise)]
-    if any(_differ(c.frame.vars, side.vars) for side in sides):
-        for side, value in zip(sides, values, strict=True):
-            side.vars[_CHOSEN] = value
-        merge(c, condition, sides[0], sides[1], node)
-        return c.as_value(c.frame.vars.pop(_CHOSEN), node)  # pyright: ignore[reportArgumentType]
-    blocks = [side.block for side in sides]
-    joined = t.join(values[0].type, values[1].type)
-    for block, value in zip(blocks, values, strict=True):
-        with c.builder.inside(block):
-            c.builder.emit("yield", [value])
-    result = c.builder.emit("if", [condition], [joined], blocks=blocks).result
-    one, other = (c.builder.constant(v) for v in values)
-    is_known = UNKNOWN not in (one, other) and same_literal(one, other)
-    return c.const(one) if is_known else result
+
+    def choosing(side: Callable[[], Value]) -> Callable[[], None]:
+        def compile_side() -> None:
+            c.frame.vars[CHOSEN] = side()
+
+        return compile_side
+
+    first, second = open_branch(c, choosing(then)), open_branch(c, choosing(otherwise))
+    merge(c, condition, first, second, node)
+    chosen = c.frame.vars.pop(CHOSEN)
+    assert isinstance(chosen, Value)
+    return chosen
 
 
 def run_inside(

@@ -144,7 +144,9 @@ def python_call(c: Context, fn: FunctionType, call: Call, type_: t.Type) -> Node
     """The call of a Python function when the program runs."""
     operands, kwnames = operands_of(c, call)
     if c.modules is not None:
-        assigned, knowledge = _assigned_attributes(fn), c.modules.knowledge
+        given = [a.module for a in call.args if isinstance(a, ModuleRef)]
+        classes = frozenset(type(m) for module in given for m in module.modules())
+        assigned, knowledge = _assigned_attributes(fn, classes), c.modules.knowledge
         if not assigned <= knowledge.dynamic:
             knowledge.dynamic |= assigned
             raise Restart(fn.__name__)
@@ -181,14 +183,33 @@ def _applied(cls: Any) -> Callable[..., Any]:
 
 
 @functools.cache
-def _assigned_attributes(fn: FunctionType) -> frozenset[str]:
-    """The attributes that a function left to Python assigns, of whatever object."""
-    try:
-        tree = read_source(fn).node
-    except CompileError:
-        return frozenset()
-    nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute))
-    return frozenset(n.attr for n in nodes if isinstance(n.ctx, ast.Store))
+def _assigned_attributes(fn: FunctionType, classes: frozenset[type]) -> frozenset[str]:
+    """The attributes that a function left to Python assigns, of whatever object; and those that
+    methods of these classes assign which it, or such a method, mentions."""
+    found: set[str] = set()
+    seen: set[FunctionType] = set()
+    waiting = [fn]
+    while waiting:
+        method = waiting.pop()
+        if method in seen or method.__module__.startswith("torch."):
+            continue
+        seen.add(method)
+        try:
+            tree = read_source(method).node
+        except CompileError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+            if isinstance(node, ast.Attribute):
+                waiting += _methods(classes, node.attr)
+    return frozenset(found)
+
+
+def _methods(classes: frozenset[type], name: str) -> list[FunctionType]:
+    found = [inspect.getattr_static(cls, name, None) for cls in classes]
+    both = [f for p in found if isinstance(p, property) for f in (p.fget, p.fset)]
+    return [f for f in (*found, *both) if isinstance(f, FunctionType)]
 
 
 @functools.cache

@@ -29,9 +29,14 @@ from lowtide.frontend.script.context import (
     Step,
     statement,
 )
-from lowtide.frontend.script.flow import branch_on, exit_flag, open_branch, run
+from lowtide.frontend.script.flow import branch_on, choose, exit_flag, open_branch, run
 from lowtide.frontend.script.iteration import Iteration, iterate, static_length
-from lowtide.frontend.script.mutation import changed_names, is_read_first, stored_names
+from lowtide.frontend.script.mutation import (
+    changed_names,
+    is_read_first,
+    named_inside,
+    stored_names,
+)
 from lowtide.frontend.script.nodes import Poison
 from lowtide.frontend.script.operators import truth
 from lowtide.frontend.script.targets import assign
@@ -259,7 +264,8 @@ class _Body:
             for n, v in c.frame.vars.items()
             if isinstance(v, Value) and (n in stored or (n in changed and _may_be_rebound(v)))
         ]
-        for name in sorted(stored - set(c.frame.vars)):
+        bound = {n for n, v in c.frame.vars.items() if not isinstance(v, Poison)}
+        for name in sorted(stored - bound):
             if not name.startswith("$") and self._is_wanted_later(name):
                 self.late[name] = c.builder.undef()
                 c.maybe_unbound.add(self.late[name])
@@ -269,7 +275,7 @@ class _Body:
     def _is_wanted_later(self, name: str) -> bool:
         """Whether a variable that only the body assigns is read after the loop."""
         if not isinstance(self.node, ast.For | ast.While):
-            return False
+            return name in named_inside(self.node)
         return is_read_first(name, after(self.node, self.c.frame.source.node))
 
     def _variable(self, name: str) -> Value:
@@ -318,14 +324,7 @@ class _Body:
             return self._again(index)
         if self.test is None and self._still_within(index) is None:
             return c.py(self.node, "py.not", left)
-        values: list[Value] = []
-        blocks: list[Block] = []
-        for goes_on in (False, True):
-            with c.builder.inside(Block()) as block:
-                values.append(self._again(index) if goes_on else c.const(False))
-                c.builder.emit("yield", [values[-1]])
-                blocks.append(block)
-        return c.builder.emit("if", [left], [t.BOOL], blocks=blocks).result
+        return choose(c, self.node, left, lambda: c.const(False), lambda: self._again(index))
 
     def _again(self, index: Value) -> Value:
         if self.test is not None:

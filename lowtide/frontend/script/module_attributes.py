@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import typing
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, cast
@@ -294,6 +295,13 @@ def store_module_attribute(
             f"{describe(value)} is assigned to {join_path(ref.path, name)!r}",
             "submodules that are made in __init__",
         )
+    member = inspect.getattr_static(type(ref.module), name, None)
+    if isinstance(member, property) and member.fset is not None:
+        setter = unwrap(member.fset)
+        if not setter.__module__.startswith("torch."):
+            place = ast.copy_location(ast.Call(ast.Constant(None), [], []), node)
+            CALL_OF[BoundMethod](c, BoundMethod(setter, ref), Call(node=place, args=[value]))
+            return
     if name not in knowledge.dynamic:
         knowledge.dynamic.add(name)
         raise Restart(name)

@@ -27,7 +27,7 @@ from lowtide.frontend.script import module_attributes, module_calls, module_cont
 from lowtide.frontend.script.context import Context, Frame
 from lowtide.frontend.script.expressions import known_elements
 from lowtide.frontend.script.functions import outer_names
-from lowtide.frontend.script.module_state import Guard, Knowledge, ModuleState, Restart
+from lowtide.frontend.script.module_state import Guard, Knowledge, ModuleState, Restart, follow
 from lowtide.frontend.script.nodes import BoundMethod, Call, ModuleRef
 from lowtide.frontend.script.script import signature_types
 from lowtide.frontend.script.source import read_source
@@ -143,9 +143,13 @@ def _compile(
     paths = tuple(state.paths)
     compiled = Function(name, builder.block, result.type, defaults, loc, paths)
     verify(compiled, after="script")
+    function = without_unused_captures(tidy(compiled))
+    # What only its type was asked of is read no more, but the answer must still hold.
+    unread = [p for p in paths if p not in function.captures and not p.startswith("@")]
+    types_only = [Guard("type", p) for p in unread if follow(module, p)[1]]
     return MethodProgram(
-        function=without_unused_captures(tidy(compiled)),
-        guards=tuple(state.guards),
+        function=function,
+        guards=tuple(dict.fromkeys((*state.guards, *types_only))),
         callees=frozenset(state.callees),
     )
 

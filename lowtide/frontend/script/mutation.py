@@ -49,10 +49,51 @@ def is_inplace(method: str) -> bool:
 
 
 def is_read_first(name: str, nodes: Sequence[ast.AST]) -> bool:
-    """Whether the first thing that happens to the name in these nodes is that it is read."""
-    for found in occurrences(name, nodes):
-        return isinstance(found.ctx, ast.Load)
-    return False
+    """Whether the name may be read in these nodes before it has surely been assigned."""
+    return _first_use(name, nodes) is True
+
+
+def _first_use(name: str, nodes: Sequence[ast.AST | None]) -> bool | None:
+    """True: may be read first; False: surely assigned first; None: neither, as far as known."""
+    for node in nodes:
+        found = _use_in(name, node)
+        if found is not None:
+            return found
+    return None
+
+
+def _use_in(name: str, node: ast.AST | None) -> bool | None:
+    match node:
+        case None:
+            return None
+        case ast.Name(id, context):
+            return isinstance(context, ast.Load) if id == name else None
+        case ast.If(test, body, orelse):
+            return _either(name, [test], body, orelse)
+        case ast.IfExp(test, body, orelse):
+            return _either(name, [test], [body], [orelse])
+        case ast.For(target, iter, body, orelse):
+            return _either(name, [iter], [target, *body, *orelse], orelse)
+        case ast.While(test, body, orelse):
+            return _either(name, [test], [*body, *orelse], orelse)
+        case ast.BoolOp(_, [first, *rest]):
+            return _either(name, [first], rest, [])
+        case ast.Lambda() | ast.FunctionDef():
+            reads = (found.ctx for found in occurrences(name, [node]))
+            return True if any(isinstance(context, ast.Load) for context in reads) else None
+        case _:
+            return _first_use(name, in_order(node))
+
+
+def _either(
+    name: str, first: Sequence[ast.AST], one: Sequence[ast.AST], other: Sequence[ast.AST]
+) -> bool | None:
+    """After `first`, one of two ways."""
+    found = _first_use(name, first)
+    if found is not None:
+        return found
+    ways = _first_use(name, one), _first_use(name, other)
+    return True if True in ways else False if ways == (False, False) else None
 
 
 def occurrences(name: str, nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
@@ -62,10 +103,11 @@ def occurrences(name: str, nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
             if node.id == name:
                 yield node
             continue
-        yield from occurrences(name, _in_order(node))
+        yield from occurrences(name, in_order(node))
 
 
-def _in_order(node: ast.AST) -> list[ast.AST]:
+def in_order(node: ast.AST) -> list[ast.AST]:
+    """The parts of a node, about in the order in which Python gets there."""
     match node:
         case ast.Assign(targets, value):
             return [value, *targets]
@@ -90,9 +132,19 @@ def _without_scopes(root: ast.AST) -> Iterator[ast.AST]:
     """As ast.walk, but not into what has variables of its own."""
     yield root
     if isinstance(root, _SCOPES):
+        yield from (ast.Name(name, ast.Store()) for name in named_inside(root))
         return
     for child in ast.iter_child_nodes(root):
         yield from _without_scopes(child)
+
+
+def named_inside(root: ast.AST) -> set[str]:
+    """The variables of the function that `:=` assigns in a comprehension."""
+    if isinstance(root, ast.Lambda):
+        return set()
+    inner = (child for child in ast.iter_child_nodes(root))
+    own = {root.target.id} if isinstance(root, ast.NamedExpr) else set[str]()
+    return own.union(*map(named_inside, inner))
 
 
 def _base(node: ast.expr) -> set[str]:

@@ -9,12 +9,16 @@ In: the AST of a test and which way it went. Out: variables bound again, at a na
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, cast
 
+import torch
+
+from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import PythonObject
-from lowtide.frontend.script.types_from_annotations import tested_types
+from lowtide.frontend.script.types_from_annotations import PLAIN, tested_types
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.types import OptionalType, Type, UnionType
@@ -97,20 +101,69 @@ def _none(type_: Type) -> Type:
 
 
 def _instance(c: Context, name: str, node: ast.expr, outcome: bool) -> Iterator[Fact]:
-    classes = c.expr(node)
-    tested = tested_types(classes.obj) if isinstance(classes, PythonObject) else None
+    found = c.expr(node)
+    tested = tested_types(found.obj) if isinstance(found, PythonObject) else None
     if not tested:
         return
 
     def find(type_: Type) -> Type:
-        members = _members(type_)
-        if outcome:
-            kept = [m for m in members if any(t.is_subtype(m, x) for x in tested)]
-            vague = t.ANY in members or not kept
-            return tested[0] if vague and len(tested) == 1 else _union(kept or members)
-        return _union([m for m in members if not any(t.is_subtype(m, x) for x in tested)])
+        answers = [(m, is_one(m, tested)) for m in _members(type_)]
+        if not outcome:
+            return _union([m for m, answer in answers if answer is not True])
+        one = tested[0] if len(tested) == 1 and _tells_all(tested[0]) else None
+        kept = [m if answer or one is None else one for m, answer in answers if answer is not False]
+        return _union(kept)
 
     yield name, find
+
+
+def _tells_all(type_: Type) -> bool:
+    """Whether a value found to be of this type can be compiled as such: no subclass is missed."""
+    cls = classes.class_of(type_)
+    return cls is None or (cls.__module__ != "builtins" and not type.__subclasses__(cls))
+
+
+def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
+    """Whether a value of this type is of one of the tested ones; None if the run decides."""
+    if any(t.is_subtype(type_, x) for x in tested) or (type_ == t.BOOL and t.INT in tested):
+        return True
+    if t.is_dynamic(type_) or type_ == t.NUMBER:
+        return None
+    own = python_class(type_)
+    others = [cls for x in tested if (cls := classes.class_of(x)) is not None]
+    if any(issubclass(own, x) for x in others):
+        return True
+    is_size = type_ == t.ListType(t.INT) and any(issubclass(torch.Size, x) for x in others)
+    below = any(issubclass(x, own) for x in others) or any(t.is_subtype(x, type_) for x in tested)
+    return None if below or is_size else False
+
+
+def exact_class(type_: Type) -> type | None:
+    """What `type(value)` is for every value of this type, if that is known."""
+    if t.is_dynamic(type_) or isinstance(type_, t.OptionalType | t.UnionType):
+        return None
+    cls = python_class(type_)
+    return None if cls in (object, list, dict, torch.Tensor) else cls
+
+
+def python_class(type_: Type) -> type:
+    """The class of values of this type; `object` if they may be of any."""
+    match type_:
+        case t.ListType():
+            return list
+        case t.DictType():
+            return dict
+        case t.TupleType() if not type_.cls:
+            return tuple
+        case t.TupleType():
+            return cast("type", python_objects.find(type_.cls))
+        case _:
+            return classes.class_of(type_) or _PYTHON.get(type_, object)
+
+
+_PYTHON: dict[Type, type] = {
+    type_: cls for cls, type_ in reversed(PLAIN.items()) if isinstance(cls, type)
+}
 
 
 def _members(type_: Type) -> list[Type]:

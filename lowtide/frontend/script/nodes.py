@@ -12,8 +12,10 @@ Always holds: nothing of these but `Value` ever stands in IR.
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
+from typing import get_args
 
 import torch
 
@@ -80,10 +82,12 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalFunction:
-    """A `def` or a lambda inside the function being compiled; `frame` is where it stands."""
+    """A `def` or a lambda inside the function being compiled; `frame` is where it stands,
+    `defaults` are what its parameters' defaults were there."""
 
     node: ast.FunctionDef | ast.Lambda
     frame: object
+    defaults: Mapping[str, Node]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,6 +157,7 @@ Node = (
     | BoundMethod
     | Super
 )
+NODES = get_args(Node)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -175,5 +180,7 @@ def describe(node: Node) -> str:
             return f"the Python object {name or repr(obj)[:60]}"
         case Method(_, name):
             return f"the method {name!r}"
+        case ModuleRef(module):
+            return f"a module ({type(module).__name__})"
         case _:
             return f"a {type(node).__name__.lower()}"

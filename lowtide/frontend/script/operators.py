@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from types import UnionType
+from typing import Any, cast
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
@@ -61,8 +63,16 @@ _INPLACE = {"and_": "iand", "or_": "ior"}
 @expression(ast.BinOp)
 def compile_binary(c: Context, node: ast.BinOp) -> Node:
     """`left op right`."""
-    left, right = c.value(node.left), c.value(node.right)
+    sides = c.expr(node.left), c.expr(node.right)
+    if isinstance(node.op, ast.BitOr) and all(_is_class(s) for s in sides):
+        a, b = (s.obj for s in sides if isinstance(s, PythonObject))
+        return PythonObject(cast("Any", a) | b)
+    left, right = c.as_value(sides[0], node.left), c.as_value(sides[1], node.right)
     return binary(c, node, *BINARY[type(node.op)], left, right)
+
+
+def _is_class(found: Node) -> bool:
+    return isinstance(found, PythonObject) and isinstance(found.obj, type | UnionType)
 
 
 def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, right: Value) -> Value:

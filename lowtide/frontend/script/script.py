@@ -24,7 +24,10 @@ from lowtide.frontend.script import (
     indexing,
     left_to_python,
     loops,
+    module_attributes,
+    module_calls,
     operators,
+    questions,
     statements,
 )
 from lowtide.frontend.script.context import Context
@@ -47,7 +50,9 @@ __all__ = ["check_syntax", "script_function", "signature_types"]
 
 # Importing these fills the tables of `context`.
 LANGUAGE = (
-    *(calls, comprehensions, expressions, indexing, left_to_python, loops, operators, statements),
+    *(calls, comprehensions, expressions, indexing, left_to_python, loops, operators),
+    *(questions, statements),
+    *(module_attributes, module_calls),  # `super()` is that of plain classes, too
 )
 
 

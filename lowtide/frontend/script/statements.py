@@ -23,9 +23,10 @@ from lowtide.frontend.script.context import (
     Step,
     statement,
 )
+from lowtide.frontend.script.expressions import local_function
 from lowtide.frontend.script.flow import branch_on, run, run_inside
 from lowtide.frontend.script.narrowing import narrow
-from lowtide.frontend.script.nodes import LocalFunction, Node, PythonObject, describe
+from lowtide.frontend.script.nodes import Node, PythonObject, describe
 from lowtide.frontend.script.operators import BINARY, augmented, truth
 from lowtide.frontend.script.targets import assign, augmented_attribute, augmented_item, delete
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
@@ -151,10 +152,19 @@ def compile_assert(c: Context, node: ast.Assert, rest: Sequence[Step]) -> None:
     """`assert test, message`."""
     condition = truth(c, node.test, c.value(node.test))
     known = c.builder.constant(condition)
-    if known is not True:
-        message = [] if node.msg is None else [c.value(node.msg)]
-        c.builder.emit("assert", [condition, *message])
+    message = node.msg
+    if message is not None and not isinstance(message, ast.Constant):
+        branch_on(c, node, condition, lambda: None, lambda: _fail(c, node, message))
+    elif known is not True:
+        c.builder.emit("assert", [condition, *([] if message is None else [c.value(message)])])
     narrow(c, node.test, True)
+
+
+def _fail(c: Context, node: ast.Assert, message: ast.expr) -> None:
+    """The message is computed only where the test fails."""
+    narrow(c, node.test, False)
+    c.builder.emit("raise", [c.value(message)], exception="AssertionError")
+    c.frame.vars[RAISED] = c.const(True)
 
 
 @statement(ast.Raise)
@@ -171,8 +181,18 @@ def compile_raise(c: Context, node: ast.Raise, rest: Sequence[Step]) -> None:
         raise c.error(node, f"{describe(found)} is no exception", 'raise ValueError("...")')
     plain = getattr(builtins, cls.__name__, None) is cls
     name = cls.__name__ if plain else python_objects.name_of(cls)
-    c.builder.emit("raise", [c.value(a) for a in call.args] if call else [], exception=name)
+    operands, keywords = _exception_arguments(c, call) if call else ([], ())
+    op = c.builder.emit("raise", operands, exception=name)
+    op.attrs.update({"kwnames": keywords} if keywords else {})
     c.frame.vars[RAISED] = c.const(True)
+
+
+def _exception_arguments(c: Context, call: ast.Call) -> tuple[list[Value], tuple[str, ...]]:
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise c.error(call, "`**` in `raise` is not compiled", "the keywords one by one")
+    values = [c.value(a) for a in (*call.args, *(k.value for k in call.keywords))]
+    return values, tuple(k.arg for k in call.keywords if k.arg is not None)
 
 
 @statement(ast.With)
@@ -236,4 +256,4 @@ def compile_local_function(c: Context, node: ast.FunctionDef, rest: Sequence[Ste
     """A function inside a function: compiled where it is called."""
     if node.decorator_list:
         raise c.error(node, "a decorated inner function is not compiled", "a global `def`")
-    c.frame.vars[node.name] = LocalFunction(node, c.frame)
+    c.frame.vars[node.name] = local_function(c, node)

@@ -160,6 +160,9 @@ def delete(c: Context, target: ast.expr) -> None:
             base = c.value(target.value)
             check_own(c, target, base)
             items = index_items(c, target.slice, base.type)
+            if isinstance(base.type, ClassType) and len(items.operands) == 1:
+                classes.call_method(c, target, base, "__delitem__", items.operands)
+                return
             name = _DELETING.get((type(base.type), items.spec))
             if name is None:
                 raise c.error(target, f"items of {describe(base)} cannot be deleted")
@@ -230,6 +233,5 @@ def unpacked(c: Context, node: ast.AST, spread: Sequence[Value]) -> Value:
     """One list of all these sequences' elements."""
     joined = c.py(node, "list.of", spread[0])
     for part in spread[1:]:
-        more = part if isinstance(part.type, ListType) else c.py(node, "list.of", part)
-        joined = c.py(node, "py.add", joined, more)
+        joined = c.py(node, "py.add", joined, c.py(node, "list.of", part))  # it may be a Size
     return joined

@@ -47,6 +47,7 @@ PLAIN: dict[object, Type] = {
 }
 
 
+_VAGUE = (set, torch.nn.Parameter, torch.Size)  # an annotation means more than these
 _LEGACY_TENSOR = type(torch.LongTensor)  # and of all its kind: their values are plain tensors
 
 
@@ -81,15 +82,22 @@ def type_from_annotation(annotation: object, names: Mapping[str, object]) -> Typ
 
 
 def tested_types(classes: object) -> list[Type] | None:
-    """The types that isinstance() is asked for; None if IR does not know one of them."""
+    """The types that isinstance() is asked for; None if IR does not know one of them. A class of
+    which an annotation says too little, or one with subclasses, is itself."""
     members: tuple[object, ...] = (classes,)
     if isinstance(classes, tuple):
         members = cast("tuple[object, ...]", classes)
     elif isinstance(classes, types.UnionType):
         members = typing.get_args(classes)
-    found = [type_from_annotation(m, {}) for m in members]
+    found = [_tested(m) for m in members]
     known = [f for f in found if f is not None]
     return known if len(known) == len(found) else None
+
+
+def _tested(member: object) -> Type | None:
+    if isinstance(member, type) and (member in _VAGUE or member not in PLAIN):
+        return _named_tuple(member, {}) or ClassType(python_objects.name_of(member))
+    return type_from_annotation(member, {})
 
 
 def _class(annotation: object) -> Type | None:
@@ -97,7 +105,10 @@ def _class(annotation: object) -> Type | None:
         return t.TENSOR
     if not isinstance(annotation, type) or issubclass(annotation, torch.Tensor):
         return None
-    return ClassType(python_objects.name_of(cast("object", annotation)))
+    cls = cast("type[object]", annotation)
+    if type.__subclasses__(cls):  # a value may be of one of these
+        return t.ANY
+    return ClassType(python_objects.name_of(cls))
 
 
 def _union(args: list[Type]) -> Type:

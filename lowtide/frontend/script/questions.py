@@ -1,0 +1,142 @@
+"""Builtins that ask what a value is: `isinstance`, `type`, `hasattr`, `getattr`, `callable`.
+
+In: a compiled value and what is asked. Out: a constant where its type tells, else an op that asks
+when the program runs.
+
+    isinstance(n, int)     →  const True                     n: int
+    isinstance(v, str)     →  py.isinstance(%v) {type="str"}  v: Any
+    hasattr(p, "name")     →  py.call(%p, %"name") {target="builtins.hasattr"}
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from lowtide.frontend.script import language
+from lowtide.frontend.script.builtin_calls import BUILTINS
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.expressions import python_object, value_attribute
+from lowtide.frontend.script.module_state import join_path
+from lowtide.frontend.script.narrowing import exact_class, is_one, python_class
+from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
+from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
+from lowtide.frontend.script.types_from_annotations import tested_types
+from lowtide.ir import python_objects
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+from lowtide.ir.types import OptionalType, Type, UnionType
+
+
+def _isinstance(c: Context, call: Call) -> Node:
+    found, cls = call.args
+    if isinstance(found, ModuleRef) and isinstance(cls, PythonObject):
+        return c.const(isinstance(found.module, cast("Any", cls.obj)))
+    value = c.as_value(found, call.node)
+    if not isinstance(cls, PythonObject):
+        raise c.error(call.node, "isinstance() takes a class, or a tuple of classes")
+    tested = tested_types(cls.obj)
+    if tested is None:
+        raise c.error(call.node, "isinstance() takes a class, or a tuple of classes")
+    answers = {is_one(member, tested) for member in _possible(value.type)}
+    if len(answers) == 1 and None not in answers:
+        return c.const(answers.pop())
+    if isinstance(value.type, OptionalType) and None not in answers:
+        op = "py.is_not" if is_one(value.type.elem, tested) else "py.is"
+        return c.py(call.node, op, value, c.const(None))
+    text = str(tested[0] if len(tested) == 1 else t.UnionType(tuple(tested)))
+    return c.builder.emit("py.isinstance", [value], [t.BOOL], type=text).result
+
+
+def _type(c: Context, call: Call) -> Node:
+    """`type(x)`, known from the type that x has in the program."""
+    (found,) = call.args if len(call.args) == 1 else (None,)
+    if isinstance(found, ModuleRef):
+        return PythonObject(type(found.module))
+    cls = exact_class(found.type) if isinstance(found, Value) else None
+    if cls is None:
+        raise c.error(call.node, "type() of what only the run knows", "isinstance()")
+    return PythonObject(cls)
+
+
+def _possible(type_: Type) -> tuple[Type, ...]:
+    match type_:
+        case OptionalType(elem):
+            return (*_possible(elem), t.NONE)
+        case UnionType(elems):
+            return elems
+        case _:
+            return (type_,)
+
+
+def _getattr(c: Context, call: Call) -> Node:
+    found, name = call.args[0], c.constant(call.args[1])
+    if not isinstance(name, str):
+        raise c.error(call.node, "getattr() with a name that is computed", "the attribute itself")
+    if isinstance(found, ModuleRef) and (len(call.args) == 2 or hasattr(found.module, name)):
+        return ATTRIBUTE_OF[ModuleRef](c, call.node, found, name)
+    if isinstance(found, ModuleRef):
+        _rely_on_presence(c, found, name)
+        return call.args[2]
+    if isinstance(found, PythonObject) and hasattr(found.obj, name):
+        path = f"{found.path}.{name}" if found.path else ""
+        return python_object(c, call.node, getattr(found.obj, name), path)
+    value = c.as_value(found, call.node)
+    if len(call.args) == 3 and not _class_has(value, name):
+        return _ask_python(c, getattr, value, name, c.as_value(call.args[2], call.node))
+    return value_attribute(c, call.node, value, name)
+
+
+def _hasattr(c: Context, call: Call) -> Node:
+    found, name = call.args[0], c.constant(call.args[1])
+    if not isinstance(name, str):
+        raise c.error(call.node, "hasattr() with a name that is computed", "a fixed name")
+    if isinstance(found, PythonObject):
+        return c.const(hasattr(found.obj, name))
+    if isinstance(found, ModuleRef):
+        _rely_on_presence(c, found, name)
+        return c.const(hasattr(found.module, name))
+    value = c.as_value(found, call.node)
+    return c.const(True) if _class_has(value, name) else _ask_python(c, hasattr, value, name)
+
+
+def _class_has(value: Value, name: str) -> bool:
+    """Whether all values of this type have the attribute, by their class."""
+    cls = None if isinstance(value.type, OptionalType) else python_class(value.type)
+    return cls is not None and any(name in vars(base) for base in cls.__mro__)
+
+
+def _ask_python(c: Context, ask: object, value: Value, *more: object) -> Value:
+    """What Python's own builtin says of a value of which the types do not tell enough."""
+    operands = [value, *(m if isinstance(m, Value) else c.const(m) for m in more)]
+    type_ = t.ANY if ask is getattr else t.BOOL
+    name = python_objects.name_of(ask)
+    return c.builder.emit("py.call", operands, [type_], target=name, kwnames=()).result
+
+
+def _rely_on_presence(c: Context, ref: ModuleRef, name: str) -> None:
+    """A module may get an attribute, or lose one, that its class does not have."""
+    if c.modules is not None and not hasattr(type(ref.module), name):
+        c.modules.guard("has", join_path(ref.path, name))
+
+
+def _callable(c: Context, call: Call) -> Node:
+    found = call.args[0]
+    if not isinstance(found, Value):
+        return c.const(not isinstance(found, PythonObject) or callable(found.obj))
+    known = c.const(True) if _class_has(found, "__call__") else None
+    return known or _ask_python(c, callable, found)
+
+
+BUILTINS.update(
+    {
+        callable: _callable,
+        isinstance: _isinstance,
+        type: _type,
+        getattr: _getattr,
+        hasattr: _hasattr,
+        torch.jit.isinstance: _isinstance,
+        language.isinstance: _isinstance,
+    }
+)
