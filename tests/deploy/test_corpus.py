@@ -20,6 +20,15 @@ REFUSED = {
     "modules.IgnoredMethod": "IgnoredMethod.python_only",
     "modules.HooksOnModule": "hook",
     "scopes.raise_exception_with_arguments": "CodedError has a __init__ of its own",
+    "python_corners.method_of_a_subclass": "the method area() of a value of unknown type",
+    "python_corners.method_of_a_subclass_that_was_chosen": "the method area()",
+    "python_corners.narrowed_to_a_base_class": "the method area() of a value of unknown type",
+    "python_corners.what_objects_have": "hasattr",
+    "python_corners.what_an_object_has": "hasattr",
+    "python_corners.instances_of_many": "torch.nn.parameter.Parameter",
+    "python_corners.size_is_a_tuple": "was saved for (List[int])",  # torch.Size is a list of ints
+    "python_corners.raised_with_keywords": "Failed has a __init__ of its own",
+    "python_corners.ChangedByAMethodOfAnIgnoredOne": "report",
 }
 
 
