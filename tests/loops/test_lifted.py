@@ -161,7 +161,7 @@ def gathered(x):
     index = (x[:, 0] * x.shape[0]).long()
     acc = torch.zeros(x.shape[1])
     for i in range(x.shape[0]):
-        acc = acc + x[index[i]]
+        acc = acc + x[index[i : i + 1]].sum(0)  # x[index[i]] would be a view
     return acc
 
 
