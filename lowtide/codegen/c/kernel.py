@@ -24,7 +24,8 @@ from lowtide.texpr.index import Axis, Index, Size, as_index, deep_atoms, floordi
 from lowtide.tile.ir import Buffer, Combine, Fill, Kernel, Nest, Stmt, Store, sweeps
 from lowtide.tile.items import address
 
-OUTLINED_LINES = 80  # a nest of so many lines is a function of its own
+LONG_LINES = 1000  # of a kernel of so many lines …
+OUTLINED_LINES = 80  # … each nest of so many is a function of its own
 SERIAL_POINTS = 1 << 14  # fewer points than this are not worth waking a thread
 
 
@@ -69,6 +70,7 @@ class _Printer:
         self.grid_tiles = {t.axis: t.tile or 1 for t in kernel.grid}
         self.sweeps = {s.axis: s.tile for s in sweeps(kernel.body)}
         self.sizes: dict[str, None] = {}
+        self.is_long = False
         self.outlined: list[tuple[str, list[str], list[str]]] = []  # name, tile variables, lines
 
     # -- buffers --
@@ -105,6 +107,9 @@ class _Printer:
 
     def text(self) -> KernelText:
         body = list(self._body(self.kernel.body, frozenset()))
+        if len(body) >= LONG_LINES:
+            self.is_long = True
+            body = list(self._body(self.kernel.body, frozenset()))
         task = [*self._buffer_lines(), *self._thread_fills(), *self._tile_loop(body)]
         combines = [line for c in self.kernel.combines for line in self._combine(c)]
         for nest in self.kernel.epilogue:
@@ -254,7 +259,7 @@ class _Printer:
                 print_nest = transposed_lines if stmt.transposed else nest_lines
                 inner = ("  " + line for line in print_nest(stmt, self.names))
                 lines = [*self._in_full(stmt, open_sweeps), *inner]
-                if len(lines) >= OUTLINED_LINES:
+                if self.is_long and len(lines) >= OUTLINED_LINES:
                     yield self._outlined_call(lines, open_sweeps)
                 else:
                     yield from ("{", *lines, "}")
@@ -272,7 +277,8 @@ class _Printer:
                 yield "}"
 
     def _outlined_call(self, lines: list[str], open_sweeps: frozenset[Axis]) -> str:
-        """A long nest becomes a function: a compiler's time grows faster than its functions do."""
+        """A long nest becomes a function: a compiler's time grows faster than its functions do. (A
+        short kernel is faster whole.)"""
         around = [t.axis for t in self.kernel.grid]
         around += sorted(open_sweeps, key=lambda a: a.key)
         tiles = [f"{part}_{self.names.axis(a)}" for a in around for part in "bn"]
