@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import json
-import re
 import sys
 from pathlib import Path
-from typing import Any
 
+from benchmarks.files import write_results
 from benchmarks.measure import Effort, ProgramResult, measure_program
 from benchmarks.overhead import import_time_ms, launch_overhead
 from benchmarks.report import full_table, how_lines, overhead_lines, summary_table, update_readme
 from benchmarks.variants import HOW
 from lowtide.machine import this_machine
 from lowtide.programs import PROGRAMS
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
@@ -49,15 +44,14 @@ def main() -> int:
     footer = f"{overhead_lines(overhead, import_ms)}\n\n{how_lines(machine)}"
     print(f"\n{table}\n\n{footer}")
     report = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine.to_dict(),
         "how": HOW,
         "is_quick": effort.is_quick,
         "programs": [dataclasses.asdict(result) for result in results],
         "launch_us": overhead,
         "import_ms": import_ms,
     }
-    print(f"\nwritten: {_write(report, machine.cpu, options.output)}")
+    kind = "quick" if effort.is_quick else ""
+    print(f"\nwritten: {write_results(machine, report, kind, options.output)}")
     if options.update_readme:
         update_readme(f"{table}\n\n{footer}")
     ours = [found for result in results for found in result.variants if found.name == "lowtide"]
@@ -79,15 +73,6 @@ def _parse() -> argparse.Namespace:
     if options.update_readme and (options.quick or options.programs or options.only):
         parser.error("--update-readme needs all programs and variants at full size")
     return options
-
-
-def _write(report: dict[str, Any], cpu: str, output: Path | None) -> Path:
-    slug = re.sub(r"[^a-z0-9]+", "-", cpu.lower()).strip("-")
-    suffix = "-quick" if report["is_quick"] else ""
-    path = output or RESULTS / f"{report['date']}-{slug}{suffix}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    return path
 
 
 def _say(text: str) -> None:

@@ -9,9 +9,6 @@ medians of turns that alternate between eager and scoped, and the median of thei
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import re
 import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,10 +18,10 @@ from typing import Any
 import torch
 
 import lowtide as lt
+from benchmarks.files import write_results
 from lowtide.machine import this_machine
 from lowtide.memory.measure import time_alternating
 
-RESULTS = Path(__file__).parent / "results"
 COUNT = 2_000
 Context = Callable[[], AbstractContextManager[Any]]
 
@@ -116,15 +113,8 @@ def main() -> None:
     print(machine)
     for name, row in found.items():
         print(f"{name:28}" + "  ".join(f"{key} {value:8.2f}" for key, value in row.items()))
-    report = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine.to_dict(),
-        "repeats": options.repeats,
-        "rows": found,
-    }
-    slug = re.sub(r"[^a-z0-9]+", "-", machine.cpu.lower()).strip("-")
-    path = options.output or RESULTS / f"{report['date']}-{slug}-scopes.json"
-    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    report = {"repeats": options.repeats, "rows": found}
+    write_results(machine, report, "scopes", options.output)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,6 @@ bytes. torch.compile runs with its defaults, `dynamic=False`.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,12 +21,11 @@ import torch
 from torch import Tensor, nn
 
 import lowtide as lt
+from benchmarks.files import write_results
 from lowtide import programs
 from lowtide.comparison import release_caches
 from lowtide.machine import this_machine
 from lowtide.memory.measure import measure_peak, time_alternating
-
-RESULTS = Path(__file__).parent / "results"
 
 
 class Conv2d(nn.Module):
@@ -225,16 +221,8 @@ def main() -> None:
             speed = f"{row['ms']:9.2f} ms  {row['ms'] / ours:6.2f}x"
             rest = f"first {row['first_s']:6.2f} s  peak {row['peak_mb']:8.1f} MB"
             print(f"{name:24}{way:14}{speed}  {rest}", flush=True)
-    report = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine.to_dict(),
-        "repeats": options.repeats,
-        "torch.compile": options.compile,
-        "rows": rows,
-    }
-    slug = re.sub(r"[^a-z0-9]+", "-", machine.cpu.lower()).strip("-")
-    path = options.output or RESULTS / f"{report['date']}-{slug}-training.json"
-    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    report = {"repeats": options.repeats, "torch.compile": options.compile, "rows": rows}
+    write_results(machine, report, "training", options.output)
 
 
 if __name__ == "__main__":

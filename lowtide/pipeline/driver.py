@@ -27,7 +27,7 @@ from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.mutation import CHANGING, may_change
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible
-from lowtide.pipeline.specialise import ends_region, static_reason
+from lowtide.pipeline.stopping import ends_region, static_reason
 
 Env = dict[Value, Any]
 

@@ -24,10 +24,10 @@ from lowtide.errors import Loc
 from lowtide.pipeline import backend, stats
 from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
-from lowtide.texpr.autodiff import contiguous_strides, differentiated, given_name
+from lowtide.texpr.autodiff import differentiated, given_name
 from lowtide.texpr.contribution import Scatter
 from lowtide.texpr.expr import Program, Reduce
-from lowtide.texpr.index import Index, as_index, evaluate, product
+from lowtide.texpr.index import Index, as_index, evaluate, product, row_major
 
 CHEAP_TERMS: Final = 16  # sums over so few terms are taken again
 
@@ -138,7 +138,7 @@ class Gradient:
 
     def _all_given(self) -> dict[str, tuple[Index, ...]]:
         outputs = zip(self.program.outputs, self.carrying, strict=True)
-        return {n: contiguous_strides(self.diff.shape(n)) for n, carries in outputs if carries}
+        return {n: row_major(self.diff.shape(n)) for n, carries in outputs if carries}
 
     def _backward_program(
         self,
@@ -256,7 +256,7 @@ def given_input(output: str) -> str:
 
 
 def _strides(shape: tuple[Index, ...], expanded: tuple[bool, ...]) -> tuple[Index, ...]:
-    core = iter(contiguous_strides(tuple(s for s, x in zip(shape, expanded, strict=True) if not x)))
+    core = iter(row_major(tuple(s for s, x in zip(shape, expanded, strict=True) if not x)))
     return tuple(as_index(0) if x else next(core) for x in expanded)
 
 

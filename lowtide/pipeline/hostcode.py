@@ -83,7 +83,7 @@ def write(
     writer = _Writer(builder, order, _kept(results, mutates))
     prepare = writer.preparation([derived[n] for n in ints])
     texts = writer.results(results)
-    program = _cut(builder.program, list(writer.outputs))
+    program = ex.pruned(builder.program, list(writer.outputs))
     symbols = tuple(n for n in order if n in _symbols(program))
     scalars = tuple(sorted(_scalars(program)))
     known = {n: Abs(None, place) for n, place in floats.items()} | dict(derived)
@@ -313,19 +313,6 @@ def _shape_only(sizes: tuple[int, ...]) -> torch.Tensor:
 
 
 # ---- what of the program is needed -------------------------------------------------------------
-
-
-def _cut(program: Program, outputs: list[str]) -> Program:
-    """The program without definitions and inputs that nothing needs."""
-    wanted = ex.needed(program, [*outputs, *program.checks])
-    return Program(
-        inputs={n: i for n, i in program.inputs.items() if n in wanted},
-        delays={n: y for n, y in program.delays.items() if n in wanted},
-        defs={n: d for n, d in program.defs.items() if n in wanted},
-        outputs=outputs,
-        checks=list(program.checks),
-        equalities=list(program.equalities),
-    )
 
 
 def _symbols(program: Program) -> frozenset[str]:

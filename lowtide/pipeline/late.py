@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from lowtide.frontend.script.binding import Default, Gather, bind
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value
 from lowtide.ops import registry
@@ -75,6 +76,21 @@ def bind_late(
         else:
             found.append(known[slot])
     return bound.record, found
+
+
+def is_instance(x: Abs, tested: t.Type) -> bool | None:
+    """isinstance() of an abstract value; None where only the run knows."""
+    if isinstance(tested, t.UnionType):
+        answers = [is_instance(x, member) for member in tested.elems]
+        return True if True in answers else None if None in answers else False
+    if isinstance(tested, t.ClassType):
+        if isinstance(x.value, Seq):
+            return issubclass(x.value.kind, cast("type", python_objects.find(tested.name)))
+        return None  # of what class a tensor or a number is, is Python's to say
+    if isinstance(x.value, Seq) and isinstance(tested, t.ListType) and x.value.kind is not list:
+        return False
+    known = type_of(x)
+    return None if known is None else t.is_subtype(known, tested)
 
 
 def type_of(x: Abs) -> t.Type | None:

@@ -25,7 +25,6 @@ from lowtide.ir import dtypes, opdefs, python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value, free_values
 from lowtide.ir.python_ops.numbers import UNBOUND
-from lowtide.ir.types import ClassType
 from lowtide.pipeline import late, mappings, scalars
 from lowtide.pipeline.abstract import (
     OPAQUE,
@@ -42,6 +41,7 @@ from lowtide.pipeline.activity import Activity
 from lowtide.pipeline.lifting import inplace, rows
 from lowtide.pipeline.lifting.lift import Lift, NotLifted
 from lowtide.pipeline.signature import Binding, size_symbol
+from lowtide.pipeline.stopping import ends_region
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
 from lowtide.texpr.expr import Expr
@@ -51,21 +51,6 @@ UNROLL_TRIPS: Final = 32
 UNROLL_OPS: Final = 2000
 SHORT_OPS: Final = 64  # a loop of so few tensor ops is unrolled rather than run step by step
 MAX_GUARDS: Final = 12
-
-# Why PyTorch or Python runs an op, wherever it stands.
-STOPPING: Final = {
-    "mutate": "changes a tensor in place",
-    "call_torch": "has no record",
-    "print": "prints",
-    "raise": "raises",
-    "with": "enters a context manager",
-    "attr.set": "changes an object",
-    "object.new": "makes an object",
-    "py.call": "calls a Python function",
-    "enum.get": "looks up an enum",
-    "future.done": "makes a future",
-}
-_STOPPING_FAMILIES: Final = {"set": "works on a set"}
 
 
 class Stop(Unsupported):
@@ -98,33 +83,6 @@ class Trace:
     derived: dict[str, Abs]
     ops: int
     misfit: bool = False
-
-
-def ends_region(op: Op) -> str:
-    """As `static_reason`, but for writes that are followed if the region made the tensor."""
-    if op.name == "mutate" and inplace.out_of_place(op):
-        return ""
-    return static_reason(op)
-
-
-def static_reason(op: Op) -> str:
-    """Why this op ends a region, "" if it need not."""
-    family = op.name.partition(".")[0]
-    if op.name == "call_torch" and late.may_bind(op):
-        return ""
-    if op.name in STOPPING or family in _STOPPING_FAMILIES:
-        return STOPPING.get(op.name) or _STOPPING_FAMILIES[family]
-    if op.name == "call_module":
-        return f"is a module that PyTorch runs: {op.attrs['why']}"
-    if op.name in ("attr.get", "py.call_method") and isinstance(op.operands[0].type, ClassType):
-        return "reads an object"
-    if op.name.startswith("torch."):
-        try:
-            record: Any = opdefs.torch_record(op.name)
-        except KeyError:
-            return "has no record"
-        return "" if record.lower is not None else "is not lowered"
-    return ""
 
 
 def specialise(
@@ -371,10 +329,10 @@ class _Specialiser:
         return self._lowered(op, record, record.kind, (), [_frozen(x) for x in bound])
 
     def _isinstance(self, x: Abs, type_text: str) -> Abs:
-        known = late.type_of(x)
-        if known is None:
+        found = late.is_instance(x, t.parse_type(type_text))
+        if found is None:
             raise Stop("looks at a type that is known only at run time")
-        return Abs(t.is_subtype(known, t.parse_type(type_text)))
+        return Abs(found)
 
     def _attribute(self, op: Op, x: Abs, name: str) -> Abs:
         if isinstance(x.value, Val):

@@ -23,7 +23,7 @@ from lowtide.pipeline.driver import BlockPlan, Driver, Env
 from lowtide.pipeline.gradient import Pass
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible, exact_key
-from lowtide.pipeline.specialise import static_reason
+from lowtide.pipeline.stopping import static_reason
 from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
 from lowtide.texpr.index import evaluate
 

@@ -181,7 +181,7 @@ def differentiated(forward: Program, wanted: Iterable[str]) -> Differentiation:
 def recording(forward: Program, diff: Differentiation, saved: Collection[str]) -> Program:
     """The forward Program that also gives what is saved."""
     extra = [n for n in saved if n not in forward.outputs]
-    return pruned(
+    return ex.pruned(
         Program(
             inputs=dict(forward.inputs),
             delays=dict(forward.delays),
@@ -211,7 +211,7 @@ def backward(
     for y in diff.active_delays():
         cots.close(y)
     gradients = {n: found for n in wanted if (found := cots.gradient(n)) is not None}
-    handed_in = {n: _as_input(diff.defs[n]) for n in saved}
+    handed_in = {n: ex.stored(n, diff.defs[n].shape, diff.defs[n].dtype) for n in saved}
     forward = {n: d for n, d in diff.defs.items() if n not in handed_in}
     scattered = [n for s in cots.scatters for n in (s.values, s.index)]
     program = Program(
@@ -220,7 +220,7 @@ def backward(
         defs=ex.ordered({**forward, **cots.defs}),
         outputs=[*filter(None, gradients.values()), *scattered],
     )
-    return Backward(program=pruned(program), gradients=gradients, scatters=tuple(cots.scatters))
+    return Backward(program=ex.pruned(program), gradients=gradients, scatters=tuple(cots.scatters))
 
 
 def given_name(name: str) -> str:
@@ -402,32 +402,5 @@ def isolated(d: Def) -> list[Def]:
     return [*made, Def(name=d.name, axes=d.axes, expr=expr, loc=d.loc, op=d.op)]
 
 
-def pruned(program: Program) -> Program:
-    """Without definitions and inputs that no output needs."""
-    needed = ex.needed(program, [*program.outputs, *program.checks])
-    return Program(
-        inputs={n: i for n, i in program.inputs.items() if n in needed},
-        delays={n: y for n, y in program.delays.items() if n in needed},
-        defs={n: d for n, d in program.defs.items() if n in needed},
-        outputs=program.outputs,
-        checks=program.checks,
-        equalities=program.equalities,
-    )
-
-
-def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Row-major strides."""
-    steps: list[Index] = []
-    step = as_index(1)
-    for size in reversed(shape):
-        steps.insert(0, step)
-        step = step * size
-    return tuple(steps)
-
-
 def _delays(diff: Differentiation) -> dict[str, Delay]:
     return {n: y for n, y in diff.delays.items() if isinstance(y, Delay)}
-
-
-def _as_input(d: Def) -> Input:
-    return Input(name=d.name, dtype=d.dtype, shape=d.shape, strides=contiguous_strides(d.shape))

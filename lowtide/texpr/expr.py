@@ -14,12 +14,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.ir.dtypes import DType
-from lowtide.texpr.index import Atom, Axis, Gather, Index, as_index, deep_atoms, gather, rebuild
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    Gather,
+    Index,
+    as_index,
+    deep_atoms,
+    gather,
+    rebuild,
+    row_major,
+)
 
 
 class Expr:
@@ -284,6 +294,27 @@ def ordered(defs: Mapping[str, Def]) -> dict[str, Def]:
                 stack.append((name, True))
                 stack += [(x.source, False) for x in loads(defs[name].expr)]
     return found
+
+
+def stored(name: str, shape: Sequence[Index], dtype: DType) -> Input:
+    """A value that another program has left in memory, dense."""
+    sizes = tuple(shape)
+    return Input(name=name, dtype=dtype, shape=sizes, strides=row_major(sizes))
+
+
+def pruned(program: Program, outputs: list[str] | None = None) -> Program:
+    """Without what no output needs; `outputs`: others than the program's own."""
+    roots = program.outputs if outputs is None else outputs
+    kept = needed(program, [*roots, *program.checks])
+    return replace(
+        program,
+        inputs={n: i for n, i in program.inputs.items() if n in kept},
+        delays={n: y for n, y in program.delays.items() if n in kept},
+        defs={n: d for n, d in program.defs.items() if n in kept},
+        outputs=roots,
+        checks=list(program.checks),
+        equalities=list(program.equalities),
+    )
 
 
 def needed(program: Program, wanted: Iterable[str]) -> set[str]:

@@ -236,6 +236,16 @@ def the_axis(index: Index) -> Axis | None:
     return None
 
 
+def row_major(shape: Iterable[Index]) -> tuple[Index, ...]:
+    """Strides in elements of a dense tensor."""
+    steps: list[Index] = []
+    step = as_index(1)
+    for size in reversed(tuple(shape)):
+        steps.append(step)
+        step = step * size
+    return tuple(reversed(steps))
+
+
 def product(values: Iterable[Index | int]) -> Index:
     """The product of all, 1 for none."""
     total = as_index(1)

@@ -228,7 +228,7 @@ class _Partition:
         of = next((n for n, end in self.ends.items() if end == name), None)
         d = self.defs[of or name]
         shape = d.shape if of is None else d.shape[1:]
-        inputs[name] = _contiguous(name, shape, d.dtype)
+        inputs[name] = ex.stored(name, shape, d.dtype)
         self.demanded[of or name] = None
         if of is None and name in self.cycle_of:
             self.whole.add(name)
@@ -260,7 +260,7 @@ class _Partition:
             for load in ex.loads(d.expr):
                 y = delays.get(load.source)
                 if y is not None:
-                    inputs[y.name] = _contiguous(y.name, y.shape[1:], y.dtype)
+                    inputs[y.name] = ex.stored(y.name, y.shape[1:], y.dtype)
                 elif load.source not in defs:
                     self._need(inputs, load.source)
         outputs = dict.fromkeys(y.source for y in c.delays)
@@ -310,13 +310,6 @@ class _Partition:
             return self._written_out(inner, index) if isinstance(inner, Load) else None
 
         return Rewriter(visit)(moved)
-
-
-def _contiguous(name: str, shape: tuple[Index, ...], dtype: dtypes.DType) -> Input:
-    steps: list[Index] = []
-    for k in range(len(shape)):
-        steps.append(product(shape[k + 1 :]))
-    return Input(name=name, dtype=dtype, shape=shape, strides=tuple(steps))
 
 
 def _is_pointwise(d: Def) -> bool:

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, Def, Expr, Input, Load, Reduce, Select
-from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, exact_division, substitute
+from lowtide.texpr.index import (
+    Axis,
+    Index,
+    as_index,
+    deep_atoms,
+    exact_division,
+    row_major,
+    substitute,
+)
 from lowtide.texpr.normalise import likely
 from lowtide.tile.group import own_axes
 
@@ -312,20 +320,10 @@ def contains_inner(e: Expr, ctx: Context) -> Iterator[str]:
             yield load.source
 
 
-def strides_of(shape: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Row-major strides."""
-    result: list[Index] = []
-    step = as_index(1)
-    for size in reversed(shape):
-        result.append(step)
-        step = step * size
-    return tuple(reversed(result))
-
-
 def memory_strides(
     inputs: Mapping[str, Input], defs: Mapping[str, Def]
 ) -> dict[str, tuple[Index, ...]]:
     """Strides of inputs and, row-major, of every definition that may lie in memory."""
     found = {n: i.strides for n, i in inputs.items()}
-    found.update({n: strides_of(d.shape) for n, d in defs.items()})
+    found.update({n: row_major(d.shape) for n, d in defs.items()})
     return found

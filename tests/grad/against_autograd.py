@@ -15,13 +15,12 @@ from lowtide.ops.registry import OpRecord, by_name
 from lowtide.texpr.autodiff import (
     Backward,
     backward,
-    contiguous_strides,
     differentiated,
     given_name,
 )
 from lowtide.texpr.build import Builder, NeedConst, Unsupported, Val
 from lowtide.texpr.evaluate import evaluate
-from lowtide.texpr.index import Index, Size, as_index
+from lowtide.texpr.index import Index, Size, as_index, row_major
 
 SYMBOLIC_FROM = 5
 Tensor = torch.Tensor
@@ -79,7 +78,7 @@ class LoweredGradient:
             n: g for n, g in zip(names, cotangents, strict=True)
             if g is not None and diff.carries(n) and n in program.defs
         }  # fmt: skip
-        made = backward(diff, wanted, {n: contiguous_strides(diff.shape(n)) for n in given})
+        made = backward(diff, wanted, {n: row_major(diff.shape(n)) for n in given})
         tensors = {**self.inputs, **{given_name(n): g for n, g in given.items()}}
         values = evaluate(made.program, tensors, self.sizes)
         return [self._gradient(n, made, values) for n in wanted]

@@ -62,8 +62,14 @@ def _py(op_name: str, torch_source: str = "") -> Builtin:
     return compile_builtin
 
 
+_COUNTS = (t.INT, t.BOOL, t.NUMBER, t.TENSOR)
+
+
 def _range(c: Context, call: Call) -> Node:
     values = _values(c, call)
+    for value in values:
+        if not (value.type in _COUNTS or t.is_dynamic(value.type)):
+            raise c.error(call.node, f"range() of {value.type}", "an int")
     match values:
         case [stop]:
             return Range(c.const(0), stop, c.const(1))

@@ -125,6 +125,8 @@ def _tells_all(type_: Type) -> bool:
 
 def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
     """Whether a value of this type is of one of the tested ones; None if the run decides."""
+    if type_ == t.ListType(t.INT) and any(isinstance(x, t.ListType) for x in tested):
+        return None  # a size, which is a tuple, has this type too
     if any(t.is_subtype(type_, x) for x in tested) or (type_ == t.BOOL and t.INT in tested):
         return True
     if t.is_dynamic(type_) or type_ == t.NUMBER:

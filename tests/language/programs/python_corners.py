@@ -93,6 +93,21 @@ def instances_of_many(v):
     )
 
 
+@program(args=lambda: (torch.ones(2, 3), [2, 3]))
+def a_size_is_no_list(x, sizes):
+    doubled = x * 2
+    one = (isinstance(x.shape, list), isinstance(x.shape, tuple), isinstance(x.shape, torch.Size))
+    two = (isinstance(sizes, list), isinstance(sizes, tuple))
+    return doubled, one, two
+
+
+@program(refused=True, torchscript=False, args=lambda: (torch.ones(2), 2.5))
+def range_of_a_float(x, n):
+    for i in range(n):  # refused
+        x = x + i
+    return x
+
+
 @program(args=lambda: (torch.Size([2, 3]),))
 def size_is_a_tuple(size):
     return isinstance(size, tuple), isinstance(size, torch.Size)

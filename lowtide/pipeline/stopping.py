@@ -1,0 +1,55 @@
+"""Which ops end a region, wherever they stand, and why.
+
+In: an op. Out: the reason for which PyTorch or Python runs it, "" where it may be compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lowtide.ir import opdefs
+from lowtide.ir.core import Op
+from lowtide.ir.types import ClassType
+from lowtide.pipeline import late
+from lowtide.pipeline.lifting import inplace
+
+STOPPING: Final = {
+    "mutate": "changes a tensor in place",
+    "call_torch": "has no record",
+    "print": "prints",
+    "raise": "raises",
+    "with": "enters a context manager",
+    "attr.set": "changes an object",
+    "object.new": "makes an object",
+    "py.call": "calls a Python function",
+    "enum.get": "looks up an enum",
+    "future.done": "makes a future",
+}
+_STOPPING_FAMILIES: Final = {"set": "works on a set"}
+
+
+def ends_region(op: Op) -> str:
+    """As `static_reason`, but for writes that are followed if the region made the tensor."""
+    if op.name == "mutate" and inplace.out_of_place(op):
+        return ""
+    return static_reason(op)
+
+
+def static_reason(op: Op) -> str:
+    """Why this op ends a region, "" if it need not."""
+    family = op.name.partition(".")[0]
+    if op.name == "call_torch" and late.may_bind(op):
+        return ""
+    if op.name in STOPPING or family in _STOPPING_FAMILIES:
+        return STOPPING.get(op.name) or _STOPPING_FAMILIES[family]
+    if op.name == "call_module":
+        return f"is a module that PyTorch runs: {op.attrs['why']}"
+    if op.name in ("attr.get", "py.call_method") and isinstance(op.operands[0].type, ClassType):
+        return "reads an object"
+    if op.name.startswith("torch."):
+        try:
+            record: Any = opdefs.torch_record(op.name)
+        except KeyError:
+            return "has no record"
+        return "" if record.lower is not None else "is not lowered"
+    return ""
