@@ -7,6 +7,7 @@ that are left to sum over.
     x[i + k]         y = i + k                   i = y - k  if 0 <= y - k < I,  sum over k
     x[2*i + 1]       y = 2*i + 1                 i = (y - 1) // 2  if (y - 1) % 2 == 0
     x[L//M, L%M]     y0*M + y1 = L = 8*i + j     i = L // 8, j = L % 8
+    x[i + L//3]      L = 3*p + q, y = i + p      i = y - p  if 0 <= y - p < I,  sum over p, q
     x[j, [n]]        y1 = value of n             no axis; a condition on what is read
 
 Always holds: an axis is replaced by an index within its extent; where the conditions do not hold
@@ -35,8 +36,11 @@ from lowtide.texpr.index import (
     as_index,
     clamp,
     deep_atoms,
+    divisors,
     exact_division,
     floordiv,
+    halves,
+    joined,
     mod,
     nonnegative,
     substitute,
@@ -98,6 +102,8 @@ class _Solver:
             if a.extent.const == 1:
                 self.at[a] = as_index(0)
         self._merge_divisions()
+        for a in self.scope:
+            self._cut(a)
         while self.equations:
             self.equations = [(self._known(lhs), rhs) for lhs, rhs in self.equations]
             k = min(range(len(self.equations)), key=lambda n: self._difficulty(*self.equations[n]))
@@ -153,6 +159,21 @@ class _Solver:
                     merged = mod(atom.num, upper.den * atom.den)
                     return k, n, (merged, p * atom.den + q)
         return None
+
+    def _cut(self, a: Axis) -> None:
+        """An axis of which parts are used beside others (i + L % 3) becomes these parts."""
+        sums = [lhs for lhs, _ in self.equations if _single(lhs) is None]
+        for by in divisors(sums, a):
+            pair = halves(a, by)
+            if pair is None or by is a.extent:
+                continue
+            cut = [substitute(lhs, {a: joined(pair)}) for lhs in sums]
+            if not divisors(cut, pair[1]):
+                self.fresh.extend(pair)
+                self._set(a, joined(pair), exact=True)
+                self.equations = [(self._known(lhs), rhs) for lhs, rhs in self.equations]
+                self._cut(pair[0])
+                return
 
     # -- one equation --
 

@@ -29,6 +29,7 @@ from lowtide.texpr.index import (
     gather,
     rebuild,
     row_major,
+    the_axis,
 )
 
 
@@ -369,6 +370,12 @@ def indices(node: Expr) -> tuple[Index, ...]:
     if isinstance(node, Load):
         return node.index
     return (node.index,) if isinstance(node, At) else ()
+
+
+def aligned(node: Load) -> bool:
+    """Are the indices distinct plain axes (or 0 along an axis of extent 1)?"""
+    axes = [the_axis(i) for i in node.index if i.const != 0]
+    return None not in axes and len(set(axes)) == len(axes)
 
 
 class Rewriter:

@@ -236,6 +236,12 @@ def the_axis(index: Index) -> Axis | None:
     return None
 
 
+@lru_cache(maxsize=4096)
+def numbered(number: int, extent: Index) -> Axis:
+    """An axis that is told by its number and extent only: to compare what differs in axes."""
+    return Axis(f"place{number}", extent)
+
+
 def row_major(shape: Iterable[Index]) -> tuple[Index, ...]:
     """Strides in elements of a dense tensor."""
     steps: list[Index] = []
@@ -387,6 +393,27 @@ def exact_division(num: Index, den: Index) -> Index | None:
 
 
 # ---- ranges ---------------------------------------------------------------------------------
+
+
+def divisors(indices: Iterable[Index], a: Axis) -> list[Index]:
+    """By what an axis is divided in these, the smallest constants last."""
+    found: dict[Index, None] = {}
+    for index in indices:
+        for atom in deep_atoms(index):
+            if isinstance(atom, FloorDiv | Mod) and a in deep_atoms(atom.num):
+                found[atom.den] = None
+    return sorted(found, key=lambda i: -(i.const or 1 << 60))
+
+
+def halves(a: Axis, by: Index) -> tuple[Axis, Axis] | None:
+    """The axes of a // by and a % by; None where they do not make up the axis exactly."""
+    outer = exact_division(a.extent, by)
+    return None if outer is None else (Axis(f"{a.name}o", outer), Axis(f"{a.name}i", by))
+
+
+def joined(pair: tuple[Axis, Axis]) -> Index:
+    """The axis that was cut in two, by its halves."""
+    return as_index(pair[0]) * pair[1].extent + as_index(pair[1])
 
 
 @lru_cache(maxsize=8192)

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from functools import lru_cache
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, simplify
-from lowtide.texpr.expr import Apply, Const, Def, Expr, Load, Program, Reduce, Rewriter, Select
-from lowtide.texpr.index import Atom, Axis, Index, as_index, deep_atoms, evaluate, the_axis
+from lowtide.texpr.borders import with_borders
+from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter, Select
+from lowtide.texpr.index import Atom, Axis, Index, as_index, evaluate, numbered, the_axis
 from lowtide.texpr.split import split_axes
+from lowtide.texpr.sums import merged_sums
 
 MOVED_NODES = 120  # the same for an expression that is written in at other than plain axes
 INLINE_NODES = 600  # an expression that grew past this is stored instead of written into its users
@@ -35,9 +36,7 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     """Inline, unroll, extract reductions, drop what is dead. `hints` are likely sizes."""
     roots = dict.fromkeys([*program.outputs, *program.checks])
     current = [_without_units(d) for d in _live(program.defs, roots)]
-    bordered = {d.name for d in current if _has_border(d)}
-    bordered = _read_in_windows(_inlined(current, roots, bordered), bordered)
-    current = _inlined(current, roots, bordered)
+    current, bordered = with_borders(_inlined(current, roots, hints))
     current = _extracted(current)
     current = _cloned(current, roots, hints, bordered)
     current = split_axes(current)
@@ -78,20 +77,37 @@ def _without_units(d: Def) -> Def:
 # ---- inlining -------------------------------------------------------------------------------
 
 
-def _inlined(defs: list[Def], roots: Mapping[str, None], kept: Set[str]) -> list[Def]:
-    users: dict[str, int] = {}
+def _inlined(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int]) -> list[Def]:
+    users: dict[str, list[Def]] = {}
     for d in defs:
         for source in {load.source for load in ex.loads(d.expr)}:
-            users[source] = users.get(source, 0) + 1
+            users.setdefault(source, []).append(d)
     written_in: dict[str, Def] = {}
+    sums: dict[str, Def] = {}
     result: list[Def] = []
+
+    def points(axes: tuple[Axis, ...]) -> int:
+        return _points(axes, hints)
+
     for d in defs:
-        new = _renamed(d, simplify(inline(d.expr, written_in)))
+        expr = merged_sums(d, inline(d.expr, written_in), sums, points)
+        new = _renamed(d, simplify(expr))
         result.append(new)
-        cheap = d.name not in kept and _is_cheap(new, users.get(d.name, 0))
-        if cheap and not _has_reduction(new.expr):
-            written_in[d.name] = new
+        if not _has_reduction(new.expr):
+            if _is_cheap(new, len(users.get(d.name, ()))):
+                written_in[d.name] = new
+        elif is_reduction(new) and d.name not in roots and _is_read_once(d.name, users):
+            sums[d.name] = new
     return result
+
+
+def _is_read_once(name: str, users: Mapping[str, list[Def]]) -> bool:
+    """Is there one definition that reads it, or a view of it?"""
+    while len(found := users.get(name, ())) == 1:
+        if not isinstance(found[0].expr, Load):
+            return True
+        name = found[0].name
+    return False
 
 
 def inline(expr: Expr, defs: Mapping[str, Def]) -> Expr:
@@ -111,37 +127,6 @@ def _is_cheap(d: Def, users: int) -> bool:
     if len(nodes) > INLINE_NODES:
         return False
     return users <= 1 or not any(isinstance(n, Apply | Select) for n in nodes)
-
-
-def _has_border(d: Def) -> bool:
-    """Is it a padded copy: what it reads, held in bounds, or a constant outside?"""
-    return (
-        d.op in ("pad", "unfold")
-        and isinstance(d.expr, Select)
-        and isinstance(d.expr.no, Const)
-        and len(d.axes) > 1
-    )
-
-
-def _read_in_windows(defs: list[Def], names: Set[str]) -> set[str]:
-    """Those that a sum reads at i + k, where only k is summed over: each element again and again.
-
-    Such a copy is small beside the work, and without borders the lanes read memory as it lies."""
-    found: set[str] = set()
-    for d in defs:
-        for node in ex.walk(d.expr):
-            if not isinstance(node, Reduce) or node.fn != "sum":
-                continue
-            over = set(node.axes)
-            for load in ex.loads(node.body):
-                if load.source in names and any(_slides(i, over) for i in load.index):
-                    found.add(load.source)
-    return found
-
-
-def _slides(index: Index, over: Set[Axis]) -> bool:
-    axes = {a for a in deep_atoms(index) if isinstance(a, Axis)}
-    return bool(axes & over) and bool(axes - over)
 
 
 def _has_reduction(expr: Expr) -> bool:
@@ -259,14 +244,9 @@ def _axes_of(node: Load) -> tuple[Axis, ...]:
 
 def _canonical(node: Load) -> tuple[Index, ...]:
     """The index with axes that depend only on their order and extent."""
-    names = {a: _place(k, a.extent) for k, a in enumerate(_axes_of(node))}
+    names = {a: as_index(numbered(k, a.extent)) for k, a in enumerate(_axes_of(node))}
     at = Rewriter(replace_atom=dict[Atom, Index](names.items()).get)
     return tuple(at.index(i) for i in node.index)
-
-
-@lru_cache(maxsize=4096)
-def _place(number: int, extent: Index) -> Index:
-    return as_index(Axis(f"place{number}", extent))
 
 
 def _inlined_off_axes(
@@ -299,15 +279,9 @@ def _is_short(expr: Expr) -> bool:
     return all(k < MOVED_NODES for k, _ in enumerate(ex.walk(expr)))
 
 
-def aligned(node: Load) -> bool:
-    """Are the indices distinct plain axes (or 0 along an axis of extent 1)?"""
-    axes = [the_axis(i) for i in node.index if i.const != 0]
-    return None not in axes and len(set(axes)) == len(axes)
-
-
 def _is_whole(node: Load, d: Def) -> bool:
     """Is it read at plain axes, from one end to the other?"""
-    if not aligned(node):
+    if not ex.aligned(node):
         return False
     read = (the_axis(i) for i in node.index)
     pairs = zip(read, d.axes, strict=True)

@@ -12,20 +12,18 @@ Always: a load that was at plain axes stays so, or the axis stays whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
 from lowtide.texpr.index import (
     Axis,
-    FloorDiv,
     Index,
-    Mod,
-    as_index,
-    deep_atoms,
-    exact_division,
+    divisors,
     floordiv,
+    halves,
+    joined,
     mod,
     the_axis,
 )
@@ -59,12 +57,11 @@ def _cut_def(d: Def, cut: dict[str, dict[int, Index]], whole: set[str]) -> Def:
     axes = list(d.axes)
     k = 0
     while k < len(axes) and d.name not in whole:
-        by = _cut_of(expr, axes[k], 2 if isinstance(expr, Reduce) else WIDTH)
-        if by is not None and d.name not in cut:
-            pair = _halves(axes[k], by)
-            expr = at_indices(expr, {axes[k]: as_index(pair[0]) * by + as_index(pair[1])})
+        pair = _cut_of(expr, axes[k], 2 if isinstance(expr, Reduce) else WIDTH)
+        if pair is not None and d.name not in cut:
+            expr = at_indices(expr, {axes[k]: joined(pair)})
             axes[k : k + 1] = pair
-            cut[d.name] = {k: by}
+            cut[d.name] = {k: pair[1].extent}
             k += 1
         k += 1
     return Def(name=d.name, axes=tuple(axes), expr=expr, loc=d.loc, op=d.op)
@@ -87,41 +84,24 @@ def _reading(expr: Expr, cut: Mapping[str, Mapping[int, Index]]) -> Expr:
 
 def _cut_reduced(e: Reduce) -> Reduce:
     for a in e.axes:
-        by = _cut_of(e.body, a, 2)
-        if by is not None:
-            outer, inner = _halves(a, by)
-            body = at_indices(e.body, {a: as_index(outer) * by + as_index(inner)})
-            axes = [x for b in e.axes for x in ((outer, inner) if b is a else (b,))]
+        pair = _cut_of(e.body, a, 2)
+        if pair is not None:
+            body = at_indices(e.body, {a: joined(pair)})
+            axes = [x for b in e.axes for x in (pair if b is a else (b,))]
             return _cut_reduced(ex.reduce(e.fn, axes, body, e.dtype))
     return e
 
 
-def _halves(a: Axis, by: Index) -> tuple[Axis, Axis]:
-    outer = exact_division(a.extent, by)
-    assert outer is not None
-    return Axis(f"{a.name}o", outer), Axis(f"{a.name}i", by)
-
-
-def _cut_of(e: Expr, a: Axis, least: int) -> Index | None:
-    """Into lines of which length the axis is cut everywhere, if it is."""
-    for by in dict.fromkeys(_divisors(e, a)):
+def _cut_of(e: Expr, a: Axis, least: int) -> tuple[Axis, Axis] | None:
+    """The two axes that it is cut into everywhere, if it is."""
+    for by in _divisors(e, a):
         if by is a.extent or (by.const is not None and by.const < least):
             continue
-        if exact_division(a.extent, by) is None:
-            continue
-        outer, inner = _halves(a, by)
-        new = at_indices(e, {a: as_index(outer) * by + as_index(inner)})
-        if not any(True for _ in _divisors(new, inner)):
-            return by
+        pair = halves(a, by)
+        if pair is not None and not _divisors(at_indices(e, {a: joined(pair)}), pair[1]):
+            return pair
     return None
 
 
-def _divisors(e: Expr, a: Axis) -> Iterator[Index]:
-    """By what the axis is divided in indices, the smallest constants last."""
-    found: dict[Index, None] = {}
-    for node in ex.walk(e):
-        for i in ex.indices(node):
-            for atom in deep_atoms(i):
-                if isinstance(atom, FloorDiv | Mod) and a in deep_atoms(atom.num):
-                    found[atom.den] = None
-    yield from sorted(found, key=lambda i: -(i.const or 1 << 60))
+def _divisors(e: Expr, a: Axis) -> list[Index]:
+    return divisors((i for node in ex.walk(e) for i in ex.indices(node)), a)

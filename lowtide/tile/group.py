@@ -22,7 +22,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, multiply_by_reciprocal
 from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
-from lowtide.texpr.normalise import INLINE_NODES, aligned, inline, likely
+from lowtide.texpr.normalise import INLINE_NODES, inline, likely
 
 LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is not worth it
 FEW = 64  # an axis longer than this counts as large
@@ -197,7 +197,7 @@ class Shared(dict[str, Def]):
 def _shared(program: Program, roots: set[str]) -> Shared:
     found = Shared()
     loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
-    moved = {load.source for load in loads if not aligned(load)}  # a padded copy, read in windows
+    moved = {load.source for load in loads if not ex.aligned(load)}  # a padded copy
     for d in program.defs.values():
         if d.name in roots or d.name in moved or isinstance(d.expr, Reduce):
             continue
@@ -430,7 +430,7 @@ def _alignment(first: Group, second: Group, shared: Shared) -> dict[Axis, Axis] 
             for load in _reached(d, shared):
                 if load.source not in used.defs:
                     continue
-                if not aligned(load):
+                if not ex.aligned(load):
                     return None
                 for i, a in zip(load.index, used.defs[load.source].axes, strict=True):
                     b = the_axis(i)

@@ -1,0 +1,200 @@
+"""Masked windows become a padded copy, so that a convolution reads memory as it lies.
+
+In:  definitions whose views are written in. Out: the same, with padded copies in front.
+
+    y[i, o] = sum[k, c](select(0 <= i + k - 1 < n, x[c, clamp(i + k - 1, n)], 0) * w[o, c, k])
+    ->
+    b[c, u:n+2] = select(0 <= u - 1 < n, x[c, clamp(u - 1, n)], 0)
+    y[i, o]     = sum[k, c](b[c, i + k] * w[o, c, k])
+
+Such a copy is small beside the work: each element is read again and again. Only what a sum reads at
+i + k, k summed over, is copied. A product that is masked as a whole is masked in one factor
+instead; where the other is infinite or NaN, that makes NaN of a zero, as PyTorch's padded
+convolutions do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.conditions import parts_of, sides
+from lowtide.texpr.expr import Apply, Const, Def, Expr, Reduce, Rewriter, Select
+from lowtide.texpr.formula import F, all_of, place
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    Clamp,
+    Index,
+    Size,
+    as_index,
+    clamp,
+    deep_atoms,
+    exact_division,
+    nonnegative,
+    numbered,
+    substitute,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A place held in bounds: whatever the axes, one of `length` places from `low` on."""
+
+    atom: Clamp
+    low: Index
+    length: Index
+
+
+def with_borders(defs: Sequence[Def]) -> tuple[list[Def], set[str]]:
+    """The definitions, reading padded copies; and the copies' names."""
+    result: list[Def] = []
+    copies = _Copies(result)
+    for d in defs:
+
+        def visit(node: Expr, d: Def = d) -> Expr | None:
+            if not isinstance(node, Reduce) or node.fn != "sum" or not node.dtype.is_float:
+                return None
+            over = frozenset(node.axes)
+            body = Rewriter(lambda e: _mask_in_factor(e, over))(node.body)
+            new = Rewriter(lambda e: copies.load(e, over, d))(body)
+            return None if new is body else ex.reduce("sum", node.axes, new, node.dtype)
+
+        expr = Rewriter(visit)(d.expr)
+        result.append(Def(name=d.name, axes=d.axes, expr=expr, loc=d.loc, op=d.op))
+    return result, set(copies.names.values())
+
+
+class _Copies:
+    """The padded copies, by what they hold."""
+
+    def __init__(self, made: list[Def]) -> None:
+        self.names: dict[Expr, str] = {}
+        self._made = made
+
+    def load(self, e: Expr, over: frozenset[Axis], d: Def) -> Expr | None:
+        """A masked value that `d` reads in windows, as a load of its copy."""
+        if not isinstance(e, Select) or not isinstance(e.no, Const) or not _slides(e.yes, over):
+            return None
+        dims = _dims(e)
+        if dims is None:
+            return None
+        sizes = [x.length if isinstance(x, _Window) else x.extent for x in dims]
+        key = _over(e, dims, [numbered(k, size) for k, size in enumerate(sizes)])
+        if key not in self.names:
+            axes = tuple(Axis(f"u{k}", size) for k, size in enumerate(sizes))
+            self.names[key] = f"{d.name}b{len(self._made)}"
+            own = _over(e, dims, axes)
+            self._made.append(Def(name=self.names[key], axes=axes, expr=own, loc=d.loc, op=d.op))
+        index = [x.atom.num - x.low if isinstance(x, _Window) else as_index(x) for x in dims]
+        return ex.load(self.names[key], index, e.dtype)
+
+
+def _mask_in_factor(e: Expr, over: frozenset[Axis]) -> Expr | None:
+    """select(c, a * b, 0) is select(c, a, 0) * b, where only a is read in windows."""
+    if not isinstance(e, Select) or not isinstance(e.no, Const) or e.no.value != 0:
+        return None
+    if not isinstance(e.yes, Apply) or e.yes.fn != "mul":
+        return None
+    left, right = e.yes.args
+    if _slides(right, over):
+        left, right = right, left
+    if not _slides(left, over) or any(isinstance(a, Clamp) for a in _atoms(right)):
+        return None
+    inner = ex.select(e.cond, left, e.no)
+    return ex.apply("mul", (_mask_in_factor(inner, over) or inner, right), e.dtype)
+
+
+def _slides(e: Expr, over: frozenset[Axis]) -> bool:
+    """Is something read at a place that is held in bounds, and moves with `over` and others?"""
+    for a in _atoms(e):
+        if isinstance(a, Clamp):
+            axes = {x for x in deep_atoms(a.num) if isinstance(x, Axis)}
+            if axes & over and axes - over:
+                return True
+    return False
+
+
+def _atoms(e: Expr) -> Iterator[Atom]:
+    """What stands directly in the indices of an expression."""
+    for node in ex.walk(e):
+        for i in ex.indices(node):
+            yield from sorted(i.atoms(), key=lambda a: isinstance(a, Clamp))
+
+
+# ---- the dims of a copy -----------------------------------------------------------------------
+
+
+def _dims(e: Select) -> list[_Window | Axis] | None:
+    """The dims of a copy, as they stand in the tensors that are read. None where there is none:
+    a condition that says more than that the windows are inside, or other indices."""
+    found: dict[_Window | Axis, None] = {}
+    for a in _atoms(e.yes):
+        if isinstance(a, Axis):
+            found[a] = None
+        elif isinstance(a, Clamp):
+            window = _window(a)
+            if window is None:
+                return None
+            found[window] = None
+        elif not isinstance(a, Size):
+            return None
+    windows = [x for x in found if isinstance(x, _Window)]
+    moving = {a for w in windows for a in w.atom.num.atoms()}
+    if moving & found.keys() or not _is_inside(e.cond, windows):
+        return None
+    return list(found)
+
+
+def _window(a: Clamp) -> _Window | None:
+    """The range of a sum of axes, each with a number as its step."""
+    low = high = a.num
+    for atom in a.num.atoms():
+        if isinstance(atom, Size):
+            continue
+        rest = substitute(a.num, {atom: as_index(0)})
+        step = exact_division(a.num - rest, as_index(atom))
+        if not isinstance(atom, Axis) or step is None or (c := step.const) is None:
+            return None
+        ends = as_index(0), atom.extent - 1
+        low = substitute(low, {atom: ends[c < 0]})
+        high = substitute(high, {atom: ends[c > 0]})
+    return _Window(a, low, high - low + 1)
+
+
+Bound = tuple[str, Index, Index]
+
+
+def _bounds(place: Index, extent: Index) -> list[Bound]:
+    """What must be asked for a place to be inside: where it is certain, nothing."""
+    found: list[Bound] = []
+    if not nonnegative(place):
+        found.append(("ge", place, as_index(0)))
+    if not nonnegative(extent - place - 1):
+        found.append(("lt", place, extent))
+    return found
+
+
+def _is_inside(cond: Expr, windows: Sequence[_Window]) -> bool:
+    """Does the condition say that all windows are inside, and nothing else?"""
+    parts = parts_of(cond)
+    asked = {(fn, *pair) for p in parts for fn in ("ge", "lt") if (pair := sides(p, fn))}
+    needed = {bound for w in windows for bound in _bounds(w.atom.num, w.atom.extent)}
+    return asked == needed and len(asked) == len(parts)
+
+
+def _over(e: Select, dims: Sequence[_Window | Axis], axes: Sequence[Axis]) -> Expr:
+    """The masked value over these axes, one for each dim of its copy."""
+    moved: dict[Atom, Index] = {}
+    asked: list[F] = []
+    for x, a in zip(dims, axes, strict=True):
+        if isinstance(x, Axis):
+            moved[x] = as_index(a)
+            continue
+        at, extent = as_index(a) + x.low, x.atom.extent
+        moved[x.atom] = clamp(at, extent)
+        asked += [place(left).test(fn, place(right)) for fn, left, right in _bounds(at, extent)]
+    value = F(Rewriter(replace_atom=moved.get)(e.yes))
+    inside = all_of(asked)
+    return value.e if inside is None else inside.where(value, F(e.no)).e

@@ -1,0 +1,60 @@
+"""A sum of elements of a sum is one sum, where no element is read twice.
+
+In, out: an expression, and definitions that nobody else reads.
+
+    t[l, k] = sum[o](g[o, l] * w[o, k])                  x[y] = sum[k, o](select(y >= k,
+    x[y]    = sum[k](select(y >= k, t[y - k, k], 0))  ->                  g[o, y - k] * w[o, k], 0))
+
+So the gradient of an image is a convolution, and no columns are stored. A sum that is read at plain
+axes is left to fusion, which has both in one kernel as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.expr import Const, Def, Expr, Load, Reduce, Rewriter, Select
+from lowtide.texpr.index import Axis, as_index
+
+Points = Callable[[tuple[Axis, ...]], int]
+
+
+def merged_sums(d: Def, expr: Expr, sums: Mapping[str, Def], points: Points) -> Expr:
+    """The expression of a definition, with these `sums` written into sums over their elements."""
+
+    def visit(node: Expr) -> Expr | None:
+        if not isinstance(node, Reduce) or node.fn != "sum":
+            return None
+        load = _summed(node.body, sums)
+        if load is None or ex.aligned(load):
+            return None
+        inner = sums[load.source]
+        assert isinstance(inner.expr, Reduce)
+        loops = (*d.axes, *node.axes)
+        if 4 * points(loops) > 5 * points(inner.axes):
+            return None
+        fresh = {a: Axis(a.name, a.extent) for a in inner.expr.axes}
+        moved = {a: as_index(b) for a, b in fresh.items()}
+        moved |= dict(zip(inner.axes, load.index, strict=True))
+        body = at_indices(inner.expr.body, moved)
+        whole = Rewriter(lambda e: body if e is load else None)(node.body)
+        return ex.reduce("sum", (*node.axes, *fresh.values()), whole, node.dtype)
+
+    return Rewriter(visit)(expr) if sums else expr
+
+
+def _summed(e: Expr, sums: Mapping[str, Def]) -> Load | None:
+    """The element that is summed up, or nothing where a condition does not hold."""
+    if isinstance(e, Select) and isinstance(e.no, Const) and e.no.value == 0:
+        return None if _reads(e.cond, sums) else _summed(e.yes, sums)
+    return e if isinstance(e, Load) and e.source in sums and not _gathers(e) else None
+
+
+def _reads(e: Expr, sums: Mapping[str, Def]) -> bool:
+    return any(load.source in sums for load in ex.loads(e))
+
+
+def _gathers(load: Load) -> bool:
+    return any(True for _ in ex.gathered(load.index))
