@@ -175,6 +175,7 @@ def _cloned(
     by_name = {d.name: d for d in defs if d.name not in kept}
     known: dict[Load, Expr | None] = {}
     written = [_renamed(d, _inlined_off_axes(d.expr, by_name, known)) for d in defs]
+    written = _live({d.name: d for d in written}, roots)
     parts = {
         name: list(found.values())
         for name, found in _read_parts(written).items()
