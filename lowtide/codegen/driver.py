@@ -5,8 +5,6 @@ def run(tensors, sizes, numbers):
     t3 = empty((N, M), float32)
     run_k0(pack_k0(pool, threads, work, x.data_ptr(), y.data_ptr(), t3.data_ptr(), N, M))
     return [t3]
-
-A step of a loop writes `into` tensors that it is handed.
 """
 
 from __future__ import annotations
@@ -32,21 +30,16 @@ def driver_text(
     texts: Sequence[KernelText],
     kernels: Sequence[Kernel],
     products: Mapping[str, Matmul],
-    into: bool = False,
 ) -> str:
-    """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`; with `into`, the outputs are
-    a fourth argument. `shaped`: each definition with the dims that its tensor has."""
-    lines = [f"def run(tensors, sizes, numbers{', outputs' if into else ''}):"]
-    if into:
-        lines.append(f"    {', '.join(program.outputs)}, = outputs")
+    """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`. `shaped`: each definition
+    with the dims that its tensor has."""
+    lines = ["def run(tensors, sizes, numbers):"]
     for names, source in ((inputs, "tensors"), (symbols, "sizes"), (scalars, "numbers")):
         if names:
             lines.append(f"    {', '.join(names)}, = {source}")
     lines.append("    threads = threads_now()")
     for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
         for name in kernel.outputs:
-            if into and name in program.outputs:
-                continue
             lines.append(f"    {name} = {_allocation(name, shaped[name])}")
         work = "0"
         if text.thread_bytes.const != 0:

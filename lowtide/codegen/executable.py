@@ -47,7 +47,7 @@ class KernelInfo:
 class Executable:
     """One signature's program. `exe(tensors, sizes, numbers)` gives outputs, then checks.
 
-    `into`: it is one step of a loop, `exe.runner()(tensors, sizes, numbers, outputs)`."""
+    `is_step`: one step of a loop, which `codegen/loop` launches; it has no driver of its own."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Executable:
         symbols: Sequence[str],
         scalars: Sequence[str],
         hints: Mapping[str, int],
-        into: bool = False,
+        is_step: bool = False,
     ) -> None:
         self.program = program
-        self.into = into
+        self.is_step = is_step
         self.symbols = tuple(symbols)
         self.scalars = tuple(scalars)
         self.normal = normalise(program, hints)
@@ -75,7 +75,7 @@ class Executable:
         self.products = {
             p.name: m
             for p, g in zip(self.plans, self.groups, strict=True)
-            if (m := as_matmul(g.defs, self.strides)) is not None
+            if not is_step and (m := as_matmul(g.defs, self.strides)) is not None
         }
         self.choices = {name: Choice(("kernel", "torch.matmul")) for name in self.products}
         roots = {n: program.defs[n] for n in self._roots() if n in program.defs}
@@ -89,9 +89,9 @@ class Executable:
             self.texts,
             self.plans,
             self.products,
-            into,
         )
         self._run: Any = None
+        self._kernels: dict[str, launch.Kernel] = {}
         self._lock = threading.Lock()
 
     def _plan(self, g: Group, k: int, hints: Mapping[str, int]) -> Kernel:
@@ -115,16 +115,14 @@ class Executable:
     def __call__(
         self, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
     ) -> list[Tensor]:
-        return self.runner()(tensors, sizes, numbers)
-
-    def runner(self) -> Any:
-        """The generated driver, compiled when it is first asked for."""
-        return self._run or self._compiled()
+        run = self._run or self._compiled()
+        return run(tensors, sizes, numbers)
 
     def _compiled(self) -> Any:
+        """The generated driver."""
+        kernels = self.bound()
         with self._lock:
             if self._run is None:
-                kernels = self._bound()
                 scope: dict[str, Any] = {
                     "empty": arena.empty,
                     "scratch": arena.scratch,
@@ -143,21 +141,25 @@ class Executable:
                 for name, kernel in kernels.items():
                     scope[f"run_{name}"] = kernel.function
                     scope[f"pack_{name}"] = kernel.pack
-                self._kernels = kernels  # keeps the libraries loaded
                 exec(compile(self.driver, "<lowtide driver>", "exec"), scope)
                 self._run = scope["run"]
         return self._run
 
+    def bound(self) -> dict[str, launch.Kernel]:
+        """The compiled kernels, in the order in which they run."""
+        with self._lock:
+            self._kernels = self._kernels or self._bound()
+        return self._kernels
+
     def _bound(self) -> dict[str, launch.Kernel]:
-        vector_bytes = self.target.vector_bytes
         found: dict[str, launch.Kernel] = {}
-        for lanes, source in self._sources(vector_bytes).items():
+        for lanes, source in self._sources(self.target.vector_bytes).items():
             library = cache.load_library(source, "kernels")
             for p, t in zip(self.plans, self.texts, strict=True):
                 if p.lanes == lanes:
                     fmt = "P" * (1 + len(t.tensors)) + "q" * len(t.sizes) + "d" * len(t.numbers)
                     found[t.name] = launch.bind(library, t.name, fmt)
-        return found
+        return {p.name: found[p.name] for p in self.plans}
 
     # -- telling --
 
@@ -211,7 +213,7 @@ class Executable:
             ("tensor expressions", str(self.program)),
             ("normal form", str(self.normal)),
             ("tile program", "\n".join(map(str, self.plans))),
-            ("driver", self.driver),
+            *(() if self.is_step else [("driver", self.driver)]),
             ("C", self.source),
         ]
 
@@ -221,8 +223,8 @@ class Executable:
         held: list[tuple[Held, str]] = []
         best: tuple[int, list[tuple[Held, str]]] = (0, [])
         for k, (p, t) in enumerate(zip(self.plans, self.texts, strict=True)):
-            held = [h for h in held if self._alive(h[0].name, k)]
-            own = [n for n in p.outputs if not (self.into and n in self._roots())]
+            held = [h for h in held if self.is_step or self._alive(h[0].name, k)]
+            own = [n for n in p.outputs if not (self.is_step and n in self._roots())]
             held += [self._held(name, sizes) for name in own]
             work = evaluate(t.thread_bytes, sizes) * threads
             now = [*held, (Held(name=p.name, nbytes=work, kind="work memory", loc=UNKNOWN_LOC),

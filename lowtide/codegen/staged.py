@@ -3,10 +3,8 @@
 In:  a Program; `texpr/partition` cuts it. Out: something that is called as an Executable is.
 
     part 0    p = x @ w over all steps
-    loop      for t in range(T): run(.., h[t - 1], .., into h[t])     one driver, launched T times
+    loop      for t in range(T): h[t] = .. h[t - 1] ..     kernels of one step, launched T times
     part 2    y = h @ v over all steps
-
-Of a value that only the next step needs, two slots are kept; of others, all steps.
 """
 
 from __future__ import annotations
@@ -18,14 +16,13 @@ from typing import Any
 from torch import Tensor
 
 from lowtide.codegen.executable import Executable, KernelInfo
+from lowtide.codegen.loop import run_loop, slots
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.plan import Held, MemoryPlan
-from lowtide.runtime import arena
 from lowtide.texpr.expr import Program
-from lowtide.texpr.index import Index, as_index, evaluate, product
+from lowtide.texpr.index import Index, evaluate, product
 from lowtide.texpr.partition import Loop, Part, partition
 
-SLOTS = 2  # the step before, and this one
 Values = dict[str, Tensor]
 
 
@@ -42,53 +39,21 @@ class Stage:
         self.part = part
         self.symbols = tuple(symbols)
         self.dead: tuple[str, ...] = ()
-        names, likely, into = list(symbols), dict(hints), isinstance(part, Loop)
+        names, likely, is_step = list(symbols), dict(hints), isinstance(part, Loop)
         if isinstance(part, Loop):
             names.append(part.step)
             likely[part.step] = max(evaluate(part.trips, hints) // 2, 1)
-        self.executable = Executable(part.program, names, scalars, likely, into)
+        self.executable = Executable(part.program, names, scalars, likely, is_step)
 
     def run(self, values: Values, sizes: Sequence[int], numbers: Sequence[float]) -> None:
         """Adds what the part gives to `values`."""
-        program = self.part.program
         if isinstance(self.part, Loop):
-            self._loop(self.part, values, sizes, numbers)
+            known = dict(zip(self.symbols, sizes, strict=True))
+            values.update(run_loop(self.part, self.executable, values, known, numbers))
             return
+        program = self.part.program
         found = self.executable([values[n] for n in program.inputs], sizes, numbers)
         values.update(zip((*program.outputs, *program.checks), found, strict=True))
-
-    def _loop(
-        self, part: Loop, values: Values, sizes: Sequence[int], numbers: Sequence[float]
-    ) -> None:
-        known = dict(zip(self.symbols, sizes, strict=True))
-        trips = evaluate(part.trips, known)
-        outputs = part.program.outputs
-        stacks = [self._slots(part, name, known) for name in outputs]
-        rows = [stack.unbind(0) for stack in stacks]
-        tensors = [values.get(n) for n in part.program.inputs]
-        carried: list[tuple[int, int]] = []
-        for place, name in enumerate(part.program.inputs):
-            if name in part.carried:
-                source, init = part.carried[name]
-                tensors[place] = values[init].contiguous()
-                carried.append((place, outputs.index(source)))
-        run = self.executable.runner()
-        made: list[Tensor] = []
-        for t in range(trips - 1, -1, -1) if part.reverse else range(trips):
-            made = [row[t % len(row)] for row in rows]
-            run(tensors, [*sizes, t], numbers, made)
-            for place, source in carried:
-                tensors[place] = made[source]
-        for name, stack, end in zip(outputs, stacks, made, strict=True):
-            if name in part.kept:
-                values[name] = stack
-            if name in part.ends:
-                values[part.ends[name]] = end
-
-    def _slots(self, part: Loop, name: str, known: Mapping[str, int]) -> Tensor:
-        d = part.program.defs[name]
-        shape = tuple(evaluate(size, known) for size in (_slots(part, name), *d.shape))
-        return arena.empty(shape, d.dtype.torch)
 
     def held(self) -> Iterator[tuple[str, Index, Any]]:
         """What it gives to later parts, with its bytes, while it runs and after."""
@@ -97,12 +62,8 @@ class Stage:
             d = program.defs[name]
             nbytes = product(d.shape) * d.dtype.itemsize
             if isinstance(self.part, Loop):
-                nbytes = nbytes * _slots(self.part, name)
+                nbytes = nbytes * slots(self.part, name)
             yield name, nbytes, d.loc
-
-
-def _slots(part: Loop, name: str) -> Index:
-    return part.trips if name in part.kept else as_index(SLOTS)
 
 
 class Staged:

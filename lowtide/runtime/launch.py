@@ -55,11 +55,20 @@ def _torch_libraries() -> list[ctypes.CDLL]:
 class Kernel:
     """One compiled function. `kernel(*slots)` packs slots 2 and up, runs it, returns its int64.
 
-    `function` takes packed bytes, `pack` makes them from all slots, 0 and 1 among them: generated
-    drivers that launch many kernels may use the two directly.
+    `function` takes packed bytes, `pack` makes them from all slots, 0 and 1 among them, by
+    `layout`: generated drivers that launch many kernels may use these directly.
     """
 
-    __slots__ = ("_library", "_parallel_for", "_threads", "fmt", "function", "name", "pack")
+    __slots__ = (
+        "_library",
+        "_parallel_for",
+        "_threads",
+        "fmt",
+        "function",
+        "layout",
+        "name",
+        "pack",
+    )
 
     def __init__(self, library: ctypes.CDLL, symbol: str, fmt: str) -> None:
         unknown = set(fmt) - set(abi.SLOT_CODES)
@@ -74,7 +83,8 @@ class Kernel:
         self.name = symbol
         self.fmt = fmt
         self.function: Callable[[bytes], int] = function
-        self.pack: Callable[..., bytes] = struct.Struct("@Pq" + fmt).pack
+        self.layout = "@Pq" + fmt
+        self.pack: Callable[..., bytes] = struct.Struct(self.layout).pack
         self._library = library  # keeps the code loaded
         self._parallel_for = parallel_for_address()
         self._threads = torch.get_num_threads

@@ -42,7 +42,8 @@ CONTRACTION_TILE = 288  # the same where register tiles run over it: whole block
 REDUCED_TILE = 144  # of an axis that is only summed over: what a register adds up in one go
 SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding does not pile up
 GRID_TILE = 192  # rows per task where a tile of pairs is held; twice that where none is
-ROWS_STEP = 24  # whole blocks of 4, 6, 8, 12 rows; four times that, of 2, 3, 6 vectors
+ROWS_STEPS = (24, 8, 4, 1)  # whole blocks of 4, 6, 8, 12 rows, of 4, 8, …; along the lanes, vectors
+IDLE = 16  # threads wait for the last tile at most this fraction of the time
 SMALL_POINTS = 1 << 20
 LONG_TILE = 512  # of the sums that give the gradient of weights: as much of a line,
 LINES_TILE = 8  # and so many lines, stay in L2 while all results are summed up
@@ -187,9 +188,14 @@ class Arrangement:
         rounds = -(-rows // (most * self.target.threads))
         tile = -(-rows // (rounds * self.target.threads))
         along = any(i.vector is main for i in self.all_items())
-        step = ROWS_STEP * (4 if along else 1)
-        step = step if tile > step else 1
-        return min(most, -(-tile // step) * step)
+        for step in ROWS_STEPS if tile > ROWS_STEPS[0] else (1,):
+            step *= 4 if along else 1
+            found = min(most, -(-tile // step) * step)
+            tiles = -(-rows // found)
+            busy = -(-tiles // self.target.threads) * found
+            if (busy - tile * rounds) * IDLE <= tile * rounds:
+                return found
+        return tile
 
     # -- items --
 

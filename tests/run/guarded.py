@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lowtide.codegen import driver, executable, staged
+from lowtide.codegen import driver, executable, loop, staged
 
 _PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -134,7 +134,7 @@ def guarded_memory() -> Iterator[Memory]:
 
     with (
         _replaced(executable, "arena", _Arena),
-        _replaced(staged, "arena", _Arena),
+        _replaced(loop, "arena", _Arena),
         _replaced(executable, "as_matmul", _none),
         _replaced(executable, "small_shape", _none),
         _replaced(driver, "small_shape", _none),
@@ -146,16 +146,25 @@ def guarded_memory() -> Iterator[Memory]:
 def guarded_calls(guard: Guard) -> Iterator[None]:
     """As `guarded_memory`, and every kernel first called within the block reads copies of its
     tensors that are guarded on that side. What was written is checked after each call."""
-    real = executable.Executable.__call__
+    real, real_loop = executable.Executable.__call__, loop.run_loop
 
     def call(self: Any, tensors: Any, sizes: Any, numbers: Any) -> Any:
         found = real(self, [guarded(x.detach(), guard) for x in tensors], sizes, numbers)
         memory.check()
         return found
 
+    def run_loop(part: Any, step: Any, values: Any, sizes: Any, numbers: Any) -> Any:
+        copies = {n: guarded(x.detach(), guard) for n, x in values.items()}
+        found = real_loop(part, step, copies, sizes, numbers)
+        memory.check()
+        return found
+
     with guarded_memory() as memory:
         memory.guard = guard
-        with _replaced(executable.Executable, "__call__", call):
+        with (
+            _replaced(executable.Executable, "__call__", call),
+            _replaced(staged, "run_loop", run_loop),
+        ):
             yield
 
 
