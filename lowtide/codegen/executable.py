@@ -64,7 +64,7 @@ class Executable:
         self.normal = normalise(program, hints)
         vector_bytes = toolchain.target().vector_bytes
         self.target = target_for(vector_bytes, torch.get_num_threads())
-        self.groups = group(self.normal, hints)
+        self.groups = group(self.normal, hints, self.target.threads)
         self.stored = _stored(self.groups, self.normal)
         self.strides = memory_strides(self.normal.inputs, self.normal.defs)
         self.plans = [self._plan(g, k, hints) for k, g in enumerate(self.groups)]

@@ -235,6 +235,8 @@ def multiply_by_reciprocal(node: Reduce) -> Reduce:
         if isinstance(e, Apply) and e.fn == "div" and not ex.free_axes(e.args[1]):
             one = ex.apply("div", (ex.const(1, e.dtype), e.args[1]), e.dtype)
             return ex.apply("mul", (visit(e.args[0]), one), e.dtype)
+        if isinstance(e, Apply) and e.fn == "div":
+            return ex.apply("div", (visit(e.args[0]), e.args[1]), e.dtype)
         if isinstance(e, Apply) and e.fn in _SMOOTH:
             return ex.apply(e.fn, [visit(a) for a in e.args], e.dtype)
         return e

@@ -32,6 +32,7 @@ from lowtide.texpr.contribution import (
     summed_terms,
 )
 from lowtide.texpr.exact import ExactBody, exact_body
+from lowtide.texpr.exchange import exchanged
 from lowtide.texpr.expr import Def, Delay, Expr, Input, Load, Program, Reduce, Rewriter
 from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, nonnegative, product
@@ -214,6 +215,8 @@ def backward(
     handed_in = {n: ex.stored(n, diff.defs[n].shape, diff.defs[n].dtype) for n in saved}
     forward = {n: d for n, d in diff.defs.items() if n not in handed_in}
     scattered = [n for s in cots.scatters for n in (s.values, s.index)]
+    everything = {**diff.defs, **cots.defs}
+    cots.defs = {n: exchanged(d, everything, diff.defs.values()) for n, d in cots.defs.items()}
     program = Program(
         inputs={**diff.inputs, **handed_in, **cots.inputs},
         delays={**_delays(diff), **cots.delays},

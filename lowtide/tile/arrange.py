@@ -141,7 +141,8 @@ class Arrangement:
                 chosen.remove(a)
         if extra and math.prod(map(self.extent, chosen)) < enough:
             chosen.append(max(extra, key=self.extent))
-        return tuple(Tiled(a, None if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))
+        last = 1 if chosen and self._is_batch(chosen[-1]) else None
+        return tuple(Tiled(a, last if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))
 
     def _is_column(self, a: Axis) -> bool:
         """Is the axis short, and most of the work the same for all its points?"""
@@ -154,8 +155,8 @@ class Arrangement:
         return True
 
     def _sized_grid(self) -> tuple[Tiled, ...]:
-        if not self.grid:
-            return ()
+        if not self.grid or self.grid[-1].tile is not None:
+            return self.grid
         main = self.grid[-1].axis
         pairs = any(i.staged or is_register_tile(i, self.ctx) for i in self.all_items())
         rest = max(
@@ -176,6 +177,13 @@ class Arrangement:
                 held = math.prod(self.extent(a) for a in own_axes(d) if a not in self.grid_axes())
                 tile = max(min(tile, HELD_POINTS // held), 1)
         return (*self.grid[:-1], Tiled(main, tile))
+
+    def _is_batch(self, a: Axis) -> bool:
+        """Do two points of the axis read nothing in common, with work enough in each?"""
+        loads = [x for d in self.defs.values() for x in ex.loads(d.expr) if ex.free_axes(x)]
+        nests = [{*own_axes(d), *reduced_axes(d)} for d in self.defs.values()]
+        work = max(math.prod(map(self.extent, axes)) for axes in nests)
+        return work >= SMALL_POINTS * self.extent(a) and all(a in ex.free_axes(x) for x in loads)
 
     def _balanced(self, main: Axis, most: int, rest: int) -> int:
         """At most `most` rows a tile, and tiles that the threads can share out evenly.

@@ -27,7 +27,8 @@ from lowtide.texpr.normalise import INLINE_NODES, inline, likely
 LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is not worth it
 FEW = 64  # an axis longer than this counts as large
 SHARE = 8  # a merge that costs freedom must share this fraction of its work
-COLUMNS = 8  # a product that must be held whole by each task has at most so many columns
+COLUMNS = 8  # a product that must be held whole by each task has at most so many columns …
+HELD = 1 << 18  # … or so many elements, where there are tasks enough
 WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
 
 
@@ -78,11 +79,12 @@ def common_axes(defs: Mapping[str, Def], consumed: set[str]) -> list[Axis]:
     return [a for a in shared if a not in closed]
 
 
-def group(program: Program, hints: Mapping[str, int]) -> list[Group]:
+def group(program: Program, hints: Mapping[str, int], threads: int) -> list[Group]:
     """Merge greedily, twice: where nothing is lost or values of pairs would have to be stored, then
     where a merge is merely possible."""
     roots = set(program.outputs) | set(program.checks)
-    shared = _shared(program, roots)
+    held = _held(program, roots, hints)
+    shared = _shared(program, roots, 2 * threads, held // threads)
     groups = [Group({d.name: d}) for d in program.defs.values() if d.name not in shared]
     for careful in (True, False):
         groups = _in_order(_merge_all(groups, shared, hints, careful), shared)
@@ -129,8 +131,7 @@ def _recomputed(
 
     Only values larger than all inputs and outputs together, and only where the copy fits the
     reader's kernel: else it is stored."""
-    held = sum(_elements(i.shape, hints) for i in program.inputs.values())
-    held += sum(_elements(program.defs[n].shape, hints) for n in roots if n in program.defs)
+    held = _held(program, roots, hints)
     made = {n: d for g in groups for n, d in g.defs.items()}
     result: list[Group] = []
     for g in groups:
@@ -149,6 +150,13 @@ def _recomputed(
                 g = merged
         result.append(g)
     return result
+
+
+def _held(program: Program, roots: set[str], hints: Mapping[str, int]) -> int:
+    """The elements of all inputs and outputs."""
+    inputs = sum(_elements(i.shape, hints) for i in program.inputs.values())
+    outputs = (_elements(program.defs[n].shape, hints) for n in roots if n in program.defs)
+    return inputs + sum(outputs)
 
 
 def _elements(shape: tuple[Index, ...], hints: Mapping[str, int]) -> int:
@@ -187,15 +195,18 @@ def _with_epilogues(groups: list[Group]) -> list[Group]:
 class Shared(dict[str, Def]):
     """Pointwise values of several users: written into each user once the groups are known.
 
-    `written` remembers definitions with all of these written in."""
+    `written` remembers definitions with all of these written in. `tasks`: as many of a kernel keep
+    all threads busy; `room`: how many elements each thread may hold for itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: int, room: int) -> None:
         super().__init__()
         self.written: dict[Def, Def] = {}
+        self.tasks = tasks
+        self.room = room
 
 
-def _shared(program: Program, roots: set[str]) -> Shared:
-    found = Shared()
+def _shared(program: Program, roots: set[str], tasks: int, room: int) -> Shared:
+    found = Shared(tasks, room)
     loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
     moved = {load.source for load in loads if not ex.aligned(load)}  # a padded copy
     for d in program.defs.values():
@@ -284,7 +295,7 @@ def _merged(
         return None
     consumed = Group(full).consumed()
     common = common_axes(full, consumed)
-    if not common or not _worth_it(full, consumed, common, hints):
+    if not common or not _worth_it(full, consumed, common, hints, shared):
         return None
     before = [{n: full[n] for n in g.defs} for g in (first, second)]
     pairs = [shared[n] for n in first.sources() & second.sources() if n in shared]
@@ -362,19 +373,29 @@ def _loads_at_own_axes(defs: Mapping[str, Def]) -> bool:
 
 
 def _worth_it(
-    defs: Mapping[str, Def], consumed: set[str], common: list[Axis], hints: Mapping[str, int]
+    defs: Mapping[str, Def],
+    consumed: set[str],
+    common: list[Axis],
+    hints: Mapping[str, int],
+    shared: Shared,
 ) -> bool:
     reduced = {a for d in defs.values() for a in reduced_axes(d)}
-    if len(defs) > 1 and not set(common) - reduced:
-        # the grid will be an axis that some member reduces, into a buffer of each thread
+    apart = [a for a in common if a not in reduced]
+    # without such axes the grid is one that some member reduces, into a buffer of each thread
+    room = shared.room if _reads_product_twice(defs) else 0
+    if len(defs) > 1 and not apart:
         for d in defs.values():
-            if set(reduced_axes(d)) & set(common) and len(_large_axes(own_axes(d), hints)) > 1:
+            is_matrix = len(_large_axes(own_axes(d), hints)) > 1
+            is_held = is_matrix and bool(set(reduced_axes(d)) & set(common))
+            if is_held and _elements(d.shape, hints) > room:
                 return False
     free = math.prod(likely(a.extent, hints) for a in common)
     if free < LEAST_PARALLEL and any(reduced_axes(defs[n]) for n in consumed):
         return False
-    apart = [a for a in common if a not in reduced]
-    if len(defs) > 1 and any(_spreads(d, defs, apart, hints) for d in defs.values()):
+    if apart:
+        points = math.prod(likely(a.extent, hints) for a in apart)
+        room = HELD if points >= shared.tasks else 0
+    if len(defs) > 1 and any(_spreads(d, defs, apart, hints, room) for d in defs.values()):
         return False
     for d in defs.values():
         fed = any(is_contraction(defs[s]) for s in sources(d) if s in defs)
@@ -386,12 +407,21 @@ def _worth_it(
     return True
 
 
-def _spreads(d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]) -> bool:
+def _reads_product_twice(defs: Mapping[str, Def]) -> bool:
+    """Do two members read one contraction, which would be computed for each by itself?"""
+    users = [s for d in defs.values() for s in sources(d) if s in defs]
+    return any(users.count(n) > 1 and is_contraction(defs[n]) for n in set(users))
+
+
+def _spreads(
+    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int], room: int
+) -> bool:
     """Would each task have to hold a whole product, rows by columns, beside what it is there for?
 
-    `apart`: the axes along which tasks are independent.
+    `apart`: the axes along which tasks are independent; `room`: so many elements may be held.
 
-    dk[j, c] beside dq[i, c] in one kernel: better the tile of pairs is computed once in each."""
+    dk[j, c] beside dq[i, c] in one kernel: better the tile of pairs is computed once in each, but
+    for a dk[b, j, c] for each of many b, which a cache holds, or where each thread may hold it."""
     if not is_contraction(d):
         return False
     outside = [a for a in own_axes(d) if a not in apart]
@@ -399,6 +429,8 @@ def _spreads(d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[
     if any(set(outside) & set(reduced_axes(u)) for u in readers):
         return False  # it is read one tile at a time
     held = math.prod(likely(a.extent, hints) for a in outside)
+    if held <= room:
+        return False
     return any(held > COLUMNS * likely(a.extent, hints) for a in _large_axes(tuple(outside), hints))
 
 

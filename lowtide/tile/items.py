@@ -35,6 +35,8 @@ CHEAP = frozenset({
 FULL_EXTENT = 8  # constant extents up to this are unrolled completely in a reduction
 ARG = frozenset({"argmin", "argmax"})
 WORTH_STAGING = 4  # vector operations
+SPLAT, SIDE_BY_SIDE, STAGED = 0.25, 1.0, 1.3  # what a vector costs, by how its elements lie
+STRIDED, ANYWHERE = 0.7, 2.0  # the same for each of its lanes
 STAGED_TILE = 512  # points of a tile of an axis, at most
 STAGED_POINTS = 1 << 19  # of one staged value: 2 MiB of floats
 
@@ -154,16 +156,27 @@ def _own_address(item: Item, ctx: Context) -> Index:
 
 
 def _load_cost(load: Load, a: Axis, item: Item, ctx: Context) -> float:
+    walked = _walked_cost(load, a, ctx)
+    stageable = load.source not in ctx.inner and _reuse(load, item, ctx) >= 4
+    return STAGED if walked == STRIDED * ctx.lanes and stageable else walked
+
+
+def _walked_cost(load: Load, a: Axis, ctx: Context) -> float:
+    """A vector along an axis, from memory or from a buffer."""
     if load.source in ctx.inner:
         kept = own_axes(ctx.inner[load.source])
-        return 0.25 if a not in ex.free_axes(load) else (1.0 if kept[-1] is a else 0.7 * ctx.lanes)
+        if a not in ex.free_axes(load):
+            return SPLAT
+        return SIDE_BY_SIDE if kept[-1] is a else STRIDED * ctx.lanes
     step = stride_along(address(load, ctx.strides), a)
     if step is None:
-        return 2.0 * ctx.lanes
-    if step.const in (0, 1):
-        return 0.25 if step.const == 0 else 1.0
-    stageable = _reuse(load, item, ctx) >= 4
-    return 1.3 if stageable else 0.7 * ctx.lanes
+        return ANYWHERE * ctx.lanes
+    known = {0: SPLAT, 1: SIDE_BY_SIDE}
+    return (
+        known.get(step.const, STRIDED * ctx.lanes)
+        if step.const is not None
+        else STRIDED * ctx.lanes
+    )
 
 
 def _reuse(e: Expr, item: Item, ctx: Context) -> int:
@@ -293,22 +306,18 @@ def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> 
 def lies_along(e: Expr, axes: tuple[Axis, ...], user: Item, ctx: Context) -> Axis:
     """The contiguous axis of a staged value: the lanes of its user, if it has them.
 
-    If not, single elements are read, and it lies as memory does, or along a reduced axis."""
+    If not, single elements are read, and it lies as what it is made of does, or along a reduced
+    axis."""
     if user.vector in axes:
         assert user.vector is not None
         return user.vector
-    offsets = [address(x, ctx.strides) for x in ex.loads(e) if x.source not in ctx.inner]
-    found = {a: sum(_is_next(offset, a) for offset in offsets) for a in axes}
-    best = max(axes, key=lambda a: found[a])
-    if found[best]:
-        return best
-    return next((a for a in reversed(axes) if a in user.over), axes[-1])
 
+    def rank(position: int) -> tuple[float, bool, int]:
+        a = axes[position]
+        walked = sum(_walked_cost(load, a, ctx) for load in set(ex.loads(e)))
+        return walked, a not in user.over, -position
 
-def _is_next(offset: Index, axis: Axis) -> bool:
-    """Do the elements along an axis lie side by side?"""
-    step = stride_along(offset, axis)
-    return step is not None and step.const == 1
+    return axes[min(range(len(axes)), key=rank)]
 
 
 def contains_inner(e: Expr, ctx: Context) -> Iterator[str]:

@@ -10,16 +10,20 @@ In:  a kernel whose nests have their loops. Out: the same kernel with a buffer p
                                                  t = t + t_part
 
 A float that a million numbers are added to one by one loses a percent of them. What a nest sums up
-in registers is such a part already; what a thread sums up over its share of the grid never is.
+in registers is such a part already; what a thread sums up over its share of the grid is one only if
+a tile of the grid has terms enough.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.index import as_index
 from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, paths
+
+BLOCK = 64  # terms
 
 
 def sum_in_parts(kernel: Kernel) -> list[Nest]:
@@ -27,7 +31,8 @@ def sum_in_parts(kernel: Kernel) -> list[Nest]:
     made: list[Nest] = []
     for acc in [b for b in kernel.buffers if b.per_thread and b.axes and _rounds(b)]:
         writers = [nest for nest in kernel.nests() if _sum_into(acc, nest)]
-        made.append(_part(acc, writers, kernel.body, kernel))
+        if not all(_is_block(nest, acc, kernel) for nest in writers):
+            made.append(_part(acc, writers, kernel.body, kernel))
     found: dict[tuple[int, int], tuple[Buffer, list[Nest], list[Stmt]]] = {}
     for nest, around in paths(kernel.body):
         for w in nest.writes:
@@ -47,6 +52,16 @@ def summed_inside(nest: Nest, w: Accumulate) -> bool:
     walked = [k for k, a in enumerate(loops) if a in w.over]
     kept = [k for k, a in enumerate(loops) if a not in w.over]
     return not walked or not kept or min(walked) > max(kept)
+
+
+def _is_block(nest: Nest, acc: Buffer, kernel: Kernel) -> bool:
+    """Does it sum up in registers so many terms of a tile that adding these is no worse than what
+    a matrix product does?"""
+    tiles = {t.axis: t.tile or 1 for t in kernel.grid}
+    sums = [w for w in nest.writes if isinstance(w, Accumulate) and w.buffer is acc]
+    return all(
+        summed_inside(nest, w) and math.prod(tiles.get(a, 1) for a in w.over) >= BLOCK for w in sums
+    )
 
 
 def _rounds(b: Buffer) -> bool:

@@ -41,8 +41,11 @@ from lowtide.tile.items import (
     contains_inner,
     fully_unrolled,
     lies_along,
+    node_cost,
 )
 from lowtide.tile.target import Target
+
+COSTLY = 4  # operations of a node that two buffers would compute twice
 
 
 def plan(
@@ -173,7 +176,7 @@ class _Planner:
             first = left.pop(0)
             rest = [a for a in first.chain if a not in path]
             if not rest:
-                self._before(first, path, body, scope)
+                self._before(first, path, body, scope, left)
                 self._nest(first, path, body, scope)
                 continue
             axis = rest[0]
@@ -185,7 +188,7 @@ class _Planner:
                 continue
             left = skipped
             for item in together:
-                self._before(item, path, body, scope)
+                self._before(item, path, body, scope, left)
             sweep = Sweep(axis=axis, tile=self.a.tiles[axis], body=[])
             self._emit(together, (*path, axis), sweep.body, scope.inner())
             body.append(sweep)
@@ -229,8 +232,16 @@ class _Planner:
             and not made & self.a.persistent_reads(i.body)
         ]
 
-    def _before(self, item: Item, path: tuple[Axis, ...], body: list[Stmt], scope: _Scope) -> None:
-        """What an item needs at this depth: its accumulator filled, values of its tile computed."""
+    def _before(
+        self,
+        item: Item,
+        path: tuple[Axis, ...],
+        body: list[Stmt],
+        scope: _Scope,
+        later: list[Item],
+    ) -> None:
+        """What an item needs at this depth: its accumulator filled, values of its tile computed,
+        beside these what `later` items need of the same points."""
         if item.kind == "reduce" and set(self.a.prefix(item)) <= set(path):
             buffer = self.values[item.name]
             if not buffer.per_thread and not (set(item.over) & set(path)):
@@ -245,9 +256,18 @@ class _Planner:
                 self._emit([local], path, body, scope)
                 scope.ready.add(name)
         for e in item.staged:
-            swept = {a for a in self.a.ctx.live(e) if a in self.a.tiles}
-            if e not in scope.staged and swept <= depth_axes and self._inner_ready(e, scope):
+            if self._can_stage(e, path, scope):
                 self._stage(e, item, path, body, scope)
+                points = self.a.ctx.live(e) & set(item.loops)
+                for other in later:
+                    for x in other.staged:
+                        same = self.a.ctx.live(x) & set(other.loops) == points
+                        if same and _share_work(e, x) and self._can_stage(x, path, scope):
+                            self._stage(x, other, path, body, scope)
+
+    def _can_stage(self, e: Expr, path: tuple[Axis, ...], scope: _Scope) -> bool:
+        swept = {a for a in self.a.ctx.live(e) if a in self.a.tiles}
+        return e not in scope.staged and swept <= set(path) and self._inner_ready(e, scope)
 
     def _inner_ready(self, e: Expr, scope: _Scope) -> bool:
         return all(n not in self.a.local or n in scope.ready for n in contains_inner(e, self.a.ctx))
@@ -340,6 +360,12 @@ class _Planner:
             last.reads.update(nest.reads)
             return
         body.append(nest)
+
+
+def _share_work(first: Expr, second: Expr) -> bool:
+    """Have they a costly part in common?"""
+    known = set(ex.walk(first))
+    return any(e in known and node_cost(e) >= COSTLY for e in ex.walk(second))
 
 
 def _single_store(d: Def) -> Nest:

@@ -105,7 +105,7 @@ def text_of(name: str, vector_bytes: int) -> tuple[str, str]:
     strides = memory_strides(normal.inputs, normal.defs)
     memory = {n: i.dtype for n, i in normal.inputs.items()}
     memory.update({n: d.dtype for n, d in normal.defs.items()})
-    (only,) = group(normal, HINTS)
+    (only,) = group(normal, HINTS, 2)
     stores = [n for n in only.defs if n in normal.outputs]
     kernel = plan(only, stores, normal.inputs, normal.defs, HINTS, target, "k0")
     kernel = schedule(kernel, HINTS, target, strides)
