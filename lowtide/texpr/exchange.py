@@ -123,7 +123,8 @@ def _read_from(
         for under, axes in _matches(own.under, whole.under, binding):
             if any(ex.free_axes(e) & over for e in (*left, *under)):
                 continue
-            if {axes.get(a) for a in s.expr.axes} != over:
+            summed = [axes.get(a) for a in s.expr.axes]
+            if not all(a in summed for a in over):
                 continue
             places = [as_index(0) if a.extent.const == 1 else axes.get(a) for a in s.axes]
             if None in places or over & set(places):
