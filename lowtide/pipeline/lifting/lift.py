@@ -23,9 +23,10 @@ from typing import Any, Final
 from lowtide.ir import dtypes
 from lowtide.ir.core import Op, Value
 from lowtide.pipeline.abstract import Abs, Map, Origin, Pending, Seq, is_constant
-from lowtide.pipeline.lifting import closing, scan
+from lowtide.pipeline.lifting import closing, scan, tables
 from lowtide.pipeline.lifting.match import Carry, NotLifted
 from lowtide.pipeline.lifting.rows import Growing, Rows
+from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
 from lowtide.texpr.expr import Expr, Load
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
@@ -277,9 +278,23 @@ class Lift:
             else:
                 assert isinstance(x.value, Val)
                 after.append((x, self._after(body, stand_in, x.value, before[x], delayed)))
+        kept = [x.value for x in results if x not in self.changed]
+        self._drop_unused(mark[0], [*kept, *(value for _, value in after)])
         for x, value in after:
             self.run.change(x, value)
         return results
+
+    def _drop_unused(self, since: int, results: Sequence[object]) -> None:
+        """Without the definitions that no result needs; none that does reads a stand-in."""
+        program = self.b.program
+        names = [x.name for x in map(_tensor_of, results) if x is not None]
+        needed = ex.needed(program, [*names, *program.checks])
+        for name in list(program.defs)[since:]:
+            if name not in needed:
+                del program.defs[name]
+        known = {*program.defs, *program.delays, *program.inputs}
+        if not needed <= known:
+            raise NotLifted("an iteration reads all of what the iterations before it wrote")
 
     def _before(self, since: int) -> dict[Abs, object]:
         found: dict[Abs, object] = {}
@@ -292,7 +307,8 @@ class Lift:
     ) -> Val:
         if name.name in delayed:
             first, why = self._start(start, name), delayed[name.name]
-            return scan.carried(body, name, value, first, self.op.loc, why)
+            what = (body, name, value, first, self.op.loc, why)
+            return tables.carried(*what) or scan.carried(*what)
         try:
             return self._lifted(body, name, value, start)
         except NotLifted as why:
@@ -376,6 +392,11 @@ class Lift:
         if isinstance(node, Load) and node.index == own and node.source in body.lifted & body.own:
             found = Val(node.source, found.shape, found.dtype)  # all iterations of one value
         return Rows(before.elems, found, self.op)
+
+
+def _tensor_of(value: object) -> Val | None:
+    found = value.whole if isinstance(value, Rows) else value
+    return found if isinstance(found, Val) else None
 
 
 def _knows(x: Abs, axis: Axis) -> bool:

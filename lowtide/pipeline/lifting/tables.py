@@ -1,0 +1,185 @@
+"""A table of which each iteration fills in one row from rows before it: only rows are carried.
+
+In: the closed definitions of a loop's body, and a tensor that the body changes in place. Out: the
+tensor after the loop; its rows are a value of each iteration, and what the body read of it are
+delays of that.
+
+    for t in range(1, n):                          row[l, j]    = f(before[l, j])
+        alpha[t] = f(alpha[t - 1])          ->     before[l, j] = row[l - 1, j] from alpha0[0, j]
+    return alpha                                   alpha[r, j]  = row[r - 1, j] if r >= 1
+                                                                  else alpha0[r, j]
+
+Rows that no iteration has filled in yet are read as they were before the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from lowtide.errors import Loc
+from lowtide.pipeline.lifting import invert
+from lowtide.pipeline.lifting.closing import Body
+from lowtide.pipeline.lifting.invert import Solution
+from lowtide.pipeline.lifting.match import NotLifted, assumed
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.build import Val
+from lowtide.texpr.expr import Def, Delay, Expr, Load, Rewriter, Select
+from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, nonnegative, substitute
+
+
+def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc, why: str) -> Val | None:
+    """The tensor `name` after the loop, or None where it is no such table; raises NotLifted where
+    other rows are read than those of iterations before."""
+    axes = tuple(Axis(f"r{k}", as_index(size)) for k, size in enumerate(name.shape))
+    places = tuple(map(as_index, axes))
+    whole = assumed(_opened(body.element(value, places, ""), body), {})
+    base = ex.load(name.name, [as_index(body.axis), *places], name.dtype)
+    solutions = _written(whole, base, body.axis)
+    if not solutions:
+        return None
+    first = solutions[0]
+    if any(
+        (s.target, s.step, s.width) != (first.target, first.step, first.width) for s in solutions
+    ):
+        return None
+    row = _row(first, axes)
+    return (
+        None if row is None else _Table(body, name, start, row, loc, why).after(whole, axes, first)
+    )
+
+
+def _opened(e: Expr, body: Body) -> Expr:
+    """The choices that writes have made, down to what they chose."""
+    if isinstance(e, Select):
+        return ex.select(e.cond, _opened(e.yes, body), _opened(e.no, body))
+    if isinstance(e, Load) and e.source in body.own:
+        d = body.b.program.defs[e.source]
+        if isinstance(d.expr, Load | Select):
+            return _opened(at_indices(d.expr, dict(zip(d.axes, e.index, strict=True))), body)
+    return e
+
+
+def _written(e: Expr, base: Expr, axis: Axis) -> list[Solution] | None:
+    """In which iterations an element is written; None where that is not known."""
+    if e is base:
+        return []
+    if not isinstance(e, Select) or any(load is base for load in ex.loads(e.cond)):
+        return None
+    found, no = invert.solve(e.cond, axis), _written(e.no, base, axis)
+    if found is not None:
+        return None if no is None else [found, *no]
+    yes = _written(e.yes, base, axis)
+    return None if yes is None or no is None else [*yes, *no]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Iteration L writes what lies at `sign * (L - rest)` of dim `dim`."""
+
+    dim: int
+    sign: int
+    rest: Index
+
+    def of(self, iteration: Index) -> Index:
+        return (iteration - self.rest) * self.sign
+
+
+def _row(s: Solution, axes: tuple[Axis, ...]) -> _Row | None:
+    """The dim of which each iteration writes one row."""
+    if s.step.const != 1 or s.width.const != 1 or s.offset is not None:
+        return None
+    used = [k for k, a in enumerate(axes) if a in deep_atoms(s.target)]
+    for dim in used if len(used) == 1 else ():
+        a = as_index(axes[dim])
+        rest = substitute(s.target, {axes[dim]: as_index(0)})
+        for sign in (1, -1):
+            if s.target is rest + a * sign:
+                return _Row(dim, sign, rest)
+    return None
+
+
+@dataclass(slots=True)
+class _Table:
+    body: Body
+    name: Val
+    start: Val
+    row: _Row
+    loc: Loc
+    why: str
+    behind: dict[int, str] = field(default_factory=dict[int, str])  # delays, by how many steps
+
+    def after(self, whole: Expr, axes: tuple[Axis, ...], s: Solution) -> Val:
+        """Adds the rows and their delays; gives the table after the loop."""
+        b, axis = self.body.b, self.body.axis
+        mine = at_indices(whole, {axes[self.row.dim]: self.row.of(as_index(axis))})
+        mine = self._reading(assumed(mine, {}))
+        others = [a for k, a in enumerate(axes) if k != self.row.dim]
+
+        def element(idx: tuple[Index, ...]) -> Expr:
+            return at_indices(mine, {axis: idx[0], **dict(zip(others, idx[1:], strict=True))})
+
+        for n, d in list(b.program.defs.items()):
+            if any(load.source == self.name.name for load in ex.loads(d.expr)):
+                with contextlib.suppress(NotLifted):  # the table as a whole; who reads it, fails
+                    new = self._reading(d.expr)
+                    b.program.defs[n] = Def(name=n, axes=d.axes, expr=new, loc=d.loc, op=d.op)
+        shape = (axis.extent, *(a.extent for a in others))
+        rows = b.tensor(shape, self.name.dtype, element)
+        self._delays(rows)
+
+        def final(r: tuple[Index, ...]) -> Expr:
+            moved = dict(zip(axes, r, strict=True))
+            at = b.clamp(substitute(s.target, moved), axis.extent)
+            rest = [i for k, i in enumerate(r) if k != self.row.dim]
+            valid = s.valid(b)
+            written = b.load(rows, (at, *rest))
+            if valid is None:
+                return written
+            return b.select(at_indices(valid, moved), written, b.load(self.start, r))
+
+        return b.tensor(self.name.shape, self.name.dtype, final)
+
+    def _reading(self, e: Expr) -> Expr:
+        """Reads of the table as reads of rows that were written so many iterations before."""
+
+        def visit(node: Expr) -> Expr | None:
+            if not isinstance(node, Load) or node.source != self.name.name:
+                return None
+            iteration, *at = node.index
+            steps = (self.row.of(iteration) - at[self.row.dim]) * self.row.sign
+            if steps.const is None:
+                raise NotLifted("an iteration reads other rows than those at a fixed distance")
+            if steps.const <= 0:
+                return ex.load(self.start.name, at, node.dtype)
+            delay = self.behind.setdefault(steps.const, f"{self.name.name}_{steps.const}")
+            rest = [i for k, i in enumerate(at) if k != self.row.dim]
+            return ex.load(delay, [iteration, *rest], node.dtype)
+
+        return Rewriter(visit)(e)
+
+    def _delays(self, rows: Val) -> None:
+        """Each a step behind the one before, down to the farthest that is read."""
+        b, source = self.body.b, rows
+        size = as_index(self.name.shape[self.row.dim])
+        for k in range(1, max(self.behind, default=0) + 1):
+            place = self.row.of(as_index(-k))
+            if not nonnegative(place) or not nonnegative(size - 1 - place):
+                raise NotLifted("the first iterations read rows that may not be there")
+
+            def first(idx: tuple[Index, ...], place: Index = place) -> Expr:
+                return b.load(self.start, (*idx[: self.row.dim], place, *idx[self.row.dim :]))
+
+            made = Val(self.behind.get(k, f"{self.name.name}_{k}"), rows.shape, rows.dtype)
+            b.program.delays[made.name] = Delay(
+                name=made.name,
+                source=source.name,
+                init=b.tensor(rows.shape[1:], rows.dtype, first).name,
+                shape=tuple(map(as_index, rows.shape)),
+                dtype=rows.dtype,
+                loc=self.loc,
+                why=self.why,
+            )
+            if k < max(self.behind):
+                source = b.tensor(made.shape, made.dtype, lambda idx, m=made: b.load(m, idx))
