@@ -342,8 +342,6 @@ def _default(c: Context, node: ast.AST, found: object) -> Node:
 def _local_call(c: Context, callee: LocalFunction, call: Call) -> Node:
     """A function that stands in the one being compiled: it sees that one's variables."""
     outer = cast("Frame", callee.frame)
-    if outer not in c.frames:
-        raise c.error(call.node, "an inner function cannot be called outside of its own function")
     if any(frame.source.node is callee.node for frame in c.frames):
         raise c.error(call.node, "an inner function that calls itself is not compiled", "a loop")
     signature = _signature_of(callee)

@@ -23,7 +23,7 @@ from lowtide.frontend.script.nodes import Method, Node, Poison, describe
 from lowtide.frontend.script.source import FunctionSource
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN, Builder
-from lowtide.ir.core import Value
+from lowtide.ir.core import Block, Value
 
 # Hidden variables: whether, and with what, control has left the straight road.
 RETURNED = "$returned"
@@ -48,6 +48,7 @@ class Frame:
     vars: dict[str, Node | Poison] = field(default_factory=dict[str, "Node | Poison"])
     caller: Loc | None = None  # where it was called from
     owner: int = 0  # the id of the module whose method it is
+    block: Block | None = None  # where its statements are compiled
 
 
 OUTSIDE: dict[type[ast.AST], tuple[str, str]] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
@@ -104,6 +104,8 @@ def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
         return _sequence(c, node, cast("Sequence[object]", obj))
     if isinstance(obj, dict):
         return _mapping(c, node, cast("Mapping[object, object]", obj))
+    if isinstance(obj, set | frozenset) and all(map(is_literal, cast("set[object]", obj))):
+        return _literal_set(c, cast("set[object]", obj))
     if isinstance(obj, enum.Enum):
         return classes.enum_member(c, obj)
     if isinstance(obj, ModuleType):
@@ -125,6 +127,12 @@ def _sequence(c: Context, node: ast.AST, obj: Sequence[object]) -> Node:
 def _mapping(c: Context, node: ast.AST, obj: Mapping[object, object]) -> Node:
     parts = [c.as_value(python_object(c, node, e, ""), node) for kv in obj.items() for e in kv]
     made = make_dict(c, parts[::2], parts[1::2])
+    c.constants.add(made)
+    return made
+
+
+def _literal_set(c: Context, obj: Iterable[object]) -> Node:
+    made = c.dynamic("set.make", [c.const(e) for e in obj])
     c.constants.add(made)
     return made
 

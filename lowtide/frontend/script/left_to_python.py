@@ -117,10 +117,11 @@ def operands_of(c: Context, call: Call) -> tuple[list[Value], tuple[str, ...]]:
     if call.unpacked:
         raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
     given = [*call.args, *call.keywords.values()]
-    return [_operand(c, call, a) for a in given], tuple(call.keywords)
+    return [operand(c, call, a) for a in given], tuple(call.keywords)
 
 
-def _operand(c: Context, call: Call, found: Node) -> Value:
+def operand(c: Context, call: Call, found: Node) -> Value:
+    """The value that Python is handed: of a module, the module itself."""
     if isinstance(found, ModuleRef):
         return state_of(c).object(found.path, found.module)
     return c.as_value(found, call.node)

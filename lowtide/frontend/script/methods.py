@@ -56,6 +56,8 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
         case FutureType() if name in ("wait", "value"):
             return c.py(call.node, "future.wait", receiver)
         case _ if t.is_dynamic(plain) or _python_has(plain, name):
+            if name in _SET_WRITES:
+                check_own(c, call.node, receiver)
             named = {k: c.as_value(v, call.node) for k, v in call.keywords.items()}
             operands = [receiver, *args, *named.values()]
             return c.dynamic("py.call_method", operands, name=name, kwnames=tuple(named))
@@ -103,6 +105,7 @@ def _python_has(type_: Type, name: str) -> bool:
 
 
 _PYTHON: dict[Type, type] = {t.INT: int, t.FLOAT: float, t.COMPLEX: complex, t.BOOL: bool}
+_SET_WRITES = frozenset({"add", "discard", "remove", "pop", "clear", "update"})
 _LIST = frozenset(
     {"append", "extend", "insert", "remove", "pop", "clear", "index", "count", "sort", "reverse"}
 ) | {"copy"}

@@ -30,8 +30,10 @@ from lowtide.frontend.script.node_tables import (
     VALUE_OF,
 )
 from lowtide.frontend.script.nodes import (
+    BoundMethod,
     Call,
     Chosen,
+    LocalFunction,
     Members,
     ModuleRef,
     Node,
@@ -169,7 +171,8 @@ def members_value(c: Context, node: ast.AST, members: Members) -> Value:
 def compare_nodes(
     c: Context, node: ast.AST, op: ast.cmpop, left: Node, right: Node
 ) -> Value | None:
-    """`module is None`, `"key" in self.layers`; None if that is not for here to decide."""
+    """`module is None`, `callback is None`, `"key" in self.layers`; None if that is not for here
+    to decide."""
     if isinstance(op, ast.In | ast.NotIn) and type(right) in ELEMENTS_OF:
         known = c.constant(left)
         found = [c.constant(e) for e in ELEMENTS_OF[type(right)](c, node, right)]
@@ -178,8 +181,10 @@ def compare_nodes(
         return c.const((known in found) != isinstance(op, ast.NotIn))
     if not isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq):
         return None
+    if not any(isinstance(n, _KNOWN) for n in (left, right)):
+        return None
     objects = [_object(c, n) for n in (left, right)]
-    if UNKNOWN in objects or not (isinstance(left, ModuleRef) or isinstance(right, ModuleRef)):
+    if UNKNOWN in objects:
         return None
     return c.const((objects[0] is objects[1]) != isinstance(op, ast.IsNot | ast.NotEq))
 
@@ -187,7 +192,12 @@ def compare_nodes(
 def _object(c: Context, node: Node) -> object:
     if isinstance(node, ModuleRef):
         return node.module
+    if isinstance(node, LocalFunction | BoundMethod):
+        return node
     return node.obj if isinstance(node, PythonObject) else c.constant(node)
+
+
+_KNOWN = (ModuleRef, PythonObject, LocalFunction, BoundMethod)
 
 
 # --- methods of nn.Module that list what it has --------------------------------------------------

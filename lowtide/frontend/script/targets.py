@@ -119,7 +119,7 @@ def widen(c: Context, value: Value, type_: Type) -> None:
 def check_own(c: Context, node: ast.AST, value: Value) -> None:
     """Raises CompileError if the list or dict is a global one, of which the program has a copy."""
     if value in c.constants:
-        raise c.error(node, "a global list or dict cannot be changed", "an argument for it")
+        raise c.error(node, "a global list, dict or set cannot be changed", "an argument for it")
 
 
 def augmented_item(c: Context, node: ast.AugAssign, target: ast.Subscript, operator: str) -> None:
