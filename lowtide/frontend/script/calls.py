@@ -287,8 +287,10 @@ def inline(
 ) -> Node:
     """The body of a Python function, in place of its call; see `Context.inline`."""
     is_active = any(f.fn.__code__ is fn.__code__ and f.owner == owner for f in c.frames)
-    if is_active or len(c.frames) > _DEEPEST:
-        raise c.error(node, f"{fn.__name__!r} calls itself: recursion is not compiled", "a loop")
+    if is_active:
+        return _recursion(c, fn, node, args, keywords or {})
+    if len(c.frames) > _DEEPEST:
+        raise c.error(node, f"more than {_DEEPEST} calls within calls", "a loop")
     if unpacked:
         raise c.error(node, "`*` of a list of unknown length", "the elements one by one")
     signature = inspect.signature(fn, follow_wrapped=False)
@@ -306,6 +308,17 @@ def inline(
         raise error.called_from(c.frames[depth - 1].source.loc(node)) from error.__cause__
     finally:
         del c.frames[depth:]
+
+
+def _recursion(
+    c: Context, fn: FunctionType, node: ast.AST, args: Sequence[Node], keywords: Mapping[str, Node]
+) -> Node:
+    """A call of a function by itself, which Python runs: how deep it goes is not known."""
+    from lowtide.frontend.script import left_to_python  # it reads this module
+
+    place = ast.copy_location(ast.Call(ast.Constant(None), [], []), node)
+    call = Call(node=place, args=list(args), keywords=dict(keywords))
+    return left_to_python.python_call(c, fn, call, left_to_python.returned(fn, t.ANY))
 
 
 def _bind_python(

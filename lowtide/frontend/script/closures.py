@@ -49,9 +49,7 @@ def function_value(c: Context, node: ast.AST, callee: LocalFunction) -> Value:
         held[f"__default_{name}"] = operand(c, Call(node=place, args=[]), default)
     maker = _maker(frame, callee.node, tuple(held))
     target = python_objects.name_of(maker)
-    op = c.builder.emit(
-        "py.call", list(held.values()), [t.ANY], target=target, kwnames=tuple(held)
-    )
+    op = c.builder.emit("py.call", list(held.values()), [t.ANY], target=target, kwnames=tuple(held))
     return op.result
 
 
@@ -70,9 +68,7 @@ def _is_assigned_again(outer: ast.AST, fn: ast.FunctionDef | ast.Lambda, name: s
 def _stores_behind(outer: ast.AST, fn: ast.FunctionDef | ast.Lambda, name: str) -> bool:
     where = fn.lineno, fn.col_offset
     stores = (n for n in ast.walk(outer) if isinstance(n, ast.Name) and n.id == name)
-    return any(
-        not isinstance(n.ctx, ast.Load) and (n.lineno, n.col_offset) > where for n in stores
-    )
+    return any(not isinstance(n.ctx, ast.Load) and (n.lineno, n.col_offset) > where for n in stores)
 
 
 def _stored(node: ast.AST) -> set[str]:

@@ -197,6 +197,8 @@ _ATTRIBUTES: dict[tuple[Type, str], str] = {
     (t.DEVICE, "type"): "py.device_type",
     (t.DEVICE, "index"): "py.device_index",
     (t.DTYPE, "is_floating_point"): "py.is_floating_point",
+    (t.DTYPE, "is_complex"): "py.is_complex",
+    (t.DTYPE, "is_signed"): "py.is_signed",
     (t.DTYPE, "itemsize"): "py.itemsize",
 }
 

@@ -97,7 +97,7 @@ def python_module(
 def result_type(module: torch.nn.Module, forward: Any) -> t.Type:
     """The type of what a module that PyTorch runs gives."""
     known = (_RESULTS[cls] for cls in type(module).__mro__ if cls in _RESULTS)
-    return next(known, None) or _returned(forward, t.TENSOR)
+    return next(known, None) or returned(forward, t.TENSOR)
 
 
 def forward_of(module: torch.nn.Module) -> Any:
@@ -105,7 +105,8 @@ def forward_of(module: torch.nn.Module) -> Any:
     return getattr(type(module), "forward", None)
 
 
-def _returned(fn: Any, otherwise: t.Type) -> t.Type:
+def returned(fn: Any, otherwise: t.Type) -> t.Type:
+    """What the annotation of a Python function says that it gives."""
     annotation = getattr(fn, "__annotations__", {}).get("return", inspect.Parameter.empty)
     if annotation is inspect.Parameter.empty or not isinstance(fn, FunctionType):
         return otherwise
@@ -135,10 +136,10 @@ def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
     if mark in decorators.UNUSED:
         message = c.const(f"{fn.__qualname__}() is marked as unused, so it is not compiled")
         c.builder.emit("raise", [message], exception="NotImplementedError")
-        return c.builder.undef(_returned(fn, t.TENSOR))
+        return c.builder.undef(returned(fn, t.TENSOR))
     if mark not in decorators.IGNORED:
         return None
-    return python_call(c, fn, call, _returned(fn, t.TENSOR))
+    return python_call(c, fn, call, returned(fn, t.TENSOR))
 
 
 def python_call(c: Context, fn: FunctionType, call: Call, type_: t.Type) -> Node:
@@ -174,7 +175,7 @@ def autograd_call(c: Context, obj: MethodType, call: Call) -> Node:
     cls = cast("Any", obj.__self__)
     operands, kwnames = operands_of(c, call)
     target = python_objects.name_of(_applied(cls))
-    type_ = _returned(inspect.getattr_static(cls, "forward").__func__, t.TENSOR)
+    type_ = returned(inspect.getattr_static(cls, "forward").__func__, t.TENSOR)
     return c.builder.emit("py.call", operands, [type_], target=target, kwnames=kwnames).result
 
 

@@ -91,6 +91,15 @@ class LocalFunction:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """`functools.partial(callee, *args, **keywords)`."""
+
+    callee: Node
+    args: tuple[Node, ...]
+    keywords: Mapping[str, Node]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Poison:
     """A variable that must not be used: why, and since which line."""
 
@@ -151,6 +160,7 @@ Node = (
     | Reversed
     | Slice
     | LocalFunction
+    | Partial
     | ModuleRef
     | Members
     | Chosen

@@ -23,6 +23,7 @@ from lowtide.frontend.script import (
     comprehensions,
     expressions,
     indexing,
+    itertools_calls,
     left_to_python,
     loops,
     module_attributes,
@@ -51,8 +52,8 @@ __all__ = ["check_syntax", "script_function", "signature_types"]
 
 # Importing these fills the tables of `context`.
 LANGUAGE = (
-    *(calls, closures, comprehensions, expressions, indexing, left_to_python, loops, operators),
-    *(questions, statements),
+    *(calls, closures, comprehensions, expressions, indexing, itertools_calls),
+    *(left_to_python, loops, operators, questions, statements),
     *(module_attributes, module_calls),  # `super()` is that of plain classes, too
 )
 

@@ -188,6 +188,7 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
     "py.device_index": (operator.attrgetter("index"), always(OptionalType(t.INT))),
     "py.is_floating_point": (operator.attrgetter("is_floating_point"), always(t.BOOL)),
     "py.is_complex": (operator.attrgetter("is_complex"), always(t.BOOL)),
+    "py.is_signed": (operator.attrgetter("is_signed"), always(t.BOOL)),
     "py.itemsize": (operator.attrgetter("itemsize"), always(t.INT)),
     "py.bound": (_bound, lambda operands: operands[0]),
 }

@@ -1,6 +1,6 @@
 """Functions as values: handed on, returned, stored, made by other functions."""
 
-from typing import Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -131,3 +131,60 @@ class _Bias(nn.Module):
 )  # fmt: skip
 class AssertsASubmodule(_Bias):
     pass
+
+
+@program(args=lambda: (5,), torchscript=False)
+def recursion(n: int) -> int:
+    if n < 2:
+        return 1
+    return n * recursion(n - 1)
+
+
+def _ping(n: int) -> int:
+    return n if n < 1 else mutual_recursion(n - 1) + 2
+
+
+@program(args=lambda: (5,), torchscript=False)
+def mutual_recursion(n: int) -> int:
+    return _ping(n)
+
+
+def _leaves(tree: List[Any], found: List[str], depth: int = 0) -> None:
+    for branch in tree:
+        if isinstance(branch, list):
+            _leaves(branch, found, depth + 1)
+        else:
+            found.append(str(depth) + branch)
+
+
+@program(args=lambda: ([["a", "b"], ["c"]],), torchscript=False)
+def recursion_into_lists(tree: List[List[str]]) -> List[str]:
+    found: List[str] = []
+    _leaves(tree, found)
+    return found
+
+
+class _Tree:
+    def __init__(self, value: int, left: "Optional[_Tree]" = None):
+        self.value = value
+        self.left = left
+
+    def total(self) -> int:
+        left = self.left
+        return self.value if left is None else self.value + left.total()
+
+
+@program(args=lambda: (5,), torchscript=False)
+def recursion_of_a_method(n: int) -> int:
+    return _Tree(n, _Tree(2, _Tree(3))).total()
+
+
+@module_program(args=lambda: (torch.ones(2), 3), torchscript=False, grad=True)
+class RecursiveModule(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, depth: int) -> Tensor:
+        x = torch.tanh(self.fc(x))
+        return x if depth == 0 else self.forward(x, depth - 1)
