@@ -134,7 +134,10 @@ def _set_make(op: Op, env: Env) -> list[Any]:
 
 
 def _unpack(op: Op, env: Env) -> list[Any]:
-    values = list(env[op.operands[0]])
+    found = env[op.operands[0]]
+    if not hasattr(type(found), "__iter__") and not hasattr(type(found), "__getitem__"):
+        raise TypeError(f"cannot unpack non-iterable {type(found).__name__} object")
+    values = list(found)
     count = len(op.results)
     if len(values) < count:
         raise ValueError(f"not enough values to unpack (expected {count}, got {len(values)})")

@@ -355,6 +355,8 @@ class _Specialiser:
         spec = cast("tuple[str, ...]", op.attrs["spec"])
         if isinstance(operands[0].value, Seq):
             return [self._item(operands, spec)]
+        if not isinstance(operands[0].value, Val):
+            raise Unsupported("items of what is no tensor")
         kind = "gather" if {"tensor", "bool"} & set(spec) else "view"
         return self._lowered(op, record, kind, (constant(spec),), [_frozen(x) for x in operands])
 

@@ -86,16 +86,6 @@ def used_before(x):
 
 
 @error("""
-    'recursive' calls itself: recursion is not compiled
-        return recursive(x - 1)
-               ^
-    write instead: a loop
-""")
-def recursive(x):
-    return recursive(x - 1)
-
-
-@error("""
     a Tensor has no attribute 'foo'
         return x.foo()
                ^

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import TypeVar, cast
 
@@ -75,9 +75,23 @@ def compile_call(c: Context, node: ast.Call) -> Node:
     match callee:
         case Value() if isinstance(callee.type, ClassType):
             return classes.call_method(c, node, callee, "__call__", call.args, call.keywords)
+        case Value() if t.is_dynamic(callee.type) or callee.type == t.NONE:
+            call.args.insert(0, callee)
+            return _py_call(c, call_any, call)
         case _:
             pass
     raise c.error(node, f"{describe(callee)} cannot be called")
+
+
+def call_any(callee: Callable[..., object], *args: object, **keywords: object) -> object:
+    """`callee(*args)` of what only the run knows."""
+    return callee(*args, **keywords)
+
+
+def _py_call(c: Context, fn: FunctionType, call: Call) -> Node:
+    from lowtide.frontend.script import left_to_python  # it reads this module
+
+    return left_to_python.python_call(c, fn, call, left_to_python.returned(fn, t.ANY))
 
 
 def _arguments(c: Context, node: ast.Call) -> Call:
@@ -314,11 +328,9 @@ def _recursion(
     c: Context, fn: FunctionType, node: ast.AST, args: Sequence[Node], keywords: Mapping[str, Node]
 ) -> Node:
     """A call of a function by itself, which Python runs: how deep it goes is not known."""
-    from lowtide.frontend.script import left_to_python  # it reads this module
-
     place = ast.copy_location(ast.Call(ast.Constant(None), [], []), node)
     call = Call(node=place, args=list(args), keywords=dict(keywords))
-    return left_to_python.python_call(c, fn, call, left_to_python.returned(fn, t.ANY))
+    return _py_call(c, fn, call)
 
 
 def _bind_python(

@@ -1,12 +1,13 @@
-"""An inner function where a value is needed: Python's own function, made when the program runs.
+"""Functions and classes where a value is needed: Python's own, which Python runs.
 
-In: a lambda or an inner `def` that is stored, or handed to what only the run knows. Out: an op that
-gives a Python function, which Python runs; one that is only called is inlined instead (`calls`).
+In: a lambda, a function or a class that is stored, compared, or handed to what only the run knows.
+Out: an op that gives it; a function that is only called is inlined instead (`calls`).
 
     raise Refused(lambda: f"got {n}")  →  %f: Any = py.call(%n) {target="shop.<lambda>"}
+    [torch.relu, torch.tanh]           →  %f: Any = py.call() {target="…"}, …
 
-Always holds: its variables have the values that they have here. One that the outer function assigns
-again later, where Python would see the new value, is a CompileError.
+Always holds: the variables of an inner function have the values that they have here. One that the
+outer function assigns again later, where Python would see the new value, is a CompileError.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, cast
 from lowtide.frontend.script.context import Context, Frame
 from lowtide.frontend.script.left_to_python import operand
 from lowtide.frontend.script.node_tables import VALUE_OF
-from lowtide.frontend.script.nodes import Call, LocalFunction, Node
+from lowtide.frontend.script.nodes import Call, LocalFunction, Node, PythonObject, describe
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
@@ -131,4 +132,24 @@ def _first_code(code: CodeType) -> CodeType:
     return next(found for found in code.co_consts if isinstance(found, CodeType))
 
 
+@functools.cache
+def _giver(obj: object) -> Callable[[], object]:
+    """A function that gives this object, the same one for the same object."""
+    return functools.partial(_itself, obj)
+
+
+def _itself(obj: object) -> object:
+    return obj
+
+
+def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
+    """A function, a class or a tuple of classes, as it is."""
+    parts = found.obj if isinstance(found.obj, tuple) else (found.obj,)
+    if not all(map(callable, cast("tuple[object, ...]", parts))):
+        raise c.error(node, f"{describe(found)} cannot be used as a value")
+    target = python_objects.name_of(_giver(found.obj))
+    return c.builder.emit("py.call", (), [t.ANY], target=target, kwnames=()).result
+
+
 VALUE_OF[LocalFunction] = function_value
+VALUE_OF[PythonObject] = object_value

@@ -159,6 +159,13 @@ class Context:
         """What a compiled expression is if that is known now, else UNKNOWN."""
         return self.builder.constant(node) if isinstance(node, Value) else UNKNOWN
 
+    def not_none(self, value: Value) -> Value:
+        """The value; a None where only something else will do is of unknown type, so that Python's
+        own error is raised if the run gets there."""
+        if value.type != t.NONE:
+            return value
+        return self.builder.emit("cast", [value], [t.ANY]).result
+
     def truth(self, value: Value) -> Value:
         """`bool(value)`; for a tensor that is decided at run time."""
         known = self.builder.constant(value)

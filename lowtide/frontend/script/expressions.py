@@ -153,6 +153,7 @@ def compile_attribute(c: Context, node: ast.Attribute) -> Node:
 
 def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable: str = "") -> Node:
     """`base.name` of an SSA value."""
+    base = c.not_none(base)
     match base.type:
         case type_ if t.may_be_tensor(type_):
             return attribute(c, node, base, name, variable)

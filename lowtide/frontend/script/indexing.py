@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
-from lowtide.frontend.script.node_tables import ITEM_OF
-from lowtide.frontend.script.nodes import Node, PythonObject, Slice, describe
+from lowtide.frontend.script.node_tables import ITEM_OF, VALUE_OF
+from lowtide.frontend.script.nodes import Node, PythonObject, Range, Slice, describe
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
@@ -55,6 +55,7 @@ def compile_subscript(c: Context, node: ast.Subscript) -> Node:
         return _annotation(c, node)
     if not isinstance(base, Value):
         raise c.error(node, f"{describe(base)} has no items")
+    base = c.not_none(base)
     return load(c, node, base, index_items(c, node.slice, base.type))
 
 
@@ -155,6 +156,22 @@ def load(c: Context, node: ast.Subscript, base: Value, items: Items) -> Node:
             return c.py(node, "list.slice", base, *items.operands)
         case _:
             raise c.error(node, f"{describe(base)} has no items `{ast.unparse(node.slice)}`")
+
+
+def _range_value(c: Context, node: ast.AST, found: Range) -> Value:
+    return c.py(node, "py.range", found.start, found.stop, found.step)
+
+
+def _range_item(c: Context, node: ast.Subscript, found: Range) -> Node:
+    """`range(n)[i]` is an int, `range(n)[1:]` a range again."""
+    base = _range_value(c, node, found)
+    items = index_items(c, node.slice, base.type)
+    item = c.as_value(load(c, node, base, items), node)
+    return item if items.spec == ("slice",) else c.builder.emit("cast", [item], [t.INT]).result
+
+
+VALUE_OF[Range] = _range_value
+ITEM_OF[Range] = _range_item
 
 
 def _list_item(c: Context, node: ast.Subscript, base: Value, index: Value) -> Node:

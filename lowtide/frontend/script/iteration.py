@@ -60,7 +60,7 @@ def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
         case Reversed(inner):
             return _over_reversed(c, iterate(c, inner, node), node)
         case Value():
-            return _over_value(c, found, node)
+            return _over_value(c, c.not_none(found), node)
         case _ if type(found) in ELEMENTS_OF:
             return _over_nodes(c, ELEMENTS_OF[type(found)](c, node, found))
         case PythonObject(obj) if isinstance(obj, enum.EnumMeta):

@@ -20,6 +20,7 @@ from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.module_containers import compare_nodes
 from lowtide.frontend.script.narrowing import narrowed
+from lowtide.frontend.script.node_tables import VALUE_OF
 from lowtide.frontend.script.nodes import Node, PythonObject, describe
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.ir import types as t
@@ -85,6 +86,8 @@ def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, righ
         found = torch_call(c, node, f"operator.{name}", [left, right], {})
         return c.as_value(found, node)
     known = c.builder.py(py_name or "py.matmul", left, right)
+    if known is None and t.NONE in sides:
+        known = c.builder.py(py_name or "py.matmul", c.not_none(left), c.not_none(right))
     if known is None:
         raise c.error(node, f"`{_symbol(node)}` does not take ({left.type}, {right.type})")
     return known
@@ -201,8 +204,8 @@ def _contains(c: Context, node: ast.AST, container: Value, item: Value) -> Value
 
 
 def _among(c: Context, node: ast.AST, item: Value, container: Node) -> Value | None:
-    """`item in range(a, b)`, compared; None for what is a value."""
-    if isinstance(container, Value):
+    """`item in zip(a, b)`, compared one by one; None for what is, or can be, a value."""
+    if isinstance(container, Value) or type(container) in VALUE_OF:
         return None
     iteration = iterate(c, container, node)  # pyright: ignore[reportArgumentType]
     count = static_length(c, iteration)
@@ -223,7 +226,12 @@ def _compare_objects(
         return c.const(same)
     if isinstance(op, ast.IsNot | ast.NotEq):
         return c.const(not same)
-    raise c.error(node, "Python objects can only be compared by `is` and `==`")
+    if isinstance(right.obj, tuple):
+        found = left.obj in right.obj
+        return c.const(found != isinstance(op, ast.NotIn))
+    raise c.error(
+        node, "Python objects are compared here by other than `is` and `==`", "`is`, `==` or `in`"
+    )
 
 
 @expression(ast.BoolOp)

@@ -188,3 +188,27 @@ class RecursiveModule(nn.Module):
     def forward(self, x: Tensor, depth: int) -> Tensor:
         x = torch.tanh(self.fc(x))
         return x if depth == 0 else self.forward(x, depth - 1)
+
+
+@program(args=lambda: (torch.linspace(-1, 1, 5), 1), torchscript=False)
+def functions_in_a_list(x: Tensor, k: int) -> Tensor:
+    steps = [torch.relu, torch.tanh, lambda v: v * 2]
+    for step in steps:
+        x = step(x) + 1
+    return steps[k](x)
+
+
+@program(args=lambda: (torch.linspace(-1, 1, 5), "tanh"), torchscript=False)
+def functions_in_a_dict(x: Tensor, name: str) -> Tensor:
+    table = {"relu": torch.relu, "tanh": torch.tanh, "double": _double}
+    return table[name](x) + table["double"](x)
+
+
+def _double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@program(calls=lambda: [(torch.ones(2), True), (torch.ones(2), False)], torchscript=False)
+def function_chosen_by_a_flag(x: Tensor, flag: bool) -> Tensor:
+    f = _double if flag else torch.neg
+    return f(x)
