@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import UnionType
 from typing import Any, cast
 
+from lowtide.errors import CompileError
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.flow import choose
@@ -21,11 +22,11 @@ from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.module_containers import compare_nodes
 from lowtide.frontend.script.narrowing import narrowed
 from lowtide.frontend.script.node_tables import VALUE_OF
-from lowtide.frontend.script.nodes import Node, PythonObject, describe
+from lowtide.frontend.script.nodes import Chosen, Node, PythonObject, describe, is_choosable
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
-from lowtide.ir.core import Value
+from lowtide.ir.core import Block, Value
 from lowtide.ir.python_ops.row import element
 from lowtide.ir.types import ClassType, DictType, ListType
 
@@ -264,6 +265,9 @@ def compile_ternary(c: Context, node: ast.IfExp) -> Node:
     known = c.builder.constant(test)
     if known is not UNKNOWN:
         return c.expr(node.body if known else node.orelse)
+    sides = _known_sides(c, node)
+    if sides is not None:
+        return Chosen(test, sides)
     return choose(
         c,
         node,
@@ -271,6 +275,18 @@ def compile_ternary(c: Context, node: ast.IfExp) -> Node:
         narrowed(c, node.test, True, lambda: c.value(node.body)),
         narrowed(c, node.test, False, lambda: c.value(node.orelse)),
     )
+
+
+def _known_sides(c: Context, node: ast.IfExp) -> tuple[Node, Node] | None:
+    """Both sides of `self.a if test else self.b`, where they are modules or functions."""
+    if not all(isinstance(side, ast.Name | ast.Attribute) for side in (node.body, node.orelse)):
+        return None
+    with c.builder.inside(Block()):  # what is read to find out is read again
+        try:
+            sides = c.expr(node.body), c.expr(node.orelse)
+        except CompileError:
+            return None  # it may be narrowed by the test
+    return sides if all(map(is_choosable, sides)) else None
 
 
 def _symbol(node: ast.AST) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from lowtide.errors import CompileError
 from lowtide.frontend.script import (
     calls,
+    chosen,
     closures,
     comprehensions,
     expressions,
@@ -52,7 +53,7 @@ __all__ = ["check_syntax", "script_function", "signature_types"]
 
 # Importing these fills the tables of `context`.
 LANGUAGE = (
-    *(calls, closures, comprehensions, expressions, indexing, itertools_calls),
+    *(calls, chosen, closures, comprehensions, expressions, indexing, itertools_calls),
     *(left_to_python, loops, operators, questions, statements),
     *(module_attributes, module_calls),  # `super()` is that of plain classes, too
 )

@@ -680,3 +680,44 @@ class ManyLayers(nn.Module):
         y = self.act(self.gn(self.bn(self.conv(x))))
         y = self.pool(self.up(y))
         return self.bi(y, y)
+
+
+class _TwoWays(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.narrow = nn.Linear(4, 4)
+        self.wide = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.ways = nn.ModuleDict({"narrow": nn.Linear(4, 2), "wide": nn.Linear(4, 3)})
+
+
+@module_program(
+    calls=lambda: [(torch.ones(2, 4), True), (torch.ones(2, 4), False)], grad=True,
+    torchscript=False,
+)  # fmt: skip
+class ModuleChosenByAFlag(_TwoWays):
+    def forward(self, x: Tensor, wide: bool) -> Tensor:
+        layer = self.wide if wide else self.narrow
+        return layer(x) + layer(x * 2)
+
+
+@module_program(
+    calls=lambda: [(torch.ones(2, 4),), (torch.zeros(2, 4),)], torchscript=False
+)  # fmt: skip
+class ModuleChosenByStatements(_TwoWays):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 3:
+            layer = self.wide
+            act = torch.relu
+        else:
+            layer = self.narrow
+            act = torch.tanh
+        return act(layer(x))
+
+
+@module_program(
+    calls=lambda: [(torch.ones(2, 4), ["wide", "narrow"]), (torch.ones(2, 4), ["none"])],
+    raises=KeyError, torchscript=False,
+)  # fmt: skip
+class ModuleChosenByAKey(_TwoWays):
+    def forward(self, x: Tensor, names: List[str]) -> List[Tensor]:
+        return [self.ways[name](x) for name in names]
