@@ -21,10 +21,9 @@ import torch
 from lowtide.deploy import class_table, records
 from lowtide.deploy.allowed import WARN
 from lowtide.deploy.class_table import EXCEPTIONS, WARNINGS, ClassEntry, NotSaved
-from lowtide.deploy.rename import types_in
 from lowtide.ir import python_objects
 from lowtide.ir.core import Op
-from lowtide.ir.types import ClassType, OptionalType, TupleType, Type
+from lowtide.ir.types import ClassType, OptionalType, TupleType, Type, types_in
 
 # Ops that look into their operands with the methods of a class; "" stands for the op's own name.
 _EQUAL: Final = frozenset({"__eq__", "__ne__", "__hash__"})
