@@ -226,8 +226,8 @@ class BlockPlan:
 class Driver:
     """A Function, ready to be called with positional arguments, captured ones included; `captured`
     reads these, where it is no module's method. `differences`: what the program was compiled anew
-    for, if another was before it. `leaves`: classes whose methods it has inlined, as none is derived
-    from them."""
+    for, if another was before it. `leaves`: classes whose methods it has inlined, since
+    none is derived from them."""
 
     differences: tuple[str, ...] = ()
     leaves: tuple[type[Any], ...] = ()
