@@ -159,7 +159,10 @@ def _divmod(c: Context, call: Call) -> Node:
 
 
 def _pow(c: Context, call: Call) -> Node:
-    a, b = _values(c, call)
+    words = dict(zip(("base", "exp", "mod"), call.args, strict=False)) | call.keywords
+    a, b, *rest = (c.as_value(v, call.node) for v in words.values())
+    if rest and c.constant(rest[0]) is not None:
+        return c.py(call.node, "py.pow_mod", a, b, *rest)
     return binary(c, call.node, "pow", "py.pow", a, b)
 
 

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType, MemberDescriptorType
 from typing import Any, cast
 
+from lowtide.errors import CompileError
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.declared_in_methods import declared_in_init
 from lowtide.frontend.script.nodes import Method, Node, PythonObject, describe
@@ -73,6 +74,8 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     if found is not None and is_literal(found) and not is_field and not _is_assigned(c, cls, name):
         return c.python_object(node, found)
     if found is None and not _has_instance_attribute(c, cls, name):
+        if method_of(base.type, "__getattr__") is not None:
+            return call_method(c, node, base, "__getattr__", [c.const(name)])
         raise c.error(node, f"{describe(base)} has no attribute {name!r}")
     return _read(c, base, name)
 
@@ -227,15 +230,44 @@ def binary(c: Context, node: ast.AST, py_name: str, left: Value, right: Value) -
         return None
     name = _DUNDERS[py_name]
     mirrored = _MIRRORED.get(name, f"r{name}")
-    for own, method, other in ((left, name, right), (right, mirrored, left)):
-        if method_of(own.type, f"__{method}__") is not None:
-            found = call_method(c, node, own, f"__{method}__", [other])
-            return c.as_value(found, node)
+    sides = [(left, name, right), (right, mirrored, left)]
+    if _is_derived(right, left):  # then it is asked first
+        sides.reverse()
+    for own, method, other in sides:
+        found = _operator_method(c, node, own, f"__{method}__", other)
+        if found is not None:
+            return found
     if name == "ne" and method_of(left.type, "__eq__") is not None:
         equal = call_method(c, node, left, "__eq__", [right])
         return c.py(node, "py.not", c.truth(c.as_value(equal, node)))
     result = t.BOOL if name in _MIRRORED else t.ANY
     return c.builder.emit(py_name or "py.matmul", [left, right], [result]).result
+
+
+def _is_derived(value: Value, other: Value) -> bool:
+    cls, base = class_of(value.type), class_of(other.type)
+    return cls is not base and cls is not None and base is not None and issubclass(cls, base)
+
+
+def _operator_method(
+    c: Context, node: ast.AST, own: Value, method: str, other: Value
+) -> Value | None:
+    """What the method gives; None if there is none, if it gives NotImplemented, or if only the run
+    knows whether it does."""
+    fn = method_of(own.type, method)
+    if fn is None:
+        return None
+    if "NotImplemented" not in fn.__code__.co_names:
+        return c.as_value(call_method(c, node, own, method, [other]), node)
+    block, depth = c.builder.block, len(c.frames)
+    count = len(block.ops)
+    try:
+        found = call_method(c, node, own, method, [other])
+        declines = isinstance(found, PythonObject) and found.obj is NotImplemented
+        return None if declines else c.as_value(found, node)
+    except CompileError:
+        del block.ops[count:], c.frames[depth:]
+        return None
 
 
 def unary(c: Context, node: ast.AST, operand: Value, method: str) -> Value | None:

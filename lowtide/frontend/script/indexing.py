@@ -186,12 +186,9 @@ def _list_item(c: Context, node: ast.Subscript, base: Value, index: Value) -> No
 def _tuple_item(
     c: Context, node: ast.Subscript, base: Value, elems: Sequence[Type], index: Value
 ) -> Node:
-    known = c.builder.constant(index)
-    if known is UNKNOWN:
+    known, count = c.builder.constant(index), len(elems)
+    if not isinstance(known, int) or not -count <= known < count:  # then Python raises its error
         return c.py(node, "list.get", base, index)
-    count = len(elems)
-    if not isinstance(known, int) or not -count <= known < count:
-        raise c.error(node, f"index {known} of a tuple of {count} elements")
     return c.builder.tuple_get(base, known % count)
 
 

@@ -182,6 +182,7 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
     "py.real": (operator.attrgetter("real"), always(t.FLOAT)),
     "py.imag": (operator.attrgetter("imag"), always(t.FLOAT)),
     "py.contains": (_contains, always(t.BOOL)),
+    "py.pow_mod": (pow, always(t.INT)),
     "py.range": (range, always(t.ANY)),
     "py.range_len": (_range_len, always(t.INT)),
     "py.device": (torch.device, always(t.DEVICE)),
