@@ -77,6 +77,8 @@ def _enumerate(c: Context, call: Call) -> Node:
 
 
 def _zip(c: Context, call: Call) -> Node:
+    if call.unpacked:  # `zip(*rows)`
+        return c.py(call.node, "list.zipped", c.as_value(call.args[0], call.node))
     return Zip(tuple(call.args))
 
 

@@ -138,6 +138,7 @@ def _one_list(c: Context, node: ast.Call, args: Sequence[Node], spread: Sequence
 def _method_call(c: Context, method: Method, call: Call) -> Node:
     receiver = method.receiver
     if not t.may_be_tensor(receiver.type):
+        check_count(c, call)
         return methods.call_method(c, method, call)
     found = torch_call(
         c,
@@ -176,12 +177,15 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         return torch_call(c, call.node, source, call.args, call.keywords, unpacked=call.unpacked)
     if obj in (torch.finfo, torch.iinfo):
         return _static_call(c, call, callee)
+    if isinstance(obj, type):
+        check_count(c, call)
     if isinstance(obj, type) and hasattr(obj, "_fields"):
         return _named_tuple(c, obj, call)
     if isinstance(obj, type) and classes.can_construct(obj):
         return classes.construct(c, call.node, obj, call.args, call.keywords)
     program = program_of(obj)
     if program is not None:
+        check_count(c, call)
         return call_program(c, obj, program, call)
     left = _left_to_python(c, obj, call)
     if left is not None:
@@ -198,7 +202,15 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     )
 
 
+def check_count(c: Context, call: Call) -> None:
+    """Raises CompileError where it is not known how many arguments there are."""
+    if call.unpacked:
+        raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
+
+
 def _builtin_call(c: Context, callee: PythonObject, builtin: Builtin, call: Call) -> Node:
+    if callee.obj is not zip:
+        check_count(c, call)
     try:
         return builtin(c, call)
     except (ValueError, IndexError) as error:  # there are more or fewer than it takes
@@ -249,6 +261,7 @@ def _hashable_get(table: Mapping[object, T], obj: object) -> T | None:
 
 
 def _math_call(c: Context, name: str, call: Call) -> Node:
+    check_count(c, call)
     operands = [c.as_value(a, call.node) for a in call.args]
     plain = [c.py(call.node, "py.float", o) if t.may_be_tensor(o.type) else o for o in operands]
     if call.keywords:
@@ -306,7 +319,7 @@ def inline(
     if len(c.frames) > _DEEPEST:
         raise c.error(node, f"more than {_DEEPEST} calls within calls", "a loop")
     if unpacked:
-        raise c.error(node, "`*` of a list of unknown length", "the elements one by one")
+        check_count(c, Call(node=cast("ast.Call", node), args=[], unpacked=True))
     signature = inspect.signature(fn, follow_wrapped=False)
     bound = _bind_python(c, node, fn.__name__, signature, args, keywords or {})
     depth = len(c.frames)
@@ -366,6 +379,7 @@ def _default(c: Context, node: ast.AST, found: object) -> Node:
 
 def _local_call(c: Context, callee: LocalFunction, call: Call) -> Node:
     """A function that stands in the one being compiled: it sees that one's variables."""
+    check_count(c, call)
     outer = cast("Frame", callee.frame)
     if any(frame.source.node is callee.node for frame in c.frames):
         raise c.error(call.node, "an inner function that calls itself is not compiled", "a loop")

@@ -133,6 +133,19 @@ def _set(c: Context, call: Call) -> Node:
     return c.py(call.node, "set.of", list_of(c, call.args[0], call.node))
 
 
+def _frozenset(c: Context, call: Call) -> Node:
+    xs = list_of(c, call.args[0], call.node) if call.args else c.builder.list_make([])
+    return c.py(call.node, "set.frozen", xs)
+
+
+def _from_keys(c: Context, call: Call) -> Node:
+    source, *rest = call.args
+    value = c.as_value(rest[0], call.node) if rest else c.const(None)
+    made = make_dict(c, [], [])
+    each(c, source, call.node, lambda key: _put(c, made, key, value))
+    return made
+
+
 def folded(
     c: Context, call: Call, found: Node, start: Value, step: Callable[[Value, Value], Value]
 ) -> Node:
@@ -271,6 +284,8 @@ OVER_ITERABLES: dict[object, Builtin] = {
     dict: _dict,
     collections.OrderedDict: _dict,
     set: _set,
+    frozenset: _frozenset,
+    dict.fromkeys: _from_keys,
     map: _map,
     filter: _filter,
     min: _extremum("py.min"),

@@ -17,6 +17,7 @@ import operator
 from collections.abc import Sequence
 
 from lowtide.frontend.script.builtin_calls import BUILTINS
+from lowtide.frontend.script.calls import check_count
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import known_elements
 from lowtide.frontend.script.flow import branch_on
@@ -139,6 +140,7 @@ def _partial(c: Context, call: Call) -> Node:
 
 
 def _partial_call(c: Context, partial: Partial, call: Call) -> Node:
+    check_count(c, call)
     args = [*partial.args, *call.args]
     return c.call_function(call.node, partial.callee, args, {**partial.keywords, **call.keywords})
 

@@ -14,6 +14,7 @@ Always holds: attributes that such a function assigns are dynamic (see `module_s
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import warnings
@@ -231,4 +232,20 @@ def warn(c: Context, call: Call) -> Node:
     return c.const(None)
 
 
+def _of_dataclass(fn: FunctionType) -> Callable[[Context, Call], Node]:
+    """A function of `dataclasses`, which Python runs; `replace` gives what it was given."""
+
+    def compile_call(c: Context, call: Call) -> Node:
+        given = c.as_value(call.args[0], call.node)
+        return python_call(c, fn, call, given.type if fn is dataclasses.replace else t.ANY)
+
+    return compile_call
+
+
 BUILTINS[warnings.warn] = warn
+BUILTINS.update(
+    {
+        fn: _of_dataclass(cast("FunctionType", fn))
+        for fn in (dataclasses.replace, dataclasses.asdict, dataclasses.astuple)
+    }
+)

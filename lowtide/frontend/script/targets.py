@@ -210,6 +210,8 @@ def _with_rest(c: Context, node: ast.AST, value: Value, before: int, after: int)
 def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]:
     """The `count` elements of a tuple, list or tensor."""
     value = c.not_none(value)
+    if isinstance(value.type, ClassType):
+        value = c.as_value(classes.iterated(c, node, value) or value, node)
     match value.type:
         case TupleType(elems):
             if len(elems) != count:

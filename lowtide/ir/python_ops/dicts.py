@@ -132,4 +132,5 @@ ROWS = [
     ),
     OpDef(name="dict.of", run=dict, result=_of),
     OpDef(name="set.of", run=set, result=always(t.ANY)),
+    OpDef(name="set.frozen", run=frozenset, result=always(t.ANY)),
 ]
