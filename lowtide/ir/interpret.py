@@ -135,8 +135,9 @@ def _set_make(op: Op, env: Env) -> list[Any]:
 
 def _unpack(op: Op, env: Env) -> list[Any]:
     found = env[op.operands[0]]
-    if not hasattr(type(found), "__iter__") and not hasattr(type(found), "__getitem__"):
-        raise TypeError(f"cannot unpack non-iterable {type(found).__name__} object")
+    kind: type[Any] = type(found)
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+        raise TypeError(f"cannot unpack non-iterable {kind.__name__} object")
     values = list(found)
     count = len(op.results)
     if len(values) < count:

@@ -89,6 +89,7 @@ def used_before(x):
     a Tensor has no attribute 'foo'
         return x.foo()
                ^
+    write instead: `floor` or `floor_`
 """)
 def no_attribute(x):
     return x.foo()
@@ -98,6 +99,7 @@ def no_attribute(x):
     `n + 'a'` does not take (int, str)
         return n + "a"
                ^
+    write instead: int(), float() or str() of what does not fit
 """)
 def bad_operands(n: int):
     return n + "a"
@@ -107,6 +109,7 @@ def bad_operands(n: int):
     3 values are unpacked to 2 names
         a, b = (x, x, x)
         ^
+    write instead: 3 names
 """)
 def bad_unpack(x):
     a, b = (x, x, x)
@@ -138,6 +141,7 @@ error("""
     a Tensor has no attribute 'foo'
         return é + é.foo
                    ^
+        write instead: `floor` or `floor_`
 """)(Outer.Inner.method)
 
 

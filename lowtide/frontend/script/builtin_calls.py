@@ -67,7 +67,9 @@ def _range(c: Context, call: Call) -> Node:
         case [start, stop, step]:
             return Range(start, stop, step)
         case _:
-            raise c.error(call.node, f"range() takes 1 to 3 arguments, not {len(values)}")
+            raise c.error(
+                call.node, f"range() takes 1 to 3 arguments, not {len(values)}", "range(stop)"
+            )
 
 
 def _enumerate(c: Context, call: Call) -> Node:

@@ -44,6 +44,7 @@ from lowtide.frontend.script.nodes import (
     describe,
 )
 from lowtide.frontend.script.programs import call_program, program_of
+from lowtide.frontend.script.remedies import CALLABLES
 from lowtide.frontend.script.source import unwrap
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.targets import unpacked
@@ -80,7 +81,7 @@ def compile_call(c: Context, node: ast.Call) -> Node:
             return _py_call(c, call_any, call)
         case _:
             pass
-    raise c.error(node, f"{describe(callee)} cannot be called")
+    raise c.error(node, f"{describe(callee)} cannot be called", CALLABLES)
 
 
 def call_any(callee: Callable[..., object], *args: object, **keywords: object) -> object:
@@ -215,7 +216,9 @@ def _builtin_call(c: Context, callee: PythonObject, builtin: Builtin, call: Call
         return builtin(c, call)
     except (ValueError, IndexError) as error:  # there are more or fewer than it takes
         name = getattr(callee.obj, "__name__", "it")
-        raise c.error(call.node, f"{name}() is not compiled with these arguments") from error
+        raise c.error(
+            call.node, f"{name}() is not compiled with these arguments", "a loop, or `if`"
+        ) from error
 
 
 def _left_to_python(c: Context, obj: object, call: Call) -> Node | None:
@@ -239,7 +242,7 @@ def call_function(
     """A call by a builtin such as `map` or `sorted`: `callee(*args)`."""
     call = Call(node=node, args=list(args), keywords=dict(keywords or {}))
     if type(callee) not in CALL_OF:
-        raise c.error(node, f"{describe(callee)} cannot be called")
+        raise c.error(node, f"{describe(callee)} cannot be called", CALLABLES)
     return CALL_OF[type(callee)](c, callee, call)
 
 
@@ -286,7 +289,9 @@ def _named_tuple(c: Context, cls: type, call: Call) -> Node:
     given = dict(zip(fields, call.args, strict=False)) | call.keywords
     values: list[Value] = []
     if len(call.args) > len(fields) or not set(call.keywords) <= set(fields):
-        raise c.error(call.node, f"{cls.__name__}() takes {', '.join(fields)}")
+        raise c.error(
+            call.node, f"{cls.__name__}() takes {', '.join(fields)}", "one value for each"
+        )
     hints: dict[str, object] = getattr(cls, "__annotations__", {})
     for name in fields:
         if name in given:
@@ -297,7 +302,7 @@ def _named_tuple(c: Context, cls: type, call: Call) -> Node:
             found = python_object(c, call.node, defaults[name], "")
             values.append(c.as_value(found, call.node))
         else:
-            raise c.error(call.node, f"{cls.__name__}() lacks {name!r}")
+            raise c.error(call.node, f"{cls.__name__}() lacks {name!r}", f"`{name}=…`")
     return c.builder.tuple_make(values, fields, python_objects.name_of(cls))
 
 
@@ -357,7 +362,7 @@ def _bind_python(
     try:
         bound = signature.bind(*args, **keywords)
     except TypeError as error:
-        raise c.error(node, f"{name}(): {error}") from error
+        raise c.error(node, f"{name}(): {error}", f"{name}{signature}") from error
     values: dict[str, Node] = dict(bound.arguments)
     for key, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:

@@ -19,6 +19,7 @@ from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, CALL_OF, VALUE_OF
 from lowtide.frontend.script.nodes import Call, Chosen, Node, PythonObject, describe
+from lowtide.frontend.script.remedies import CALLABLES
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 
@@ -62,7 +63,7 @@ def _out_of_range(c: Context, chosen: Chosen) -> Value:
 def _chosen_call(c: Context, chosen: Chosen, call: Call) -> Node:
     def call_one(found: Node) -> Node:
         if type(found) not in CALL_OF:
-            raise c.error(call.node, f"{describe(found)} cannot be called")
+            raise c.error(call.node, f"{describe(found)} cannot be called", CALLABLES)
         return CALL_OF[type(found)](c, found, call)
 
     return _one_of(c, call.node, chosen, call_one)

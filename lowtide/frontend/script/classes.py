@@ -26,6 +26,7 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.declared_in_methods import declared_in_init
 from lowtide.frontend.script.nodes import Method, Node, PythonObject, describe
+from lowtide.frontend.script.remedies import alike
 from lowtide.frontend.script.source import read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
@@ -76,7 +77,8 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     if found is None and not _has_instance_attribute(c, cls, name):
         if method_of(base.type, "__getattr__") is not None:
             return call_method(c, node, base, "__getattr__", [c.const(name)])
-        raise c.error(node, f"{describe(base)} has no attribute {name!r}")
+        near = alike(name, (*dir(cls), *annotations_of(cls)))
+        raise c.error(node, f"{describe(base)} has no attribute {name!r}", near)
     return _read(c, base, name)
 
 
@@ -102,7 +104,7 @@ def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
     found = inspect.getattr_static(cls, name, None) if cls is not None else None
     if isinstance(found, property):
         if found.fset is None:
-            raise c.error(node, f"the property {name!r} has no setter")
+            raise c.error(node, f"the property {name!r} has no setter", f"@{name}.setter")
         c.inline(cast("FunctionType", found.fset), node, [base, stored])
         return
     if isinstance(base.type, ClassType):
@@ -209,7 +211,7 @@ def call_method(
         return c.inline(fn, node, [first, *args], keywords or {})
     cls = class_of(receiver.type)
     if cls is not None and not hasattr(cls, name):
-        raise c.error(node, f"{describe(receiver)} has no method {name!r}")
+        raise c.error(node, f"{describe(receiver)} has no method {name!r}", alike(name, dir(cls)))
     named = {k: c.as_value(v, node) for k, v in (keywords or {}).items()}
     operands = [receiver, *(c.as_value(a, node) for a in args), *named.values()]
     return c.dynamic("py.call_method", operands, name=name, kwnames=tuple(named))
@@ -317,7 +319,7 @@ def construct(
     if isinstance(init, FunctionType):
         c.inline(init, node, [made, *args], keywords)
     elif args or keywords:
-        raise c.error(node, f"{cls.__name__}() takes no arguments")
+        raise c.error(node, f"{cls.__name__}() takes no arguments", f"{cls.__name__}()")
     return made
 
 
@@ -368,7 +370,7 @@ def _make_dataclass(
     try:
         bound = signature.bind(*args, **keywords).arguments
     except TypeError as error:
-        raise c.error(node, f"{cls.__name__}(): {error}") from error
+        raise c.error(node, f"{cls.__name__}(): {error}", f"{cls.__name__}{signature}") from error
     for field in fields:
         if field.name in bound:
             value: Node = bound[field.name]
@@ -404,4 +406,4 @@ def _from_factory(c: Context, node: ast.AST, factory: object) -> Node:
         return c.inline(factory, node, [])
     if isinstance(factory, type) and can_construct(factory):
         return construct(c, node, factory, [], {})
-    raise c.error(node, f"the default_factory {factory!r} is not compiled")
+    raise c.error(node, f"the default_factory {factory!r} is not compiled", "`list` or a `def`")

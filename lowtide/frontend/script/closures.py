@@ -87,7 +87,8 @@ def _maker(
     if isinstance(inner, ast.FunctionDef):
         inner.returns, inner.decorator_list = None, []
         body.append(ast.Return(ast.Name(inner.name, ast.Load())))
-    closure = _closure(frame.fn)
+    outer: FunctionType = cast("Any", frame).fn  # a field, which pyright takes for a method
+    closure = _closure(outer)
     names = [ast.arg(n) for n in (*held, *(n for n in closure if n not in held))]
     arguments = ast.arguments(
         posonlyargs=[], args=names, kwonlyargs=[], kw_defaults=[], defaults=[]
@@ -97,8 +98,8 @@ def _maker(
     module = ast.fix_missing_locations(ast.Module([whole], []))
     ast.increment_lineno(module, frame.source.line_shift)
     code = compile(module, frame.source.file, "exec")
-    made = FunctionType(_first_code(code), frame.fn.__globals__, name)
-    made.__module__, made.__qualname__ = frame.fn.__module__, name
+    made = FunctionType(_first_code(code), outer.__globals__, name)
+    made.__module__, made.__qualname__ = outer.__module__, name
     free = {k: v for k, v in closure.items() if k not in held}
     return functools.partial(made, **free) if free else made
 
@@ -144,9 +145,10 @@ def _itself(obj: object) -> object:
 
 def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
     """A function, a class or a tuple of classes, as it is."""
-    parts = found.obj if isinstance(found.obj, tuple) else (found.obj,)
-    if not all(map(callable, cast("tuple[object, ...]", parts))):
-        raise c.error(node, f"{describe(found)} cannot be used as a value")
+    is_tuple = isinstance(found.obj, tuple)
+    parts = cast("tuple[object, ...]", found.obj) if is_tuple else (found.obj,)
+    if not all(map(callable, parts)):
+        raise c.error(node, f"{describe(found)} cannot be used as a value", "a call of it")
     target = python_objects.name_of(_giver(found.obj))
     return c.builder.emit("py.call", (), [t.ANY], target=target, kwnames=()).result
 

@@ -105,7 +105,7 @@ class Context:
             return VALUE_OF[type(found)](self, node, found)
         if isinstance(found, Method) and t.is_dynamic(found.receiver.type):
             return self.dynamic("attr.get", [found.receiver], name=found.name)
-        raise self.error(node, f"{describe(found)} cannot be used as a value")
+        raise self.error(node, f"{describe(found)} cannot be used as a value", "a call of it")
 
     def step(self, node: ast.stmt) -> Step:
         """The compiling of one statement, to be given to `run`."""
@@ -148,7 +148,8 @@ class Context:
         found = self.builder.py(name, *operands)
         if found is None:
             types = ", ".join(str(o.type) for o in operands)
-            raise self.error(node, f"{name.partition('.')[2]} does not take ({types})")
+            problem = f"{name.partition('.')[2]} does not take ({types})"
+            raise self.error(node, problem, "int(), float() or str() of what does not fit")
         return found
 
     def const(self, value: object) -> Value:

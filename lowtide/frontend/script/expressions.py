@@ -32,6 +32,7 @@ from lowtide.frontend.script.nodes import (
     Range,
     describe,
 )
+from lowtide.frontend.script.remedies import MEMBERS, alike
 from lowtide.frontend.script.targets import assign, unpacked
 from lowtide.frontend.script.torch_calls import attribute
 from lowtide.ir import python_objects
@@ -112,7 +113,7 @@ def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
         return PythonObject(obj, obj.__name__)
     if obj is torch.Tensor:
         return PythonObject(obj, "torch.Tensor")
-    return PythonObject(obj, path)
+    return PythonObject(cast("object", obj), path)
 
 
 def _sequence(c: Context, node: ast.AST, obj: Sequence[object]) -> Node:
@@ -146,7 +147,7 @@ def compile_attribute(c: Context, node: ast.Attribute) -> Node:
     if isinstance(base, PythonObject):
         return _object_attribute(c, node, base)
     if not isinstance(base, Value):
-        raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}")
+        raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}", MEMBERS)
     variable = node.value.id if isinstance(node.value, ast.Name) else ""
     return value_attribute(c, node, base, node.attr, variable)
 
@@ -175,7 +176,7 @@ def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable:
             some = c.builder.emit("cast", [base], [plain]).result
             return classes.get_attribute(c, node, some, name)
         case _:
-            raise c.error(node, f"{describe(base)} has no attribute {name!r}")
+            raise c.error(node, f"{describe(base)} has no attribute {name!r}", MEMBERS)
 
 
 def _named_tuple_member(c: Context, node: ast.AST, base: Value, name: str) -> Node | None:
@@ -210,7 +211,8 @@ def _plain(type_: Type) -> Type:
 
 def _object_attribute(c: Context, node: ast.Attribute, base: PythonObject) -> Node:
     if not hasattr(base.obj, node.attr):
-        raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}")
+        near = alike(node.attr, dir(base.obj))
+        raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}", near)
     path = f"{base.path}.{node.attr}" if base.path else ""
     return python_object(c, node, getattr(base.obj, node.attr), path)
 

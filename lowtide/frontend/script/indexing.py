@@ -19,6 +19,7 @@ from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.node_tables import ITEM_OF, VALUE_OF
 from lowtide.frontend.script.nodes import Node, PythonObject, Range, Slice, describe
+from lowtide.frontend.script.remedies import INDEXED
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
@@ -54,7 +55,7 @@ def compile_subscript(c: Context, node: ast.Subscript) -> Node:
     if isinstance(base, PythonObject) and hasattr(base.obj, "__getitem__"):
         return _annotation(c, node)
     if not isinstance(base, Value):
-        raise c.error(node, f"{describe(base)} has no items")
+        raise c.error(node, f"{describe(base)} has no items", INDEXED)
     base = c.not_none(base)
     return load(c, node, base, index_items(c, node.slice, base.type))
 
@@ -64,7 +65,9 @@ def _annotation(c: Context, node: ast.Subscript) -> Node:
     try:
         return PythonObject(eval(ast.unparse(node), dict(c.frame.names)))
     except Exception as error:
-        raise c.error(node, f"`{ast.unparse(node)}` cannot be used here: {error}") from error
+        raise c.error(
+            node, f"`{ast.unparse(node)}` cannot be used here: {error}", "a type"
+        ) from error
 
 
 @expression(ast.Slice)
@@ -155,7 +158,8 @@ def load(c: Context, node: ast.Subscript, base: Value, items: Items) -> Node:
         case ((ListType() | t.STR), ("slice",)):
             return c.py(node, "list.slice", base, *items.operands)
         case _:
-            raise c.error(node, f"{describe(base)} has no items `{ast.unparse(node.slice)}`")
+            problem = f"{describe(base)} has no items `{ast.unparse(node.slice)}`"
+            raise c.error(node, problem, INDEXED)
 
 
 def _range_value(c: Context, node: ast.AST, found: Range) -> Value:

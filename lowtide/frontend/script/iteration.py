@@ -121,7 +121,7 @@ def _over_enumerate(c: Context, inner: Iteration, start: Value, node: ast.expr) 
 
 def _over_zip(c: Context, inners: list[Iteration], node: ast.expr) -> Iteration:
     if not inners:
-        raise c.error(node, "zip() of nothing")
+        raise c.error(node, "zip() of nothing", "zip(xs, ys)")
     length = inners[0].length
     for inner in inners[1:]:
         length = c.py(node, "py.min", length, inner.length)

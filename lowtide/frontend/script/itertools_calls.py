@@ -121,7 +121,10 @@ def _reduce(c: Context, call: Call) -> Node:
         start = [c.py(call.node, "list.get", xs, c.const(0))]
         xs = c.py(call.node, "list.slice", xs, c.const(1), none, none)
     first = c.as_value(start[0], call.node)
-    step = lambda a, b: c.as_value(c.call_function(call.node, fn, [a, b]), call.node)  # noqa: E731
+
+    def step(a: Value, b: Value) -> Value:
+        return c.as_value(c.call_function(call.node, fn, [a, b]), call.node)
+
     return folded(c, call, xs, first, step)
 
 

@@ -229,7 +229,9 @@ class _Body:
                 self._close(names, before, types, trial, trips, begin)
                 return
             types = joined
-        raise self.c.error(self.node, "the types of the loop's variables do not settle")
+        raise self.c.error(
+            self.node, "the types of the loop's variables do not settle", "one type each"
+        )
 
     def _first_test(self) -> Value:
         if self.test is None:

@@ -48,6 +48,7 @@ from lowtide.frontend.script.nodes import (
     Super,
     describe,
 )
+from lowtide.frontend.script.remedies import MEMBERS
 from lowtide.frontend.script.source import unwrap
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import types as t
@@ -261,7 +262,7 @@ def _object_super(c: Context, node: ast.AST, found: Super, owner: Value, name: s
     if isinstance(member, property) and member.fget is not None:
         return c.inline(unwrap(member.fget), node, [owner])
     if not isinstance(member, FunctionType):
-        raise c.error(node, f"super() of {describe(owner)} has no method {name!r}")
+        raise c.error(node, f"super() of {describe(owner)} has no method {name!r}", MEMBERS)
     return BoundMethod(member, owner)
 
 

@@ -39,6 +39,7 @@ from lowtide.frontend.script.nodes import (
     Slice,
     describe,
 )
+from lowtide.frontend.script.remedies import INDEXED
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
@@ -85,14 +86,18 @@ def item(c: Context, node: ast.Subscript, ref: ModuleRef) -> Node:
         return Members(picked, isinstance(ref.module, nn.Sequential))
     if isinstance(index, int) and isinstance(ref.module, _LISTS):
         if not -len(keys) <= index < len(keys):
-            raise c.error(node, f"index {index} of {len(keys)} modules in {ref.path!r}")
+            raise c.error(
+                node,
+                f"index {index} of {len(keys)} modules in {ref.path!r}",
+                f"at most {len(keys) - 1}",
+            )
         return _element(c, node, ref, keys[index])
     if isinstance(index, str) and isinstance(ref.module, _DICTS):
         if index not in keys:
             raise c.error(node, f"{describe(ref)} has no {index!r}", " or ".join(map(repr, keys)))
         return _element(c, node, ref, index)
     if not isinstance(ref.module, (*_LISTS, *_DICTS)):
-        raise c.error(node, f"{describe(ref)} has no items")
+        raise c.error(node, f"{describe(ref)} has no items", INDEXED)
     found = c.expr(node.slice)
     if isinstance(found, Value) and keys:
         names = tuple(keys) if isinstance(ref.module, _DICTS) else ()

@@ -90,7 +90,8 @@ def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, righ
     if known is None and t.NONE in sides:
         known = c.builder.py(py_name or "py.matmul", c.not_none(left), c.not_none(right))
     if known is None:
-        raise c.error(node, f"`{_symbol(node)}` does not take ({left.type}, {right.type})")
+        problem = f"`{_symbol(node)}` does not take ({left.type}, {right.type})"
+        raise c.error(node, problem, "int(), float() or str() of what does not fit")
     return known
 
 

@@ -35,10 +35,14 @@ def _isinstance(c: Context, call: Call) -> Node:
         return c.const(isinstance(found.module, cast("Any", cls.obj)))
     value = c.as_value(found, call.node)
     if not isinstance(cls, PythonObject):
-        raise c.error(call.node, "isinstance() takes a class, or a tuple of classes")
+        raise c.error(
+            call.node, "isinstance() takes a class, or a tuple of classes", "a class by name"
+        )
     tested = tested_types(cls.obj)
     if tested is None:
-        raise c.error(call.node, "isinstance() takes a class, or a tuple of classes")
+        raise c.error(
+            call.node, "isinstance() takes a class, or a tuple of classes", "a class by name"
+        )
     answers = {is_one(member, tested) for member in _possible(value.type)}
     if len(answers) == 1 and None not in answers:
         return c.const(answers.pop())

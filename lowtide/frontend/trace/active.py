@@ -77,7 +77,7 @@ def _patch(step: int) -> None:
 
 
 # Past the properties of `lowtide.patch`.
-_ASKED: tuple[tuple[dict[str, Any], str], ...] = (
+_ASKED: tuple[tuple[Any, str], ...] = (
     (vars(torch.jit), "is_tracing"),
     (vars(torch._C), "_is_tracing"),  # pyright: ignore[reportPrivateUsage]
 )
