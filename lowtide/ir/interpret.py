@@ -135,7 +135,7 @@ def _set_make(op: Op, env: Env) -> list[Any]:
 
 def _unpack(op: Op, env: Env) -> list[Any]:
     found = env[op.operands[0]]
-    kind: type[Any] = type(found)
+    kind = cast("type[Any]", type(found))
     if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
         raise TypeError(f"cannot unpack non-iterable {kind.__name__} object")
     values = list(found)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, MethodType
+from types import FunctionType, MethodDescriptorType, MethodType
 from typing import TypeVar, cast
 
 import torch
@@ -188,6 +188,10 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     if program is not None:
         check_count(c, call)
         return call_program(c, obj, program, call)
+    if isinstance(obj, MethodDescriptorType) and call.args:  # `str.upper`
+        receiver = c.as_value(call.args[0], call.node)
+        rest = Call(node=call.node, args=call.args[1:], keywords=call.keywords)
+        return _method_call(c, Method(receiver, obj.__name__), rest)
     left = _left_to_python(c, obj, call)
     if left is not None:
         return left

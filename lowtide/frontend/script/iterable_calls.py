@@ -133,6 +133,11 @@ def _set(c: Context, call: Call) -> Node:
     return c.py(call.node, "set.of", list_of(c, call.args[0], call.node))
 
 
+def _size(c: Context, call: Call) -> Node:
+    xs = list_of(c, call.args[0], call.node) if call.args else c.builder.list_make([])
+    return c.builder.emit("list.size", [xs], [ListType(t.INT)]).result
+
+
 def _frozenset(c: Context, call: Call) -> Node:
     xs = list_of(c, call.args[0], call.node) if call.args else c.builder.list_make([])
     return c.py(call.node, "set.frozen", xs)
@@ -293,5 +298,5 @@ OVER_ITERABLES: dict[object, Builtin] = {
     sum: _sum,
     any: _any_all(False),
     all: _any_all(True),
-    torch.Size: _list,
+    torch.Size: _size,
 }

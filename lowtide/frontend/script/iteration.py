@@ -23,6 +23,7 @@ from lowtide.frontend.script.node_tables import ELEMENTS_OF
 from lowtide.frontend.script.nodes import (
     Enumerate,
     Members,
+    Method,
     Node,
     PythonObject,
     Range,
@@ -62,6 +63,8 @@ def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
             return _over_reversed(c, iterate(c, inner, node), node)
         case Value():
             return _over_value(c, c.not_none(found), node)
+        case Method():
+            return iterate(c, c.as_value(found, node), node)
         case _ if type(found) in ELEMENTS_OF:
             return _over_nodes(c, ELEMENTS_OF[type(found)](c, node, found))
         case PythonObject(obj) if isinstance(obj, enum.EnumMeta):

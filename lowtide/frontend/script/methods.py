@@ -44,6 +44,8 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
         return classes.call_method(c, call.node, receiver, name, call.args, call.keywords)
     args = [c.as_value(a, call.node) for a in call.args]
     match plain:
+        case ListType(t.INT) if name == "numel":  # of a torch.Size
+            return c.builder.emit("cast", [c.py(call.node, "math.prod", receiver)], [t.INT]).result
         case ListType() if name in _LIST:
             return _list_method(c, call, receiver, plain, name, args)
         case TupleType() if name in ("index", "count"):
@@ -69,8 +71,8 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
 def has_method(type_: Type, name: str) -> bool:
     """Whether values of this type have such a method."""
     match type_:
-        case ListType():
-            return name in _LIST
+        case ListType(elem):
+            return name in _LIST or (name == "numel" and elem == t.INT)
         case TupleType():
             return name in ("index", "count")
         case DictType():

@@ -186,6 +186,8 @@ def is_choosable(node: Node | Poison | None) -> bool:
     """Whether the run may choose it among others: a module, a method, a function or a class."""
     if isinstance(node, PythonObject):
         return callable(node.obj)
+    if isinstance(node, LocalFunction):
+        return not node.defaults  # they may have been computed on one way only
     return isinstance(node, ModuleRef | BoundMethod | Chosen)
 
 

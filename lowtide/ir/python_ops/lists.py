@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from lowtide.ir import types as t
 from lowtide.ir.python_ops.row import OpDef, always, element, joined_list, lenient
 from lowtide.ir.types import ListType, Type
@@ -110,6 +112,7 @@ _READING: dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type
     "list.reversed": (_reversed, _listed),
     "list.sorted": (_sorted, _listed),
     "list.sorted_by": (_sorted_by, _listed),
+    "list.size": (torch.Size, always(ListType(t.INT))),
     "list.zipped": (_zipped, _columns),
     "list.of": (list, _listed),
     "py.tuple": (tuple, _listed),
