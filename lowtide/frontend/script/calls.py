@@ -100,7 +100,7 @@ def _arguments(c: Context, node: ast.Call) -> Call:
     spread: list[Value] = []
     for arg in node.args:
         if not isinstance(arg, ast.Starred):
-            call.args.append(c.expr(arg))
+            call.args.append(c.kept(c.expr(arg), arg))
             continue
         xs = c.value(arg.value)
         known = known_elements(c, xs)
@@ -113,7 +113,7 @@ def _arguments(c: Context, node: ast.Call) -> Call:
         if keyword.arg is None:
             call.keywords |= _spread_keywords(c, keyword.value)
         else:
-            call.keywords[keyword.arg] = c.expr(keyword.value)
+            call.keywords[keyword.arg] = c.kept(c.expr(keyword.value), keyword.value)
     return call
 
 

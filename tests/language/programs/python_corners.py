@@ -399,3 +399,43 @@ def range_in_a_list(n: int) -> int:
         for i in r:
             total += i
     return total
+
+
+class _Loose:
+    def __init__(self, value: Any):
+        self.value = value
+        self.steps = [1]
+
+    def add(self, n: int) -> None:
+        self.value = self.value + n
+
+
+def _value_of(loose: Any) -> Any:
+    return loose.value
+
+
+@program(args=lambda: ([_Loose(3), 1],), torchscript=False)
+def attribute_read_before_it_changes(held: List[Any]) -> Tuple[int, int, int]:
+    one = held[0]
+    before = one.value
+    also = _value_of(one)
+    one.value = 10
+    one.add(5)
+    add = one.add
+    add(1)
+    return before, also, one.value
+
+
+class _Bumped:
+    def __init__(self, value: int):
+        self.value = value
+
+    def bump(self) -> int:
+        self.value += 1
+        return self.value
+
+
+@program(args=lambda: ([_Bumped(3), 1],), torchscript=False)
+def attributes_are_read_from_left_to_right(held: List[Any]) -> Tuple[int, bool, List[int]]:
+    one = held[0]
+    return one.value + one.bump(), one.value < one.bump() < 9, [one.value, one.bump()]
