@@ -108,8 +108,8 @@ class Context:
         raise self.error(node, f"{describe(found)} cannot be used as a value", "a call of it")
 
     def kept(self, found: Node, node: ast.AST) -> Node:
-        """What an expression is where it is kept for later: an attribute of which only the run knows
-        whether it is a method is read now, for it may change."""
+        """What an expression is where it is kept for later: an attribute of which only the run
+        knows whether it is a method is read now, for it may change."""
         if isinstance(found, Method) and t.is_dynamic(found.receiver.type):
             return self.as_value(found, node)
         return found

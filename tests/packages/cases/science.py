@@ -20,6 +20,8 @@ def e3nn(check: Check) -> None:
         return o3.FullyConnectedTensorProduct("4x0e+2x1o", "0e+1o", "3x0e+2x1o")
 
     x, y = torch.randn(5, 10), torch.randn(5, 4)
+    # Drawn before anything is compiled: e3nn draws inputs of its own for that.
+    gated, other = torch.randn(5, 12), (torch.randn(3, 10), torch.randn(3, 4))
     check("Linear", lambda: with_gradients(o3.Linear("4x0e+2x1o", "2x0e+3x1o"), x))
     check("FullyConnectedTensorProduct", lambda: with_gradients(product(), x, y))
     check(
@@ -42,15 +44,13 @@ def e3nn(check: Check) -> None:
     )
     check(
         "Gate",
-        lambda: with_gradients(
-            Gate("4x0e", [torch.tanh], "2x0e", [torch.sigmoid], "2x1o"), torch.randn(5, 12)
-        ),
+        lambda: with_gradients(Gate("4x0e", [torch.tanh], "2x0e", [torch.sigmoid], "2x1o"), gated),
     )
     check(
         "script(Gate)",
         lambda: with_gradients(
             jit.script(Gate("4x0e", [torch.tanh], "2x0e", [torch.sigmoid], "2x1o")),
-            torch.randn(5, 12),
+            gated,
         ),
     )
     check(
@@ -60,9 +60,7 @@ def e3nn(check: Check) -> None:
     check("script(BatchNorm)", lambda: with_gradients(jit.script(BatchNorm("4x0e+2x1o")), x))
     check(
         "trace(tensor product)",
-        lambda: jit.trace(product(), (x.detach(), y.detach()))(
-            torch.randn(3, 10), torch.randn(3, 4)
-        ),
+        lambda: jit.trace(product(), (x.detach(), y.detach()))(*other),
     )
     check("training", lambda: trained(product(), [(x.detach(), y.detach())] * 3))
     check("wigner_D", lambda: o3.wigner_D(2, *torch.rand(3, 4)))
