@@ -152,6 +152,8 @@ class Writer:
                 if only_plain:
                     return
                 raise NotSaved(f"{path!r}, which is computed in Python (a parametrization, say)")
+            if value is modules.MISSING:
+                raise NotSaved(f"{path!r}, which __getattr__ gives")
         if not only_plain or is_literal(value):
             self._needs[id(owner), name] = value
 

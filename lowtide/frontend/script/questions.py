@@ -61,7 +61,14 @@ def _type(c: Context, call: Call) -> Node:
     if isinstance(found, ModuleRef):
         return PythonObject(type(found.module))
     cls = exact_class(found.type) if isinstance(found, Value) else None
-    return _ask_python(c, type, c.as_value(found, call.node)) if cls is None else PythonObject(cls)
+    if cls is not None:
+        return PythonObject(cls)
+    return _ask_python(c, class_of_value, c.as_value(found, call.node))
+
+
+def class_of_value(value: object) -> type:
+    """`type(value)`, when the program runs."""
+    return type(value)
 
 
 def _possible(type_: Type) -> tuple[Type, ...]:
