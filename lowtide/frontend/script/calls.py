@@ -23,12 +23,11 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script import classes, methods
 from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin
 from lowtide.frontend.script.comprehensions import decided_early
-from lowtide.frontend.script.context import Context, Frame, expression, link
+from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.decorators import MODIFIER
 from lowtide.frontend.script.expressions import known_elements, make_dict, python_object
 from lowtide.frontend.script.functions import (
     compile_body,
-    local_frame,
     push_frame,
     signature_annotations,
 )
@@ -37,7 +36,6 @@ from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import (
     NODES,
     Call,
-    LocalFunction,
     Method,
     Node,
     PythonObject,
@@ -330,7 +328,7 @@ def inline(
     if unpacked:
         check_count(c, Call(node=cast("ast.Call", node), args=[], unpacked=True))
     signature = inspect.signature(fn, follow_wrapped=False)
-    bound = _bind_python(c, node, fn.__name__, signature, args, keywords or {})
+    bound = bind_python(c, node, fn.__name__, signature, args, keywords or {})
     depth = len(c.frames)
     frame = push_frame(c, fn)
     frame.owner = owner
@@ -355,7 +353,7 @@ def _recursion(
     return _py_call(c, fn, call)
 
 
-def _bind_python(
+def bind_python(
     c: Context,
     node: ast.AST,
     name: str,
@@ -363,6 +361,7 @@ def _bind_python(
     args: Sequence[Node],
     keywords: Mapping[str, Node],
 ) -> dict[str, Node]:
+    """What goes to each parameter, defaults included; raises CompileError."""
     try:
         bound = signature.bind(*args, **keywords)
     except TypeError as error:
@@ -386,43 +385,5 @@ def _default(c: Context, node: ast.AST, found: object) -> Node:
     return cast("Node", found) if isinstance(found, NODES) else python_object(c, node, found, "")
 
 
-def _local_call(c: Context, callee: LocalFunction, call: Call) -> Node:
-    """A function that stands in the one being compiled: it sees that one's variables."""
-    check_count(c, call)
-    outer = cast("Frame", callee.frame)
-    if any(frame.source.node is callee.node for frame in c.frames):
-        raise c.error(call.node, "an inner function that calls itself is not compiled", "a loop")
-    signature = _signature_of(callee)
-    name = getattr(callee.node, "name", "<lambda>")
-    bound = _bind_python(c, call.node, name, signature, call.args, call.keywords)
-    depth = len(c.frames)
-    c.frames.append(local_frame(outer, callee.node))
-    c.frame.vars.update(bound)
-    try:
-        if isinstance(callee.node, ast.Lambda):
-            return c.expr(callee.node.body)
-        return compile_body(c)
-    finally:
-        del c.frames[depth:]
-
-
-def _signature_of(callee: LocalFunction) -> inspect.Signature:
-    a, defaults = callee.node.args, callee.defaults
-    kinds = inspect.Parameter
-    parameters = [
-        inspect.Parameter(p.arg, kind, default=defaults.get(p.arg, kinds.empty))
-        for group, kind in (
-            (a.posonlyargs, kinds.POSITIONAL_ONLY),
-            (a.args, kinds.POSITIONAL_OR_KEYWORD),
-            ([a.vararg] if a.vararg else [], kinds.VAR_POSITIONAL),
-            (a.kwonlyargs, kinds.KEYWORD_ONLY),
-            ([a.kwarg] if a.kwarg else [], kinds.VAR_KEYWORD),
-        )
-        for p in group
-    ]
-    return inspect.Signature(parameters)
-
-
 CALL_OF[Method] = _method_call
 CALL_OF[PythonObject] = object_call
-CALL_OF[LocalFunction] = _local_call

@@ -26,6 +26,7 @@ from lowtide.frontend.script import (
     indexing,
     itertools_calls,
     left_to_python,
+    local_calls,
     loops,
     module_attributes,
     module_calls,
@@ -54,7 +55,7 @@ __all__ = ["check_syntax", "script_function", "signature_types"]
 # Importing these fills the tables of `context`.
 LANGUAGE = (
     *(calls, chosen, closures, comprehensions, expressions, indexing, itertools_calls),
-    *(left_to_python, loops, operators, questions, statements),
+    *(left_to_python, local_calls, loops, operators, questions, statements),
     *(module_attributes, module_calls),  # `super()` is that of plain classes, too
 )
 
