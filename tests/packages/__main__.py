@@ -146,7 +146,7 @@ def limits(rows: list[Row]) -> list[str]:
 def first_line(why: str) -> str:
     """The first line of a message, for a table."""
     line = " ".join(why.split("\n")[0].split())[:300]
-    return re.sub(r"/\S*(site-packages|pk)/", "", line)
+    return re.sub(r"/\S*site-packages/", "", line)
 
 
 if __name__ == "__main__":
