@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from lowtide.deploy import limits
-from lowtide.deploy.rename import types_in, values_of
+from lowtide.deploy.rename import values_of
 from lowtide.deploy.torch_names import TENSOR_ATTRIBUTES, TENSOR_METHODS, names_in
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.ir.core import Block, Function
 from lowtide.ir.python_ops import TABLE
 from lowtide.ir.python_ops.strings import METHODS as STRING_METHODS
+from lowtide.ir.types import types_in
 
 WARN: Final = "warn."  # `py.call {target='warn.UserWarning'}` is warnings.warn
 

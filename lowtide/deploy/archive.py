@@ -36,6 +36,8 @@ _BROKEN: Final = (
     *(RuntimeError, ValueError, LookupError, OverflowError, MemoryError),
 )
 _LOCAL_HEADER_BYTES: Final = 30
+_END_BYTES: Final = 22  # the record behind the table of contents
+_END_MAGIC: Final = b"PK\5\6"
 
 
 def write(f: Target, entries: Iterable[tuple[str, Content]]) -> None:
@@ -147,7 +149,10 @@ def open_archive(f: Target) -> Generator[Archive]:
             size = file.seek(0, os.SEEK_END)
             made = stack.enter_context(zipfile.ZipFile(file))
             infos = made.infolist()
+            file.seek(-min(size, _END_BYTES), os.SEEK_END)
+            end = file.read()
         _check_table(infos, size)
+        _check_ends(infos, end)
         yield Archive(made, {info.filename: info for info in infos})
 
 
@@ -185,6 +190,13 @@ def _check_entry(info: zipfile.ZipInfo) -> None:
         raise LoadError(
             f"the entry {name!r} says it grows from {info.compress_size} to {info.file_size} bytes"
         )
+
+
+def _check_ends(infos: list[zipfile.ZipInfo], end: bytes) -> None:
+    """Nothing lies in front of the first entry or behind the table of contents."""
+    is_last = end.startswith(_END_MAGIC) and end.endswith(b"\0\0")  # and it has no comment
+    if not is_last or (infos and min(i.header_offset for i in infos) != 0):
+        raise LoadError("the file has bytes around the zip, which no Lowtide writes")
 
 
 def _check_places(infos: list[zipfile.ZipInfo], size: int) -> None:

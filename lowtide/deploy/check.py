@@ -20,13 +20,13 @@ from typing import Final, cast
 from lowtide.deploy import limits
 from lowtide.deploy.allowed import ATTRIBUTES, ATTRS, METHODS, PLAIN, WARN, Refusal, is_flat
 from lowtide.deploy.class_table import EXCEPTIONS, FOREIGN, WARNINGS, ClassEntry
-from lowtide.deploy.rename import named_class, types_in, values_of
+from lowtide.deploy.rename import named_class, values_of
 from lowtide.deploy.torch_names import MODES, TARGETS
 from lowtide.errors import Loc
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value
-from lowtide.ir.types import ClassType, FunctionType, OptionalType, TupleType, Type
+from lowtide.ir.types import ClassType, FunctionType, OptionalType, TupleType, Type, types_in
 
 
 def check(fn: Function, classes: Mapping[str, ClassEntry]) -> None:

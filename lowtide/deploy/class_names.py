@@ -21,10 +21,9 @@ import torch
 from lowtide.deploy import class_table, records
 from lowtide.deploy.allowed import WARN
 from lowtide.deploy.class_table import EXCEPTIONS, WARNINGS, ClassEntry, NotSaved
-from lowtide.deploy.rename import types_in
 from lowtide.ir import python_objects
 from lowtide.ir.core import Op
-from lowtide.ir.types import ClassType, OptionalType, TupleType, Type
+from lowtide.ir.types import ClassType, OptionalType, TupleType, Type, types_in
 
 # Ops that look into their operands with the methods of a class; "" stands for the op's own name.
 _EQUAL: Final = frozenset({"__eq__", "__ne__", "__hash__"})
@@ -33,6 +32,7 @@ _TEXT: Final = frozenset({"__str__", "__repr__", "__format__"})
 _TRUTH: Final = frozenset({"__bool__", "__len__"})
 _DEEP: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("py.eq", "py.ne", "py.contains", "py.hash", "set.make", "set.of"), _EQUAL),
+    **dict.fromkeys(("set.frozen", "dict.goes_on"), _EQUAL),
     **dict.fromkeys(("list.index", "list.count", "list.remove", "dict.make", "dict.of"), _EQUAL),
     **dict.fromkeys(("py.lt", "py.le", "py.gt", "py.ge", "py.max", "py.min"), _ORDER),
     **dict.fromkeys(("list.sort", "list.sorted", "list.sorted_by"), _ORDER),
@@ -42,7 +42,7 @@ _DIRECT: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("py.bool", "py.not"), _TRUTH),
     "py.len": frozenset({"__len__"}),
     "py.iter": frozenset({"__iter__", "__getitem__", "__next__"}),
-    "list.of": frozenset({"__iter__", "__getitem__", "__next__"}),
+    **dict.fromkeys(("list.of", "list.zipped"), frozenset({"__iter__", "__getitem__", "__next__"})),
     "py.contains": frozenset({"__contains__", "__iter__", "__getitem__"}),
 }
 

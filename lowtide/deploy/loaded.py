@@ -20,13 +20,13 @@ import torch
 
 from lowtide.deploy.programs import Program
 from lowtide.deploy.records import entry_of
-from lowtide.deploy.rename import types_in, values_of
+from lowtide.deploy.rename import values_of
 from lowtide.errors import CompileError
 from lowtide.frontend.script.module_state import Guard, follow
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
-from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type
+from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type, types_in
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.script_method import MethodMaker, ScriptMethod, Variant

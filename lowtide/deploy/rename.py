@@ -67,22 +67,6 @@ def rename_type(type_: Type, name: Rename) -> Type:
             return type_
 
 
-def types_in(type_: Type) -> Iterator[Type]:
-    """The type and all types in it."""
-    yield type_
-    match type_:
-        case TupleType(elems) | UnionType(elems):
-            for elem in elems:
-                yield from types_in(elem)
-        case ListType(elem) | FutureType(elem) | OptionalType(elem):
-            yield from types_in(elem)
-        case DictType(key, value):
-            yield from types_in(key)
-            yield from types_in(value)
-        case _:
-            pass
-
-
 def values_of(block: Block) -> Iterator[Value]:
     """Every value that a block and its nested ones make."""
     yield from block.args

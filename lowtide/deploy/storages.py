@@ -183,6 +183,7 @@ def placing(map_location: object) -> Placed:
     """What `map_location` means: None, a device, or {device: device}; raises TypeError."""
     if isinstance(map_location, str | torch.device):
         device = torch.device(map_location)
+        _check_device(device, f"map_location is {str(device)!r}")
         return lambda _: device
     table: dict[str, Any] = {}
     if isinstance(map_location, dict):
@@ -194,14 +195,19 @@ def placing(map_location: object) -> Placed:
         )
 
     def place(name: str) -> torch.device:
-        try:
-            device = torch.device(table.get(name, name))
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError, TypeError) as error:
-            raise LoadError(
-                f"the file has tensors on {name!r}, which is not there: "
-                f"lt.load(f, map_location='cpu') ({str(error).splitlines()[0]})"
-            ) from error
-        return device
+        return _check_device(table.get(name, name), f"the file has tensors on {name!r}")
 
     return place
+
+
+def _check_device(name: str | torch.device, problem: str) -> torch.device:
+    """The device; raises LoadError if this machine, or this PyTorch, has none."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise LoadError(
+            f"{problem}, which is not there: lt.load(f, map_location='cpu') "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+    return device

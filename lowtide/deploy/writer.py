@@ -22,7 +22,7 @@ from lowtide.deploy.class_names import ClassNames, needed_method
 from lowtide.deploy.class_table import ClassEntry, NotSaved, class_named
 from lowtide.deploy.entries import Entry
 from lowtide.deploy.programs import Program
-from lowtide.deploy.rename import named_class, rename_classes, types_in
+from lowtide.deploy.rename import named_class, rename_classes
 from lowtide.deploy.storages import TensorTable
 from lowtide.deploy.values import Encoder
 from lowtide.errors import CompileError, Loc
@@ -31,7 +31,15 @@ from lowtide.ir.core import Function, Op, Value
 from lowtide.ir.literals import is_literal
 from lowtide.ir.parser import parse_function
 from lowtide.ir.printer import print_function
-from lowtide.ir.types import ClassType, FunctionType, OptionalType, TupleType, Type, parse_type
+from lowtide.ir.types import (
+    ClassType,
+    FunctionType,
+    OptionalType,
+    TupleType,
+    Type,
+    parse_type,
+    types_in,
+)
 
 
 class Writer:
@@ -144,6 +152,8 @@ class Writer:
                 if only_plain:
                     return
                 raise NotSaved(f"{path!r}, which is computed in Python (a parametrization, say)")
+            if value is modules.MISSING:
+                raise NotSaved(f"{path!r}, which __getattr__ gives")
         if not only_plain or is_literal(value):
             self._needs[id(owner), name] = value
 

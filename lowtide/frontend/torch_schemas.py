@@ -68,7 +68,12 @@ _KNOWN: dict[str, Type] = {
     "torch.is_tensor": t.BOOL,
     "torch.is_grad_enabled": t.BOOL,
     "torch.get_default_dtype": t.DTYPE,
+    "torch.promote_types": t.DTYPE,
+    "torch.result_type": t.DTYPE,
     "torch.manual_seed": t.ANY,
+    "torch.autograd.forward_ad.unpack_dual": t.TupleType(
+        (t.TENSOR, t.optional(t.TENSOR)), ("primal", "tangent")
+    ),
     "operator.contains": t.BOOL,
 }
 

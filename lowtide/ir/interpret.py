@@ -134,7 +134,11 @@ def _set_make(op: Op, env: Env) -> list[Any]:
 
 
 def _unpack(op: Op, env: Env) -> list[Any]:
-    values = list(env[op.operands[0]])
+    found = env[op.operands[0]]
+    kind = cast("type[Any]", type(found))
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+        raise TypeError(f"cannot unpack non-iterable {kind.__name__} object")
+    values = list(found)
     count = len(op.results)
     if len(values) < count:
         raise ValueError(f"not enough values to unpack (expected {count}, got {len(values)})")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -202,6 +202,22 @@ def is_immutable(t: Type) -> bool:
             return is_immutable(elem)
         case _:
             return False
+
+
+def types_in(type_: Type) -> Iterator[Type]:
+    """The type and all types in it."""
+    yield type_
+    match type_:
+        case TupleType(elems) | UnionType(elems):
+            for elem in elems:
+                yield from types_in(elem)
+        case ListType(elem) | FutureType(elem) | OptionalType(elem):
+            yield from types_in(elem)
+        case DictType(key, value):
+            yield from types_in(key)
+            yield from types_in(value)
+        case _:
+            pass
 
 
 def is_subtype(t: Type, of: Type) -> bool:

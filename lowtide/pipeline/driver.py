@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values
 from lowtide.ir.interpret import Entered, run_block, run_op, suppressed
@@ -225,9 +226,11 @@ class BlockPlan:
 class Driver:
     """A Function, ready to be called with positional arguments, captured ones included; `captured`
     reads these, where it is no module's method. `differences`: what the program was compiled anew
-    for, if another was before it."""
+    for, if another was before it. `leaves`: classes whose methods it has inlined, since
+    none is derived from them."""
 
     differences: tuple[str, ...] = ()
+    leaves: tuple[type[Any], ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
 
     def __init__(self, function: Function) -> None:
@@ -239,6 +242,10 @@ class Driver:
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
         self.plan.shown.update((v, attribute(path)) for v, path in rows)
         self._first = self.plan.region(0)
+
+    def is_outdated(self) -> bool:
+        """Whether a class was derived from one whose methods the program has inlined."""
+        return bool(self.leaves) and has_subclasses(self.leaves)
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function; raises Ineligible, before anything ran, if PyTorch must do it."""

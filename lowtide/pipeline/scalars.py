@@ -359,6 +359,10 @@ def _range_len(host: Host, start: Abs, stop: Abs, step: Abs) -> Abs | None:
     return _known(floordiv(way + (stride - 1), stride)) if some else Abs(0)
 
 
+def _size(host: Host, xs: Abs) -> Abs | None:
+    return Abs(Seq(torch.Size, tuple(_elements(xs))))
+
+
 def _len(host: Host, xs: Abs) -> Abs | None:
     return Abs(len(xs.value.elems)) if isinstance(xs.value, Seq | Map) else None
 
@@ -394,6 +398,7 @@ _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
     "py.contains": _contains,
     "py.len": _len,
     "list.of": _iterated,
+    "list.size": _size,
     "py.iter": _iterated,
     "py.max": _extremum(1),
     "py.min": _extremum(-1),

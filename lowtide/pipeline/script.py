@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 import torch
 
 from lowtide.errors import CompileError, LowtideError
+from lowtide.frontend.script.leaves import leaf_classes
 from lowtide.frontend.script.script import check_syntax, script_function, signature_types
 from lowtide.frontend.trace.active import active
 from lowtide.ir import python_objects
@@ -125,16 +126,18 @@ class ScriptFunction(Compiled):
         types = tuple(map(self._type_of, self._signature.parameters, args))
         with self._lock:
             driver = self._drivers.get(types)
-            if driver is None:
-                function = tidy(script_function(self._fn, types))
+            if driver is None or driver.is_outdated():
+                compiled = script_function(self._fn, types)
+                leaves, function = leaf_classes(compiled), tidy(compiled)
                 debug.show("ir", function.name, lambda: str(function))
                 driver = Driver(function)
+                driver.leaves = leaves
                 driver.differences = self._new_types(types, self._drivers)
                 self._drivers[types] = driver
                 if function.captures:
                     driver.captured = Reader(torch.nn.Module(), function.captures, ()).read
             kinds = tuple(map(type, args))
-            if _SCALAR_TYPES.issuperset(kinds):
+            if _SCALAR_TYPES.issuperset(kinds) and not driver.leaves:
                 self._plain_drivers[kinds] = driver
             return driver
 

@@ -63,6 +63,11 @@ class Variant:
         find = self.reader.submodules
         return find is None or tuple(find()) == self.submodules
 
+    def is_stale(self) -> bool:
+        """Whether a submodule was replaced, a hook registered, or a class it knows derived from."""
+        is_other = not self.fits_modules() or self.reader.hooks() != self.hooks
+        return is_other or self.driver.is_outdated()
+
     def is_readable(self) -> bool:
         """Whether the captured values are there, whatever the guards give."""
         try:
@@ -263,16 +268,16 @@ class ScriptMethod(ScriptFunction):
                 variant = self._make(types)
                 captured = variant.reader.read()[0]
             kinds = tuple(map(type, values))
-            if _SIMPLE_TYPES.issuperset(kinds):
+            if _SIMPLE_TYPES.issuperset(kinds) and not variant.driver.leaves:
                 self._latest[kinds] = variant
             self._newest = variant
             return variant, captured
 
     def _forget_stale(self) -> None:
-        """Drops programs that lack a hook which has been registered since, and those made for
-        submodules that are no longer there."""
+        """Drops programs made before a hook was registered, a submodule replaced, or a subclass
+        defined."""
         for types, variants in self._variants.items():
-            stale = [v for v in variants if not v.fits_modules() or v.reader.hooks() != v.hooks]
+            stale = [v for v in variants if v.is_stale()]
             if stale:
                 self._dropped[types] = stale[0].changed()
                 variants[:] = [v for v in variants if v not in stale]
@@ -295,7 +300,7 @@ class ScriptMethod(ScriptFunction):
 
     def _make(self, types: tuple[t.Type, ...]) -> Variant:
         if isinstance(self._source, Function):
-            function, guards = self._source, ()
+            function, guards, leaves = self._source, (), ()
         else:
             program = compile_method(
                 self._root,
@@ -305,12 +310,12 @@ class ScriptMethod(ScriptFunction):
                 frozen=self._frozen,
                 preserved=self._preserved,
             )
-            function, guards = program.function, program.guards
+            function, guards, leaves = program.function, program.guards, program.leaves
             self.callees |= program.callees
         debug.show("ir", function.name, lambda: str(function))
         differences = self._compiled_for(types)
         variant = self._variant(function, guards)
-        variant.driver.differences = differences
+        variant.driver.differences, variant.driver.leaves = differences, leaves
         return self._keep(types, variant)
 
     def _variant(

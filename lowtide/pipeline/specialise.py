@@ -32,6 +32,7 @@ from lowtide.pipeline.abstract import (
     Map,
     Origin,
     Seq,
+    concrete,
     constant,
     is_constant,
     raw,
@@ -355,6 +356,8 @@ class _Specialiser:
         spec = cast("tuple[str, ...]", op.attrs["spec"])
         if isinstance(operands[0].value, Seq):
             return [self._item(operands, spec)]
+        if not isinstance(operands[0].value, Val):
+            raise Unsupported("items of what is no tensor")
         kind = "gather" if {"tensor", "bool"} & set(spec) else "view"
         return self._lowered(op, record, kind, (constant(spec),), [_frozen(x) for x in operands])
 
@@ -374,6 +377,8 @@ class _Specialiser:
         if record.lower is None:
             raise Stop("is not lowered")
         self.b.loc, self.b.op = op.loc, record.name
+        if any(_is_too_large(x) for x in operands):
+            raise Unsupported("raises OverflowError")
         args = [raw(x) for x in (*leading, *operands)]
         mark = self.mark()
         self.activity.before(record.name, (*leading, *operands))
@@ -560,6 +565,12 @@ def _elements(x: Abs) -> tuple[Abs, ...]:
     if not isinstance(x.value, Seq):
         raise Unsupported("a sequence that is known only at run time")
     return x.value.elems
+
+
+def _is_too_large(x: Abs) -> bool:
+    """Whether it is an int that PyTorch does not take."""
+    found = concrete(x) if is_constant(x) else None
+    return isinstance(found, int) and not -(2**63) <= found < 2**64
 
 
 def _has_float(x: object) -> bool:

@@ -429,6 +429,12 @@ def test_no_zip() -> None:
         refused(data, "damaged|truncated|beyond|overlaps")
 
 
+def test_bytes_around_the_zip() -> None:
+    for data in (F + b"x", F + bytes(1000), b"x" + F, F + F, F[:-2] + b"\1\0x"):
+        refused(data, "bytes around the zip|damaged")
+    refused(F + F[-22:-12] + bytes(12), "damaged|no entry|around")
+
+
 def test_files_of_torch(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
     refused((tmp_path / "a.pt").read_bytes(), r"torch\.save or torch\.jit\.save")

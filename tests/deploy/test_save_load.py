@@ -497,6 +497,9 @@ def test_map_location() -> None:
     assert device("meta") == device(torch.device("meta")) == device({"cpu": "meta"}) == "meta"
     with pytest.raises(TypeError, match="not taken"):
         device(lambda storage, where: storage)
+    if not torch.cuda.is_available():
+        with pytest.raises(lt.LoadError, match="map_location is 'cuda'"):
+            device("cuda")
 
 
 def test_what_cannot_be_saved_names_the_remedy() -> None:

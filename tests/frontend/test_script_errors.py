@@ -86,19 +86,10 @@ def used_before(x):
 
 
 @error("""
-    'recursive' calls itself: recursion is not compiled
-        return recursive(x - 1)
-               ^
-    write instead: a loop
-""")
-def recursive(x):
-    return recursive(x - 1)
-
-
-@error("""
     a Tensor has no attribute 'foo'
         return x.foo()
                ^
+    write instead: `floor` or `floor_`
 """)
 def no_attribute(x):
     return x.foo()
@@ -108,6 +99,7 @@ def no_attribute(x):
     `n + 'a'` does not take (int, str)
         return n + "a"
                ^
+    write instead: int(), float() or str() of what does not fit
 """)
 def bad_operands(n: int):
     return n + "a"
@@ -117,6 +109,7 @@ def bad_operands(n: int):
     3 values are unpacked to 2 names
         a, b = (x, x, x)
         ^
+    write instead: 3 names
 """)
 def bad_unpack(x):
     a, b = (x, x, x)
@@ -148,6 +141,7 @@ error("""
     a Tensor has no attribute 'foo'
         return é + é.foo
                    ^
+        write instead: `floor` or `floor_`
 """)(Outer.Inner.method)
 
 

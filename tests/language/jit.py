@@ -43,6 +43,7 @@ STAND_INS: dict[str, Any] = {
     "interface": lambda cls: cls,
     "fork": torch.jit.fork,
     "wait": torch.jit.wait,
+    "trace": torch.jit.trace,
     "Final": typing_extensions.Final,
     "Attribute": _Attribute,
 }

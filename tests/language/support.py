@@ -394,6 +394,8 @@ def check_refused(p: Program) -> None:
         raise Mismatch(f"the error does not show `{marked[0][1]}`: {shown}")
     if not any(f":{n}" in shown or f"line {n}" in shown for n, _ in marked):
         raise Mismatch(f"the error does not name line {marked[0][0]}: {shown}")
+    if "write instead" not in shown:
+        raise Mismatch(f"the error names no remedy: {shown}")
 
 
 @contextlib.contextmanager

@@ -329,20 +329,6 @@ class PlainList(nn.Module):
         return x
 
 
-class RunTimeKey(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleDict({"a": nn.Linear(4, 4)})
-
-    def forward(self, x, k: str):
-        return self.layers[k](x)
-
-
-class Recursive(nn.Module):
-    def forward(self, x):
-        return self.forward(x)
-
-
 class NewAttribute(nn.Module):
     def forward(self, x):
         self.fresh = x
@@ -364,8 +350,6 @@ class AssignsModule(nn.Module):
     [
         (Misspelt, r"no attribute 'wieght'[\s\S]*`weight`", "x + self.wieght"),
         (PlainList, r"'layers' is a list[\s\S]*nn\.ModuleList", "in self.layers"),
-        (RunTimeKey, r"known while compiling[\s\S]*self\.layers\.items\(\)", "self.layers[k]"),
-        (Recursive, "recursion", "self.forward(x)"),
         (NewAttribute, "no attribute 'fresh'", "self.fresh = x"),
         (AssignsModule, "is assigned to 'a'", "self.a = self.b"),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import sys
 
 import torch
@@ -144,7 +145,8 @@ def limits(rows: list[Row]) -> list[str]:
 
 def first_line(why: str) -> str:
     """The first line of a message, for a table."""
-    return " ".join(why.split("\n")[0].split())[:300]
+    line = " ".join(why.split("\n")[0].split())[:300]
+    return re.sub(r"/\S*site-packages/", "", line)
 
 
 if __name__ == "__main__":

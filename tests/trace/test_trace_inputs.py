@@ -143,6 +143,7 @@ def test_exceptions_go_through_and_leave_nothing() -> None:
 
     def fn(x):
         assert torch.jit.is_tracing()
+        assert torch._C._is_tracing()
         raise error
 
     with pytest.raises(Mine) as caught:
@@ -150,6 +151,7 @@ def test_exceptions_go_through_and_leave_nothing() -> None:
     assert caught.value is error
     assert torch.jit.is_tracing is before
     assert not lt.is_tracing()
+    assert not torch._C._is_tracing()
     assert not torch._C._is_torch_function_mode_enabled()
 
 
@@ -182,3 +184,14 @@ def test_transforms_inside() -> None:
             lt.trace(lambda x, t=transform: t(lambda r: (r * 2).sum())(x), R(3))
     traced = lt.trace(lambda x: (x * 2).sum(), R(3))
     assert torch.func.grad(traced)(R(3)).tolist() == [2, 2, 2]
+
+
+def test_data_set_to_itself_is_nothing() -> None:
+    weight = torch.nn.Parameter(R(3))
+
+    def fn(x):
+        weight.data = weight.data.to(x.device)
+        return x * weight
+
+    x = R(3)
+    assert torch.equal(lt.trace(fn, R(3))(x), fn(x))

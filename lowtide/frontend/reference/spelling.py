@@ -70,6 +70,9 @@ def spelt(obj: object) -> str:
     if isinstance(obj, torch.dtype | torch.layout):
         return str(obj)
     name = str(getattr(obj, "__name__", repr(obj)))
+    owner = getattr(obj, "__self__", None)
+    if isinstance(owner, type):  # `dict.fromkeys`
+        return f"{spelt(owner)}.{name}"
     module = str(getattr(obj, "__module__", ""))
     for known, prefix in _PREFIXES.items():
         if module == known or module.startswith(f"{known}."):
@@ -84,6 +87,10 @@ _PREFIXES: Final = {
     "torch.futures": "torch.futures.",
     "torch.nn": "torch.nn.",
     "torch": "torch.",
+    "itertools": "itertools.",
+    "dataclasses": "dataclasses.",
+    "functools": "functools.",
+    "_functools": "functools.",
     "typing": "typing.",
     "collections": "collections.",
     "_operator": "operator.",

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping, Sequence
-from types import FunctionType, MethodType
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, MethodDescriptorType, MethodType
 from typing import TypeVar, cast
 
 import torch
@@ -23,12 +23,11 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script import classes, methods
 from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin
 from lowtide.frontend.script.comprehensions import decided_early
-from lowtide.frontend.script.context import Context, Frame, expression, link
+from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.decorators import MODIFIER
 from lowtide.frontend.script.expressions import known_elements, make_dict, python_object
 from lowtide.frontend.script.functions import (
     compile_body,
-    local_frame,
     push_frame,
     signature_annotations,
 )
@@ -37,13 +36,13 @@ from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import (
     NODES,
     Call,
-    LocalFunction,
     Method,
     Node,
     PythonObject,
     describe,
 )
 from lowtide.frontend.script.programs import call_program, program_of
+from lowtide.frontend.script.remedies import CALLABLES
 from lowtide.frontend.script.source import unwrap
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.targets import unpacked
@@ -75,9 +74,23 @@ def compile_call(c: Context, node: ast.Call) -> Node:
     match callee:
         case Value() if isinstance(callee.type, ClassType):
             return classes.call_method(c, node, callee, "__call__", call.args, call.keywords)
+        case Value() if t.is_dynamic(callee.type) or callee.type == t.NONE:
+            call.args.insert(0, callee)
+            return _py_call(c, call_any, call)
         case _:
             pass
-    raise c.error(node, f"{describe(callee)} cannot be called")
+    raise c.error(node, f"{describe(callee)} cannot be called", CALLABLES)
+
+
+def call_any(callee: Callable[..., object], *args: object, **keywords: object) -> object:
+    """`callee(*args)` of what only the run knows."""
+    return callee(*args, **keywords)
+
+
+def _py_call(c: Context, fn: FunctionType, call: Call) -> Node:
+    from lowtide.frontend.script import left_to_python  # it reads this module
+
+    return left_to_python.python_call(c, fn, call, left_to_python.returned(fn, t.ANY))
 
 
 def _arguments(c: Context, node: ast.Call) -> Call:
@@ -85,7 +98,7 @@ def _arguments(c: Context, node: ast.Call) -> Call:
     spread: list[Value] = []
     for arg in node.args:
         if not isinstance(arg, ast.Starred):
-            call.args.append(c.expr(arg))
+            call.args.append(c.kept(c.expr(arg), arg))
             continue
         xs = c.value(arg.value)
         known = known_elements(c, xs)
@@ -98,7 +111,7 @@ def _arguments(c: Context, node: ast.Call) -> Call:
         if keyword.arg is None:
             call.keywords |= _spread_keywords(c, keyword.value)
         else:
-            call.keywords[keyword.arg] = c.expr(keyword.value)
+            call.keywords[keyword.arg] = c.kept(c.expr(keyword.value), keyword.value)
     return call
 
 
@@ -124,6 +137,7 @@ def _one_list(c: Context, node: ast.Call, args: Sequence[Node], spread: Sequence
 def _method_call(c: Context, method: Method, call: Call) -> Node:
     receiver = method.receiver
     if not t.may_be_tensor(receiver.type):
+        check_count(c, call)
         return methods.call_method(c, method, call)
     found = torch_call(
         c,
@@ -162,13 +176,20 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         return torch_call(c, call.node, source, call.args, call.keywords, unpacked=call.unpacked)
     if obj in (torch.finfo, torch.iinfo):
         return _static_call(c, call, callee)
+    if isinstance(obj, type):
+        check_count(c, call)
     if isinstance(obj, type) and hasattr(obj, "_fields"):
         return _named_tuple(c, obj, call)
     if isinstance(obj, type) and classes.can_construct(obj):
         return classes.construct(c, call.node, obj, call.args, call.keywords)
     program = program_of(obj)
     if program is not None:
+        check_count(c, call)
         return call_program(c, obj, program, call)
+    if isinstance(obj, MethodDescriptorType) and call.args:  # `str.upper`
+        receiver = c.as_value(call.args[0], call.node)
+        rest = Call(node=call.node, args=call.args[1:], keywords=call.keywords)
+        return _method_call(c, Method(receiver, obj.__name__), rest)
     left = _left_to_python(c, obj, call)
     if left is not None:
         return left
@@ -184,12 +205,22 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     )
 
 
+def check_count(c: Context, call: Call) -> None:
+    """Raises CompileError where it is not known how many arguments there are."""
+    if call.unpacked:
+        raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
+
+
 def _builtin_call(c: Context, callee: PythonObject, builtin: Builtin, call: Call) -> Node:
+    if callee.obj is not zip:
+        check_count(c, call)
     try:
         return builtin(c, call)
     except (ValueError, IndexError) as error:  # there are more or fewer than it takes
         name = getattr(callee.obj, "__name__", "it")
-        raise c.error(call.node, f"{name}() is not compiled with these arguments") from error
+        raise c.error(
+            call.node, f"{name}() is not compiled with these arguments", "a loop, or `if`"
+        ) from error
 
 
 def _left_to_python(c: Context, obj: object, call: Call) -> Node | None:
@@ -213,7 +244,7 @@ def call_function(
     """A call by a builtin such as `map` or `sorted`: `callee(*args)`."""
     call = Call(node=node, args=list(args), keywords=dict(keywords or {}))
     if type(callee) not in CALL_OF:
-        raise c.error(node, f"{describe(callee)} cannot be called")
+        raise c.error(node, f"{describe(callee)} cannot be called", CALLABLES)
     return CALL_OF[type(callee)](c, callee, call)
 
 
@@ -235,6 +266,7 @@ def _hashable_get(table: Mapping[object, T], obj: object) -> T | None:
 
 
 def _math_call(c: Context, name: str, call: Call) -> Node:
+    check_count(c, call)
     operands = [c.as_value(a, call.node) for a in call.args]
     plain = [c.py(call.node, "py.float", o) if t.may_be_tensor(o.type) else o for o in operands]
     if call.keywords:
@@ -259,7 +291,9 @@ def _named_tuple(c: Context, cls: type, call: Call) -> Node:
     given = dict(zip(fields, call.args, strict=False)) | call.keywords
     values: list[Value] = []
     if len(call.args) > len(fields) or not set(call.keywords) <= set(fields):
-        raise c.error(call.node, f"{cls.__name__}() takes {', '.join(fields)}")
+        raise c.error(
+            call.node, f"{cls.__name__}() takes {', '.join(fields)}", "one value for each"
+        )
     hints: dict[str, object] = getattr(cls, "__annotations__", {})
     for name in fields:
         if name in given:
@@ -270,7 +304,7 @@ def _named_tuple(c: Context, cls: type, call: Call) -> Node:
             found = python_object(c, call.node, defaults[name], "")
             values.append(c.as_value(found, call.node))
         else:
-            raise c.error(call.node, f"{cls.__name__}() lacks {name!r}")
+            raise c.error(call.node, f"{cls.__name__}() lacks {name!r}", f"`{name}=…`")
     return c.builder.tuple_make(values, fields, python_objects.name_of(cls))
 
 
@@ -287,12 +321,14 @@ def inline(
 ) -> Node:
     """The body of a Python function, in place of its call; see `Context.inline`."""
     is_active = any(f.fn.__code__ is fn.__code__ and f.owner == owner for f in c.frames)
-    if is_active or len(c.frames) > _DEEPEST:
-        raise c.error(node, f"{fn.__name__!r} calls itself: recursion is not compiled", "a loop")
+    if is_active:
+        return _recursion(c, fn, node, args, keywords or {})
+    if len(c.frames) > _DEEPEST:
+        raise c.error(node, f"more than {_DEEPEST} calls within calls", "a loop")
     if unpacked:
-        raise c.error(node, "`*` of a list of unknown length", "the elements one by one")
+        check_count(c, Call(node=cast("ast.Call", node), args=[], unpacked=True))
     signature = inspect.signature(fn, follow_wrapped=False)
-    bound = _bind_python(c, node, fn.__name__, signature, args, keywords or {})
+    bound = bind_python(c, node, fn.__name__, signature, args, keywords or {})
     depth = len(c.frames)
     frame = push_frame(c, fn)
     frame.owner = owner
@@ -308,7 +344,16 @@ def inline(
         del c.frames[depth:]
 
 
-def _bind_python(
+def _recursion(
+    c: Context, fn: FunctionType, node: ast.AST, args: Sequence[Node], keywords: Mapping[str, Node]
+) -> Node:
+    """A call of a function by itself, which Python runs: how deep it goes is not known."""
+    place = ast.copy_location(ast.Call(ast.Constant(None), [], []), node)
+    call = Call(node=place, args=list(args), keywords=dict(keywords))
+    return _py_call(c, fn, call)
+
+
+def bind_python(
     c: Context,
     node: ast.AST,
     name: str,
@@ -316,10 +361,11 @@ def _bind_python(
     args: Sequence[Node],
     keywords: Mapping[str, Node],
 ) -> dict[str, Node]:
+    """What goes to each parameter, defaults included; raises CompileError."""
     try:
         bound = signature.bind(*args, **keywords)
     except TypeError as error:
-        raise c.error(node, f"{name}(): {error}") from error
+        raise c.error(node, f"{name}(): {error}", f"{name}{signature}") from error
     values: dict[str, Node] = dict(bound.arguments)
     for key, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -339,44 +385,5 @@ def _default(c: Context, node: ast.AST, found: object) -> Node:
     return cast("Node", found) if isinstance(found, NODES) else python_object(c, node, found, "")
 
 
-def _local_call(c: Context, callee: LocalFunction, call: Call) -> Node:
-    """A function that stands in the one being compiled: it sees that one's variables."""
-    outer = cast("Frame", callee.frame)
-    if outer not in c.frames:
-        raise c.error(call.node, "an inner function cannot be called outside of its own function")
-    if any(frame.source.node is callee.node for frame in c.frames):
-        raise c.error(call.node, "an inner function that calls itself is not compiled", "a loop")
-    signature = _signature_of(callee)
-    name = getattr(callee.node, "name", "<lambda>")
-    bound = _bind_python(c, call.node, name, signature, call.args, call.keywords)
-    depth = len(c.frames)
-    c.frames.append(local_frame(outer, callee.node))
-    c.frame.vars.update(bound)
-    try:
-        if isinstance(callee.node, ast.Lambda):
-            return c.expr(callee.node.body)
-        return compile_body(c)
-    finally:
-        del c.frames[depth:]
-
-
-def _signature_of(callee: LocalFunction) -> inspect.Signature:
-    a, defaults = callee.node.args, callee.defaults
-    kinds = inspect.Parameter
-    parameters = [
-        inspect.Parameter(p.arg, kind, default=defaults.get(p.arg, kinds.empty))
-        for group, kind in (
-            (a.posonlyargs, kinds.POSITIONAL_ONLY),
-            (a.args, kinds.POSITIONAL_OR_KEYWORD),
-            ([a.vararg] if a.vararg else [], kinds.VAR_POSITIONAL),
-            (a.kwonlyargs, kinds.KEYWORD_ONLY),
-            ([a.kwarg] if a.kwarg else [], kinds.VAR_KEYWORD),
-        )
-        for p in group
-    ]
-    return inspect.Signature(parameters)
-
-
 CALL_OF[Method] = _method_call
 CALL_OF[PythonObject] = object_call
-CALL_OF[LocalFunction] = _local_call

@@ -22,9 +22,11 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType, MemberDescriptorType
 from typing import Any, cast
 
+from lowtide.errors import CompileError
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.declared_in_methods import declared_in_init
 from lowtide.frontend.script.nodes import Method, Node, PythonObject, describe
+from lowtide.frontend.script.remedies import alike
 from lowtide.frontend.script.source import read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
@@ -73,7 +75,10 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     if found is not None and is_literal(found) and not is_field and not _is_assigned(c, cls, name):
         return c.python_object(node, found)
     if found is None and not _has_instance_attribute(c, cls, name):
-        raise c.error(node, f"{describe(base)} has no attribute {name!r}")
+        if method_of(base.type, "__getattr__") is not None:
+            return call_method(c, node, base, "__getattr__", [c.const(name)])
+        near = alike(name, (*dir(cls), *annotations_of(cls)))
+        raise c.error(node, f"{describe(base)} has no attribute {name!r}", near)
     return _read(c, base, name)
 
 
@@ -99,7 +104,7 @@ def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
     found = inspect.getattr_static(cls, name, None) if cls is not None else None
     if isinstance(found, property):
         if found.fset is None:
-            raise c.error(node, f"the property {name!r} has no setter")
+            raise c.error(node, f"the property {name!r} has no setter", f"@{name}.setter")
         c.inline(cast("FunctionType", found.fset), node, [base, stored])
         return
     if isinstance(base.type, ClassType):
@@ -206,7 +211,7 @@ def call_method(
         return c.inline(fn, node, [first, *args], keywords or {})
     cls = class_of(receiver.type)
     if cls is not None and not hasattr(cls, name):
-        raise c.error(node, f"{describe(receiver)} has no method {name!r}")
+        raise c.error(node, f"{describe(receiver)} has no method {name!r}", alike(name, dir(cls)))
     named = {k: c.as_value(v, node) for k, v in (keywords or {}).items()}
     operands = [receiver, *(c.as_value(a, node) for a in args), *named.values()]
     return c.dynamic("py.call_method", operands, name=name, kwnames=tuple(named))
@@ -227,15 +232,44 @@ def binary(c: Context, node: ast.AST, py_name: str, left: Value, right: Value) -
         return None
     name = _DUNDERS[py_name]
     mirrored = _MIRRORED.get(name, f"r{name}")
-    for own, method, other in ((left, name, right), (right, mirrored, left)):
-        if method_of(own.type, f"__{method}__") is not None:
-            found = call_method(c, node, own, f"__{method}__", [other])
-            return c.as_value(found, node)
+    sides = [(left, name, right), (right, mirrored, left)]
+    if _is_derived(right, left):  # then it is asked first
+        sides.reverse()
+    for own, method, other in sides:
+        found = _operator_method(c, node, own, f"__{method}__", other)
+        if found is not None:
+            return found
     if name == "ne" and method_of(left.type, "__eq__") is not None:
         equal = call_method(c, node, left, "__eq__", [right])
         return c.py(node, "py.not", c.truth(c.as_value(equal, node)))
     result = t.BOOL if name in _MIRRORED else t.ANY
     return c.builder.emit(py_name or "py.matmul", [left, right], [result]).result
+
+
+def _is_derived(value: Value, other: Value) -> bool:
+    cls, base = class_of(value.type), class_of(other.type)
+    return cls is not base and cls is not None and base is not None and issubclass(cls, base)
+
+
+def _operator_method(
+    c: Context, node: ast.AST, own: Value, method: str, other: Value
+) -> Value | None:
+    """What the method gives; None if there is none, if it gives NotImplemented, or if only the run
+    knows whether it does."""
+    fn = method_of(own.type, method)
+    if fn is None:
+        return None
+    if "NotImplemented" not in fn.__code__.co_names:
+        return c.as_value(call_method(c, node, own, method, [other]), node)
+    block, depth = c.builder.block, len(c.frames)
+    count = len(block.ops)
+    try:
+        found = call_method(c, node, own, method, [other])
+        declines = isinstance(found, PythonObject) and found.obj is NotImplemented
+        return None if declines else c.as_value(found, node)
+    except CompileError:
+        del block.ops[count:], c.frames[depth:]
+        return None
 
 
 def unary(c: Context, node: ast.AST, operand: Value, method: str) -> Value | None:
@@ -285,7 +319,7 @@ def construct(
     if isinstance(init, FunctionType):
         c.inline(init, node, [made, *args], keywords)
     elif args or keywords:
-        raise c.error(node, f"{cls.__name__}() takes no arguments")
+        raise c.error(node, f"{cls.__name__}() takes no arguments", f"{cls.__name__}()")
     return made
 
 
@@ -336,7 +370,7 @@ def _make_dataclass(
     try:
         bound = signature.bind(*args, **keywords).arguments
     except TypeError as error:
-        raise c.error(node, f"{cls.__name__}(): {error}") from error
+        raise c.error(node, f"{cls.__name__}(): {error}", f"{cls.__name__}{signature}") from error
     for field in fields:
         if field.name in bound:
             value: Node = bound[field.name]
@@ -372,4 +406,4 @@ def _from_factory(c: Context, node: ast.AST, factory: object) -> Node:
         return c.inline(factory, node, [])
     if isinstance(factory, type) and can_construct(factory):
         return construct(c, node, factory, [], {})
-    raise c.error(node, f"the default_factory {factory!r} is not compiled")
+    raise c.error(node, f"the default_factory {factory!r} is not compiled", "`list` or a `def`")

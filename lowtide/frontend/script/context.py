@@ -23,7 +23,7 @@ from lowtide.frontend.script.nodes import Method, Node, Poison, describe
 from lowtide.frontend.script.source import FunctionSource
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN, Builder
-from lowtide.ir.core import Value
+from lowtide.ir.core import Block, Value
 
 # Hidden variables: whether, and with what, control has left the straight road.
 RETURNED = "$returned"
@@ -48,6 +48,7 @@ class Frame:
     vars: dict[str, Node | Poison] = field(default_factory=dict[str, "Node | Poison"])
     caller: Loc | None = None  # where it was called from
     owner: int = 0  # the id of the module whose method it is
+    block: Block | None = None  # where its statements are compiled
 
 
 OUTSIDE: dict[type[ast.AST], tuple[str, str]] = {
@@ -104,7 +105,14 @@ class Context:
             return VALUE_OF[type(found)](self, node, found)
         if isinstance(found, Method) and t.is_dynamic(found.receiver.type):
             return self.dynamic("attr.get", [found.receiver], name=found.name)
-        raise self.error(node, f"{describe(found)} cannot be used as a value")
+        raise self.error(node, f"{describe(found)} cannot be used as a value", "a call of it")
+
+    def kept(self, found: Node, node: ast.AST) -> Node:
+        """What an expression is where it is kept for later: an attribute of which only the run
+        knows whether it is a method is read now, for it may change."""
+        if isinstance(found, Method) and t.is_dynamic(found.receiver.type):
+            return self.as_value(found, node)
+        return found
 
     def step(self, node: ast.stmt) -> Step:
         """The compiling of one statement, to be given to `run`."""
@@ -147,7 +155,8 @@ class Context:
         found = self.builder.py(name, *operands)
         if found is None:
             types = ", ".join(str(o.type) for o in operands)
-            raise self.error(node, f"{name.partition('.')[2]} does not take ({types})")
+            problem = f"{name.partition('.')[2]} does not take ({types})"
+            raise self.error(node, problem, "int(), float() or str() of what does not fit")
         return found
 
     def const(self, value: object) -> Value:
@@ -157,6 +166,13 @@ class Context:
     def constant(self, node: Node) -> object:
         """What a compiled expression is if that is known now, else UNKNOWN."""
         return self.builder.constant(node) if isinstance(node, Value) else UNKNOWN
+
+    def not_none(self, value: Value) -> Value:
+        """The value; a None where only something else will do is of unknown type, so that Python's
+        own error is raised if the run gets there."""
+        if value.type != t.NONE:
+            return value
+        return self.builder.emit("cast", [value], [t.ANY]).result
 
     def truth(self, value: Value) -> Value:
         """`bool(value)`; for a tensor that is decided at run time."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ from lowtide.frontend.script.nodes import (
     Range,
     describe,
 )
+from lowtide.frontend.script.remedies import MEMBERS, alike
 from lowtide.frontend.script.targets import assign, unpacked
 from lowtide.frontend.script.torch_calls import attribute
 from lowtide.ir import python_objects
@@ -104,13 +105,15 @@ def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
         return _sequence(c, node, cast("Sequence[object]", obj))
     if isinstance(obj, dict):
         return _mapping(c, node, cast("Mapping[object, object]", obj))
+    if isinstance(obj, set | frozenset) and all(map(is_literal, cast("set[object]", obj))):
+        return _literal_set(c, cast("set[object]", obj))
     if isinstance(obj, enum.Enum):
         return classes.enum_member(c, obj)
     if isinstance(obj, ModuleType):
         return PythonObject(obj, obj.__name__)
     if obj is torch.Tensor:
         return PythonObject(obj, "torch.Tensor")
-    return PythonObject(obj, path)
+    return PythonObject(cast("object", obj), path)
 
 
 def _sequence(c: Context, node: ast.AST, obj: Sequence[object]) -> Node:
@@ -129,6 +132,12 @@ def _mapping(c: Context, node: ast.AST, obj: Mapping[object, object]) -> Node:
     return made
 
 
+def _literal_set(c: Context, obj: Iterable[object]) -> Node:
+    made = c.dynamic("set.make", [c.const(e) for e in obj])
+    c.constants.add(made)
+    return made
+
+
 @expression(ast.Attribute)
 def compile_attribute(c: Context, node: ast.Attribute) -> Node:
     """`base.attr`."""
@@ -138,13 +147,14 @@ def compile_attribute(c: Context, node: ast.Attribute) -> Node:
     if isinstance(base, PythonObject):
         return _object_attribute(c, node, base)
     if not isinstance(base, Value):
-        raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}")
+        raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}", MEMBERS)
     variable = node.value.id if isinstance(node.value, ast.Name) else ""
     return value_attribute(c, node, base, node.attr, variable)
 
 
 def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable: str = "") -> Node:
     """`base.name` of an SSA value."""
+    base = c.not_none(base)
     match base.type:
         case type_ if t.may_be_tensor(type_):
             return attribute(c, node, base, name, variable)
@@ -166,7 +176,7 @@ def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable:
             some = c.builder.emit("cast", [base], [plain]).result
             return classes.get_attribute(c, node, some, name)
         case _:
-            raise c.error(node, f"{describe(base)} has no attribute {name!r}")
+            raise c.error(node, f"{describe(base)} has no attribute {name!r}", MEMBERS)
 
 
 def _named_tuple_member(c: Context, node: ast.AST, base: Value, name: str) -> Node | None:
@@ -189,6 +199,8 @@ _ATTRIBUTES: dict[tuple[Type, str], str] = {
     (t.DEVICE, "type"): "py.device_type",
     (t.DEVICE, "index"): "py.device_index",
     (t.DTYPE, "is_floating_point"): "py.is_floating_point",
+    (t.DTYPE, "is_complex"): "py.is_complex",
+    (t.DTYPE, "is_signed"): "py.is_signed",
     (t.DTYPE, "itemsize"): "py.itemsize",
 }
 
@@ -199,7 +211,8 @@ def _plain(type_: Type) -> Type:
 
 def _object_attribute(c: Context, node: ast.Attribute, base: PythonObject) -> Node:
     if not hasattr(base.obj, node.attr):
-        raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}")
+        near = alike(node.attr, dir(base.obj))
+        raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}", near)
     path = f"{base.path}.{node.attr}" if base.path else ""
     return python_object(c, node, getattr(base.obj, node.attr), path)
 

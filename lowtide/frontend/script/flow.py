@@ -23,6 +23,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from lowtide.frontend.script.context import (
     BROKE,
@@ -34,7 +35,7 @@ from lowtide.frontend.script.context import (
     Context,
     Step,
 )
-from lowtide.frontend.script.nodes import Node, Poison
+from lowtide.frontend.script.nodes import Chosen, Node, Poison, is_choosable
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Block, Value
@@ -177,7 +178,7 @@ def merge(
 ) -> None:
     """Closes both branches with an `if` op; the frame's variables are then what both give."""
     left = then_left or how_it_left(c, then), how_it_left(c, otherwise)
-    meeting = _Meeting(c, then, otherwise, left, node)
+    meeting = _Meeting(c, condition, then, otherwise, left, node)
     names = {**then.vars, **otherwise.vars}
     if RAISED in left and left[0] != left[1]:
         names.pop(RAISED, None)
@@ -207,9 +208,16 @@ class _Meeting:
     """Two branches about to be closed: what each variable becomes."""
 
     def __init__(
-        self, c: Context, then: Branch, otherwise: Branch, left: tuple[str, str], node: ast.AST
+        self,
+        c: Context,
+        condition: Value,
+        then: Branch,
+        otherwise: Branch,
+        left: tuple[str, str],
+        node: ast.AST,
     ) -> None:
         self.c = c
+        self.condition = condition
         self.branches = then, otherwise
         self.left = left
         self.node = node
@@ -270,7 +278,7 @@ class _Meeting:
 
     def one_sided(
         self, name: str, a: Node | Poison | None, b: Node | Poison | None
-    ) -> Poison | tuple[Value, Value, Type]:
+    ) -> Chosen | Poison | tuple[Value, Value, Type]:
         for side in (a, b):
             if isinstance(side, Poison):
                 return side
@@ -278,6 +286,8 @@ class _Meeting:
             return a, self.unbound(1, a.type), a.type
         if isinstance(b, Value) and a is None:
             return self.unbound(0, b.type), b, b.type
+        if is_choosable(a) and is_choosable(b):
+            return Chosen(self.condition, (cast("Node", a), cast("Node", b)))
         if a is None or b is None:
             return self.poison(
                 f"{name!r} is assigned in only one branch of the `if`",

@@ -24,7 +24,7 @@ from lowtide.frontend.script.context import (
 )
 from lowtide.frontend.script.flow import choose, run
 from lowtide.frontend.script.mutation import stored_names
-from lowtide.frontend.script.nodes import Node, PythonObject
+from lowtide.frontend.script.nodes import NODES, Node, PythonObject
 from lowtide.frontend.script.source import FunctionSource, read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
@@ -118,18 +118,19 @@ def outer_names(fn: FunctionType) -> dict[str, object]:
     return names
 
 
-def compile_body(c: Context) -> Value:
+def compile_body(c: Context) -> Node:
     """Compiles the statements of the innermost function; gives what it returns."""
     frame = c.frame
     frame.vars[RETURNED] = frame.vars[RAISED] = c.const(False)
+    frame.block = c.builder.block
     body = frame.source.node.body
     run(c, c.steps(body if isinstance(body, list) else []))
     returned = frame.vars[RETURNED]
     value = frame.vars.get(RETURN_VALUE)
     assert isinstance(returned, Value)
     known = c.builder.constant(returned)
-    if known is True and isinstance(value, Value):
-        return value
+    if known is True and isinstance(value, NODES):
+        return cast("Node", value)
     if known is UNKNOWN and isinstance(value, Value):
         kept = value
         return choose(c, frame.source.node, returned, lambda: kept, lambda: c.const(None))

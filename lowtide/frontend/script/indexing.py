@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
-from lowtide.frontend.script.node_tables import ITEM_OF
-from lowtide.frontend.script.nodes import Node, PythonObject, Slice, describe
+from lowtide.frontend.script.node_tables import ITEM_OF, VALUE_OF
+from lowtide.frontend.script.nodes import Node, PythonObject, Range, Slice, describe
+from lowtide.frontend.script.remedies import INDEXED
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
@@ -54,7 +55,8 @@ def compile_subscript(c: Context, node: ast.Subscript) -> Node:
     if isinstance(base, PythonObject) and hasattr(base.obj, "__getitem__"):
         return _annotation(c, node)
     if not isinstance(base, Value):
-        raise c.error(node, f"{describe(base)} has no items")
+        raise c.error(node, f"{describe(base)} has no items", INDEXED)
+    base = c.not_none(base)
     return load(c, node, base, index_items(c, node.slice, base.type))
 
 
@@ -63,7 +65,9 @@ def _annotation(c: Context, node: ast.Subscript) -> Node:
     try:
         return PythonObject(eval(ast.unparse(node), dict(c.frame.names)))
     except Exception as error:
-        raise c.error(node, f"`{ast.unparse(node)}` cannot be used here: {error}") from error
+        raise c.error(
+            node, f"`{ast.unparse(node)}` cannot be used here: {error}", "a type"
+        ) from error
 
 
 @expression(ast.Slice)
@@ -154,7 +158,24 @@ def load(c: Context, node: ast.Subscript, base: Value, items: Items) -> Node:
         case ((ListType() | t.STR), ("slice",)):
             return c.py(node, "list.slice", base, *items.operands)
         case _:
-            raise c.error(node, f"{describe(base)} has no items `{ast.unparse(node.slice)}`")
+            problem = f"{describe(base)} has no items `{ast.unparse(node.slice)}`"
+            raise c.error(node, problem, INDEXED)
+
+
+def _range_value(c: Context, node: ast.AST, found: Range) -> Value:
+    return c.py(node, "py.range", found.start, found.stop, found.step)
+
+
+def _range_item(c: Context, node: ast.Subscript, found: Range) -> Node:
+    """`range(n)[i]` is an int, `range(n)[1:]` a range again."""
+    base = _range_value(c, node, found)
+    items = index_items(c, node.slice, base.type)
+    item = c.as_value(load(c, node, base, items), node)
+    return item if items.spec == ("slice",) else c.builder.emit("cast", [item], [t.INT]).result
+
+
+VALUE_OF[Range] = _range_value
+ITEM_OF[Range] = _range_item
 
 
 def _list_item(c: Context, node: ast.Subscript, base: Value, index: Value) -> Node:
@@ -169,12 +190,9 @@ def _list_item(c: Context, node: ast.Subscript, base: Value, index: Value) -> No
 def _tuple_item(
     c: Context, node: ast.Subscript, base: Value, elems: Sequence[Type], index: Value
 ) -> Node:
-    known = c.builder.constant(index)
-    if known is UNKNOWN:
+    known, count = c.builder.constant(index), len(elems)
+    if not isinstance(known, int) or not -count <= known < count:  # then Python raises its error
         return c.py(node, "list.get", base, index)
-    count = len(elems)
-    if not isinstance(known, int) or not -count <= known < count:
-        raise c.error(node, f"index {known} of a tuple of {count} elements")
     return c.builder.tuple_get(base, known % count)
 
 

@@ -23,6 +23,7 @@ from lowtide.frontend.script.node_tables import ELEMENTS_OF
 from lowtide.frontend.script.nodes import (
     Enumerate,
     Members,
+    Method,
     Node,
     PythonObject,
     Range,
@@ -40,12 +41,13 @@ _LARGEST_UNROLLED = 64
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Iteration:
     """`length` is an int value; `element` compiles the element at an index value; `source` is the
-    list that is run over, in case the loop changes it."""
+    list or dict that is run over, in case the loop changes it, `keys` those of the dict."""
 
     length: Value
     element: Callable[[Value], Node]
     must_unroll: bool = False
     source: Value | None = None
+    keys: Value | None = None
 
 
 def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
@@ -60,7 +62,9 @@ def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
         case Reversed(inner):
             return _over_reversed(c, iterate(c, inner, node), node)
         case Value():
-            return _over_value(c, found, node)
+            return _over_value(c, c.not_none(found), node)
+        case Method():
+            return iterate(c, c.as_value(found, node), node)
         case _ if type(found) in ELEMENTS_OF:
             return _over_nodes(c, ELEMENTS_OF[type(found)](c, node, found))
         case PythonObject(obj) if isinstance(obj, enum.EnumMeta):
@@ -114,12 +118,13 @@ def _over_enumerate(c: Context, inner: Iteration, start: Value, node: ast.expr) 
         element=element,
         must_unroll=inner.must_unroll,
         source=inner.source,
+        keys=inner.keys,
     )
 
 
 def _over_zip(c: Context, inners: list[Iteration], node: ast.expr) -> Iteration:
     if not inners:
-        raise c.error(node, "zip() of nothing")
+        raise c.error(node, "zip() of nothing", "zip(xs, ys)")
     length = inners[0].length
     for inner in inners[1:]:
         length = c.py(node, "py.min", length, inner.length)
@@ -151,6 +156,8 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
                 element=lambda i: c.builder.tuple_get(value, _known(c, i)),
                 must_unroll=True,
             )
+        case t.ListType() if (view := _view(c, value)) is not None:
+            return _over_dict(c, *view, node)
         case t.ListType() | t.STR:
             return Iteration(
                 length=c.py(node, "py.len", value),
@@ -158,7 +165,7 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
                 source=value if isinstance(value.type, t.ListType) else None,
             )
         case t.DictType():
-            return _over_value(c, c.py(node, "dict.keys", value), node)
+            return _over_dict(c, value, "dict.keys", node)
         case type_ if t.is_dynamic(type_):
             return _over_value(c, c.py(node, "py.iter", value), node)
         case t.ClassType() if (found := classes.iterated(c, node, value)) is not None:
@@ -175,6 +182,28 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
             raise c.error(
                 node, f"a value of type {value.type} cannot be run over", "a list, a tuple, range"
             )
+
+
+def _view(c: Context, value: Value) -> tuple[Value, str] | None:
+    """The dict and the op where this is its keys, values or items, which a loop sees as they are
+    at each step."""
+    maker = c.builder.makers.get(value)
+    if maker is None or maker.name not in ("dict.keys", "dict.values", "dict.items"):
+        return None
+    return maker.operands[0], maker.name
+
+
+def _over_dict(c: Context, d: Value, part: str, node: ast.expr) -> Iteration:
+    keys = c.py(node, "dict.keys", d)
+
+    def element(i: Value) -> Node:
+        key = c.py(node, "list.get", keys, i)
+        if part == "dict.keys":
+            return key
+        value = c.py(node, "dict.item", d, key)
+        return value if part == "dict.values" else c.builder.tuple_make([key, value])
+
+    return Iteration(length=c.py(node, "py.len", keys), element=element, source=d, keys=keys)
 
 
 def _over_enum(c: Context, obj: enum.EnumMeta, node: ast.expr) -> Iteration:

@@ -14,6 +14,7 @@ Always holds: attributes that such a function assigns are dynamic (see `module_s
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import warnings
@@ -97,7 +98,7 @@ def python_module(
 def result_type(module: torch.nn.Module, forward: Any) -> t.Type:
     """The type of what a module that PyTorch runs gives."""
     known = (_RESULTS[cls] for cls in type(module).__mro__ if cls in _RESULTS)
-    return next(known, None) or _returned(forward, t.TENSOR)
+    return next(known, None) or returned(forward, t.TENSOR)
 
 
 def forward_of(module: torch.nn.Module) -> Any:
@@ -105,7 +106,8 @@ def forward_of(module: torch.nn.Module) -> Any:
     return getattr(type(module), "forward", None)
 
 
-def _returned(fn: Any, otherwise: t.Type) -> t.Type:
+def returned(fn: Any, otherwise: t.Type) -> t.Type:
+    """What the annotation of a Python function says that it gives."""
     annotation = getattr(fn, "__annotations__", {}).get("return", inspect.Parameter.empty)
     if annotation is inspect.Parameter.empty or not isinstance(fn, FunctionType):
         return otherwise
@@ -117,10 +119,11 @@ def operands_of(c: Context, call: Call) -> tuple[list[Value], tuple[str, ...]]:
     if call.unpacked:
         raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
     given = [*call.args, *call.keywords.values()]
-    return [_operand(c, call, a) for a in given], tuple(call.keywords)
+    return [operand(c, call, a) for a in given], tuple(call.keywords)
 
 
-def _operand(c: Context, call: Call, found: Node) -> Value:
+def operand(c: Context, call: Call, found: Node) -> Value:
+    """The value that Python is handed: of a module, the module itself."""
     if isinstance(found, ModuleRef):
         return state_of(c).object(found.path, found.module)
     return c.as_value(found, call.node)
@@ -134,10 +137,10 @@ def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
     if mark in decorators.UNUSED:
         message = c.const(f"{fn.__qualname__}() is marked as unused, so it is not compiled")
         c.builder.emit("raise", [message], exception="NotImplementedError")
-        return c.builder.undef(_returned(fn, t.TENSOR))
+        return c.builder.undef(returned(fn, t.TENSOR))
     if mark not in decorators.IGNORED:
         return None
-    return python_call(c, fn, call, _returned(fn, t.TENSOR))
+    return python_call(c, fn, call, returned(fn, t.TENSOR))
 
 
 def python_call(c: Context, fn: FunctionType, call: Call, type_: t.Type) -> Node:
@@ -173,7 +176,7 @@ def autograd_call(c: Context, obj: MethodType, call: Call) -> Node:
     cls = cast("Any", obj.__self__)
     operands, kwnames = operands_of(c, call)
     target = python_objects.name_of(_applied(cls))
-    type_ = _returned(inspect.getattr_static(cls, "forward").__func__, t.TENSOR)
+    type_ = returned(inspect.getattr_static(cls, "forward").__func__, t.TENSOR)
     return c.builder.emit("py.call", operands, [type_], target=target, kwnames=kwnames).result
 
 
@@ -229,4 +232,20 @@ def warn(c: Context, call: Call) -> Node:
     return c.const(None)
 
 
+def _of_dataclass(fn: FunctionType) -> Callable[[Context, Call], Node]:
+    """A function of `dataclasses`, which Python runs; `replace` gives what it was given."""
+
+    def compile_call(c: Context, call: Call) -> Node:
+        given = c.as_value(call.args[0], call.node)
+        return python_call(c, fn, call, given.type if fn is dataclasses.replace else t.ANY)
+
+    return compile_call
+
+
 BUILTINS[warnings.warn] = warn
+BUILTINS.update(
+    {
+        fn: _of_dataclass(cast("FunctionType", fn))
+        for fn in (dataclasses.replace, dataclasses.asdict, dataclasses.astuple)
+    }
+)

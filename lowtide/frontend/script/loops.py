@@ -229,7 +229,9 @@ class _Body:
                 self._close(names, before, types, trial, trips, begin)
                 return
             types = joined
-        raise self.c.error(self.node, "the types of the loop's variables do not settle")
+        raise self.c.error(
+            self.node, "the types of the loop's variables do not settle", "one type each"
+        )
 
     def _first_test(self) -> Value:
         if self.test is None:
@@ -237,12 +239,14 @@ class _Body:
         return truth(self.c, self.test, self.c.value(self.test))
 
     def _still_within(self, index: Value | None) -> Value | None:
-        """For a list that the body changes: whether there is an element left, seen anew."""
-        c = self.c
-        source = self.iteration.source if self.iteration is not None else None
-        if source is None or not self.source_changes:
+        """For a list or dict that the body changes: whether there is an element left, seen anew."""
+        c, iteration = self.c, self.iteration
+        source = iteration.source if iteration is not None else None
+        if iteration is None or source is None or not self.source_changes:
             return None
         following = c.const(0) if index is None else c.py(self.node, "py.add", index, c.const(1))
+        if iteration.keys is not None:
+            return c.py(self.node, "dict.goes_on", source, iteration.keys, following)
         return c.py(self.node, "py.lt", following, c.py(self.node, "py.len", source))
 
     def _look_at_source(self, mark: Mark) -> None:

@@ -19,6 +19,7 @@ from typing import Any, cast
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import Call, Method, Node, describe
+from lowtide.frontend.script.remedies import MEMBERS
 from lowtide.frontend.script.targets import check_own, widen
 from lowtide.ir import opdefs, python_objects
 from lowtide.ir import types as t
@@ -43,6 +44,8 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
         return classes.call_method(c, call.node, receiver, name, call.args, call.keywords)
     args = [c.as_value(a, call.node) for a in call.args]
     match plain:
+        case ListType(t.INT) if name == "numel":  # of a torch.Size
+            return c.builder.emit("cast", [c.py(call.node, "math.prod", receiver)], [t.INT]).result
         case ListType() if name in _LIST:
             return _list_method(c, call, receiver, plain, name, args)
         case TupleType() if name in ("index", "count"):
@@ -56,18 +59,20 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
         case FutureType() if name in ("wait", "value"):
             return c.py(call.node, "future.wait", receiver)
         case _ if t.is_dynamic(plain) or _python_has(plain, name):
+            if name in _SET_WRITES:
+                check_own(c, call.node, receiver)
             named = {k: c.as_value(v, call.node) for k, v in call.keywords.items()}
             operands = [receiver, *args, *named.values()]
             return c.dynamic("py.call_method", operands, name=name, kwnames=tuple(named))
         case _:
-            raise c.error(call.node, f"{describe(receiver)} has no method {name!r} here")
+            raise c.error(call.node, f"{describe(receiver)} has no method {name!r} here", MEMBERS)
 
 
 def has_method(type_: Type, name: str) -> bool:
     """Whether values of this type have such a method."""
     match type_:
-        case ListType():
-            return name in _LIST
+        case ListType(elem):
+            return name in _LIST or (name == "numel" and elem == t.INT)
         case TupleType():
             return name in ("index", "count")
         case DictType():
@@ -94,7 +99,7 @@ def _named_tuple_method(
         return c.builder.tuple_make(elems, type_.names, type_.cls)
     fn = inspect.getattr_static(cast("Any", python_objects.find(type_.cls)), name, None)
     if not isinstance(fn, FunctionType):
-        raise c.error(call.node, f"{describe(receiver)} has no method {name!r}")
+        raise c.error(call.node, f"{describe(receiver)} has no method {name!r}", MEMBERS)
     return c.inline(fn, call.node, [receiver, *call.args], call.keywords)
 
 
@@ -103,6 +108,7 @@ def _python_has(type_: Type, name: str) -> bool:
 
 
 _PYTHON: dict[Type, type] = {t.INT: int, t.FLOAT: float, t.COMPLEX: complex, t.BOOL: bool}
+_SET_WRITES = frozenset({"add", "discard", "remove", "pop", "clear", "update"})
 _LIST = frozenset(
     {"append", "extend", "insert", "remove", "pop", "clear", "index", "count", "sort", "reverse"}
 ) | {"copy"}

@@ -17,7 +17,7 @@ import ast
 import difflib
 import inspect
 import typing
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -48,6 +48,7 @@ from lowtide.frontend.script.nodes import (
     Super,
     describe,
 )
+from lowtide.frontend.script.remedies import MEMBERS
 from lowtide.frontend.script.source import unwrap
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import types as t
@@ -181,7 +182,10 @@ def class_attribute(
     """A method, property or constant of the class."""
     found: Any = next((k.__dict__[name] for k in mro if name in k.__dict__), _MISSING)
     if found is _MISSING:
-        raise _absent(c, node, ref, name)
+        given = _given_by_python(c, ref, name)
+        if given is None:
+            raise _absent(c, node, ref, name)
+        return given
     if isinstance(found, property):
         return _property(c, node, ref, name, found)
     if isinstance(found, staticmethod):
@@ -217,19 +221,24 @@ def _property(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: prope
         call = Call(node=ast.copy_location(ast.Call(place, [], []), node), args=[])
         return CALL_OF[BoundMethod](c, BoundMethod(fn, ref), call)
     except CompileError:
-        return _read_property(c, ref, name)
+        given = _given_by_python(c, ref, name)
+        if given is None:
+            raise
+        return given
 
 
-def _read_property(c: Context, ref: ModuleRef, name: str) -> Node:
-    """Raises the CompileError being handled if the value is nothing to capture."""
+def _given_by_python(c: Context, ref: ModuleRef, name: str) -> Node | None:
+    """What a property or `__getattr__` gives, as it is now; None if it is nothing to capture."""
     value: object = getattr(ref.module, name, None)
     modules: list[Any] = list(cast("Any", ref.module).named_modules())
     for inner, module in modules:
         if module is value:
             return ModuleRef(root_of(module), join_path(ref.path, inner) if inner else ref.path)
+        if isinstance(value, MethodType) and value.__self__ is module:
+            return BoundMethod(unwrap(value), ModuleRef(module, join_path(ref.path, inner)))
     type_ = t.type_of(value)
     if type_ is None or value is None:
-        raise
+        return None
     return state_of(c).capture(join_path(ref.path, name), value, type_)
 
 
@@ -253,7 +262,7 @@ def _object_super(c: Context, node: ast.AST, found: Super, owner: Value, name: s
     if isinstance(member, property) and member.fget is not None:
         return c.inline(unwrap(member.fget), node, [owner])
     if not isinstance(member, FunctionType):
-        raise c.error(node, f"super() of {describe(owner)} has no method {name!r}")
+        raise c.error(node, f"super() of {describe(owner)} has no method {name!r}", MEMBERS)
     return BoundMethod(member, owner)
 
 

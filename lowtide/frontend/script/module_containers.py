@@ -4,7 +4,7 @@ In: a ModuleRef to a container. Out: its elements, an element, how many there ar
 
     for name, layer in self.layers.items(): x = layer(x)      unrolled
     self.layers[-1](x)  self.blocks["a"]  self.layers[1:]     found while compiling
-    self.layers[i](x)                                         an `if` for each layer
+    self.layers[i](x)  self.blocks[name](x)                   an `if` for each layer (`chosen`)
     self.named_children(), self.parameters()                  known too, as of any module
 
 Always holds: elements of module containers are ModuleRefs, of parameter containers tensors.
@@ -20,18 +20,18 @@ import torch
 from torch import nn
 
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.module_state import child, follow, join_path
 from lowtide.frontend.script.node_tables import (
     ATTRIBUTE_OF,
-    CALL_OF,
     ELEMENTS_OF,
     ITEM_OF,
     VALUE_OF,
 )
 from lowtide.frontend.script.nodes import (
+    BoundMethod,
     Call,
     Chosen,
+    LocalFunction,
     Members,
     ModuleRef,
     Node,
@@ -39,6 +39,7 @@ from lowtide.frontend.script.nodes import (
     Slice,
     describe,
 )
+from lowtide.frontend.script.remedies import INDEXED
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
@@ -85,22 +86,23 @@ def item(c: Context, node: ast.Subscript, ref: ModuleRef) -> Node:
         return Members(picked, isinstance(ref.module, nn.Sequential))
     if isinstance(index, int) and isinstance(ref.module, _LISTS):
         if not -len(keys) <= index < len(keys):
-            raise c.error(node, f"index {index} of {len(keys)} modules in {ref.path!r}")
+            raise c.error(
+                node,
+                f"index {index} of {len(keys)} modules in {ref.path!r}",
+                f"at most {len(keys) - 1}",
+            )
         return _element(c, node, ref, keys[index])
     if isinstance(index, str) and isinstance(ref.module, _DICTS):
         if index not in keys:
             raise c.error(node, f"{describe(ref)} has no {index!r}", " or ".join(map(repr, keys)))
         return _element(c, node, ref, index)
     if not isinstance(ref.module, (*_LISTS, *_DICTS)):
-        raise c.error(node, f"{describe(ref)} has no items")
+        raise c.error(node, f"{describe(ref)} has no items", INDEXED)
     found = c.expr(node.slice)
-    if isinstance(found, Value) and isinstance(ref.module, _LISTS) and keys:
-        return Chosen(found, tuple(_element(c, node, ref, k) for k in keys))
-    loop = (
-        f"`for name, module in {ast.unparse(node.value)}.items()` with an `if` on the name"
-        if isinstance(ref.module, _DICTS)
-        else f"`for i, module in enumerate({ast.unparse(node.value)})` with an `if` on i"
-    )
+    if isinstance(found, Value) and keys:
+        names = tuple(keys) if isinstance(ref.module, _DICTS) else ()
+        return Chosen(found, tuple(_element(c, node, ref, k) for k in keys), names)
+    loop = f"`for i, module in enumerate({ast.unparse(node.value)})` with an `if` on i"
     raise c.error(node, "the index of a container must be known while compiling", loop)
 
 
@@ -122,45 +124,6 @@ def member_item(c: Context, node: ast.Subscript, members: Members) -> Node:
     return members.nodes[index]
 
 
-# --- a member that only the run knows -------------------------------------------------------------
-
-
-def _one_of(
-    c: Context, node: ast.AST, chosen: Chosen, compile_one: Callable[[Node], Node]
-) -> Value:
-    """What `compile_one` gives for the member whose turn it is: an `if` for each."""
-    count = len(chosen.nodes)
-
-    def from_member(k: int) -> Value:
-        if k == count:
-            c.builder.emit("raise", [c.const("index out of range")], exception="IndexError")
-            return c.builder.undef()
-        positive = c.py(node, "py.eq", chosen.index, c.const(k))
-        negative = c.py(node, "py.eq", chosen.index, c.const(k - count))
-        return choose(
-            c,
-            node,
-            c.py(node, "py.or", positive, negative),
-            lambda: c.as_value(compile_one(chosen.nodes[k]), node),
-            lambda: from_member(k + 1),
-        )
-
-    return from_member(0)
-
-
-def _chosen_call(c: Context, chosen: Chosen, call: Call) -> Node:
-    return _one_of(c, call.node, chosen, lambda n: CALL_OF[type(n)](c, n, call))
-
-
-def _chosen_attribute(c: Context, node: ast.AST, chosen: Chosen, name: str) -> Node:
-    found = [ATTRIBUTE_OF[type(n)](c, node, n, name) for n in chosen.nodes]
-    return Chosen(chosen.index, tuple(found))
-
-
-def _chosen_value(c: Context, node: ast.AST, chosen: Chosen) -> Value:
-    return _one_of(c, node, chosen, lambda n: n)
-
-
 def members_value(c: Context, node: ast.AST, members: Members) -> Value:
     """A sequence of values as a tuple."""
     return c.builder.tuple_make([c.as_value(n, node) for n in members.nodes])
@@ -169,7 +132,8 @@ def members_value(c: Context, node: ast.AST, members: Members) -> Value:
 def compare_nodes(
     c: Context, node: ast.AST, op: ast.cmpop, left: Node, right: Node
 ) -> Value | None:
-    """`module is None`, `"key" in self.layers`; None if that is not for here to decide."""
+    """`module is None`, `callback is None`, `"key" in self.layers`; None if that is not for here
+    to decide."""
     if isinstance(op, ast.In | ast.NotIn) and type(right) in ELEMENTS_OF:
         known = c.constant(left)
         found = [c.constant(e) for e in ELEMENTS_OF[type(right)](c, node, right)]
@@ -178,8 +142,10 @@ def compare_nodes(
         return c.const((known in found) != isinstance(op, ast.NotIn))
     if not isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq):
         return None
+    if not any(isinstance(n, _KNOWN) for n in (left, right)):
+        return None
     objects = [_object(c, n) for n in (left, right)]
-    if UNKNOWN in objects or not (isinstance(left, ModuleRef) or isinstance(right, ModuleRef)):
+    if UNKNOWN in objects:
         return None
     return c.const((objects[0] is objects[1]) != isinstance(op, ast.IsNot | ast.NotEq))
 
@@ -187,7 +153,12 @@ def compare_nodes(
 def _object(c: Context, node: Node) -> object:
     if isinstance(node, ModuleRef):
         return node.module
+    if isinstance(node, LocalFunction | BoundMethod):
+        return node
     return node.obj if isinstance(node, PythonObject) else c.constant(node)
+
+
+_KNOWN = (ModuleRef, PythonObject, LocalFunction, BoundMethod)
 
 
 # --- methods of nn.Module that list what it has --------------------------------------------------
@@ -288,9 +259,6 @@ def _member_nodes(c: Context, node: ast.AST, members: Members) -> Sequence[Node]
     return members.nodes
 
 
-CALL_OF[Chosen] = _chosen_call
-ATTRIBUTE_OF[Chosen] = _chosen_attribute
-VALUE_OF[Chosen] = _chosen_value
 ELEMENTS_OF[ModuleRef] = elements
 ELEMENTS_OF[Members] = _member_nodes
 ITEM_OF[ModuleRef] = item

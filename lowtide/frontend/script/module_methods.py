@@ -19,6 +19,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ from lowtide.frontend.script import module_attributes, module_calls, module_cont
 from lowtide.frontend.script.context import Context, Frame
 from lowtide.frontend.script.expressions import known_elements
 from lowtide.frontend.script.functions import outer_names
+from lowtide.frontend.script.leaves import leaf_classes
 from lowtide.frontend.script.module_state import Guard, Knowledge, ModuleState, Restart, follow
 from lowtide.frontend.script.nodes import BoundMethod, Call, ModuleRef
 from lowtide.frontend.script.script import signature_types
@@ -46,11 +48,13 @@ _LITERALS = (bool, int, float, str, tuple)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodProgram:
-    """`callees`: methods (id of the module, name) that were inlined."""
+    """`callees`: methods (id of the module, name) that were inlined; `leaves`: see the module of
+    that name."""
 
     function: Function
     guards: tuple[Guard, ...]
     callees: frozenset[tuple[int, str]]
+    leaves: tuple[type[Any], ...]
 
 
 def method_types(fn: FunctionType, arg_types: Sequence[Type | None]) -> dict[str, Type]:
@@ -151,6 +155,7 @@ def _compile(
         function=function,
         guards=tuple(dict.fromkeys((*state.guards, *types_only))),
         callees=frozenset(state.callees),
+        leaves=leaf_classes(compiled),
     )
 
 

@@ -91,6 +91,15 @@ class LocalFunction:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """`functools.partial(callee, *args, **keywords)`."""
+
+    callee: Node
+    args: tuple[Node, ...]
+    keywords: Mapping[str, Node]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Poison:
     """A variable that must not be used: why, and since which line."""
 
@@ -119,10 +128,12 @@ class Members:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
-    """One of several things known while compiling; the run knows the index of which."""
+    """One of several things known while compiling; the run knows the index of which, or the key.
+    A bool chooses the first where it is true."""
 
     index: Value
     nodes: tuple[Node, ...]
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,6 +162,7 @@ Node = (
     | Reversed
     | Slice
     | LocalFunction
+    | Partial
     | ModuleRef
     | Members
     | Chosen
@@ -168,6 +180,15 @@ class Call:
     args: list[Node]
     keywords: dict[str, Node] = field(default_factory=dict[str, Node])
     unpacked: bool = False  # the only argument is a list of all, their number being unknown
+
+
+def is_choosable(node: Node | Poison | None) -> bool:
+    """Whether the run may choose it among others: a module, a method, a function or a class."""
+    if isinstance(node, PythonObject):
+        return callable(node.obj)
+    if isinstance(node, LocalFunction):
+        return not node.defaults  # they may have been computed on one way only
+    return isinstance(node, ModuleRef | BoundMethod | Chosen)
 
 
 def describe(node: Node) -> str:

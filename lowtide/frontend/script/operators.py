@@ -14,17 +14,19 @@ from collections.abc import Sequence
 from types import UnionType
 from typing import Any, cast
 
+from lowtide.errors import CompileError
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.module_containers import compare_nodes
 from lowtide.frontend.script.narrowing import narrowed
-from lowtide.frontend.script.nodes import Node, PythonObject, describe
+from lowtide.frontend.script.node_tables import VALUE_OF
+from lowtide.frontend.script.nodes import Chosen, Node, PythonObject, describe, is_choosable
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
-from lowtide.ir.core import Value
+from lowtide.ir.core import Block, Value
 from lowtide.ir.python_ops.row import element
 from lowtide.ir.types import ClassType, DictType, ListType
 
@@ -63,7 +65,7 @@ _INPLACE = {"and_": "iand", "or_": "ior"}
 @expression(ast.BinOp)
 def compile_binary(c: Context, node: ast.BinOp) -> Node:
     """`left op right`."""
-    sides = c.expr(node.left), c.expr(node.right)
+    sides = c.kept(c.expr(node.left), node.left), c.expr(node.right)
     if isinstance(node.op, ast.BitOr) and all(_is_class(s) for s in sides):
         a, b = (s.obj for s in sides if isinstance(s, PythonObject))
         return PythonObject(cast("Any", a) | b)
@@ -85,8 +87,11 @@ def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, righ
         found = torch_call(c, node, f"operator.{name}", [left, right], {})
         return c.as_value(found, node)
     known = c.builder.py(py_name or "py.matmul", left, right)
+    if known is None and t.NONE in sides:
+        known = c.builder.py(py_name or "py.matmul", c.not_none(left), c.not_none(right))
     if known is None:
-        raise c.error(node, f"`{_symbol(node)}` does not take ({left.type}, {right.type})")
+        problem = f"`{_symbol(node)}` does not take ({left.type}, {right.type})"
+        raise c.error(node, problem, "int(), float() or str() of what does not fit")
     return known
 
 
@@ -152,7 +157,7 @@ def truth(c: Context, node: ast.AST, value: Value) -> Value:
 @expression(ast.Compare)
 def compile_compare(c: Context, node: ast.Compare) -> Node:
     """`a < b`, chains of comparisons, `is`, `in`."""
-    left = c.expr(node.left)
+    left = c.kept(c.expr(node.left), node.left)
     return _chain(c, node, left, list(zip(node.ops, node.comparators, strict=True)))
 
 
@@ -160,7 +165,7 @@ def _chain(
     c: Context, node: ast.Compare, left: Node, rest: Sequence[tuple[ast.cmpop, ast.expr]]
 ) -> Value:
     (op, right_node), *more = rest
-    right = c.expr(right_node)
+    right = c.kept(c.expr(right_node), right_node)
     first = _compare(c, node, op, left, right)
     if not more:
         return first
@@ -201,8 +206,8 @@ def _contains(c: Context, node: ast.AST, container: Value, item: Value) -> Value
 
 
 def _among(c: Context, node: ast.AST, item: Value, container: Node) -> Value | None:
-    """`item in range(a, b)`, compared; None for what is a value."""
-    if isinstance(container, Value):
+    """`item in zip(a, b)`, compared one by one; None for what is, or can be, a value."""
+    if isinstance(container, Value) or type(container) in VALUE_OF:
         return None
     iteration = iterate(c, container, node)  # pyright: ignore[reportArgumentType]
     count = static_length(c, iteration)
@@ -223,7 +228,12 @@ def _compare_objects(
         return c.const(same)
     if isinstance(op, ast.IsNot | ast.NotEq):
         return c.const(not same)
-    raise c.error(node, "Python objects can only be compared by `is` and `==`")
+    if isinstance(right.obj, tuple):
+        found = left.obj in right.obj
+        return c.const(found != isinstance(op, ast.NotIn))
+    raise c.error(
+        node, "Python objects are compared here by other than `is` and `==`", "`is`, `==` or `in`"
+    )
 
 
 @expression(ast.BoolOp)
@@ -256,6 +266,9 @@ def compile_ternary(c: Context, node: ast.IfExp) -> Node:
     known = c.builder.constant(test)
     if known is not UNKNOWN:
         return c.expr(node.body if known else node.orelse)
+    sides = _known_sides(c, node)
+    if sides is not None:
+        return Chosen(test, sides)
     return choose(
         c,
         node,
@@ -263,6 +276,18 @@ def compile_ternary(c: Context, node: ast.IfExp) -> Node:
         narrowed(c, node.test, True, lambda: c.value(node.body)),
         narrowed(c, node.test, False, lambda: c.value(node.orelse)),
     )
+
+
+def _known_sides(c: Context, node: ast.IfExp) -> tuple[Node, Node] | None:
+    """Both sides of `self.a if test else self.b`, where they are modules or functions."""
+    if not all(isinstance(side, ast.Name | ast.Attribute) for side in (node.body, node.orelse)):
+        return None
+    with c.builder.inside(Block()):  # what is read to find out is read again
+        try:
+            sides = c.expr(node.body), c.expr(node.orelse)
+        except CompileError:
+            return None  # it may be narrowed by the test
+    return sides if all(map(is_choosable, sides)) else None
 
 
 def _symbol(node: ast.AST) -> str:

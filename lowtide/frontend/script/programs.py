@@ -62,7 +62,9 @@ def _inline(
     names = [a.name for a in function.arguments]
     given: dict[str, Node] = dict(zip(names, call.args, strict=False)) | call.keywords
     if len(call.args) > len(names) or not set(given) <= set(names):
-        raise c.error(call.node, f"{function.name}() takes {', '.join(names)}")
+        raise c.error(
+            call.node, f"{function.name}() takes {', '.join(names)}", "one value for each"
+        )
     mapping: dict[Value, Value] = {}
     for argument in function.arguments:
         if argument.name in given:
@@ -70,7 +72,9 @@ def _inline(
         elif argument.name in function.defaults:
             mapping[argument] = c.const(function.defaults[argument.name])
         else:
-            raise c.error(call.node, f"{function.name}() lacks {argument.name!r}")
+            raise c.error(
+                call.node, f"{function.name}() lacks {argument.name!r}", f"`{argument.name}=…`"
+            )
     parameters = function.params[len(names) :]
     for parameter, path in zip(parameters, function.captures, strict=True):
         mapping[parameter] = captured(path, parameter.type)

@@ -35,10 +35,14 @@ def _isinstance(c: Context, call: Call) -> Node:
         return c.const(isinstance(found.module, cast("Any", cls.obj)))
     value = c.as_value(found, call.node)
     if not isinstance(cls, PythonObject):
-        raise c.error(call.node, "isinstance() takes a class, or a tuple of classes")
+        raise c.error(
+            call.node, "isinstance() takes a class, or a tuple of classes", "a class by name"
+        )
     tested = tested_types(cls.obj)
     if tested is None:
-        raise c.error(call.node, "isinstance() takes a class, or a tuple of classes")
+        raise c.error(
+            call.node, "isinstance() takes a class, or a tuple of classes", "a class by name"
+        )
     answers = {is_one(member, tested) for member in _possible(value.type)}
     if len(answers) == 1 and None not in answers:
         return c.const(answers.pop())
@@ -50,14 +54,21 @@ def _isinstance(c: Context, call: Call) -> Node:
 
 
 def _type(c: Context, call: Call) -> Node:
-    """`type(x)`, known from the type that x has in the program."""
-    (found,) = call.args if len(call.args) == 1 else (None,)
+    """`type(x)`, known from the type that x has in the program; else the run looks."""
+    if len(call.args) != 1:
+        raise c.error(call.node, "type() that makes a class is not compiled", "a global class")
+    (found,) = call.args
     if isinstance(found, ModuleRef):
         return PythonObject(type(found.module))
     cls = exact_class(found.type) if isinstance(found, Value) else None
-    if cls is None:
-        raise c.error(call.node, "type() of what only the run knows", "isinstance()")
-    return PythonObject(cls)
+    if cls is not None:
+        return PythonObject(cls)
+    return _ask_python(c, class_of_value, c.as_value(found, call.node))
+
+
+def class_of_value(value: object) -> type:
+    """`type(value)`, when the program runs."""
+    return type(value)
 
 
 def _possible(type_: Type) -> tuple[Type, ...]:
@@ -110,7 +121,7 @@ def _class_has(value: Value, name: str) -> bool:
 def _ask_python(c: Context, ask: object, value: Value, *more: object) -> Value:
     """What Python's own builtin says of a value of which the types do not tell enough."""
     operands = [value, *(m if isinstance(m, Value) else c.const(m) for m in more)]
-    type_ = t.ANY if ask is getattr else t.BOOL
+    type_ = t.BOOL if ask in (hasattr, callable) else t.ANY
     name = python_objects.name_of(ask)
     return c.builder.emit("py.call", operands, [type_], target=name, kwnames=()).result
 

@@ -19,10 +19,14 @@ from typing import Any
 from lowtide.errors import CompileError
 from lowtide.frontend.script import (
     calls,
+    chosen,
+    closures,
     comprehensions,
     expressions,
     indexing,
+    itertools_calls,
     left_to_python,
+    local_calls,
     loops,
     module_attributes,
     module_calls,
@@ -50,8 +54,8 @@ __all__ = ["check_syntax", "script_function", "signature_types"]
 
 # Importing these fills the tables of `context`.
 LANGUAGE = (
-    *(calls, comprehensions, expressions, indexing, left_to_python, loops, operators),
-    *(questions, statements),
+    *(calls, chosen, closures, comprehensions, expressions, indexing, itertools_calls),
+    *(left_to_python, local_calls, loops, operators, questions, statements),
     *(module_attributes, module_calls),  # `super()` is that of plain classes, too
 )
 
@@ -75,7 +79,7 @@ def script_function(
         value = Value(name, type_)
         builder.block.args.append(value)
         frame.vars[name] = parameter_node(value)
-    result = compile_body(c)
+    result = c.as_value(compile_body(c), source.node)
     builder.emit("return", [result])
     builder.block.args.extend(c.captured.values())
     compiled = Function(

@@ -142,8 +142,11 @@ def compile_if(c: Context, node: ast.If, rest: Sequence[Step]) -> bool:
 @statement(ast.Return)
 def compile_return(c: Context, node: ast.Return, rest: Sequence[Step]) -> None:
     """`return value`."""
-    value = c.const(None) if node.value is None else c.value(node.value)
-    c.frame.vars[RETURN_VALUE] = value
+    found = c.const(None) if node.value is None else c.kept(c.expr(node.value), node.value)
+    is_outermost = c.frame.fn is c.frames[0].fn
+    if is_outermost or c.builder.block is not c.frame.block:  # or the run decides which returns
+        found = c.as_value(found, node.value or node)
+    c.frame.vars[RETURN_VALUE] = found
     c.frame.vars[RETURNED] = c.const(True)
 
 
@@ -153,17 +156,18 @@ def compile_assert(c: Context, node: ast.Assert, rest: Sequence[Step]) -> None:
     condition = truth(c, node.test, c.value(node.test))
     known = c.builder.constant(condition)
     message = node.msg
-    if message is not None and not isinstance(message, ast.Constant):
+    if known is False or (message is not None and not isinstance(message, ast.Constant)):
         branch_on(c, node, condition, lambda: None, lambda: _fail(c, node, message))
     elif known is not True:
         c.builder.emit("assert", [condition, *([] if message is None else [c.value(message)])])
     narrow(c, node.test, True)
 
 
-def _fail(c: Context, node: ast.Assert, message: ast.expr) -> None:
+def _fail(c: Context, node: ast.Assert, message: ast.expr | None) -> None:
     """The message is computed only where the test fails."""
     narrow(c, node.test, False)
-    c.builder.emit("raise", [c.value(message)], exception="AssertionError")
+    operands = [] if message is None else [c.value(message)]
+    c.builder.emit("raise", operands, exception="AssertionError")
     c.frame.vars[RAISED] = c.const(True)
 
 

@@ -32,7 +32,7 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
     """Assigns a compiled value to a target."""
     match target:
         case ast.Name(id):
-            c.bind(id, value)
+            c.bind(id, c.kept(value, target))
         case ast.Tuple(elts) | ast.List(elts):
             if type(value) in ELEMENTS_OF:
                 _unpack_nodes(c, target, elts, ELEMENTS_OF[type(value)](c, target, value))
@@ -49,7 +49,11 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
         case ast.Starred():
             raise c.error(target, "a starred target must stand in a tuple", "`a, *rest = xs`")
         case _:
-            raise c.error(target, f"cannot assign to `{ast.unparse(target)}`")
+            raise c.error(
+                target,
+                f"cannot assign to `{ast.unparse(target)}`",
+                "a name, an item or an attribute",
+            )
 
 
 def store_attribute(c: Context, target: ast.Attribute, base: Node, value: Node) -> None:
@@ -62,7 +66,9 @@ def store_attribute(c: Context, target: ast.Attribute, base: Node, value: Node) 
 
 def _unpack_nodes(c: Context, target: ast.AST, elts: list[ast.expr], nodes: Sequence[Node]) -> None:
     if len(nodes) != len(elts):
-        raise c.error(target, f"{len(nodes)} values are unpacked to {len(elts)} names")
+        raise c.error(
+            target, f"{len(nodes)} values are unpacked to {len(elts)} names", f"{len(nodes)} names"
+        )
     for elt, part in zip(elts, nodes, strict=True):
         assign(c, elt, part)
 
@@ -119,7 +125,7 @@ def widen(c: Context, value: Value, type_: Type) -> None:
 def check_own(c: Context, node: ast.AST, value: Value) -> None:
     """Raises CompileError if the list or dict is a global one, of which the program has a copy."""
     if value in c.constants:
-        raise c.error(node, "a global list or dict cannot be changed", "an argument for it")
+        raise c.error(node, "a global list, dict or set cannot be changed", "an argument for it")
 
 
 def augmented_item(c: Context, node: ast.AugAssign, target: ast.Subscript, operator: str) -> None:
@@ -165,10 +171,14 @@ def delete(c: Context, target: ast.expr) -> None:
                 return
             name = _DELETING.get((type(base.type), items.spec))
             if name is None:
-                raise c.error(target, f"items of {describe(base)} cannot be deleted")
+                raise c.error(
+                    target, f"items of {describe(base)} cannot be deleted", "a list or a dict"
+                )
             c.effect(name, base, *items.operands)
         case _:
-            raise c.error(target, f"`del {ast.unparse(target)}` is not compiled")
+            raise c.error(
+                target, f"`del {ast.unparse(target)}` is not compiled", "`del` of a name or an item"
+            )
 
 
 _DELETING: dict[tuple[type[Type], tuple[str, ...]], str] = {
@@ -196,7 +206,9 @@ def _with_rest(c: Context, node: ast.AST, value: Value, before: int, after: int)
     if isinstance(value.type, TupleType):
         count = len(value.type.elems)
         if count < before + after:
-            raise c.error(node, f"{count} values are unpacked to at least {before + after} names")
+            raise c.error(
+                node, f"{count} values are unpacked to at least {before + after} names", "fewer"
+            )
         elems = [c.builder.tuple_get(value, k) for k in range(count)]
         rest = c.builder.list_make(elems[before : count - after])
         return [*elems[:before], rest, *elems[count - after :]]
@@ -209,10 +221,17 @@ def _with_rest(c: Context, node: ast.AST, value: Value, before: int, after: int)
 
 def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]:
     """The `count` elements of a tuple, list or tensor."""
+    value = c.not_none(value)
+    if isinstance(value.type, ClassType):
+        value = c.as_value(classes.iterated(c, node, value) or value, node)
     match value.type:
         case TupleType(elems):
             if len(elems) != count:
-                raise c.error(node, f"{len(elems)} values are unpacked to {count} names")
+                raise c.error(
+                    node,
+                    f"{len(elems)} values are unpacked to {count} names",
+                    f"{len(elems)} names",
+                )
             return [c.builder.tuple_get(value, k) for k in range(count)]
         case ListType(elem):
             known = c.builder.list_elements(value)

@@ -1,16 +1,18 @@
 """Which recorder is at work in this thread, and `is_tracing`.
 
-    with recording(recorder): ...      is_tracing() and torch.jit.is_tracing() are True inside
+    with recording(recorder): ...      is_tracing() and torch.jit.is_tracing() are True inside,
+                                       torch._C._is_tracing() too, which some packages ask
 
 Always holds: other threads see nothing of it; `torch.jit` is as it was once no thread records.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch.jit
 
@@ -26,7 +28,6 @@ class _State(threading.local):
 _state = _State()
 _lock = threading.Lock()
 _depth = 0
-_original: Callable[[], bool] | None = None
 
 
 def active() -> Recorder | None:
@@ -63,17 +64,24 @@ def paused() -> Generator[None]:
 
 
 def _patch(step: int) -> None:
-    """Counts the threads that record; the first one puts our `is_tracing` into torch.jit."""
-    global _depth, _original
-    names = cast("dict[str, Any]", vars(torch.jit))  # past the properties of `lowtide.patch`
+    """Counts the threads that record; the first one puts our `is_tracing` where packages ask."""
+    global _depth
     with _lock:
         _depth += step
         if _depth == 1 and step == 1:
-            _original = names["is_tracing"]
-            names["is_tracing"] = _is_tracing
-        elif _depth == 0 and names["is_tracing"] is _is_tracing:
-            names["is_tracing"] = _original
+            for names, name in _ASKED:
+                names[name] = functools.partial(_is_tracing, names[name])
+        elif _depth == 0:
+            for names, name in _ASKED:
+                names[name] = names[name].args[0]
 
 
-def _is_tracing() -> bool:
-    return is_tracing() or (_original is not None and bool(_original()))
+# Past the properties of `lowtide.patch`.
+_ASKED: tuple[tuple[Any, str], ...] = (
+    (vars(torch.jit), "is_tracing"),
+    (vars(torch._C), "_is_tracing"),  # pyright: ignore[reportPrivateUsage]
+)
+
+
+def _is_tracing(original: Callable[[], bool]) -> bool:
+    return is_tracing() or bool(original())

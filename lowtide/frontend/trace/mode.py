@@ -84,6 +84,8 @@ class TraceMode(TorchFunctionMode):
             return func(*given)
         found = name_of(func)
         if found is not None and found[0] == "Tensor.data.__set__":
+            if _is_its_own(*given):
+                return func(*given)  # as `w.data = w.data.to(device)` is where `w` is there
             raise self._not_recorded("`x.data = y`", "x.copy_(y) under torch.no_grad()")
         before = _versions(tensors_in([given, given_named]))
         result = func(*given, **given_named)
@@ -178,6 +180,12 @@ _transform: Final[Callable[[], object]] = getattr(
     _functorch, "peek_interpreter_stack", lambda: None
 )
 _SET_GRAD: Final[Any] = torch._C._set_grad_enabled  # pyright: ignore
+
+
+def _is_its_own(x: torch.Tensor, data: torch.Tensor) -> bool:
+    """Whether `x.data = data` changes nothing: the data is that of x."""
+    facts = [(t.data_ptr(), t.dtype, t.device, t.shape, t.stride()) for t in (x, data)]
+    return facts[0] == facts[1]
 
 
 def _is_scalar(data: Any) -> bool:

@@ -1,4 +1,5 @@
-"""Ops on dicts. `keys`, `values` and `items` give lists: what a loop over them sees.
+"""Ops on dicts. `keys`, `values` and `items` give lists; `goes_on` is asked by a loop that changes
+its dict before each step.
 
 find("dict.get").result([DictType(STR, INT), STR])  ==  Optional[int]
 """
@@ -80,6 +81,15 @@ def _items(d: Dict) -> list[Any]:
     return list(d.items())
 
 
+def _goes_on(d: Dict, keys: list[Any], i: int) -> bool:
+    """Whether a loop that began with these keys has another step; raises what Python's raises."""
+    if len(d) != len(keys):
+        raise RuntimeError("dictionary changed size during iteration")
+    if list(d) != keys:
+        raise RuntimeError("dictionary keys changed during iteration")
+    return i < len(keys)
+
+
 def _set(d: Dict, key: object, value: object) -> None:
     d[key] = value
 
@@ -94,6 +104,7 @@ _READING: _Rows = {
     "dict.item": (_item, _value),
     "dict.get": (dict[Any, Any].get, _get),
     "dict.copy": (dict[Any, Any].copy, _same),
+    "dict.goes_on": (_goes_on, always(t.BOOL)),
     "dict.keys": (_keys, _listed(lambda d: d.key)),
     "dict.values": (_values, _listed(lambda d: d.value)),
     "dict.items": (_items, _listed(lambda d: t.tuple_of(d.key, d.value))),
@@ -121,4 +132,5 @@ ROWS = [
     ),
     OpDef(name="dict.of", run=dict, result=_of),
     OpDef(name="set.of", run=set, result=always(t.ANY)),
+    OpDef(name="set.frozen", run=frozenset, result=always(t.ANY)),
 ]

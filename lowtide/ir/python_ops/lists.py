@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from lowtide.ir import types as t
 from lowtide.ir.python_ops.row import OpDef, always, element, joined_list, lenient
 from lowtide.ir.types import ListType, Type
@@ -81,6 +83,17 @@ def _reversed(xs: Sequence[object]) -> list[object]:
     return list(reversed(xs))
 
 
+def _zipped(xs: Iterable[Iterable[object]]) -> list[tuple[object, ...]]:
+    return list(zip(*xs, strict=False))
+
+
+def _columns(operands: Sequence[Type]) -> Type | None:
+    """Tuples of a length that only the run knows, which have the type of lists."""
+    row = element(operands[0])
+    inner = None if row is None else element(row)
+    return None if inner is None else ListType(ListType(inner))
+
+
 def _index(xs: Any, *args: Any) -> int:
     return xs.index(*args)
 
@@ -99,6 +112,8 @@ _READING: dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type
     "list.reversed": (_reversed, _listed),
     "list.sorted": (_sorted, _listed),
     "list.sorted_by": (_sorted_by, _listed),
+    "list.size": (torch.Size, always(ListType(t.INT))),
+    "list.zipped": (_zipped, _columns),
     "list.of": (list, _listed),
     "py.tuple": (tuple, _listed),
     "list.index": (_index, always(t.INT)),

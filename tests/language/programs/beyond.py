@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 from collections import OrderedDict, defaultdict, deque
 from typing import Callable, Dict, List, Set, Tuple
 
@@ -234,3 +235,49 @@ class VarargsForward(nn.Module):
         for r in rest:
             x = x * r
         return x
+
+
+@program(args=lambda: ([1, 2, 3], [4, 5]), torchscript=False)
+def itertools_lists(a: List[int], b: List[int]) -> List[int]:
+    out = list(itertools.chain(a, b, (7,)))
+    out += list(itertools.repeat(9, len(a)))
+    out += [x + y for x, y in itertools.pairwise(a)]
+    out += list(itertools.chain.from_iterable([a, b]))
+    out += list(itertools.islice(a, 1, 3)) + list(itertools.islice(b, 1))
+    return out + list(itertools.starmap(operator.mul, [(2, 3), (4, 5)]))
+
+
+@program(args=lambda: (torch.arange(3.0), 2), torchscript=False)
+def itertools_known(x: Tensor, n: int) -> Tensor:
+    for i, j in itertools.product(range(2), repeat=2):
+        x = x * i + j
+    for scale in itertools.repeat(n, 3):
+        x = x * scale
+    return x
+
+
+@program(calls=lambda: [([1, 2, 3],), ([],)], raises=TypeError, torchscript=False)
+def functools_reduce(xs: List[int]) -> Tuple[int, int]:
+    return functools.reduce(lambda a, b: a * 2 + b, xs, 1), functools.reduce(operator.add, xs)
+
+
+@program(args=lambda: (torch.ones(3), 4), torchscript=False)
+def operators_as_functions(x: Tensor, n: int) -> Tuple[Tensor, bool, int]:
+    return operator.truediv(x, n), operator.lt(n, 5), operator.mod(n, 3)
+
+
+@program(args=lambda: ([1, 0, 3, 0],), torchscript=False)
+def filter_of_truth(xs: List[int]) -> List[int]:
+    return list(filter(None, xs))
+
+
+@program(args=lambda: (torch.ones(2), torch.ones(2, dtype=torch.cfloat)), torchscript=False)
+def facts_of_dtypes(x: Tensor, z: Tensor) -> Tuple[bool, bool, bool, Tensor]:
+    both = torch.promote_types(x.dtype, torch.float64)
+    other = torch.result_type(x, z)
+    return other.is_complex, both.is_complex, both.is_floating_point, x.to(both)
+
+
+@program(args=lambda: (torch.ones(2),), torchscript=False)
+def forward_mode_is_off(x: Tensor) -> bool:
+    return torch.autograd.forward_ad.unpack_dual(x).tangent is None

@@ -597,3 +597,78 @@ def matmul_and_in_place_operators(x: torch.Tensor) -> Tuple[torch.Tensor, torch.
 @program(args=lambda: (torch.eye(2),), torchscript=False)
 def reflected_operators(x: torch.Tensor) -> torch.Tensor:
     return (1.0 + 2.0 * Matrix(x)).data
+
+
+class _Metres:
+    def __init__(self, n: float):
+        self.n = n
+
+    def __add__(self, other: Any) -> "_Metres":
+        if not isinstance(other, _Metres):
+            return NotImplemented
+        return _Metres(self.n + other.n)
+
+    def __eq__(self, other: Any) -> bool:
+        if isinstance(other, _Metres):
+            return self.n == other.n
+        return NotImplemented
+
+    def __lt__(self, other: Any) -> bool:
+        return NotImplemented
+
+
+class _Feet:
+    def __init__(self, n: float):
+        self.n = n
+
+    def __radd__(self, other: _Metres) -> _Metres:
+        return _Metres(other.n + self.n / 4)
+
+    def __gt__(self, other: _Metres) -> bool:
+        return self.n / 4 > other.n
+
+
+@program(args=lambda: (2.0,), torchscript=False)
+def declined_operators(n: float) -> Tuple[float, bool, bool, bool]:
+    whole = _Metres(n) + _Metres(1.0) + _Feet(4.0)
+    return whole.n, _Metres(n) == _Metres(n), _Metres(n) == _Feet(n), _Metres(n) < _Feet(n)
+
+
+@program(args=lambda: (2.0,), raises=TypeError, torchscript=False)
+def declined_by_both(n: float) -> float:
+    return (_Metres(n) + n).n
+
+
+@program(args=lambda: ([1, 2.0],), torchscript=False)
+def declined_at_run_time(values: List[Any]) -> List[bool]:
+    one = _Metres(2.0)
+    return [one == v for v in values] + [one == one]
+
+
+class _Doubled(_Metres):
+    def __radd__(self, other: _Metres) -> _Metres:
+        return _Metres(other.n + 2 * self.n)
+
+
+@program(args=lambda: (2.0,), torchscript=False)
+def derived_operand_is_asked_first(n: float) -> float:
+    return (_Metres(n) + _Doubled(n)).n
+
+
+class _Record:
+    def __init__(self, n: int):
+        self.n = n
+
+    def __getattr__(self, name: str) -> int:
+        return len(name) + self.n
+
+
+@program(args=lambda: (2,), torchscript=False)
+def attributes_made_up(n: int) -> int:
+    record = _Record(n)
+    return record.n + record.length * 10 + record.x
+
+
+@program(args=lambda: (7,), torchscript=False)
+def power_with_a_modulus(n: int) -> Tuple[int, int, int]:
+    return pow(n, 5, 13), pow(n, 2, None), pow(base=2, exp=n, mod=5)

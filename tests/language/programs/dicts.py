@@ -305,3 +305,44 @@ def optional_values(d: Dict[str, Optional[int]]) -> int:
             total += v
     d["c"] = None
     return total
+
+
+@program(calls=lambda: [({"a": 1, "b": 2}, False), ({"a": 1}, True)], raises=RuntimeError,
+         torchscript=False)  # fmt: skip
+def grown_while_iterated(d: Dict[str, int], grow: bool) -> int:
+    total = 0
+    for k in d:
+        total += d[k]
+        if grow:
+            d[k + k] = 0
+    return total
+
+
+@program(args=lambda: ({"a": 1, "b": 2},), raises=RuntimeError, torchscript=False)
+def shrunk_while_iterated(d: Dict[str, int]) -> int:
+    for k, v in d.items():
+        if v == 1:
+            d.pop(k)
+    return len(d)
+
+
+@program(args=lambda: ({"a": 1, "b": 2, "c": 3},))
+def values_changed_while_iterated(d: Dict[str, int]) -> List[int]:
+    seen: List[int] = []
+    for k, v in d.items():
+        seen.append(v)
+        d["c"] = v * 10
+    for i, v in enumerate(d.values()):
+        seen.append(v)
+        d["c"] = i
+    return seen
+
+
+@program(args=lambda: ({"a": 1, "b": 2, "c": 3},))
+def changed_behind_a_list_of_keys(d: Dict[str, int]) -> Dict[str, int]:
+    for k in list(d.keys()):
+        if d[k] == 2:
+            d.pop(k)
+        else:
+            d[k + "!"] = d[k]
+    return d

@@ -1,6 +1,6 @@
 """nn.Modules: layers, submodules, containers, entry points, constants, hooks, inheritance."""
 
-from typing import Dict, Final, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Final, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -680,3 +680,96 @@ class ManyLayers(nn.Module):
         y = self.act(self.gn(self.bn(self.conv(x))))
         y = self.pool(self.up(y))
         return self.bi(y, y)
+
+
+class _TwoWays(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.narrow = nn.Linear(4, 4)
+        self.wide = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.ways = nn.ModuleDict({"narrow": nn.Linear(4, 2), "wide": nn.Linear(4, 3)})
+
+
+@module_program(
+    calls=lambda: [(torch.ones(2, 4), True), (torch.ones(2, 4), False)], grad=True,
+    torchscript=False,
+)  # fmt: skip
+class ModuleChosenByAFlag(_TwoWays):
+    def forward(self, x: Tensor, wide: bool) -> Tensor:
+        layer = self.wide if wide else self.narrow
+        return layer(x) + layer(x * 2)
+
+
+@module_program(
+    calls=lambda: [(torch.ones(2, 4),), (torch.zeros(2, 4),)], torchscript=False
+)  # fmt: skip
+class ModuleChosenByStatements(_TwoWays):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 3:
+            layer = self.wide
+            act = torch.relu
+        else:
+            layer = self.narrow
+            act = torch.tanh
+        return act(layer(x))
+
+
+@module_program(
+    calls=lambda: [(torch.ones(2, 4), ["wide", "narrow"]), (torch.ones(2, 4), ["none"])],
+    raises=KeyError, torchscript=False,
+)  # fmt: skip
+class ModuleChosenByAKey(_TwoWays):
+    def forward(self, x: Tensor, names: List[str]) -> List[Tensor]:
+        return [self.ways[name](x) for name in names]
+
+
+class _Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.scale = 3.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+    def doubled(self, x: Tensor) -> Tensor:
+        return self.fc(x) * 2
+
+
+@module_program(args=lambda: (torch.ones(2, 4),), torchscript=False)
+class DelegatesAttributes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = _Inner()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.doubled(x) + self.fc(x) * self.scale
+
+
+@module_program(
+    calls=lambda: [(torch.ones(2),), (torch.ones(2), torch.ones(2)), ()], raises=IndexError,
+    torchscript=False,
+)  # fmt: skip
+class ForwardOfAnyNumber(nn.Module):
+    def forward(self, *xs: Tensor) -> Tensor:
+        total = xs[0] * len(xs)
+        for x in xs[1:]:
+            total = total + x
+        return total + sum([x.sum() for x in xs])
+
+
+@module_program(args=lambda: (torch.ones(2), 2), torchscript=False)
+class HandsOnAnyNumber(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = ForwardOfAnyNumber()
+
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        parts = [x * i for i in range(1, 3)]
+        return self.inner(*parts) + self.inner(x, x)

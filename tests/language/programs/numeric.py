@@ -326,3 +326,14 @@ def from_tensors(a: torch.Tensor, b: torch.Tensor) -> Tuple[int, float, bool, fl
 @program(args=lambda: (255,))
 def number_literals(n: int) -> Tuple[int, int, int, int, float]:
     return n + 0xFF, 0b101, 0o17, 1_000_000, 1.5e-3
+
+
+@program(calls=lambda: [(torch.ones(3), 2**63), (torch.ones(3), 10**20)], raises=OverflowError,
+         torchscript=False)  # fmt: skip
+def int_too_large_for_a_tensor(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x * n + 1
+
+
+@program(args=lambda: (torch.ones(3),), raises=OverflowError, torchscript=False)
+def constant_too_large_for_a_tensor(x: torch.Tensor) -> torch.Tensor:
+    return torch.clamp(x, max=-(10**19))

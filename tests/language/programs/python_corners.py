@@ -3,7 +3,7 @@ declared class, messages that are computed only where a test fails, variables of
 
 import collections.abc
 import dataclasses
-from typing import Any, ClassVar, Dict, List, Optional
+from typing import Any, ClassVar, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -318,3 +318,124 @@ def results_that_are_views(x: Tensor):
 @program(args=lambda: (torch.ones(2, 3),))
 def shapes_spread(x: Tensor):
     return x.expand(4, *x.shape), [1, *x.shape], x.new_zeros(*x.shape[:1], *x.shape)
+
+
+class _Holder:
+    def __init__(self, callback: Any):
+        self.callback = callback
+
+
+@program(args=lambda: (3,), torchscript=False)
+def called_value_of_unknown_type(n: int) -> int:
+    held = _Holder(lambda v: v + n)
+    functions: List[Any] = [held.callback, lambda v: v * n]
+    total = 0
+    for fn in functions:
+        total += fn(2)
+    return total
+
+
+@program(calls=lambda: [(True,), (False,)], raises=TypeError, torchscript=False)
+def none_has_no_items(safe: bool) -> int:
+    x: Optional[List[int]] = None
+    if not safe:
+        return x[0]
+    return 1
+
+
+@program(calls=lambda: [(True,), (False,)], raises=AttributeError, torchscript=False)
+def none_has_no_attributes(safe: bool) -> int:
+    x = None
+    if not safe:
+        return x.total()
+    return 1
+
+
+@program(calls=lambda: [(0,), (1,), (2,), (3,), (4,)], raises=TypeError, torchscript=False)
+def none_is_not_operated_on(which: int) -> int:
+    x = None
+    if which == 1:
+        return 1 + x
+    if which == 2:
+        a, b = x
+        return a
+    if which == 3:
+        for i in x:
+            which += i
+    if which == 4:
+        return x()
+    return which
+
+
+@program(args=lambda: ([1, True, 2.0, "a"],), torchscript=False)
+def type_of_unknown_values(xs: List[Any]) -> List[str]:
+    out: List[str] = []
+    for x in xs:
+        if type(x) in (int, bool):
+            out.append("whole")
+        elif type(x) is float:
+            out.append(type(x).__name__)
+        else:
+            out.append(str(type(x) is str))
+    return out
+
+
+@program(args=lambda: (10, 3), torchscript=False)
+def range_as_a_value(n: int, k: int) -> Tuple[int, int, int, bool, bool, List[int]]:
+    r = range(1, n, k)
+    same = r == range(1, 9, 3)
+    return len(r), r[1], r[-1] + 1, k + 1 in r, n not in range(n), list(r[1:])
+
+
+@program(args=lambda: (5,), torchscript=False)
+def range_given_back(n: int) -> Tuple[range, bool]:
+    return range(n), range(0) == range(2, 2)
+
+
+@program(args=lambda: (5,), torchscript=False)
+def range_in_a_list(n: int) -> int:
+    total = 0
+    for r in [range(n), range(2, n)]:
+        for i in r:
+            total += i
+    return total
+
+
+class _Loose:
+    def __init__(self, value: Any):
+        self.value = value
+        self.steps = [1]
+
+    def add(self, n: int) -> None:
+        self.value = self.value + n
+
+
+def _value_of(loose: Any) -> Any:
+    return loose.value
+
+
+@program(args=lambda: ([_Loose(3), 1],), torchscript=False)
+def attribute_read_before_it_changes(held: List[Any]) -> Tuple[int, int, int]:
+    one = held[0]
+    before = one.value
+    also = _value_of(one)
+    one.value = 10
+    one.add(5)
+    add = one.add
+    add(1)
+    return before, also, one.value
+
+
+class _Bumped:
+    def __init__(self, value: int):
+        self.value = value
+
+    def bump(self) -> int:
+        self.value += 1
+        return self.value
+
+
+@program(args=lambda: ([_Bumped(3), 1],), torchscript=False)
+def attributes_are_read_from_left_to_right(held: List[Any]) -> Tuple[int, bool, List[int]]:
+    one = held[0]
+    return one.value + one.bump(), one.value < one.bump() < 9, [one.value, one.bump()]

@@ -35,22 +35,6 @@ def inner_class(n: int) -> int:
     return n + Inner.value
 
 
-@program(args=lambda: (5,), refused=True, torchscript=False)
-def recursion(n: int) -> int:
-    if n < 2:
-        return 1
-    return n * recursion(n - 1)  # refused
-
-
-def _ping(n: int) -> int:
-    return n if n < 1 else mutual_recursion(n - 1)  # refused by mutual_recursion
-
-
-@program(args=lambda: (5,), refused=True, torchscript=False)
-def mutual_recursion(n: int) -> int:
-    return _ping(n)  # refused
-
-
 @program(args=lambda: (3,), refused=True, torchscript=False)
 def calls_eval(n: int) -> int:
     return eval("n + 1")  # refused

@@ -31,6 +31,19 @@ def transformers(check: Check) -> None:
         module = torch.jit.trace(model.eval(), example)
         return [module(*example), module(*(other or example))]
 
+    class Logits(torch.nn.Module):
+        """Models with a head need a result of named fields inside."""
+
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.model(ids).logits
+
+    def traced_logits(model: Any) -> Any:
+        return torch.jit.trace(Logits(model).eval(), ids)(ids)
+
     def bert(cls: Any = hf.BertModel) -> Any:
         return cls(hf.BertConfig(**tiny, attn_implementation="eager"))
 
@@ -55,13 +68,12 @@ def transformers(check: Check) -> None:
     )
     check(
         "GPT-2 traced",
-        lambda: traced(
+        lambda: traced_logits(
             hf.GPT2LMHeadModel(
                 hf.GPT2Config(
                     vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=32, use_cache=False
                 )
-            ),
-            ids,
+            )
         ),
     )
     check(
@@ -92,8 +104,8 @@ def transformers(check: Check) -> None:
     )
     check(
         "Llama traced",
-        lambda: traced(
-            hf.LlamaForCausalLM(hf.LlamaConfig(**tiny, num_key_value_heads=2, use_cache=False)), ids
+        lambda: traced_logits(
+            hf.LlamaForCausalLM(hf.LlamaConfig(**tiny, num_key_value_heads=2, use_cache=False))
         ),
     )
     check(

@@ -1,0 +1,302 @@
+"""Builtins that run over something: `list`, `sorted`, `map`, `sum`, `max`, `any`.
+
+In: what is run over, a list, a range or a zip. Out: ops, one by one for elements that are in sight,
+else in a loop.
+
+    list(zip(a, b))  →  %r = list.make();  loop …: list.append(%r, (…))
+    sum(xs)          →  py.sum(%xs)
+
+Always holds: iterators are lists, made where they are called.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+from collections.abc import Callable, Mapping
+
+import torch
+
+from lowtide.frontend.script.context import Context, link
+from lowtide.frontend.script.expressions import known_elements, make_dict, plain
+from lowtide.frontend.script.flow import branch_on, choose
+from lowtide.frontend.script.iteration import iterate, static_length
+from lowtide.frontend.script.loops import loop_over
+from lowtide.frontend.script.nodes import Call, Node, Zip
+from lowtide.frontend.script.operators import binary, truth
+from lowtide.frontend.script.targets import elements, widen
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+from lowtide.ir.types import DictType, ListType, TupleType, Type
+
+Builtin = Callable[[Context, Call], Node]
+
+
+def _list(c: Context, call: Call) -> Node:
+    if not call.args:
+        return c.builder.list_make([])
+    return list_of(c, call.args[0], call.node)
+
+
+@link
+def list_of(c: Context, found: Node, node: ast.AST) -> Value:
+    """A new list of what is run over."""
+    if isinstance(found, Value):
+        known = known_elements(c, found)
+        if known is not None:
+            return c.builder.list_make(known)
+        if isinstance(found.type, ListType | TupleType | DictType) or found.type == t.STR:
+            return c.py(node, "list.of", found)
+    made = c.builder.list_make([])
+    each(c, found, node, lambda value: append(c, made, value))
+    return made
+
+
+def append(c: Context, made: Value, value: Value) -> None:
+    if isinstance(made.type, ListType):
+        widen(c, made, ListType(t.join(made.type.elem, value.type)))
+    c.effect("list.append", made, value)
+
+
+def each(c: Context, found: Node, node: ast.AST, body: Callable[[Value], None]) -> None:
+    """Compiles `body` for every element: one by one if they are in sight, else in a loop."""
+    iteration = iterate(c, found, node)  # pyright: ignore[reportArgumentType]
+    known = known_elements(c, found) if isinstance(found, Value) else None
+    if known is None and iteration.must_unroll:
+        count = static_length(c, iteration) or 0
+        known = [c.as_value(iteration.element(c.const(k)), node) for k in range(count)]
+    if known is not None:
+        for value in known:
+            body(value)
+        return
+
+    def enter(i: Value) -> None:
+        body(c.as_value(iteration.element(i), node))
+
+    loop_over(c, node, [ast.Name(n, ast.Store()) for n in _HIDDEN], iteration, enter)
+
+
+_FOLD = "$fold"
+_HIDDEN = (_FOLD,)
+
+
+def _tuple(c: Context, call: Call) -> Node:
+    if not call.args:
+        return c.builder.tuple_make([])
+    found = call.args[0]
+    if isinstance(found, Value):
+        known = known_elements(c, found)
+    else:
+        known = c.builder.list_elements(list_of(c, found, call.node))
+        iteration = iterate(c, found, call.node)
+        count = static_length(c, iteration)
+        if count is not None:
+            elements = [iteration.element(c.const(k)) for k in range(count)]
+            known = [c.as_value(e, call.node) for e in elements]
+    if known is not None:
+        return c.builder.tuple_make(known)
+    elem = (
+        found.type.elem if isinstance(found, Value) and isinstance(found.type, ListType) else t.ANY
+    )
+    xs = found if isinstance(found, Value) else list_of(c, found, call.node)
+    return c.builder.emit("py.tuple", [xs], [ListType(elem)]).result
+
+
+def _dict(c: Context, call: Call) -> Node:
+    made = make_dict(c, [], [])
+    if call.args:
+        found = call.args[0]
+        if isinstance(found, Value) and isinstance(found.type, DictType):
+            made = c.py(call.node, "dict.copy", found)
+        else:
+            each(c, found, call.node, lambda pair: _put_pair(c, call, made, pair))
+    for name, node in call.keywords.items():
+        value = c.as_value(node, call.node)
+        _put(c, made, c.const(name), value)
+    return made
+
+
+def _put_pair(c: Context, call: Call, made: Value, pair: Value) -> None:
+    key, value = elements(c, call.node, pair, 2)
+    _put(c, made, key, value)
+
+
+def _put(c: Context, made: Value, key: Value, value: Value) -> None:
+    if isinstance(made.type, DictType):
+        widen(c, made, t.join(made.type, DictType(key.type, value.type)))
+    c.effect("dict.set", made, key, value)
+
+
+def _set(c: Context, call: Call) -> Node:
+    if not call.args:
+        return c.dynamic("set.make", [])
+    return c.py(call.node, "set.of", list_of(c, call.args[0], call.node))
+
+
+def _size(c: Context, call: Call) -> Node:
+    xs = list_of(c, call.args[0], call.node) if call.args else c.builder.list_make([])
+    return c.builder.emit("list.size", [xs], [ListType(t.INT)]).result
+
+
+def _frozenset(c: Context, call: Call) -> Node:
+    xs = list_of(c, call.args[0], call.node) if call.args else c.builder.list_make([])
+    return c.py(call.node, "set.frozen", xs)
+
+
+def _from_keys(c: Context, call: Call) -> Node:
+    source, *rest = call.args
+    value = c.as_value(rest[0], call.node) if rest else c.const(None)
+    made = make_dict(c, [], [])
+    each(c, source, call.node, lambda key: _put(c, made, key, value))
+    return made
+
+
+def folded(
+    c: Context, call: Call, found: Node, start: Value, step: Callable[[Value, Value], Value]
+) -> Node:
+    """`step` over every element, beginning with `start`."""
+    outer = c.frame.vars.get(_FOLD)
+    c.frame.vars[_FOLD] = start
+
+    def fold(value: Value) -> None:
+        so_far = c.frame.vars[_FOLD]
+        assert isinstance(so_far, Value)
+        c.frame.vars[_FOLD] = step(so_far, value)
+
+    each(c, found, call.node, fold)
+    result = c.frame.vars.pop(_FOLD)
+    if outer is not None:
+        c.frame.vars[_FOLD] = outer
+    assert isinstance(result, Value)
+    return result
+
+
+def _map(c: Context, call: Call) -> Node:
+    fn, *sources = call.args
+    made = c.builder.list_make([])
+    found = sources[0] if len(sources) == 1 else Zip(tuple(sources))
+
+    def put(value: Value) -> None:
+        args = [value] if len(sources) == 1 else elements(c, call.node, value, len(sources))
+        result = c.call_function(call.node, fn, list(args))
+        append(c, made, c.as_value(result, call.node))
+
+    each(c, found, call.node, put)
+    return made
+
+
+def _filter(c: Context, call: Call) -> Node:
+    fn, source = call.args
+    is_none = c.constant(fn) is None
+    made = c.builder.list_make([])
+
+    def put(value: Value) -> None:
+        kept = value if is_none else c.call_function(call.node, fn, [value])
+        condition = truth(c, call.node, c.as_value(kept, call.node))
+        branch_on(c, call.node, condition, lambda: append(c, made, value), lambda: None)
+
+    each(c, source, call.node, put)
+    return made
+
+
+def _sorted(c: Context, call: Call) -> Node:
+    xs = list_of(c, call.args[0], call.node)
+    return sorted_by(c, call.node, xs, call.keywords)
+
+
+@link
+def sorted_by(c: Context, node: ast.Call, xs: Value, keywords: Mapping[str, Node]) -> Value:
+    """A sorted copy; by the keys that a function gives, if one is named."""
+    reverse = c.as_value(keywords.get("reverse", c.const(False)), node)
+    key = keywords.get("key")
+    if key is None or (isinstance(key, Value) and key.type == t.NONE):
+        return c.py(node, "list.sorted", xs, reverse)
+    fn = key
+    keys = c.builder.list_make([])
+
+    def put(value: Value) -> None:
+        append(c, keys, c.as_value(c.call_function(node, fn, [value]), node))
+
+    each(c, xs, node, put)
+    return c.py(node, "list.sorted_by", xs, keys, reverse)
+
+
+def _sum(c: Context, call: Call) -> Node:
+    found = call.args[0]
+    start = c.as_value(call.args[1], call.node) if len(call.args) > 1 else c.const(0)
+    if isinstance(found, Value) and _numbers_only(found.type) and len(call.args) == 1:
+        return c.py(call.node, "py.sum", found)
+    return folded(c, call, found, start, lambda a, b: binary(c, call.node, "add", "py.add", a, b))
+
+
+def _numbers_only(type_: Type) -> bool:
+    match type_:
+        case ListType(elem):
+            return t.is_number(elem) or elem == t.NEVER
+        case TupleType(elems):
+            return all(t.is_number(e) for e in elems)
+        case _:
+            return False
+
+
+def _extremum(op_name: str) -> Builtin:
+    def compile_extremum(c: Context, call: Call) -> Node:
+        values = [plain(c, a, call.node) for a in call.args]
+        if "key" in call.keywords:
+            return _extremum_by(c, call, values, op_name)
+        if any(v.type == t.TENSOR for v in values):
+            raise c.error(
+                call.node,
+                f"{op_name[3:]}() of tensors",
+                f"torch.{op_name[3:]}imum(a, b) or x.{op_name[3:]}()",
+            )
+        if "default" in call.keywords:
+            default = c.as_value(call.keywords["default"], call.node)
+            some = c.py(call.node, "py.gt", c.py(call.node, "py.len", values[0]), c.const(0))
+            found = lambda: c.py(call.node, op_name, *values)  # noqa: E731
+            return choose(c, call.node, some, found, lambda: default)
+        return c.py(call.node, op_name, *values)
+
+    return compile_extremum
+
+
+def _extremum_by(c: Context, call: Call, values: list[Value], op_name: str) -> Node:
+    """The first of the least, or of the greatest, by a key."""
+    xs = values[0] if len(values) == 1 else c.builder.list_make(values)
+    keywords = {"key": call.keywords["key"], "reverse": c.const(op_name == "py.max")}
+    ordered = sorted_by(c, call.node, list_of(c, xs, call.node), keywords)
+    return c.py(call.node, "list.get", ordered, c.const(0))
+
+
+def _any_all(start: bool) -> Builtin:
+    def compile_any_all(c: Context, call: Call) -> Node:
+        name = "py.and" if start else "py.or"
+        return folded(
+            c,
+            call,
+            call.args[0],
+            c.const(start),
+            lambda a, b: c.py(call.node, name, a, truth(c, call.node, b)),
+        )
+
+    return compile_any_all
+
+
+OVER_ITERABLES: dict[object, Builtin] = {
+    list: _list,
+    tuple: _tuple,
+    sorted: _sorted,
+    dict: _dict,
+    collections.OrderedDict: _dict,
+    set: _set,
+    frozenset: _frozenset,
+    dict.fromkeys: _from_keys,
+    map: _map,
+    filter: _filter,
+    min: _extremum("py.min"),
+    max: _extremum("py.max"),
+    sum: _sum,
+    any: _any_all(False),
+    all: _any_all(True),
+    torch.Size: _size,
+}
