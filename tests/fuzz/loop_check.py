@@ -123,9 +123,7 @@ def failure(program: LoopProgram) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def minimised(
-    program: LoopProgram, fails: Callable[[LoopProgram], str] = failure
-) -> LoopProgram:
+def minimised(program: LoopProgram, fails: Callable[[LoopProgram], str] = failure) -> LoopProgram:
     """Drops runs, outputs and statements as long as it fails, and eager does not."""
     changed = True
     while changed:

@@ -154,8 +154,9 @@ class _Draw:
             "torch.where({a} > {b}, {a}, 0.5 * {b})", "torch.cat([{a}[:, 1:], {a}[:, :1]], 1)",
             "{a}.clamp(-1.5, 2.0)", "{a} / (1 + {b} * {b})", "{a}.flip(1)", "torch.roll({a}, 1, 1)",
             "(torch.softmax({a} @ {a}.t(), 1) @ {b})", "F.layer_norm({a}, ({a}.shape[1],))",
-            "torch.logsumexp({a}, 1, keepdim=True) * {b}", "{a}.amax(0) * {b}", "F.linear({a}, {w})",
-            "({a}.unsqueeze(2) + {w}).logsumexp(1)", "({a}.unsqueeze(2) + {w}).max(1).values",
+            "torch.logsumexp({a}, 1, keepdim=True) * {b}", "{a}.amax(0) * {b}",
+            "F.linear({a}, {w})", "({a}.unsqueeze(2) + {w}).logsumexp(1)",
+            "({a}.unsqueeze(2) + {w}).max(1).values",
         )  # fmt: skip
         return text.format(a=a, b=b, w=self.of("matrix"), u=self.of("matrix"), v=self.of("row"))
 
@@ -206,7 +207,9 @@ def _carries(d: _Draw) -> Block:
         inside.append(Node(text=f"{out}[{i}] = {h}"))
         d.made_as("sequence", out)
     d.made_as("state", h)
-    head = f"for {i} in {d.pick(f'range({trip})', f'range(1, {trip})', f'range({trip} - 1, -1, -1)')}:"
+    head = (
+        f"for {i} in {d.pick(f'range({trip})', f'range(1, {trip})', f'range({trip} - 1, -1, -1)')}:"
+    )
     return [*before, Node(text=head, inside=tuple(inside)), *after]
 
 
