@@ -49,11 +49,13 @@ def where_not_zero(value: Expr) -> list[Index]:
     (v if i >= 1 and i < n else 0) * w        i - 1, n - i - 1
     """
     match value:
-        case Select() if _is_zero(value.no):
-            known = [i for part in parts_of(value.cond) for i in _nonnegative_if(part)]
-            return known + where_not_zero(value.yes)
-        case Select() if _is_zero(value.yes):
-            return _nonnegative_unless(value.cond) + where_not_zero(value.no)
+        case Select():
+            yes = [i for part in parts_of(value.cond) for i in _nonnegative_if(part)]
+            yes += where_not_zero(value.yes)
+            no = _nonnegative_unless(value.cond) + where_not_zero(value.no)
+            if _is_zero(value.yes) or _is_zero(value.no):
+                return no if _is_zero(value.yes) else yes
+            return [i for i in yes if i in no]
         case Apply() if value.fn == "mul":
             return [i for a in value.args for i in where_not_zero(a)]
         case Apply() if value.fn in ("neg", "div"):
