@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -256,17 +254,6 @@ def test_programs_of_pairs_are_one_kernel(name: str) -> None:
     assert not graph.torch_ops
     outputs = sum(x.nbytes for x in _tensors(program.function(*args)))
     assert graph.peak_bytes < outputs + 100_000
-
-
-def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "compile.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(example, "compile.md", "exec"), names)
-    points = torch.rand(5_000, 3)
-    with torch.no_grad():
-        torch.testing.assert_close(names["model"](points), names["model"]._orig_mod(points))
-    assert "forward: 1 kernel, 0 ops left to PyTorch" in capsys.readouterr().out
 
 
 def _tensors(x: Any) -> list[torch.Tensor]:
