@@ -176,8 +176,8 @@ def main(argv: list[str] | None = None) -> float:
     took = time.perf_counter() - begun
     plot(history, model, data, args.plot)
     console.print(
-        f"{history.accuracies[-1]:.1%} of {len(data.test_y)} test images after {args.epochs} epochs,"
-        f" {took:.1f} s{'' if args.eager else ', compiling included'}; {args.plot}"
+        f"{history.accuracies[-1]:.1%} of {len(data.test_y)} test images after {args.epochs} "
+        f"epochs, {took:.1f} s{'' if args.eager else ', compiling included'}; {args.plot}"
     )
     return history.accuracies[-1]
 
