@@ -27,7 +27,7 @@ def test_gradients_of_a_random_program(seed: int) -> None:
     assert not wrong, f"{wrong}\n{gradients.in_double(program)}"
 
 
-@pytest.mark.parametrize("seed", [2, 4, 13, 18, 100, 102])
+@pytest.mark.parametrize("seed", [13, 18, 100, 102])
 def test_loops_of_a_random_program(seed: int) -> None:
     program = loops.generate(seed)
     wrong = loop_check.check(program)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import lowtide as lt
 from tests.grad.eager_gradients import randn, same
 
 
