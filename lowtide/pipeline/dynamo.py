@@ -54,7 +54,7 @@ class CompiledGraph(Compiled):
             stats.count("calls_eager")
             return self._forward(*args)
         values = (*[args[k] for k in self._arguments], *self._captured)
-        grad = torch.is_grad_enabled()
+        grad = self._sets_grad and torch.is_grad_enabled()
         try:
             return self._driver(values)
         except Ineligible:

@@ -23,6 +23,7 @@ from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Unsupported
+from lowtide.texpr.conditions import within
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.formula import F, place
 from lowtide.texpr.index import (
@@ -59,12 +60,17 @@ class Inverse:
 
 
 def invert(
-    index: Sequence[Index], y: Sequence[Axis], scope: Sequence[Axis], dropping: bool
+    index: Sequence[Index],
+    y: Sequence[Axis],
+    scope: Sequence[Axis],
+    dropping: bool,
+    known: Sequence[Index] = (),
 ) -> Inverse:
     """Solves index == y for the axes in scope; raises Unsupported.
 
-    `dropping`: a clamped index belongs to a load that is not used where it is out of bounds."""
-    run = _Solver(scope=tuple(scope), dropping=dropping)
+    `dropping`: a clamped index belongs to a load that is not used where it is out of bounds;
+    `known`: what is not negative wherever it is used."""
+    run = _Solver(scope=tuple(scope), dropping=dropping, known=known)
     for lhs, axis in zip(index, y, strict=True):
         if axis.extent.const != 1:
             run.add(lhs, as_index(axis))
@@ -78,6 +84,7 @@ Equation = tuple[Index, Index]
 class _Solver:
     scope: tuple[Axis, ...]
     dropping: bool
+    known: Sequence[Index]
     equations: list[Equation] = field(default_factory=list[Equation])
     data: list[tuple[Index, Expr]] = field(default_factory=list[tuple[Index, Expr]])
     at: dict[Axis, Index] = field(default_factory=dict[Axis, Index])
@@ -89,8 +96,9 @@ class _Solver:
         if gathered is not None:
             self.data.append((rhs, gathered))
             return
-        if any(isinstance(a, Clamp) for a in deep_atoms(lhs)):
-            if not self.dropping:
+        held = [a for a in deep_atoms(lhs) if isinstance(a, Clamp)]
+        if held:
+            if not self.dropping and not all(within(a.num, a.extent, self.known) for a in held):
                 raise Unsupported("the gradient of a clamped index")
             lhs = _unclamped(lhs)
         if any(isinstance(a, Gather) for a in deep_atoms(lhs)):

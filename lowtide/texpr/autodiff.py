@@ -392,7 +392,7 @@ def isolated(d: Def) -> list[Def]:
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Reduce) or node is d.expr:
             return None
-        axes = tuple(sorted(ex.free_axes(node), key=lambda a: a.key))
+        axes = ex.ordered_axes(node, d.axes)
         part = Def(name=f"{d.name}_{len(made)}", axes=axes, expr=node, loc=d.loc, op=d.op)
         made.append(part)
         return ex.load(part.name, [as_index(a) for a in axes], node.dtype)

@@ -1,4 +1,4 @@
-"""Conditions on indices: which hold everywhere, or nowhere, by the ranges of their axes.
+"""Conditions on indices: which hold everywhere, or nowhere, or wherever a value is not zero.
 
 In: comparisons of indices. Out: True, False, or None where it depends on the point.
 
@@ -7,7 +7,9 @@ In: comparisons of indices. Out: True, False, or None where it depends on the po
 
 from __future__ import annotations
 
-from lowtide.texpr.expr import Apply, At, Const, Expr
+from collections.abc import Sequence
+
+from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Select
 from lowtide.texpr.index import Index, as_index, nonnegative
 
 
@@ -39,6 +41,62 @@ def holds(cond: Expr) -> bool | None:
     if False in found:
         return False
     return None if None in found else True
+
+
+def where_not_zero(value: Expr) -> list[Index]:
+    """What is known not to be negative wherever a value is other than zero.
+
+    (v if i >= 1 and i < n else 0) * w        i - 1, n - i - 1
+    """
+    match value:
+        case Select():
+            yes = [i for part in parts_of(value.cond) for i in _nonnegative_if(part)]
+            yes += where_not_zero(value.yes)
+            no = _nonnegative_unless(value.cond) + where_not_zero(value.no)
+            if _is_zero(value.yes) or _is_zero(value.no):
+                return no if _is_zero(value.yes) else yes
+            return [i for i in yes if i in no]
+        case Apply() if value.fn == "mul":
+            return [i for a in value.args for i in where_not_zero(a)]
+        case Apply() if value.fn in ("neg", "div"):
+            return where_not_zero(value.args[0])
+        case Cast():
+            return where_not_zero(value.arg)
+        case _:
+            return []
+
+
+def within(index: Index, extent: Index, known: Sequence[Index]) -> bool:
+    """Is 0 <= index < extent, where none of `known` is negative?"""
+    return all(
+        nonnegative(room) or any(nonnegative(room - i) for i in known)
+        for room in (index, extent - index - 1)
+    )
+
+
+def _nonnegative_if(part: Expr) -> list[Index]:
+    if (found := sides(part, "ge")) is not None:
+        return [found[0] - found[1]]
+    if (found := sides(part, "lt")) is not None:
+        return [found[1] - found[0] - 1]
+    if (found := sides(part, "eq")) is not None:
+        return [found[0] - found[1], found[1] - found[0]]
+    return []
+
+
+def _nonnegative_unless(part: Expr) -> list[Index]:
+    if (found := sides(part, "ge")) is not None:
+        return [found[1] - found[0] - 1]
+    if (found := sides(part, "lt")) is not None:
+        return [found[0] - found[1]]
+    if (found := sides(part, "eq")) is not None:
+        apart = (found[0] - found[1], found[1] - found[0])
+        return [i - 1 for i in apart if nonnegative(i)]
+    return []
+
+
+def _is_zero(e: Expr) -> bool:
+    return isinstance(e, Const) and not e.value
 
 
 def sides(part: Expr, fn: str) -> tuple[Index, Index] | None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
-from lowtide.texpr.adjoint import invert
+from lowtide.texpr.adjoint import Inverse, invert
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Unsupported
+from lowtide.texpr.conditions import where_not_zero
 from lowtide.texpr.expr import Def, Expr, Load, Rewriter
 from lowtide.texpr.formula import F, all_of, is_number
 from lowtide.texpr.index import Atom, Axis, Gather, Index, as_index, deep_atoms, product
@@ -54,10 +55,14 @@ class Contribution:
     def as_mask(self, y: tuple[Axis, ...]) -> bool:
         """Is there at most one point for each element, or only a few?"""
         try:
-            inverse = invert(self.index, y, self.scope, self.dropping)
+            inverse = self.inverse(y)
         except Unsupported:
             return False
         return not inverse.data or _is_few(inverse.rest)
+
+    def inverse(self, y: tuple[Axis, ...]) -> Inverse:
+        """The points at which element y is read; raises Unsupported."""
+        return invert(self.index, y, self.scope, self.dropping, where_not_zero(self.value))
 
     def through(self, d: Def, seed: Load, handed: Contribution) -> Contribution:
         """The same contribution, handed on by a definition of which it is the cotangent.
@@ -93,7 +98,7 @@ def accumulator(dtype: DType, values: Sequence[Expr]) -> DType:
 
 def placed(p: Contribution, y: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], Expr]:
     """The contribution at element y, and the axes that it is to be summed over."""
-    inverse = invert(p.index, y, p.scope, p.dropping)
+    inverse = p.inverse(y)
     value = F(at_indices(p.value, dict(inverse.at)))
     conditions = list(inverse.conditions)
     for rhs, e in inverse.data:

@@ -440,6 +440,13 @@ def free_axes(expr: Expr) -> frozenset[Axis]:
     return _FreeAxes().of(expr)
 
 
+def ordered_axes(expr: Expr, axes: Sequence[Axis]) -> tuple[Axis, ...]:
+    """The axes that are free in a part of a definition: the definition's `axes` first, in order."""
+    free = free_axes(expr)
+    others = sorted(free.difference(axes), key=lambda a: a.key)
+    return (*(a for a in axes if a in free), *others)
+
+
 class _FreeAxes:
     """Memoised over one query; the cache below keeps answers for live nodes."""
 

@@ -147,7 +147,7 @@ def _extracted(defs: list[Def]) -> list[Def]:
             if not isinstance(node, Reduce):
                 return None
             if node not in known:
-                axes = tuple(sorted(ex.free_axes(node), key=lambda a: a.key))
+                axes = ex.ordered_axes(node, d.axes)
                 serial += 1
                 new = Def(name=f"{d.name}r{serial}", axes=axes, expr=node, loc=d.loc, op=d.op)
                 result.append(new)

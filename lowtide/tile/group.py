@@ -285,14 +285,12 @@ def _merged(
     hints: Mapping[str, int],
     careful: bool,
 ) -> Group | None:
-    renaming = _alignment(first, second, shared)
-    if renaming is None:
+    found = _united(first, second, shared, by_sources=True)
+    if found is not None and _reduces_inside(found[1]):
+        found = _united(first, second, shared, by_sources=False)
+    if found is None or not _loads_at_own_axes(found[1]):
         return None
-    moved = {n: _with_axes(d, renaming) for n, d in second.defs.items()}
-    defs = {**first.defs, **moved}
-    full = {n: _inlined(d, shared) for n, d in defs.items()}
-    if not _loads_at_own_axes(full):
-        return None
+    defs, full = found
     consumed = Group(full).consumed()
     common = common_axes(full, consumed)
     if not common or not _worth_it(full, consumed, common, hints, shared):
@@ -302,6 +300,35 @@ def _merged(
     if careful and not _keeps_its_freedom(before, pairs, common, hints):
         return None
     return Group(defs)
+
+
+def _united(
+    first: Group, second: Group, shared: Shared, by_sources: bool
+) -> tuple[dict[str, Def], dict[str, Def]] | None:
+    """The definitions of both over the same axes; and the same with shared values written in."""
+    renaming = _alignment(first, second, shared, by_sources)
+    if renaming is None:
+        return None
+    moved = {n: _with_axes(d, renaming) for n, d in second.defs.items()}
+    defs = {**first.defs, **moved}
+    return defs, {n: _inlined(d, shared) for n, d in defs.items()}
+
+
+def _reduces_inside(defs: Mapping[str, Def]) -> bool:
+    """Would a value have to be reduced anew within a sweep over the very axis that it reduces?
+
+    out[i, c] = sum[j](exp(s[i, j]) * k[j, c]) beside s[i, j] = sum[c](q[i, c] * k[j, c]): at one
+    tile of c, all of c is needed for s, which is too large to be kept; these c are not one axis."""
+    for d in defs.values():
+        own = set(own_axes(d))
+        todo, seen = [d.name], {d.name}
+        while todo:
+            for name in (sources(defs[todo.pop()]) & defs.keys()) - seen:
+                seen.add(name)
+                todo.append(name)
+                if set(reduced_axes(defs[name])) & own and set(own_axes(defs[name])) - own:
+                    return True
+    return False
 
 
 def _keeps_its_freedom(
@@ -443,8 +470,11 @@ def is_contraction(d: Def) -> bool:
     return len(own_axes(d)) >= 1 and sum(1 for p in partial if p and p < loops) >= 2
 
 
-def _alignment(first: Group, second: Group, shared: Shared) -> dict[Axis, Axis] | None:
-    """Which axis of `second` is which of `first`; None where a use does not line up."""
+def _alignment(
+    first: Group, second: Group, shared: Shared, by_sources: bool
+) -> dict[Axis, Axis] | None:
+    """Which axis of `second` is which of `first`; None where a use does not line up. `by_sources`:
+    axes are also the same where both read one value along them."""
     renaming: dict[Axis, Axis] = {}
 
     def link(mine: Axis, theirs: Axis) -> bool:
@@ -468,7 +498,7 @@ def _alignment(first: Group, second: Group, shared: Shared) -> dict[Axis, Axis] 
                     b = the_axis(i)
                     if b is not None and not (link(a, b) if swap else link(b, a)):
                         return None
-    for source in sorted(first.sources() & second.sources()):
+    for source in sorted(first.sources() & second.sources()) if by_sources else ():
         mine, theirs = _pattern(second, source), _pattern(first, source)
         if mine is None or theirs is None or len(mine) != len(theirs):
             continue

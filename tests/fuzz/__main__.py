@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def _arguments() -> argparse.Namespace:
@@ -25,6 +27,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="do not make failing programs small")
     parser.add_argument("--stop", type=int, default=20, help="stop after so many failures")
     parser.add_argument("--grad", action="store_true", help="compare gradients, in float64")
+    parser.add_argument("--loops", action="store_true", help="programs of loops, with gradients")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -32,8 +35,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     args = _arguments()
     if args.show:
-        from tests.fuzz.generate import generate
-
+        generate, _ = _kind(args)
         for seed in range(args.seed, args.seed + args.programs):
             print(generate(seed))
         return 0
@@ -57,6 +59,7 @@ def _supervise(args: argparse.Namespace) -> int:
             command += ["--seed", str(first), "--programs", str(last - first)]
             command += [f"--optimize={args.optimize}", "--stop", str(args.stop)]
             command += ["--keep"] * args.keep + ["--grad"] * args.grad
+            command += ["--loops"] * args.loops
             running.append((subprocess.Popen(command, env=environment), mark, last))
 
         for first in range(args.seed, end, share):
@@ -74,18 +77,25 @@ def _supervise(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
+    """What makes programs, and the module that judges them."""
+    from tests.fuzz import check, generate, gradients, loop_check, loops
+
+    if args.loops:
+        return loops.generate, loop_check
+    return generate.generate, gradients if args.grad else check
+
+
 def _work(args: argparse.Namespace) -> int:
     from lowtide.runtime import toolchain
-    from tests.fuzz import check as forward
-    from tests.fuzz import gradients
-    from tests.fuzz.generate import generate
+    from tests.fuzz.check import Tally
 
-    kind = gradients if args.grad else forward
+    generate, kind = _kind(args)
     check, failure, minimised = kind.check, kind.failure, kind.minimised
 
     flags = [args.optimize if f == toolchain.OPTIMIZE else f for f in toolchain._FLAGS]
     toolchain._FLAGS = tuple(flags)
-    tally, failed = forward.Tally(), 0
+    tally, failed = Tally(), 0
     for seed in range(args.seed, args.seed + args.programs):
         Path(args.worker).write_text(str(seed))
         program = generate(seed)

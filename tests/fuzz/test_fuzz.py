@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz import gradients
+from tests.fuzz import gradients, loop_check, loops
 from tests.fuzz.check import check
 from tests.fuzz.generate import generate
 
@@ -25,3 +25,10 @@ def test_gradients_of_a_random_program(seed: int) -> None:
     program = generate(seed)
     wrong = gradients.check(program)
     assert not wrong, f"{wrong}\n{gradients.in_double(program)}"
+
+
+@pytest.mark.parametrize("seed", [13, 18, 100, 102])
+def test_loops_of_a_random_program(seed: int) -> None:
+    program = loops.generate(seed)
+    wrong = loop_check.check(program)
+    assert not wrong, f"{wrong}\n{program}"

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import lowtide as lt
+from lowtide.pipeline import faults
+from tests.grad.eager_gradients import same
 
 
 def summed(x):
@@ -173,10 +175,19 @@ def aliased(x):
     return row, out
 
 
+def margins(x):
+    """Parts of rows are written, with something before and after them."""
+    out = x * 2
+    for i in range(x.shape[0]):
+        out[i, 1:-2] = x[i, :-3].exp()
+        out[i, 4:] *= x[i, 4:]
+    return out
+
+
 PROGRAMS: list[Callable[..., Any]] = [
     summed, added_in_place, rows_of, subtracted, largest, multiplied, stacked, stacked_last,
     concatenated, filled, columns, shifted, blocks, pairs, flat_pairs, backwards, every_second,
-    histogram, two_results, gathered, aliased,
+    histogram, two_results, gathered, aliased, margins,
 ]  # fmt: skip
 TRIPS = [1, 2, 33, 100]
 NEEDS_A_ROW = (stacked, concatenated, two_results, stacked_last, aliased, gathered)
@@ -214,3 +225,12 @@ def test_one_program_for_every_trip_count(fn: Callable[..., Any]) -> None:
     x = torch.rand(70, 60)
     check(f(x), fn(x))
     assert (lt.cache_stats() - before).compiles == 0
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
+def test_gradients_like_eager(fn: Callable[..., Any]) -> None:
+    """They lift with gradients too."""
+    with faults.strict():
+        same(fn, torch.rand(40, 33))
+    text = str(lt.script(fn).explain(torch.rand(40, 33).requires_grad_()))
+    assert "0 ops left to PyTorch" in text

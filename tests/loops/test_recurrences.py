@@ -9,9 +9,13 @@ import torch
 
 import lowtide as lt
 from lowtide.comparison import release_caches
+from lowtide.ir import dtypes
 from lowtide.memory.measure import can_measure_resident, measure_peak
-from lowtide.pipeline import backend
+from lowtide.pipeline import backend, faults
+from lowtide.texpr import expr as ex
+from lowtide.texpr.autodiff import isolated
 from lowtide.texpr.evaluate import evaluate
+from lowtide.texpr.index import Axis, as_index
 from tests.loops import recurrences as r
 
 IDS = [fn.__name__ for fn in r.PROGRAMS]
@@ -166,3 +170,32 @@ def test_backward_after_a_result_was_changed() -> None:
         changed(r.batch_first)
     with pytest.raises(RuntimeError):
         changed(lt.script(r.batch_first))
+
+
+def test_a_part_has_the_axes_of_its_definition_in_order() -> None:
+    """The step of a loop is the first of them, whatever the axes are called."""
+    i10, i9, k = Axis("i10", as_index(6)), Axis("i9", as_index(4)), Axis("k", as_index(5))
+    read = ex.load("x", [as_index(i10), as_index(i9), as_index(k)], dtypes.f32)
+    total = ex.reduce("sum", [k], read, dtypes.f32)
+    d = ex.Def(
+        name="y", axes=(i10, i9), expr=ex.apply("tanh", (total,), dtypes.f32), loc=None, op=""
+    )
+    part, _ = isolated(d)
+    assert part.axes == (i10, i9)
+
+
+@pytest.mark.parametrize("dims", range(3, 7))
+def test_a_norm_of_what_is_carried(dims: int) -> None:
+    """Wherever in the numbering of axes it falls."""
+
+    def normed(x, h):
+        for t in range(x.shape[0]):
+            h = torch.sin(torch.nn.functional.layer_norm(h, (h.shape[-1],)) * x[t])
+        return h
+
+    arguments = [torch.rand(40, *[2] * (dims - 2), 5), torch.rand(*[2] * (dims - 2), 5)]
+    f = lt.script(normed)
+    with faults.strict():
+        found = gradients(f, arguments)
+    for got, want in zip(found, gradients(normed, arguments), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)

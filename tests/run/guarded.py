@@ -112,7 +112,8 @@ class Memory:
             return torch.empty(shape, dtype=dtype)
         region = Region(like.numel() * dtype.itemsize, self.guard, _ALIGN)
         self.regions.append(region)
-        return _tensor(region, dtype, like.numel()).view(shape)
+        storage = _tensor(region, dtype, like.numel()).untyped_storage()
+        return torch.empty(0, dtype=dtype).set_(storage, 0, shape, like.stride())  # is no view
 
     def scratch(self, nbytes: int) -> Region:
         """Stands in for `arena.scratch`."""

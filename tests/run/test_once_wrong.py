@@ -132,3 +132,16 @@ def test_merging_groups_closes_no_cycle() -> None:
     args = (torch.randn(200, 20), torch.randn(20, 64) * 0.2, torch.randn(64, 10))
     for got, want in zip(lt.script(layers)(*args), layers(*args), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def attention_of_chunks(x: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    q, k, v = (x + b).chunk(3, -1)
+    return F.scaled_dot_product_attention(q, k, v) @ out
+
+
+def test_columns_of_values_are_not_those_that_scores_are_summed_over() -> None:
+    """q, k and v have as many columns and lie in one tensor: these were taken to be one axis, and
+    the scores of all keys were summed again within each step along it, on top of what was there."""
+    args = (torch.randn(34, 35, 108), torch.randn(108), torch.randn(36, 36))
+    got, want = lt.script(attention_of_chunks)(*args), attention_of_chunks(*args)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -139,7 +139,9 @@ def _changes(
 ) -> bool:
     """Whether the call writes into a tensor that it is given."""
     root, _, name = source.rpartition(".")
-    if name in INPLACE if root == "operator" else is_inplace(name):
+    if name.removeprefix("__").removesuffix("__") in INPLACE:
+        return True
+    if root != "operator" and is_inplace(name):  # not `operator.and_`
         return True
     if "out" in named and named["out"].type != t.NONE:
         return True

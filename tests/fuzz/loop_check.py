@@ -1,0 +1,162 @@
+"""Runs random programs with loops compiled, results and gradients, and makes failing ones small.
+
+In: a `LoopProgram`. Out: "" or what is wrong. In float64 results and gradients are eager's; in
+float32 they may be as far from the float64 ones as eager's own are, times a factor:
+
+    |got - exact| <= 1e-8 * the largest                                    in float64
+    |got - exact| <= 20 * max |eager32 - exact| + 1e-5 * the largest       in float32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import lowtide as lt
+from lowtide.errors import CompileError
+from lowtide.pipeline import faults, stats
+from tests.fuzz.check import Tally, python_function, threads
+from tests.fuzz.loops import LoopProgram, Node, Sizes
+from tests.run.guarded import Guard, guarded_calls
+
+Named = dict[str, torch.Tensor | None]
+
+
+def check(program: LoopProgram, tally: Tally | None = None) -> str:
+    """Runs a program at its sizes, forward and backward, in float64 and then in float32."""
+    tally = tally or Tally()
+    eager = python_function(program)
+    try:
+        compiled = lt.script(eager)
+    except CompileError as error:
+        tally.refused[str(error).splitlines()[0][:100]] += 1
+        return ""
+    guard = Guard.AFTER if program.seed % 2 else Guard.BEFORE
+    with faults.strict(), guarded_calls(guard):
+        for k, sizes in enumerate(program.runs):
+            with threads(1 + k % 2):
+                dtype = torch.float32 if k else torch.float64
+                wrong = _run(program, (eager, compiled), sizes, dtype, tally)
+            if wrong:
+                return f"run {k} at {dict(sizes)}: {wrong}"
+    return ""
+
+
+def _run(
+    program: LoopProgram, both: tuple[Any, Any], sizes: Sizes, dtype: torch.dtype, tally: Tally
+) -> str:
+    tally.runs += 1
+    eager, compiled = both
+    try:
+        exact = found(program, eager, sizes, torch.float64)
+        rounded = found(program, eager, sizes, dtype)
+    except Exception:  # eager's own, and there is nothing to compare
+        tally.rejected += 1
+        return ""
+    before = stats.cache_stats()
+    got = found(program, compiled, sizes, dtype)
+    for name, want in exact.items():
+        wrong = difference(got[name], want, rounded[name])
+        if wrong:
+            return f"{name} in {dtype}: {wrong}"
+    since = stats.cache_stats() - before
+    tally.compiled += not since.calls_eager and not since.regions_eager
+    return ""
+
+
+def found(program: LoopProgram, f: Callable[..., Any], sizes: Sizes, dtype: torch.dtype) -> Named:
+    """Results and the gradients of all inputs, for seeded cotangents."""
+    given = program.arguments(sizes, dtype)
+    leaves = {n: x.requires_grad_() for n, x in given.items() if x.is_floating_point()}
+    kept = {n: x.detach().clone() for n, x in given.items()}
+    out: dict[str, Any] = dict(zip(program.outputs, f(*given.values()), strict=True))
+    generator = torch.Generator().manual_seed(5)
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for y in out.values():
+        if isinstance(y, torch.Tensor):
+            g = torch.randn(y.shape, generator=generator, dtype=torch.float64)
+            pairs += [(y, g.to(y.dtype))] * y.requires_grad
+    gradients: tuple[torch.Tensor | None, ...] = tuple(None for _ in leaves)
+    if pairs:
+        ys, gs = zip(*pairs, strict=True)
+        gradients = torch.autograd.grad(ys, list(leaves.values()), gs, allow_unused=True)
+    for name, x in given.items():
+        assert torch.equal(x.detach(), kept[name]), f"the input {name} was changed"
+    named: Named = {n: y.detach() for n, y in out.items() if isinstance(y, torch.Tensor)}
+    return named | {f"gradient of {n}": g for n, g in zip(leaves, gradients, strict=True)}
+
+
+def difference(
+    got: torch.Tensor | None, want: torch.Tensor | None, rounded: torch.Tensor | None
+) -> str:
+    """What is wrong with `got`, beside the exact and eager's own result; None is zero."""
+    if got is None or want is None:
+        one = got if want is None else want
+        return "" if one is None or not one.any() else f"{'none' if got is None else 'one'} given"
+    if got.shape != want.shape:
+        return f"is {list(got.shape)}, not {list(want.shape)}"
+    finite = want[want.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    limit = 1e-8 * scale + 1e-12
+    if got.dtype is not want.dtype:
+        known = rounded is not None and bool(rounded.isfinite().all())
+        off = float((rounded - want).abs().max()) if known and want.numel() else torch.inf
+        limit = 20 * off + 1e-5 * scale
+    wrong = ~((got.to(want.dtype) - want).abs() <= limit) & want.isfinite()
+    if limit == torch.inf:  # eager's own float32 says nothing
+        return ""
+    if not bool(wrong.any()):
+        return ""
+    at = tuple(wrong.nonzero()[0].tolist())
+    text = f"{int(wrong.sum())} of {wrong.numel()} wrong, first at {list(at)}"
+    return f"{text}: {got[at].item()!r}, exact {want[at].item()!r}, limit {limit:.3g}"
+
+
+def failure(program: LoopProgram) -> str:
+    """As `check`, with exceptions as text."""
+    try:
+        return check(program)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def minimised(program: LoopProgram, fails: Callable[[LoopProgram], str] = failure) -> LoopProgram:
+    """Drops runs, outputs and statements as long as it fails, and eager does not."""
+    changed = True
+    while changed:
+        changed = False
+        for candidate in _with_less(program):
+            if _valid(candidate) and fails(candidate):
+                program, changed = candidate, True
+                break
+    return program
+
+
+def _valid(program: LoopProgram) -> bool:
+    try:
+        f = python_function(program)
+        for sizes in program.runs:
+            found(program, f, sizes, torch.float64)
+    except Exception:
+        return False
+    return True
+
+
+def _with_less(program: LoopProgram) -> Iterator[LoopProgram]:
+    for k in range(len(program.runs) if len(program.runs) > 1 else 0):
+        yield replace(program, runs=program.runs[:k] + program.runs[k + 1 :])
+    for k in range(len(program.outputs) if len(program.outputs) > 1 else 0):
+        yield replace(program, outputs=program.outputs[:k] + program.outputs[k + 1 :])
+    for body in _without_one(program.body):
+        yield replace(program, body=body)
+
+
+def _without_one(nodes: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
+    for k, node in enumerate(nodes):
+        before, after = nodes[:k], nodes[k + 1 :]
+        yield before + after
+        for inside in _without_one(node.inside):
+            yield (*before, replace(node, inside=inside), *after) if inside else before + after
