@@ -279,12 +279,13 @@ class Lift:
                 assert isinstance(x.value, Val)
                 after.append((x, self._after(body, stand_in, x.value, before[x], delayed)))
         kept = [x.value for x in results if x not in self.changed]
-        self._drop_unused(mark[0], [*kept, *(value for _, value in after)])
+        stand_ins = set(self._values(yields))
+        self._drop_unused(mark[0], [*kept, *(value for _, value in after)], stand_ins)
         for x, value in after:
             self.run.change(x, value)
         return results
 
-    def _drop_unused(self, since: int, results: Sequence[object]) -> None:
+    def _drop_unused(self, since: int, results: Sequence[object], stand_ins: set[str]) -> None:
         """Without the definitions that no result needs; none that does reads a stand-in."""
         program = self.b.program
         names = [x.name for x in map(_tensor_of, results) if x is not None]
@@ -292,8 +293,7 @@ class Lift:
         for name in list(program.defs)[since:]:
             if name not in needed:
                 del program.defs[name]
-        known = {*program.defs, *program.delays, *program.inputs}
-        if not needed <= known:
+        if needed & (stand_ins - program.delays.keys()):
             raise NotLifted("an iteration reads all of what the iterations before it wrote")
 
     def _before(self, since: int) -> dict[Abs, object]:

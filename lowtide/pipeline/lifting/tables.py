@@ -22,6 +22,7 @@ from lowtide.pipeline.lifting import invert
 from lowtide.pipeline.lifting.closing import Body
 from lowtide.pipeline.lifting.invert import Solution
 from lowtide.pipeline.lifting.match import NotLifted, assumed
+from lowtide.pipeline.lifting.updates import at_index
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Val
@@ -131,7 +132,7 @@ class _Table:
 
         def final(r: tuple[Index, ...]) -> Expr:
             moved = dict(zip(axes, r, strict=True))
-            at = b.clamp(substitute(s.target, moved), axis.extent)
+            at = b.clamp(at_index(s.target, axes, r), axis.extent)
             rest = [i for k, i in enumerate(r) if k != self.row.dim]
             valid = s.valid(b)
             written = b.load(rows, (at, *rest))
