@@ -28,7 +28,7 @@ class Activity:
         self.builder = builder
         wanted = list(wanted)
         self.diff = Differentiation(builder.program.inputs, wanted)
-        self.records = bool(wanted)
+        self.records = builder.records = bool(wanted)
 
     @property
     def is_full(self) -> bool:

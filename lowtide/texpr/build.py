@@ -67,6 +67,7 @@ class Builder:
         self.program = Program()
         self.loc: Loc = UNKNOWN_LOC
         self.op = ""
+        self.records = False  # are gradients of these definitions wanted?
         self._serial = 0
 
     # -- values --

@@ -20,7 +20,7 @@ from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Unsupported
-from lowtide.texpr.derivatives import AT_NAN, ROOTS, cotangents
+from lowtide.texpr.derivatives import AT_NAN, CLAMPS, LIPSCHITZ, ROOTS, STRICT, cotangents
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce, Rewriter, Select
 from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, clamp, gather
@@ -38,6 +38,12 @@ CENTRED: Final = frozenset({
 # of equal extremes the one whose index is returned gets everything; else they share it
 INDEXED: Final = frozenset({"max.dim", "min.dim"})
 DETACHED: Final = frozenset({"detach"})
+
+# ops whose gradient is not that of their formula, alone or at a kink: they are not written into
+# definitions of another op where gradients are recorded
+OF_THEIR_OWN: Final = (
+    STABILISED | CENTRED | INDEXED | DETACHED | ROOTS | CLAMPS | STRICT | LIPSCHITZ | AT_NAN.keys()
+)
 
 Contributions = dict[Load, Expr]
 

@@ -39,7 +39,7 @@ class Body:
     def element(self, value: Val, idx: Sequence[Index], carry: str) -> Expr:
         """An element in iteration L, with all written out that reads `carry`."""
         e = self.put(ex.load(value.name, [as_index(i) for i in idx], value.dtype))
-        return updates.expanded(self.b.program.defs, e, carry, {}) if carry else e
+        return updates.expanded(self.b, e, carry, {}) if carry else e
 
     def put(self, e: Expr) -> Expr:
         """Loads of lifted definitions with L as their first index."""

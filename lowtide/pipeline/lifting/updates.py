@@ -20,6 +20,7 @@ from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, floordiv, mod, nonnegative
+from lowtide.texpr.pullback import OF_THEIR_OWN
 
 
 def index_map(b: Builder, view: Val, root: Val) -> tuple[tuple[Axis, ...], tuple[Index, ...]]:
@@ -54,8 +55,9 @@ def depends(defs: Mapping[str, Def], expr: Expr, name: str, known: dict[str, boo
     return False
 
 
-def expanded(defs: Mapping[str, Def], expr: Expr, name: str, known: dict[str, bool]) -> Expr:
+def expanded(b: Builder, expr: Expr, name: str, known: dict[str, bool]) -> Expr:
     """The expression with pointwise definitions written out that read `name`."""
+    defs = b.program.defs
 
     def visit(node: Expr) -> Expr | None:
         d = defs.get(node.source) if isinstance(node, Load) else None
@@ -63,8 +65,10 @@ def expanded(defs: Mapping[str, Def], expr: Expr, name: str, known: dict[str, bo
             return None
         if not depends(defs, d.expr, name, known) or isinstance(d.expr, Reduce):
             return None
+        if b.records and d.op in OF_THEIR_OWN:
+            return None
         moved = at_indices(d.expr, dict(zip(d.axes, node.index, strict=True)))
-        return expanded(defs, moved, name, known)
+        return expanded(b, moved, name, known)
 
     return Rewriter(visit)(expr)
 
@@ -94,7 +98,7 @@ def write(b: Builder, root: Val, view: Val, value: Val) -> Val:
     def body(r: tuple[Index, ...]) -> Expr:
         conditions, at = inverse(b, axes, places, r, root.shape)
         here = tuple(at_index(i, axes, at) for i in places)
-        new = expanded(b.program.defs, b.load(value, at), root.name, {})
+        new = expanded(b, b.load(value, at), root.name, {})
         new = _in_place(new, root.name, here, r)
         cond = conjunction(b, conditions)
         return new if cond is None else b.select(cond, new, b.load(root, r))
