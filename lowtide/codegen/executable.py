@@ -218,26 +218,35 @@ class Executable:
     def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
         """The peak of one run: outputs, temporaries while they live, work memory of the threads."""
         threads = torch.get_num_threads()
-        held: list[tuple[Held, str]] = []
-        best: tuple[int, list[tuple[Held, str]]] = (0, [])
+        held: list[Held] = []
+        best: tuple[int, list[Held]] = (0, [])
         for k, (p, t) in enumerate(zip(self.plans, self.texts, strict=True)):
-            held = [h for h in held if self._alive(h[0].name, k)]
+            held = [h for h in held if self._alive(h.name, k)]
             own = [n for n in p.outputs if not (self.into and n in self._roots())]
             held += [self._held(name, sizes) for name in own]
-            work = evaluate(t.thread_bytes, sizes) * threads
-            now = [*held, (Held(name=p.name, nbytes=work, kind="work memory", loc=UNKNOWN_LOC),
-                           f"{threads}*({t.thread_bytes})")]  # fmt: skip
-            total = sum(h.nbytes for h, _ in now)
+            work = Held(
+                name=p.name,
+                nbytes=evaluate(t.thread_bytes, sizes) * threads,
+                kind="work memory",
+                loc=UNKNOWN_LOC,
+                formula=f"{threads}*({t.thread_bytes})",
+            )
+            total = sum(h.nbytes for h in [*held, work])
             if total >= best[0]:
-                best = (total, [h for h in now if h[0].nbytes])
-        formula = " + ".join(text for _, text in best[1]) or "0"
-        return MemoryPlan(peak_bytes=best[0], formula=formula, buffers=tuple(h for h, _ in best[1]))
+                best = (total, [h for h in [*held, work] if h.nbytes])
+        formula = " + ".join(h.formula for h in best[1]) or "0"
+        return MemoryPlan(peak_bytes=best[0], formula=formula, buffers=tuple(best[1]))
 
-    def _held(self, name: str, sizes: Mapping[str, int]) -> tuple[Held, str]:
+    def _held(self, name: str, sizes: Mapping[str, int]) -> Held:
         d = self.normal.defs[name]
         nbytes: Index = product(d.shape) * d.dtype.itemsize
-        kind = "output" if name in self._roots() else "temporary"
-        return Held(name=name, nbytes=evaluate(nbytes, sizes), kind=kind, loc=d.loc), str(nbytes)
+        return Held(
+            name=name,
+            nbytes=evaluate(nbytes, sizes),
+            kind="output" if name in self._roots() else "temporary",
+            loc=d.loc,
+            formula=str(nbytes),
+        )
 
     def _roots(self) -> set[str]:
         return {*self.program.outputs, *self.program.checks}

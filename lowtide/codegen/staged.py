@@ -180,7 +180,13 @@ class Staged:
 
 
 def _held(name: str, nbytes: Index, loc: Any, sizes: Mapping[str, int]) -> Held:
-    return Held(name=name, nbytes=evaluate(nbytes, sizes), kind="temporary", loc=loc or UNKNOWN_LOC)
+    return Held(
+        name=name,
+        nbytes=evaluate(nbytes, sizes),
+        kind="temporary",
+        loc=loc or UNKNOWN_LOC,
+        formula=str(nbytes),
+    )
 
 
 def _set_dead(parts: Sequence[Stage], results: set[str]) -> None:

@@ -9,12 +9,14 @@ from lowtide.errors import Loc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A value that takes memory: `kind` is "output", "temporary" or "work memory"."""
+    """A value that takes memory: `kind` is "output", "temporary" or "work memory"; `formula`: its
+    bytes in the sizes."""
 
     name: str
     nbytes: int
     kind: str
     loc: Loc
+    formula: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,7 +206,9 @@ class Binding:
                 return Abs(Map(tuple(v), tuple(map(make, v.values(), inner))), place)
             return constant(v) if _is_known(v) else Abs(OPAQUE, place)
 
-        return builder, [make(v, Place(i)) for i, v in enumerate(self.values)]
+        live = [make(v, Place(i)) for i, v in enumerate(self.values)]
+        del make  # it refers to itself: the tensors would stay until garbage is collected
+        return builder, live
 
 
 def _input(
