@@ -18,7 +18,7 @@ from lowtide.codegen.c.kernel import KernelText, kernel_text
 from lowtide.codegen.c.module import module_text
 from lowtide.codegen.driver import driver_text, small_shape
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory.plan import Held, MemoryPlan
+from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
 from lowtide.runtime import arena, cache, launch, toolchain
 from lowtide.runtime.choice import Choice
 from lowtide.texpr import expr as ex
@@ -217,25 +217,26 @@ class Executable:
 
     def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
         """The peak of one run: outputs, temporaries while they live, work memory of the threads."""
+        return peak_of(self.events(sizes))
+
+    def events(self, sizes: Mapping[str, int]) -> Iterator[Event]:
+        """What one run takes and gives back, in order."""
         threads = torch.get_num_threads()
-        held: list[Held] = []
-        best: tuple[int, list[Held]] = (0, [])
+        held: dict[str, Held] = {}
         for k, (p, t) in enumerate(zip(self.plans, self.texts, strict=True)):
-            held = [h for h in held if self._alive(h.name, k)]
             own = [n for n in p.outputs if not (self.into and n in self._roots())]
-            held += [self._held(name, sizes) for name in own]
+            made = {n: self._held(n, sizes) for n in own}
             work = Held(
-                name=p.name,
+                name=f"{p.name} work",
                 nbytes=evaluate(t.thread_bytes, sizes) * threads,
                 kind="work memory",
                 loc=UNKNOWN_LOC,
                 formula=f"{threads}*({t.thread_bytes})",
             )
-            total = sum(h.nbytes for h in [*held, work])
-            if total >= best[0]:
-                best = (total, [h for h in [*held, work] if h.nbytes])
-        formula = " + ".join(h.formula for h in best[1]) or "0"
-        return MemoryPlan(peak_bytes=best[0], formula=formula, buffers=tuple(best[1]))
+            yield from (Event(held=h, takes=True) for h in (*made.values(), work))
+            held |= made
+            dead = [held.pop(n) for n in list(held) if not self._alive(n, k + 1)]
+            yield from (Event(held=h, takes=False) for h in (*dead, work))
 
     def _held(self, name: str, sizes: Mapping[str, int]) -> Held:
         d = self.normal.defs[name]

@@ -3,10 +3,10 @@
 In: everything that PyTorch does while the ledger is entered, on meta tensors, in autograd too. Out:
 `peak_bytes`, and `at_peak()`: what was alive then. Nothing is computed and no data is allocated.
 
-    ledger = Ledger()
+    ledger = Ledger(arena)
     with ledger:
         y = x * 2                      # x: on the meta device; one entry, until y's storage dies
-        ledger.spike(parts)            # a kernel's temporaries: there for a moment
+        ledger.play(events)            # kernels: what they take and give back
     ledger.peak_bytes
 
 Always holds: an entry is a storage that an op made, counted once however many views it has, and
@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.largest import largest
-from lowtide.memory.plan import Held
+from lowtide.memory.plan import Event, Held
 from lowtide.memory.scratch import scratch_bytes
 
 _NODE = "lowtide.place"
@@ -47,22 +47,43 @@ class Entry:
     born: int
     shape: tuple[int, ...] = ()
     itemsize: int = 1
+    formula: str = ""
     died: int = _FOREVER
+    block: Any = None  # where the arena holds it
+
+
+class Arena(Protocol):
+    """What holds the large results of kernels: how much, with what it keeps warm."""
+
+    reserved_bytes: int
+
+    def serves(self, nbytes: int) -> bool:
+        """Whether a tensor of so many bytes lies there."""
+        ...
+
+    def take(self, nbytes: int) -> Any:
+        """A block."""
+        ...
+
+    def give_back(self, block: Any) -> None:
+        """The end of its use."""
+        ...
 
 
 class Ledger(TorchDispatchMode):
     """See the module's text. `name`, `loc` and `kind` are those of what is made from now on."""
 
-    def __init__(self) -> None:
+    def __init__(self, arena: Arena) -> None:
         super().__init__()
-        self.live_bytes = 0
+        self.arena = arena
+        self.torch_bytes = 0
         self.peak_bytes = 0
         self.entries: list[Entry] = []
         self.notes: dict[str, None] = {}
         self.name, self.loc, self.kind = "", UNKNOWN_LOC, "PyTorch"
         self._clock = 0
         self._peak_clock = 0
-        self._peak_parts: Sequence[Held] = ()
+        self._peak_inside = Held(name="", nbytes=0, kind="", loc=UNKNOWN_LOC)
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_paused = False
@@ -73,17 +94,42 @@ class Ledger(TorchDispatchMode):
         """What follows is done by this op."""
         self.name, self.loc, self.kind = name, loc, kind
 
-    def spike(self, nbytes: int, parts: Sequence[Held] = ()) -> None:
-        """So many bytes are there for a moment."""
+    @property
+    def live_bytes(self) -> int:
+        """What is held now, blocks that the arena keeps warm counted."""
+        return self.torch_bytes + self.arena.reserved_bytes
+
+    def spike(self, nbytes: int) -> None:
+        """So many bytes are there for a moment, within an op."""
         self._clock += 1
         if self.live_bytes + nbytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes + nbytes
             self._peak_clock = self._clock
-            self._peak_parts = parts or (
-                [Held(name=f"within {self.name}", nbytes=nbytes, kind=self.kind, loc=self.loc)]
-                if nbytes
-                else ()
+            self._peak_inside = Held(
+                name=f"within {self.name}", nbytes=nbytes, kind=self.kind, loc=self.loc
             )
+
+    def play(self, events: Iterable[Event]) -> dict[str, Entry]:
+        """What a run of kernels takes and gives back; what it leaves, by name."""
+        left: dict[str, Entry] = {}
+        for event in events:
+            x = event.held
+            if not event.takes:
+                self.end(left.pop(x.name))
+                continue
+            entry = Entry(
+                name=x.name, kind=x.kind, loc=x.loc, nbytes=x.nbytes, born=0, formula=x.formula
+            )
+            if x.nbytes and (x.kind == "work memory" or self.arena.serves(x.nbytes)):
+                entry.block = self.arena.take(x.nbytes)
+            self._enter(entry)
+            left[x.name] = entry
+        return left
+
+    def adopt(self, x: torch.Tensor, entry: Entry) -> None:
+        """The entry lives as long as the tensor's memory."""
+        storage = x.untyped_storage()
+        self._storages[_key(x)] = weakref.ref(storage, self._end_of(_key(x), entry))
 
     def hold(self, nbytes: int) -> None:
         """So many bytes more stay, of what is not rehearsed one by one."""
@@ -94,11 +140,11 @@ class Ledger(TorchDispatchMode):
     @contextlib.contextmanager
     def aside(self, nbytes: int) -> Generator[None]:
         """Inside, so many bytes of what is alive do not count: they belong to another road."""
-        self.live_bytes -= nbytes
+        self.torch_bytes -= nbytes
         try:
             yield
         finally:
-            self.live_bytes += nbytes
+            self.torch_bytes += nbytes
 
     @contextlib.contextmanager
     def paused(self) -> Generator[None]:
@@ -120,8 +166,15 @@ class Ledger(TorchDispatchMode):
 
     def at_peak(self) -> list[Entry | Held]:
         """What is alive at the peak, the largest first."""
-        alive = [e for e in self.entries if e.born <= self._peak_clock < e.died and e.nbytes]
-        found: list[Entry | Held] = [*alive, *(p for p in self._peak_parts if p.nbytes)]
+        found: list[Entry | Held] = [
+            e for e in self.entries if e.born <= self._peak_clock < e.died and e.nbytes
+        ]
+        if self._peak_inside.nbytes:
+            found.append(self._peak_inside)
+        rest = self.peak_bytes - sum(e.nbytes for e in found)
+        if rest > 0:
+            name = "whole pages, and blocks kept warm"
+            found.append(Held(name=name, nbytes=rest, kind="arena", loc=UNKNOWN_LOC))
         return sorted(found, key=lambda e: -e.nbytes)
 
     # -- what PyTorch does --
@@ -217,14 +270,22 @@ class Ledger(TorchDispatchMode):
         self._clock += 1
         entry.born = self._clock
         self.entries.append(entry)
-        self.live_bytes += entry.nbytes
+        if entry.block is None:
+            self.torch_bytes += entry.nbytes
         self.spike(0)
+
+    def end(self, entry: Entry) -> None:
+        """It is given back."""
+        self._clock += 1
+        entry.died = self._clock
+        if entry.block is None:
+            self.torch_bytes -= entry.nbytes
+        else:
+            self.arena.give_back(entry.block)
 
     def _end_of(self, key: int, entry: Entry) -> Callable[[object], None]:
         def end(ref: object) -> None:
-            self._clock += 1
-            entry.died = self._clock
-            self.live_bytes -= entry.nbytes
+            self.end(entry)
             if self._storages.get(key) is ref:  # else another lies where this one lay
                 del self._storages[key]
 

@@ -18,7 +18,7 @@ from typing import Any
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.ledger import Entry
 from lowtide.memory.plan import Held
-from lowtide.pipeline.walk import Walk
+from lowtide.pipeline.walk import TorchStep, Walk
 
 _LEAST_SIZE = 33  # smaller ones are constants of a signature
 
@@ -79,6 +79,10 @@ def plan_memory(walk: Walk, plain: str = "") -> MemoryPlan:
         notes.insert(
             0, f"{plain}: such a call runs as plain PyTorch; this is the compiled one's peak"
         )
+    theirs = dict.fromkeys(step.label for step in walk.steps if isinstance(step, TorchStep))
+    if theirs:
+        names = ", ".join(theirs)
+        notes.append(f"what PyTorch allocates inside {names} is bounded from above, not known")
     alive = ledger.at_peak()
     names = dict(walk.sizes())
     symbols: dict[int, str] = {}
@@ -107,14 +111,16 @@ def _formula(alive: Sequence[Entry | Held], symbols: Mapping[int, str]) -> str:
     """The sum of what is alive, equal terms once."""
     terms: dict[str, int] = {}
     for x in alive:
-        text, count = _entry_term(x, symbols) if isinstance(x, Entry) else _held_term(x, symbols)
+        text, count = _term(x, symbols) if isinstance(x, Entry) else ("", x.nbytes)
         terms[text] = terms.get(text, 0) + count
     constant = terms.pop("", 0)
     texts = [text if count == 1 else f"{count}*{text}" for text, count in terms.items()]
     return " + ".join([*texts, *([str(constant)] if constant or not texts else [])])
 
 
-def _entry_term(x: Entry, symbols: Mapping[int, str]) -> tuple[str, int]:
+def _term(x: Entry, symbols: Mapping[int, str]) -> tuple[str, int]:
+    if x.formula:
+        return _kernel_term(x.formula, symbols)
     if not x.shape:
         return "", x.nbytes
     sizes = [_size(s, symbols) for s in x.shape]
@@ -135,11 +141,9 @@ def _size(size: int, symbols: Mapping[int, str]) -> tuple[str, int]:
     return "", size
 
 
-def _held_term(x: Held, symbols: Mapping[int, str]) -> tuple[str, int]:
+def _kernel_term(formula: str, symbols: Mapping[int, str]) -> tuple[str, int]:
     """The text of a kernel's own formula, in which sizes stand as `<1000>`."""
-    if not x.formula:
-        return "", x.nbytes
-    text = re.sub(r"<(\d+)>", lambda m: symbols.get(int(m[1]), m[1]), x.formula)
+    text = re.sub(r"<(\d+)>", lambda m: symbols.get(int(m[1]), m[1]), formula)
     factors = text.split("*")
     if not all(re.fullmatch(r"\w+", f) for f in factors):
         return f"({text})" if " " in text and not text.endswith(")") else text, 1

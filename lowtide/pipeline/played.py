@@ -2,7 +2,7 @@
 
 In: a `Ledger`, and an executable with its memory plan. Out: what the ledger learns.
 
-    play(ledger, exe, symbols)([a, b], sizes, numbers)   its peak for a moment; then its outputs
+    play(ledger, exe, symbols)([a, b], sizes, numbers)   what it takes; its outputs
     backward(ledger, results)                            the engine's road, from dense cotangents
 """
 
@@ -17,7 +17,7 @@ import torch
 
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.plan import Held
+from lowtide.memory.plan import Event, Held
 from lowtide.texpr.index import evaluate
 
 _TRUE = torch.tensor(True)
@@ -34,25 +34,31 @@ def play(
             return []
         program = executable.program
         known = dict(zip(symbols, sizes, strict=True))
-        plan = executable.memory(known)
-        ledger.spike(plan.peak_bytes, [_with_sizes(h, known) for h in plan.buffers])
+        left = ledger.play(_with_sizes(e, known) for e in executable.events(known))
         made: list[Tensor] = []
-        for name in program.outputs:
-            d = program.defs[name]
-            at = ledger.name, ledger.loc, ledger.kind
-            ledger.at(d.op or name, d.loc, "output")
-            shape = [evaluate(s, known) for s in d.shape]
-            made.append(torch.empty(shape, dtype=d.dtype.torch, device="meta"))
-            ledger.at(*at)
+        with ledger.paused():
+            for name in program.outputs:
+                d = program.defs[name]
+                shape = [evaluate(s, known) for s in d.shape]
+                made.append(torch.empty(shape, dtype=d.dtype.torch, device="meta"))
+        for name, tensor in zip(program.outputs, made, strict=True):
+            if name not in left:  # the end of a loop, under another name
+                d = program.defs[name]
+                nbytes = tensor.numel() * tensor.itemsize
+                held = Held(name=name, nbytes=nbytes, kind="output", loc=d.loc)
+                left |= ledger.play([Event(held=held, takes=True)])
+            ledger.adopt(tensor, left.pop(name))
+        for entry in left.values():
+            ledger.end(entry)
         return [*made, *[_TRUE.clone() for _ in program.checks]]
 
     return run
 
 
-def _with_sizes(h: Held, known: Mapping[str, int]) -> Held:
+def _with_sizes(event: Event, known: Mapping[str, int]) -> Event:
     """Its formula with sizes such as `<1000>` in the place of this region's own symbols."""
-    text = re.sub(r"[A-Za-z_]\w*", lambda m: f"<{known.get(m[0], m[0])}>", h.formula)
-    return dataclasses.replace(h, formula=text)
+    text = re.sub(r"[A-Za-z_]\w*", lambda m: f"<{known.get(m[0], m[0])}>", event.held.formula)
+    return Event(held=dataclasses.replace(event.held, formula=text), takes=event.takes)
 
 
 def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:

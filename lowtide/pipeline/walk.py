@@ -30,8 +30,10 @@ from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible, exact_key
 from lowtide.pipeline.stopping import static_reason
 from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
+from lowtide.runtime.played_arena import PlayedArena
 
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
+MAX_TRIPS: Final = 1024  # the same, where it is known how many there are
 _UNSEEN: Final = ("const", "undef", "cast", "tuple.make", "tuple.get", "list.make", "unpack")
 
 
@@ -124,7 +126,7 @@ class Walk:
         self.differences = driver.differences
         self.steps: list[Step] = []
         self.notes: list[str] = []
-        self.ledger = Ledger()
+        self.ledger = Ledger(PlayedArena())
         self._known: dict[int, torch.Tensor] = {}
         self._records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
         self._objects = WalkedObjects(self.ledger.paused)
@@ -317,7 +319,7 @@ class Walk:
         grown = self.ledger.live_bytes - before
         with self.ledger.aside(grown):
             second = self._block(*other)
-            second_grown = self.ledger.live_bytes - before + grown
+            second_grown = self.ledger.live_bytes - before
         return first if grown >= second_grown else second
 
     def _with(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
@@ -339,20 +341,22 @@ class Walk:
         inner, outer = self._inner(plan, block, env)
         _keep(env, alive)
         i = grown = 0
+        most = MAX_ROUNDS if trips is UNKNOWN else MAX_TRIPS
         while trips is UNKNOWN or i < trips:
             if going is False:
                 break
-            if i == MAX_ROUNDS or (i and (trips is UNKNOWN or going is UNKNOWN)):
+            if i == most or (i and (trips is UNKNOWN or going is UNKNOWN)):
                 self._unrolled(op, i, trips, grown, going is UNKNOWN)
                 break
             start, before = len(self.steps), self.ledger.live_bytes
             forms = _forms(carried)
-            args = dict(zip(block.args, (i, *carried), strict=True))
+            env = {**outer, **dict(zip(block.args, (i, *carried), strict=True))}
             carried.clear()
-            going, *carried = self._block(inner, {**outer, **args})
+            going, *carried = self._block(inner, env)
             grown = self.ledger.live_bytes - before
             i += 1
-            if i > 1 and trips is not UNKNOWN and i < trips and _forms(carried) == forms:
+            same = not self._records and i > 1 and grown <= 0 and _forms(carried) == forms
+            if same and trips is not UNKNOWN and i < trips:
                 self._unrolled(op, i, trips, grown, going is UNKNOWN)
                 del self.steps[start:]
                 break
@@ -409,6 +413,8 @@ def _forms(values: Sequence[Any]) -> list[Any]:
     return [
         (v.shape, v.dtype)
         if isinstance(v, torch.Tensor)
+        else _forms(cast("list[Any]", v))
+        if isinstance(v, list)
         else type(v)
         if isinstance(v, float)
         else v

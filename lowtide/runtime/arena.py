@@ -119,6 +119,13 @@ def class_bytes(asked_bytes: int) -> int:
     return -(-asked_bytes // step_bytes) * step_bytes
 
 
+def resident_bytes(asked_bytes: int) -> int:
+    """What a block takes of the machine once `asked_bytes` of it are written: whole pages."""
+    is_huge = class_bytes(max(asked_bytes, 1)) >= _HUGE_PAGE_BYTES and _HUGE_ADVICE is not None
+    page_bytes = _HUGE_PAGE_BYTES if is_huge else _PAGE_BYTES
+    return -(-asked_bytes // page_bytes) * page_bytes
+
+
 class _Pool:
     """The free blocks by size class, and the account of all.
 

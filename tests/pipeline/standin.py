@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lowtide.memory.plan import Held
+from lowtide.memory.plan import Event, Held
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import evaluate as evaluate_size
@@ -49,6 +49,9 @@ class StandIn:
         )
         names = [*self.program.outputs, *self.program.checks]
         return [found[n].detach().clone().contiguous() for n in names]
+
+    def events(self, sizes: Mapping[str, int]) -> list[Event]:
+        return [Event(held=h, takes=True) for h in self.memory(sizes).buffers]
 
     def memory(self, sizes: Mapping[str, int]) -> Plan:
         buffers: list[Held] = []
