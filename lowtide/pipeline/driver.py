@@ -22,6 +22,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values
 from lowtide.ir.interpret import Entered, run_block, run_op, suppressed
 from lowtide.pipeline import plain, stats
+from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.mutation import CHANGING, may_change
@@ -173,6 +174,8 @@ class BlockPlan:
             results = self._loop(op, env, alive)
         elif op.name == "with":
             results = self._with(op, env, alive)
+        elif op.name == SECTION:
+            results = self._section(op, env, alive)
         else:
             run_op(op, env)
             _drop(env, alive, (*op.operands, *op.results))
@@ -199,6 +202,15 @@ class BlockPlan:
             going, *carried = plan.run(inner)
             i += 1
         return carried
+
+    def _section(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        (block,) = op.blocks
+        plan = self.inner(block)
+        values = [env[v] for v in op.operands]
+        _drop(env, alive, op.operands)
+        return run_section(
+            op, values, lambda given: plan.run(dict(zip(block.args, given, strict=True)))
+        )
 
     def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         manager = env[op.operands[0]]
@@ -255,6 +267,10 @@ class Driver:
             pass  # PyTorch's own error shall not be "during handling of" ours
         return self.run_eager(args)
 
+    def planned(self, args: Sequence[Any]) -> Driver:
+        """The driver that runs a call with these arguments: itself, unless there is a budget."""
+        return self
+
     def run_eager(self, args: Sequence[Any]) -> Any:
         """PyTorch runs every op, as it must where gradients are recorded."""
         env = dict(zip(self.function.params, args, strict=True))
@@ -266,6 +282,15 @@ class Driver:
     def _walk(self, args: Sequence[Any]) -> Any:
         env = dict(zip(self.function.params, args, strict=True))
         return self.plan.run(env)[0]
+
+
+def make_driver(function: Function, budget_bytes: int | None) -> Driver:
+    """A driver for a function, within a budget if there is one."""
+    if budget_bytes is None:
+        return Driver(function)
+    from lowtide.pipeline.budget.budgeted import BudgetedDriver  # it derives from Driver
+
+    return BudgetedDriver(function, budget_bytes)
 
 
 def _is_work(op: Op) -> bool:

@@ -23,6 +23,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.memory.ledger import Ledger, like
+from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
 from lowtide.pipeline.gradient import Pass
 from lowtide.pipeline.played import backward, play
@@ -33,6 +34,7 @@ from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
 from lowtide.runtime.played_arena import PlayedArena
 
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
+SHOWN_CHUNKS: Final = 2  # of a section: the others are like the second
 MAX_TRIPS: Final = 1024  # the same, where it is known how many there are
 _UNSEEN: Final = ("const", "undef", "cast", "tuple.make", "tuple.get", "list.make", "unpack")
 
@@ -128,14 +130,14 @@ class Walk:
         self.notes: list[str] = []
         self.ledger = Ledger(PlayedArena())
         self._known: dict[int, torch.Tensor] = {}
-        self._records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
+        self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
         self._objects = WalkedObjects(self.ledger.paused)
         env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
         self._arguments = {v.name: env[v] for v in driver.function.arguments}
         try:
-            with self.ledger, torch.set_grad_enabled(self._records):
+            with self.ledger, torch.set_grad_enabled(self.records):
                 results = self._block(driver.plan, env)
-                if self._records:
+                if self.records:
                     self.notes += backward(self.ledger, _tensors(results))
         except WalkEnds as why:
             self.notes.append(str(why))
@@ -243,7 +245,7 @@ class Walk:
             lambda executable, *call: play(self.ledger, executable, host.symbols)(*call),
         )
         found = list(host.bind(recorder)(values, entry.z, entry.sizes))
-        if self._records:
+        if self.records:
             self.ledger.mark(_tensors(found))
         return found
 
@@ -261,6 +263,8 @@ class Walk:
             if reason:
                 self.notes.append(f"{op.loc}: the loop {reason}")
             results = self._loop(plan, op, env, plan.live_at[pos + 1])
+        elif op.name == SECTION:
+            results = self._section(plan, op, env, plan.live_at[pos + 1])
         elif op.name == "with" and len(op.blocks) == 2:
             results = self._with(plan, op, env)
         else:
@@ -268,7 +272,7 @@ class Walk:
             step = TorchStep(op=op, reason=why)
             self.ledger.at(step.label, op.loc)
             results = self._plain(op, env)
-            if self._records:
+            if self.records:
                 self.ledger.mark(_tensors(results))
             if not _is_unseen(op):
                 self.steps.append(step)
@@ -322,6 +326,19 @@ class Walk:
             second_grown = self.ledger.live_bytes - before
         return first if grown >= second_grown else second
 
+    def _section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        (block,) = op.blocks
+        inner = plan.inner(block)
+        values = [env[v] for v in op.operands]
+        _keep(env, alive)
+        self.ledger.at("chunks", op.loc)
+        return run_section(
+            op,
+            values,
+            lambda given: self._block(inner, dict(zip(block.args, given, strict=True))),
+            at_most=SHOWN_CHUNKS,
+        )
+
     def _with(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
         block, leaving = op.blocks
         results = self._block(
@@ -355,7 +372,7 @@ class Walk:
             going, *carried = self._block(inner, env)
             grown = self.ledger.live_bytes - before
             i += 1
-            same = not self._records and i > 1 and grown <= 0 and _forms(carried) == forms
+            same = not self.records and i > 1 and grown <= 0 and _forms(carried) == forms
             if same and trips is not UNKNOWN and i < trips:
                 self._unrolled(op, i, trips, grown, going is UNKNOWN)
                 del self.steps[start:]
@@ -379,7 +396,7 @@ class Walk:
             found = self._known.get(id(value))
             if found is None:
                 with self.ledger.paused():
-                    found = like(value, self._records and value.requires_grad)
+                    found = like(value, self.records and value.requires_grad)
                     if value.is_leaf and value.grad is not None:
                         found.grad = like(value.grad)
                 self.ledger.given([found])
