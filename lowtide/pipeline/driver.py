@@ -105,6 +105,10 @@ class BlockPlan:
         index = op.operands[1:]
         return index == [args[0]] and args[0].type == t.INT
 
+    def share(self, inner: dict[int, BlockPlan]) -> None:
+        """From now on plans of nested blocks are taken from there, and added there."""
+        self._inner = inner
+
     def inner(self, block: Block) -> BlockPlan:
         """The plan of a nested block."""
         found = self._inner.get(id(block))
@@ -242,13 +246,16 @@ class Driver:
     differences: tuple[str, ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, inner: dict[int, BlockPlan] | None = None) -> None:
+        """`inner`: plans of nested blocks that other programs have, too."""
         self.function = function
         mutates = any(op.name in CHANGING for op in function.walk())
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function)
         )
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
+        if inner is not None:
+            self.plan.share(inner)
         self.plan.shown.update((v, attribute(path)) for v, path in rows)
         self._first = self.plan.region(0)
 

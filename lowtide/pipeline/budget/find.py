@@ -154,27 +154,30 @@ class _Finder:
         """One op, on the part too; raises Dependent and Needs."""
         values = [self.known[v] for v in op.operands]
         results = [self.known[v] for v in op.results]
-        scratch = {v: run.part[v] for v in op.operands}
-        parts = run_on_meta(op, scratch)
+        self._cut(op, values, results, run)
+        parts = run_on_meta(op, {v: run.part[v] for v in op.operands})
         if parts is None:
             raise Dependent("does not run on a part")
         run.part.update(zip(op.results, parts, strict=True))
-        is_torch = op.name == "call_torch" or op.name.startswith("torch.")
-        differs = any(
-            _differs(self.known[v], run.part[v]) for v in op.operands if not _tensors(self.known[v])
-        )
-        if is_torch and not opdefs.has_kind(op.name, ("size",)):
-            if differs and not opdefs.has_kind(op.name, ("view", "composite")):
-                raise Dependent("computes with a size")
-            if any(id(x) in run.cut for v in values for x in _tensors(v)):
-                run.cut |= cut_results(op, values, results, run.cut)
-            elif not opdefs.has_kind(op.name, ("view", "factory", "pointwise", "copy")):
-                raise Dependent("would be computed for each chunk")
-            elif differs:
-                raise Dependent("is as large as a part")
         for whole, part in zip(_tensors(results), _tensors(parts), strict=True):
             if tuple(part.shape) != _part_shape(whole, run.cut.get(id(whole)), run):
                 raise Dependent("has another shape on a part")
+
+    def _cut(self, op: Op, values: Sequence[Any], results: Sequence[Any], run: _Run) -> None:
+        """Which of the results are cut, and where."""
+        if op.name != "call_torch" and not op.name.startswith("torch."):
+            return  # tensors that Python hands on are the same ones
+        if opdefs.has_kind(op.name, ("size",)):
+            return
+        differs = any(_differs(self.known[v], run.part[v]) for v in op.operands)
+        if differs and not opdefs.has_kind(op.name, ("view", "composite")):
+            raise Dependent("computes with a size")
+        if any(id(x) in run.cut for v in values for x in _tensors(v)):
+            run.cut |= cut_results(op, values, results, run.cut)
+        elif differs:
+            raise Dependent("is as large as a part")
+        elif not opdefs.has_kind(op.name, ("view", "factory", "pointwise", "copy")):
+            raise Dependent("would be computed for each chunk")
 
     def _part_of(self, value: Any, run: _Run) -> Any:
         """A value from before the run, as a chunk sees it."""

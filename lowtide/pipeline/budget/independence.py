@@ -59,18 +59,21 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
         if any(dim >= x.dim() for x in _tensors(results) for dim in [found[id(x)]]):
             raise Dependent("reduces everything")
         return found
-    trace_values = dict(zip(op.operands, values, strict=True))
-    live = list(trace_values)
-    binding = Binding([trace_values[v] for v in live], _Constants(), True)
-    terminator = Op(name="yield", operands=list(op.results))
+    given = dict(zip(op.operands, values, strict=True))
+    live = [v for v in given if _tensors(given[v]) or isinstance(given[v], list)]
+    constants = [
+        Op(name="const", attrs={"value": x}, results=[v]) for v, x in given.items() if v not in live
+    ]
+    block = Block(live, [*constants, op, Op(name="yield", operands=list(op.results))])
+    inputs = [given[v] for v in live]
+    binding = Binding(inputs, _Constants(), True)
     try:
-        trace = specialise(Block(live, [op, terminator]), 0, live, binding, {}, {})
+        trace = specialise(block, 0, live, binding, {}, {})
     except Exception as fault:
         raise Dependent(str(fault)) from fault
-    if trace.stop < 2 or trace.misfit:
+    if trace.stop < len(block.ops) or trace.misfit:
         raise Dependent(trace.reason)
-    given = list(trace_values.values())
-    sources = {name: _at(given, place) for name, place in binding.tensors.items()}
+    sources = {name: _at(inputs, place) for name, place in binding.tensors.items()}
     known = _follow(trace.builder.program, sources, cut)
     found: dict[int, int] = {}
     for v, result in zip(op.results, results, strict=True):

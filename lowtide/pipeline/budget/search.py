@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lowtide.errors import BudgetError
+from lowtide.ir.core import Block
 from lowtide.pipeline.budget.find import Candidate, candidates
 from lowtide.pipeline.budget.rewrite import with_sections
-from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.walk import Walk
 
 _MOST_STEPS: Final = 24
+_FACTORS: Final = (2, 16)  # times as many chunks
 Chunks = Mapping[Candidate, int]
 
 
@@ -38,60 +40,67 @@ class Plan:
 def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
     """See the module's text."""
     least: Plan | None = None
-    for plan in _path(driver, args):
+    for plan in path(driver, args):
         if plan.memory.peak_bytes <= budget_bytes:
             return plan
         if least is None or plan.memory.peak_bytes < least.memory.peak_bytes:
             least = plan
     assert least is not None
-    raise refusal(driver.function.name, budget_bytes, least.memory)
+    raise _refusal(driver.function.name, budget_bytes, least.memory)
 
 
-def refusal(name: str, budget_bytes: int, least: MemoryPlan) -> BudgetError:
-    """The error for a budget that cannot be met."""
-    held = [f"{b.nbytes:>14,}  {b.name}  {b.loc if b.loc.line else b.kind}" for b in least.buffers]
-    return BudgetError(name, budget_bytes, least.peak_bytes, held[:8])
-
-
-def _path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
+def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
     """The plans, in order of cost."""
     walk = Walk(driver, args)
     best = Plan(driver=driver, memory=plan_memory(walk))
     yield best
     found = candidates(driver, args)
+    trials = _Trials(driver, args)
     chunks: dict[Candidate, int] = {}
     if walk.records and found:
         chunks = dict.fromkeys(found, 1)
-        best = _planned(driver, args, chunks)
+        best = trials.plan(chunks)
         yield best
     for _ in range(_MOST_STEPS):
-        step = _next(driver, args, found, chunks, best.memory.peak_bytes)
+        step = _next(trials, found, chunks, best.memory.peak_bytes)
         if step is None:
             return
         chunks, best = step
         yield best
 
 
+class _Trials:
+    """Plans of one program; the sections' compiled parts are shared by all."""
+
+    def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
+        self.driver = driver
+        self.args = args
+        self._blocks: dict[Candidate, Block] = {}
+        self._inner: dict[int, BlockPlan] = {}
+
+    def plan(self, chunks: Chunks) -> Plan:
+        function = with_sections(self.driver.function, chunks, self._blocks)
+        made = Driver(function, self._inner)
+        return Plan(driver=made, memory=plan_memory(Walk(made, self.args)))
+
+
 def _next(
-    driver: Driver,
-    args: Sequence[Any],
-    found: Sequence[Candidate],
-    chunks: Chunks,
-    peak_bytes: int,
+    trials: _Trials, found: Sequence[Candidate], chunks: Chunks, peak_bytes: int
 ) -> tuple[dict[Candidate, int], Plan] | None:
-    """The step that lowers the peak most; all sections at once where no single one does."""
-    finer = {c: min(2 * chunks.get(c, 1), c.extent) for c in found}
-    finer = {c: count for c, count in finer.items() if count > chunks.get(c, 1)}
-    trials = [{**chunks, c: count} for c, count in finer.items()]
-    if len(finer) > 1:
-        trials.append({**chunks, **finer})
-    plans = [(t, _planned(driver, args, t)) for t in trials]
-    best = min(plans, key=lambda row: row[1].memory.peak_bytes, default=None)
-    if best is None or best[1].memory.peak_bytes >= peak_bytes:
-        return None
-    return best
+    """The step that lowers the peak most; a larger one where no small one does."""
+    for factor in _FACTORS:
+        finer = {c: min(factor * chunks.get(c, 1), c.extent) for c in found}
+        finer = {c: count for c, count in finer.items() if count > chunks.get(c, 1)}
+        steps = [{**chunks, c: count} for c, count in finer.items()]
+        if len(finer) > 1:
+            steps.append({**chunks, **finer})
+        plans = [(step, trials.plan(step)) for step in steps]
+        best = min(plans, key=lambda row: row[1].memory.peak_bytes, default=None)
+        if best is not None and best[1].memory.peak_bytes < peak_bytes:
+            return best
+    return None
 
 
-def _planned(driver: Driver, args: Sequence[Any], chunks: Chunks) -> Plan:
-    made = Driver(with_sections(driver.function, chunks))
-    return Plan(driver=made, memory=plan_memory(Walk(made, args)))
+def _refusal(name: str, budget_bytes: int, least: MemoryPlan) -> BudgetError:
+    held = [f"{b.nbytes:>14,}  {b.name}  {b.loc if b.loc.line else b.kind}" for b in least.buffers]
+    return BudgetError(name, budget_bytes, least.peak_bytes, held[:8])
