@@ -180,6 +180,7 @@ class Staged:
             gone = [alive.pop(n) for n in (*stage.dead, *_unread(stage)) if n in alive]
             yield from (Event(held=h, takes=False) for h in gone)
 
+
 def _held(name: str, nbytes: Index, loc: Any, sizes: Mapping[str, int]) -> Held:
     return Held(
         name=name,

@@ -243,6 +243,7 @@ class Driver:
     reads these, where it is no module's method. `differences`: what the program was compiled anew
     for, if another was before it."""
 
+    is_tight: bool = False  # whether the arena keeps no free block while it needs another
     differences: tuple[str, ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
 

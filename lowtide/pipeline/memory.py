@@ -95,9 +95,7 @@ def plan_memory(walk: Walk, plain: str = "") -> MemoryPlan:
     return MemoryPlan(
         peak_bytes=ledger.peak_bytes,
         formula=formula,
-        buffers=tuple(
-            Buffer(name=x.name, nbytes=x.nbytes, kind=x.kind, loc=x.loc) for x in alive
-        ),
+        buffers=tuple(Buffer(name=x.name, nbytes=x.nbytes, kind=x.kind, loc=x.loc) for x in alive),
         sizes={symbol: name for symbol, name in places.items() if symbol in words},
         notes=tuple(notes),
     )

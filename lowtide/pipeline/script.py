@@ -213,7 +213,11 @@ def _file_of(cls: type) -> str:
 
 @overload
 def script(  # pyright: ignore[reportOverlappingOverload]: a module is callable, too
-    obj: torch.nn.Module, example_inputs: Any = None, *, budget: int | str | None = None, tune: bool = False
+    obj: torch.nn.Module,
+    example_inputs: Any = None,
+    *,
+    budget: int | str | None = None,
+    tune: bool = False,
 ) -> ScriptModule: ...
 @overload
 def script(  # pyright: ignore[reportOverlappingOverload]: a class is callable, too

@@ -125,9 +125,7 @@ def _most(budget: int | str | None, tune: bool) -> int | None:
     return None if budget is None else budget_bytes(budget)
 
 
-def _trace_function(
-    example: Example, tolerance: float | None, most: int | None
-) -> TracedFunction:
+def _trace_function(example: Example, tolerance: float | None, most: int | None) -> TracedFunction:
     constants, name = Constants(), _name(example.func)
     recording = record(example.func, example.call, name=name, root=None, constants=constants)
     root = _with_constants(torch.nn.Module(), constants)

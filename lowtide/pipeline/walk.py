@@ -128,7 +128,7 @@ class Walk:
         self.differences = driver.differences
         self.steps: list[Step] = []
         self.notes: list[str] = []
-        self.ledger = Ledger(PlayedArena())
+        self.ledger = Ledger(PlayedArena(driver.is_tight))
         self._known: dict[int, torch.Tensor] = {}
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
         self._objects = WalkedObjects(self.ledger.paused)
@@ -341,9 +341,7 @@ class Walk:
 
     def _with(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
         block, leaving = op.blocks
-        results = self._block(
-            *self._inner(plan, block, {block.args[0]: env[op.operands[0]]} | env)
-        )
+        results = self._block(*self._inner(plan, block, {block.args[0]: env[op.operands[0]]} | env))
         self._block(*self._inner(plan, leaving, dict.fromkeys(leaving.args) | env))
         return results
 

@@ -18,11 +18,12 @@ from lowtide.runtime.arena import SMALL_BYTES, class_bytes, resident_bytes
 
 
 class PlayedArena:
-    """See the module's text. `keeps_warm`: whether freed blocks stay."""
+    """See the module's text. `is_tight`: as after `arena.keep_tight()`."""
 
-    def __init__(self, keeps_warm: bool = True) -> None:
+    def __init__(self, is_tight: bool = False) -> None:
         self.reserved_bytes = 0
-        self._cap_bytes = config.current().arena_cap_bytes if keeps_warm else 0
+        self._is_tight = is_tight
+        self._cap_bytes = config.current().arena_cap_bytes
         self._warm_bytes = 0
         self._free: dict[int, deque[int]] = {}  # resident bytes of each free block, by class
         self._order: deque[int] = deque()  # classes, in the order of freeing
@@ -41,6 +42,8 @@ class PlayedArena:
             had = free.pop()
             self._warm_bytes -= had
             self._order.remove(kind)
+        elif self._is_tight:
+            self._shrink(0)
         resident = max(had, needed)
         self.reserved_bytes += resident - had
         return kind, resident
@@ -51,7 +54,10 @@ class PlayedArena:
         self._free.setdefault(kind, deque()).append(resident)
         self._order.append(kind)
         self._warm_bytes += resident
-        while self._warm_bytes > self._cap_bytes:
+        self._shrink(self._cap_bytes)
+
+    def _shrink(self, limit_bytes: int) -> None:
+        while self._warm_bytes > limit_bytes:
             gone = self._free[self._order.popleft()].popleft()
             self._warm_bytes -= gone
             self.reserved_bytes -= gone

@@ -18,6 +18,7 @@ from lowtide.errors import BudgetError
 from lowtide.ir.core import Function
 from lowtide.pipeline.budget.search import Plan, search
 from lowtide.pipeline.driver import Driver
+from lowtide.runtime import arena
 
 _MOST_PLANS: Final = 256
 
@@ -52,7 +53,10 @@ class BudgetedDriver(Driver):
 
     def _found(self, args: Sequence[Any]) -> Plan | BudgetError:
         try:
-            return search(self._plain, args, self.budget_bytes)
+            plan = search(self._plain, args, self.budget_bytes)
+            if plan.driver.is_tight:
+                arena.keep_tight()
+            return plan
         except BudgetError as refused:
             return refused
 

@@ -26,8 +26,9 @@ from lowtide.ir.core import Op, Value, free_values
 from lowtide.memory.ledger import Ledger
 from lowtide.pipeline.budget.independence import Dependent, Needs, cut_results
 from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.mutation import CHANGING
 from lowtide.pipeline.followed import Followed, run_on_meta
+from lowtide.pipeline.mutation import CHANGING
+from lowtide.pipeline.signature import SMALL
 from lowtide.runtime.played_arena import PlayedArena
 
 Tensor = torch.Tensor
@@ -51,6 +52,14 @@ class Candidate:
     extent: int = 1
     cuts: tuple[int | None, ...] = ()
     joins: tuple[int | None, ...] = ()
+
+    def more(self, chunks: int, factor: int) -> int:
+        """About `factor` times as many chunks; the same where there are no more. A size up to
+        SMALL is a constant of a signature, so that parts of another size would compile anew."""
+        if self.extent > SMALL:
+            return min(factor * chunks, max(self.extent // (SMALL + 1), chunks))
+        counts = [n for n in range(chunks, self.extent + 1) if self.extent % n == 0]
+        return next((n for n in counts if n >= factor * chunks), counts[-1])
 
 
 def candidates(driver: Driver, args: Sequence[Any]) -> list[Candidate]:

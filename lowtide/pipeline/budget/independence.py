@@ -210,9 +210,7 @@ def _leading(inner: int) -> Rule:
     return rule
 
 
-def _batch(
-    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
-) -> dict[int, int]:
+def _batch(values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut) -> dict[int, int]:
     """x: [N, C, ...], N independent."""
     x, dim = _first_cut(values, named, cut)
     if dim != 0 or x.dim() < 3 or any(r.dim() != x.dim() for r in _tensors(results)):

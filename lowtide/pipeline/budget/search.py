@@ -4,7 +4,7 @@ In: a Driver, the arguments of a call, a number of bytes. Out: a Driver of the p
 BudgetError with the least peak that was found.
 
 Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
-where gradients are recorded, sections that are computed again; then, step by step, twice as many
+the same with an arena that gives free blocks back before it takes others; where gradients are recorded, sections that are computed again; then, step by step, twice as many
 chunks for the section that lowers the peak most. The first plan that fits is taken. So a smaller
 budget never gives a larger peak: what the larger one took either fits the smaller too, or its peak
 is above the smaller budget, and with that above the peak of what is taken for it.
@@ -57,6 +57,8 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
     found = candidates(driver, args)
     trials = _Trials(driver, args)
     chunks: dict[Candidate, int] = {}
+    best = trials.plan(chunks)
+    yield best
     if walk.records and found:
         chunks = dict.fromkeys(found, 1)
         best = trials.plan(chunks)
@@ -81,6 +83,7 @@ class _Trials:
     def plan(self, chunks: Chunks) -> Plan:
         function = with_sections(self.driver.function, chunks, self._blocks)
         made = Driver(function, self._inner)
+        made.is_tight = True
         return Plan(driver=made, memory=plan_memory(Walk(made, self.args)))
 
 
@@ -89,7 +92,7 @@ def _next(
 ) -> tuple[dict[Candidate, int], Plan] | None:
     """The step that lowers the peak most; a larger one where no small one does."""
     for factor in _FACTORS:
-        finer = {c: min(factor * chunks.get(c, 1), c.extent) for c in found}
+        finer = {c: c.more(chunks.get(c, 1), factor) for c in found}
         finer = {c: count for c, count in finer.items() if count > chunks.get(c, 1)}
         steps = [{**chunks, c: count} for c, count in finer.items()]
         if len(finer) > 1:

@@ -30,9 +30,7 @@ Dims = tuple[int | None, ...]
 SECTION: Final = "section"
 
 
-def run_section(
-    op: Op, values: list[Any], run: RunBlock, at_most: int | None = None
-) -> list[Any]:
+def run_section(op: Op, values: list[Any], run: RunBlock, at_most: int | None = None) -> list[Any]:
     """See the module's text. `at_most`: chunks that are really run, in a rehearsal."""
     section = _Section(op, run, at_most)
     if torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values):
@@ -175,9 +173,7 @@ def _gradients(
         return [None] * len(starts)
     outputs, given = [r for r, _ in rows], [c for _, c in rows]
     del results
-    found = iter(
-        torch.autograd.grad(outputs, chosen, given, allow_unused=True, create_graph=again)
-    )
+    found = iter(torch.autograd.grad(outputs, chosen, given, allow_unused=True, create_graph=again))
     return [next(found) if w else None for w in wanted]
 
 
