@@ -1,4 +1,4 @@
-"""The account of a rehearsed run: what would be allocated, when, by which line, and how much at most.
+"""The account of a rehearsed run: what is allocated, when, by which line, how much at most.
 
 In: everything that PyTorch does while the ledger is entered, on meta tensors, in autograd too. Out:
 `peak_bytes`, and `at_peak()`: what was alive then. Nothing is computed and no data is allocated.
@@ -178,6 +178,10 @@ class Ledger(TorchDispatchMode):
         return sorted(found, key=lambda e: -e.nbytes)
 
     # -- what PyTorch does --
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it PyTorch would import it, which takes seconds
 
     def __torch_dispatch__(
         self,

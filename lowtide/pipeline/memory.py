@@ -142,6 +142,9 @@ def _size(size: int, symbols: Mapping[int, str]) -> tuple[str, int]:
 def _kernel_term(formula: str, symbols: Mapping[int, str]) -> tuple[str, int]:
     """The text of a kernel's own formula, in which sizes stand as `<1000>`."""
     text = re.sub(r"<(\d+)>", lambda m: symbols.get(int(m[1]), m[1]), formula)
+    number = re.fullmatch(r"(\d+)\*\((\d+)\)", text)
+    if number:
+        return "", int(number[1]) * int(number[2])
     factors = text.split("*")
     if not all(re.fullmatch(r"\w+", f) for f in factors):
         return f"({text})" if " " in text and not text.endswith(")") else text, 1

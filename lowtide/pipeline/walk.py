@@ -291,6 +291,8 @@ class Walk:
         for v in op.operands:
             if scratch[v] is UNKNOWN and _is_torch(op):
                 scratch[v] = _STAND_INS.get(v.type, UNKNOWN)
+        if op.name == "torch.getitem":
+            scratch.update((v, 0) for v in op.operands[1:] if _is_position(scratch[v]))
         runs = op.name not in OBJECT_OPS or op.name in PURE_OPS
         if runs and not any(scratch[v] is UNKNOWN for v in op.operands):
             try:
@@ -406,6 +408,12 @@ class Walk:
         if type(value) is dict:
             return {k: self._meta(v) for k, v in cast("dict[Any, Any]", value).items()}
         return value
+
+
+def _is_position(value: Any) -> bool:
+    """A tensor that stands for one int: PyTorch asks it for its value, which any other one fits."""
+    is_int = isinstance(value, torch.Tensor) and not value.dim() and value.dtype is not torch.bool
+    return is_int and value.is_meta
 
 
 def _keep(env: Env, alive: set[Value]) -> None:

@@ -84,15 +84,20 @@ def results(compiled: Any, args: tuple[Any, ...], leaves: list[Tensor]) -> list[
     return [*(o.detach() for o in out), *(x.grad.clone() for x in leaves if x.grad is not None)]
 
 
+SMALLER: dict[str, tuple[int, ...]] = {
+    "ordered": (700, 600), "mixed": (700, 600), "cumulative": (700, 600), "block": (4, 200, 128),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
 @pytest.mark.parametrize(
-    "name", ["ordered", "mixed", "attention", "product_and_more", "block", "unet", "cross_entropy"]
+    "name", ["ordered", "mixed", "attention", "low_then_up", "block", "unet", "cross_entropy"]
 )
 def test_every_budget_is_kept(name: str, grad: bool) -> None:
     chosen = case(name)
     torch.manual_seed(0)
     made: Any = chosen.make()
-    args = chosen.inputs()
+    args = (torch.rand(SMALLER[name]),) if name in SMALLER else chosen.inputs()
     leaves = [x for x in tensors(list(args)) if x.is_floating_point()] if grad else []
     for x in leaves:
         x.requires_grad_()
@@ -105,7 +110,7 @@ def test_every_budget_is_kept(name: str, grad: bool) -> None:
         for x in leaves:
             x.grad = None
         before = math.inf
-        for budget in sorted({peaks[0], *peaks[len(peaks) // 2 :: 3], min(peaks)}, reverse=True):
+        for budget in sorted({peaks[0], peaks[len(peaks) // 2], min(peaks)}, reverse=True):
             for x in leaves:
                 x.grad = None
             limited: Any = lt.script(made, budget=budget)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from tests.memory.cases import CASES, Case
 ROOM_BYTES = 8_000_000
 NOISE_BYTES = 1 << 20  # what a thread's stack, a kernel's code and the like may take
 EVERY_DAY = {
-    "pointwise", "transposed", "pairs", "product_and_more", "cross_entropy", "cumulative", "ordered",
+    "pointwise", "transposed", "pairs", "low_then_up", "cross_entropy", "cumulative", "ordered",
     "smallest_k", "convolved_1d", "branch", "collected", "block", "unet",
 }  # fmt: skip
 M_MMAP_THRESHOLD = -3
@@ -31,11 +30,10 @@ pytestmark = pytest.mark.skipif(not can_measure_resident(), reason="needs Linux'
 
 
 @pytest.fixture(autouse=True, scope="module")
-def freed_goes_back() -> Iterator[None]:
+def freed_goes_back() -> None:
     """Memory that PyTorch frees is unmapped at once."""
     if sys.platform == "linux":
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
-    yield
 
 
 def variants() -> list[Any]:

@@ -1,13 +1,14 @@
 """The cheapest plan whose predicted peak is within a budget.
 
-In: a Driver, the arguments of a call, a number of bytes. Out: a Driver of the planned Function, or a
-BudgetError with the least peak that was found.
+In: a Driver, the arguments of a call, a number of bytes. Out: a Driver of the planned Function, or
+a BudgetError with the least peak that was found.
 
 Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
-the same with an arena that gives free blocks back before it takes others; where gradients are recorded, sections that are computed again; then, step by step, twice as many
-chunks for the section that lowers the peak most. The first plan that fits is taken. So a smaller
-budget never gives a larger peak: what the larger one took either fits the smaller too, or its peak
-is above the smaller budget, and with that above the peak of what is taken for it.
+the same with an arena that gives free blocks back before it takes others; where gradients are
+recorded, sections that are computed again; then, step by step, twice as many chunks for the section
+that lowers the peak most. The first plan that fits is taken. So a smaller budget never gives a
+larger peak: what the larger one took either fits the smaller too, or its peak is above the smaller
+budget, and with that above the peak of what is taken for it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ In: an op `section`, the values of its operands, and what runs its block. Out: i
         ...                     runs for x[0:k] and w, for x[k:2k] and w, …
         yield(%c)               written side by side, along dim 0, into y
 
-`cuts`: the dim along which each operand is cut, None if each chunk needs the whole; `joins`: the dim
-along which each result is joined, None for what is the same in all chunks.
+`cuts`: the dim along which each operand is cut, None if each chunk needs the whole; `joins`: the
+dim along which each result is joined, None for what is the same in all chunks.
 
 Where gradients are recorded only the operands are kept: the backward pass runs a chunk again, with
 the random numbers that it had, and then its gradient (recomputation as in Chen et al., "Training
