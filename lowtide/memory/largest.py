@@ -33,8 +33,7 @@ def _nonzero(x: torch.Tensor) -> torch.Tensor:
 
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    shape = torch.broadcast_shapes(x.shape, mask.shape)
-    return x.new_empty((shape.numel(),))
+    return x.new_empty((torch.logical_and(x, mask).numel(),))
 
 
 def _unique(x: torch.Tensor, *flags: Any, **named: Any) -> tuple[torch.Tensor, ...]:

@@ -31,6 +31,7 @@ from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible, exact_key
 from lowtide.pipeline.stopping import static_reason
 from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
+from lowtide.runtime import arena
 from lowtide.runtime.played_arena import PlayedArena
 
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
@@ -128,7 +129,7 @@ class Walk:
         self.differences = driver.differences
         self.steps: list[Step] = []
         self.notes: list[str] = []
-        self.ledger = Ledger(PlayedArena(driver.is_tight))
+        self.ledger = Ledger(PlayedArena(driver.is_tight or arena.is_tight()))
         self._known: dict[int, torch.Tensor] = {}
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
         self._objects = WalkedObjects(self.ledger.paused)
@@ -242,7 +243,9 @@ class Walk:
         recorder = step.region.recording(
             entry.spec,
             play(self.ledger, step.executable(), host.symbols),
-            lambda executable, *call: play(self.ledger, executable, host.symbols)(*call),
+            lambda exe, xs, sizes, numbers: play(self.ledger, exe, host.symbols)(
+                xs, sizes, numbers
+            ),
         )
         found = list(host.bind(recorder)(values, entry.z, entry.sizes))
         if self.records:

@@ -445,6 +445,11 @@ def keep_tight() -> None:
     _pool.is_tight = True
 
 
+def is_tight() -> bool:
+    """Whether `keep_tight` was called."""
+    return _pool.is_tight
+
+
 def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Elements from the first to the last of a strided tensor, both counted."""
     if 0 in shape:

@@ -136,7 +136,7 @@ def test_memory_of_a_step_of_training(capsys: pytest.CaptureFixture[str]) -> Non
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert app(["memory", TARGET, "--shape", "1000x4,500x4"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("peak 2,0")
+    assert out.startswith("peak 2,1")
     assert "boxes1.shape[0]" in out
     assert app(["memory", TARGET, "--shape", "1000x4,500x4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -89,10 +89,18 @@ SMALLER: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
-@pytest.mark.parametrize(
-    "name", ["ordered", "mixed", "attention", "low_then_up", "block", "unet", "cross_entropy"]
-)
+def kept() -> list[Any]:
+    """(name, with gradients): those whose kernels take long to plan with the slow tests."""
+    slow = {("block", False), ("block", True), ("low_then_up", True), ("unet", True)}
+    names = ["ordered", "mixed", "attention", "low_then_up", "block", "unet", "cross_entropy"]
+    return [
+        pytest.param(n, g, marks=[pytest.mark.slow] if (n, g) in slow else [])
+        for n in names
+        for g in (False, True)
+    ]
+
+
+@pytest.mark.parametrize(("name", "grad"), kept())
 def test_every_budget_is_kept(name: str, grad: bool) -> None:
     chosen = case(name)
     torch.manual_seed(0)

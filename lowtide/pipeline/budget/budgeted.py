@@ -71,4 +71,5 @@ def _form(value: Any) -> Any:
         return (tuple(value.shape), value.stride(), value.dtype, value.requires_grad, has_grad)
     if isinstance(value, tuple | list):
         return tuple(map(_form, cast("Sequence[Any]", value)))
-    return value if isinstance(value, int | float | str | None) else type(value)
+    is_plain = value is None or isinstance(value, int | float | str)
+    return value if is_plain else id(cast("object", type(value)))
