@@ -33,6 +33,7 @@ from lowtide.runtime.played_arena import PlayedArena
 
 Tensor = torch.Tensor
 _MOST_DIMS: Final = 4
+_MOST_STARTS: Final = 8
 _STRUCTURE: Final = ("const", "cast", "tuple", "list", "unpack", "py", "math")
 _BARRIERS: Final = (
     *CHANGING, "print", "assert", "raise", "with", "undef", "list.append", "list.extend",
@@ -70,7 +71,7 @@ def candidates(driver: Driver, args: Sequence[Any]) -> list[Candidate]:
         finder = _Finder(driver, Followed(driver, args).known)
     with Ledger(PlayedArena()), torch.no_grad():
         while pos < last:
-            best = finder.longest(pos)
+            best = finder.farthest(pos)
             if best is not None:
                 found.append(best)
             pos = best.stop if best is not None else pos + 1
@@ -96,7 +97,20 @@ class _Finder:
         self.changed = driver.plan.changed
         self.known = known
 
-    def longest(self, start: int) -> Candidate | None:
+    def farthest(self, start: int) -> Candidate | None:
+        """The run that gets farthest, from this op on or from one that it reaches."""
+        best = self._longest(start)
+        pos = start + 1
+        while best is not None and best.stop < self.last:
+            if pos == min(best.stop, start + _MOST_STARTS):
+                break
+            other = self._longest(pos)
+            if other is not None and other.stop > best.stop:
+                best = other
+            pos += 1
+        return best
+
+    def _longest(self, start: int) -> Candidate | None:
         """The longest run from this op on; of equal ones the one with the longer axis."""
         if not self._may_be_in(self.ops[start]):
             return None
@@ -155,9 +169,26 @@ class _Finder:
             except Dependent:
                 return pos, None
             except Needs as need:
-                is_outer = id(need.tensor) in outer
-                return pos, (need.tensor, need.dim) if is_outer else None
+                return pos, self._before(need.tensor, need.dim, outer, run.start, pos)
         return self.last, None
+
+    def _before(
+        self, tensor: Tensor, dim: int, outer: set[int], start: int, stop: int
+    ) -> tuple[Tensor, int] | None:
+        """The operand from before the run that a tensor was made of, with a dim like that one."""
+        for pos in range(stop - 1, start - 1, -1):
+            if id(tensor) in outer:
+                break
+            op = self.ops[pos]
+            if any(x is tensor for v in op.results for x in _tensors(self.known[v])):
+                alike = (
+                    x
+                    for v in op.operands
+                    for x in _tensors(self.known[v])
+                    if x.dim() == tensor.dim() and x.shape[dim] == tensor.shape[dim]
+                )
+                tensor = next(alike, tensor)
+        return (tensor, dim) if id(tensor) in outer else None
 
     def _step(self, op: Op, run: _Run) -> None:
         """One op, on the part too; raises Dependent and Needs."""

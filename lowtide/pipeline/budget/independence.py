@@ -66,10 +66,10 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
     ]
     block = Block(live, [*constants, op, Op(name="yield", operands=list(op.results))])
     inputs = [given[v] for v in live]
-    binding = Binding(inputs, _Constants(), True)
     try:
+        binding = Binding(inputs, _Constants(), True)
         trace = specialise(block, 0, live, binding, {}, {})
-    except Exception as fault:
+    except Exception as fault:  # whatever a lowering says of what it does not take
         raise Dependent(str(fault)) from fault
     if trace.stop < len(block.ops) or trace.misfit:
         raise Dependent(trace.reason)

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from lowtide.errors import BudgetError
 from lowtide.ir.core import Block
+from lowtide.pipeline import faults
 from lowtide.pipeline.budget.find import Candidate, candidates
 from lowtide.pipeline.budget.rewrite import with_sections
 from lowtide.pipeline.driver import BlockPlan, Driver
@@ -55,7 +56,7 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
     walk = Walk(driver, args)
     best = Plan(driver=driver, memory=plan_memory(walk))
     yield best
-    found = candidates(driver, args)
+    found = _candidates(driver, args)
     trials = _Trials(driver, args)
     chunks: dict[Candidate, int] = {}
     best = trials.plan(chunks)
@@ -70,6 +71,14 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
             return
         chunks, best = step
         yield best
+
+
+def _candidates(driver: Driver, args: Sequence[Any]) -> list[Candidate]:
+    try:
+        return candidates(driver, args)
+    except Exception as fault:
+        faults.survive(fault, f"{driver.function.name}: what can be done in chunks")
+        return []
 
 
 class _Trials:
