@@ -77,6 +77,7 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.arena = arena
         self.torch_bytes = 0
+        self.asked_bytes = 0  # of what is alive, without pages and warm blocks
         self.peak_bytes = 0
         self.entries: list[Entry] = []
         self.notes: dict[str, None] = {}
@@ -274,6 +275,7 @@ class Ledger(TorchDispatchMode):
         self._clock += 1
         entry.born = self._clock
         self.entries.append(entry)
+        self.asked_bytes += entry.nbytes
         if entry.block is None:
             self.torch_bytes += entry.nbytes
         self.spike(0)
@@ -282,6 +284,7 @@ class Ledger(TorchDispatchMode):
         """It is given back."""
         self._clock += 1
         entry.died = self._clock
+        self.asked_bytes -= entry.nbytes
         if entry.block is None:
             self.torch_bytes -= entry.nbytes
         else:

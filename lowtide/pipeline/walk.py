@@ -323,13 +323,16 @@ class Walk:
         self.notes.append(f"{op.loc}: the data decide which branch runs; both are shown")
         one, other = (self._inner(plan, block, env) for block in op.blocks)
         _keep(env, alive)
-        before = self.ledger.live_bytes
-        first = self._block(*one)
-        grown = self.ledger.live_bytes - before
-        with self.ledger.aside(grown):
-            second = self._block(*other)
-            second_grown = self.ledger.live_bytes - before
-        return first if grown >= second_grown else second
+        first, rank = self._road(one)
+        with self.ledger.aside(rank[0]):
+            second, second_rank = self._road(other)
+        return first if rank >= second_rank else second
+
+    def _road(self, inner: tuple[BlockPlan, Env]) -> tuple[list[Any], tuple[int, int]]:
+        """One of two branches: its results, what it leaves behind in bytes, and its steps."""
+        held, steps = self.ledger.asked_bytes, len(self.steps)
+        results = self._block(*inner)
+        return results, (self.ledger.asked_bytes - held, len(self.steps) - steps)
 
     def _section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         (block,) = op.blocks

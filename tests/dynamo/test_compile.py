@@ -252,7 +252,7 @@ def test_programs_of_pairs_are_one_kernel(name: str) -> None:
     assert len(graph.kernels) == 1
     assert not graph.torch_ops
     outputs = sum(x.nbytes for x in _tensors(program.function(*args)))
-    assert graph.peak_bytes < outputs + 100_000
+    assert graph.peak_bytes < outputs + (2 << 20)  # in whole pages
 
 
 def _tensors(x: Any) -> list[torch.Tensor]:
