@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lowtide.deploy.save import save
     from lowtide.errors import (
         BackendError,
+        BudgetError,
         CompileError,
         DisposedTensorError,
         LoadError,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Attribute",
     "BackendError",
+    "BudgetError",
     "CompileError",
     "DisposeScope",
     "DisposedTensorError",

@@ -57,6 +57,7 @@ WHERE: Final = {
     "LowtideError": "lowtide.errors",
     "CompileError": "lowtide.errors",
     "BackendError": "lowtide.errors",
+    "BudgetError": "lowtide.errors",
     "LoadError": "lowtide.errors",
     "save": "lowtide.deploy.save",
     "load": "lowtide.deploy.load",

@@ -2,7 +2,7 @@
 
     lowtide demo --quick          lowtide doctor            lowtide cache stats
     lowtide explain pkg.mod:fn --shape 1000x4,500x4 --dtype float32
-    lowtide memory pkg.mod:fn --shape 1000x4,500x4
+    lowtide memory pkg.mod:fn --shape 1000x4,500x4 --backward
     lowtide profile --rows 20 --html report.html train.py --epochs 1
 
 Exit status: 0 done, 1 it ran and something is wrong, 2 the arguments make no sense, 130 Ctrl-C;
@@ -12,6 +12,7 @@ of `profile`, the script's own.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -68,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
 
     memory = commands.add_parser("memory", help="the predicted peak of a function; runs nothing")
     _add_target(memory)
+    memory.add_argument(
+        "--backward", action="store_true", help="of a step of training: inputs require gradients"
+    )
     memory.set_defaults(run=_memory)
 
     profile = commands.add_parser("profile", help="run a script; which lines allocate what")
@@ -161,7 +165,8 @@ def _explain(options: argparse.Namespace) -> int:
 def _memory(options: argparse.Namespace) -> int:
     from lowtide.explain_command import predict
 
-    return _answer("memory", predict, options)
+    ask = functools.partial(predict, backward=options.backward)
+    return _answer("memory", ask, options)
 
 
 def _answer(command: str, ask: Callable[[str, str, str], Any], options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ Out: an exception whose text shows the user's own line with a caret.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -79,6 +80,30 @@ class LoadError(LowtideError):
     def __init__(self, problem: str) -> None:
         shown = problem if len(problem) <= 800 else f"{problem[:797]}..."
         super().__init__("".join(c if c.isprintable() else "?" for c in shown))
+
+
+class BudgetError(LowtideError):
+    """A call cannot be kept to its budget. Nothing has been run or allocated.
+
+    `least_bytes`: the least peak that can be reached; `holders`: what takes it, a line each."""
+
+    def __init__(
+        self, name: str, budget_bytes: int, least_bytes: int, holders: Sequence[str]
+    ) -> None:
+        self.name = name
+        self.budget_bytes = budget_bytes
+        self.least_bytes = least_bytes
+        self.holders = tuple(holders)
+        lines = [
+            f"{name}() needs at least {least_bytes:,} bytes, its budget is {budget_bytes:,}",
+            "at that peak it holds:",
+            *self.holders,
+            f"write instead: budget={least_bytes}, or smaller inputs",
+        ]
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[str, int, int, tuple[str, ...]]]:
+        return type(self), (self.name, self.budget_bytes, self.least_bytes, self.holders)
 
 
 class ScopeError(LowtideError, RuntimeError):

@@ -31,10 +31,15 @@ def explain(target: str, shapes: str, dtypes: str) -> Any:
     return compiled.explain(*args)
 
 
-def predict(target: str, shapes: str, dtypes: str) -> Any:
-    """The MemoryPlan. Raises ArgumentFault, and LowtideError if it does not compile."""
+def predict(target: str, shapes: str, dtypes: str, backward: bool = False) -> Any:
+    """The MemoryPlan, of a forward pass alone or, with `backward`, of a step of training.
+
+    Raises ArgumentFault, and LowtideError if it does not compile."""
     compiled, args = _ask(target, shapes, dtypes)
-    return compiled.memory(*args)
+    with torch.set_grad_enabled(backward):
+        for x in args:
+            x.requires_grad_(backward and (x.is_floating_point() or x.is_complex()))
+        return compiled.memory(*args)
 
 
 def _ask(target: str, shapes: str, dtypes: str) -> tuple[Any, tuple[torch.Tensor, ...]]:

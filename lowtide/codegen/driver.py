@@ -51,6 +51,8 @@ def driver_text(
         lines.extend(_choice(text.name, products[text.name], launch) if text.name in products
                      else [f"    {launch}"])  # fmt: skip
         dead = [n for n in text.tensors if n in program.defs and _dies(n, k, texts, program)]
+        if text.thread_bytes.const != 0:
+            dead.append("work")
         if dead:
             lines.append(f"    del {', '.join(dead)}")
     lines.append(f"    return [{', '.join([*program.outputs, *program.checks])}]")

@@ -18,7 +18,7 @@ from lowtide.codegen.c.kernel import KernelText, kernel_text
 from lowtide.codegen.c.module import module_text
 from lowtide.codegen.driver import driver_text, small_shape
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory.plan import Held, MemoryPlan
+from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
 from lowtide.runtime import arena, cache, launch, toolchain
 from lowtide.runtime.choice import Choice
 from lowtide.texpr import expr as ex
@@ -219,33 +219,44 @@ class Executable:
 
     def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
         """The peak of one run: outputs, temporaries while they live, work memory of the threads."""
-        threads = torch.get_num_threads()
-        held: list[tuple[Held, str]] = []
-        best: tuple[int, list[tuple[Held, str]]] = (0, [])
-        for k, (p, t) in enumerate(zip(self.plans, self.texts, strict=True)):
-            held = [h for h in held if self.is_step or self._alive(h[0].name, k)]
-            own = [n for n in p.outputs if not (self.is_step and n in self._roots())]
-            held += [self._held(name, sizes) for name in own]
-            work = evaluate(t.thread_bytes, sizes) * threads
-            now = [*held, (Held(name=p.name, nbytes=work, kind="work memory", loc=UNKNOWN_LOC),
-                           f"{threads}*({t.thread_bytes})")]  # fmt: skip
-            total = sum(h.nbytes for h, _ in now)
-            if total >= best[0]:
-                best = (total, [h for h in now if h[0].nbytes])
-        formula = " + ".join(text for _, text in best[1]) or "0"
-        return MemoryPlan(peak_bytes=best[0], formula=formula, buffers=tuple(h for h, _ in best[1]))
+        return peak_of(self.events(sizes))
 
-    def _held(self, name: str, sizes: Mapping[str, int]) -> tuple[Held, str]:
+    def events(self, sizes: Mapping[str, int]) -> Iterator[Event]:
+        """What one run takes and gives back, in order."""
+        threads = torch.get_num_threads()
+        held: dict[str, Held] = {}
+        for k, (p, t) in enumerate(zip(self.plans, self.texts, strict=True)):
+            own = [n for n in p.outputs if not (self.is_step and n in self._roots())]
+            made = {n: self._held(n, sizes) for n in own}
+            work = Held(
+                name=f"{p.name} work",
+                nbytes=evaluate(t.thread_bytes, sizes) * threads,
+                kind="work memory",
+                loc=UNKNOWN_LOC,
+                formula=f"{threads}*({t.thread_bytes})",
+            )
+            yield from (Event(held=h, takes=True) for h in (*made.values(), work))
+            held |= made
+            dead = [held.pop(n) for n in list(held) if not self._alive(n, k + 1)]
+            yield from (Event(held=h, takes=False) for h in (*dead, work))
+
+    def _held(self, name: str, sizes: Mapping[str, int]) -> Held:
         d = self.normal.defs[name]
         nbytes: Index = product(d.shape) * d.dtype.itemsize
-        kind = "output" if name in self._roots() else "temporary"
-        return Held(name=name, nbytes=evaluate(nbytes, sizes), kind=kind, loc=d.loc), str(nbytes)
+        return Held(
+            name=name,
+            nbytes=evaluate(nbytes, sizes),
+            kind="output" if name in self._roots() else "temporary",
+            loc=d.loc,
+            formula=str(nbytes),
+        )
 
     def _roots(self) -> set[str]:
         return {*self.program.outputs, *self.program.checks}
 
     def _alive(self, name: str, k: int) -> bool:
-        return name in self._roots() or any(name in t.tensors for t in self.texts[k:])
+        kept = self.is_step or name in self._roots()  # a loop's temporaries are there for all steps
+        return kept or any(name in t.tensors for t in self.texts[k:])
 
 
 def _note(p: Kernel) -> str:

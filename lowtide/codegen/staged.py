@@ -18,7 +18,7 @@ from torch import Tensor
 from lowtide.codegen.executable import Executable, KernelInfo
 from lowtide.codegen.loop import run_loop, slots
 from lowtide.errors import UNKNOWN_LOC
-from lowtide.memory.plan import Held, MemoryPlan
+from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, evaluate, product
 from lowtide.texpr.partition import Loop, Part, partition
@@ -119,29 +119,45 @@ class Staged:
 
     def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
         """The largest peak of a part, beside what the parts before it have left."""
-        best = MemoryPlan(peak_bytes=0, formula="0", buffers=())
-        alive: dict[str, tuple[Index, Held]] = {}
-        for stage in self.parts:
+        return peak_of(self.events(sizes))
+
+    def events(self, sizes: Mapping[str, int]) -> Iterator[Event]:
+        """What a run takes and gives back, in order; of a loop, one step."""
+        alive: dict[str, Held] = {}
+        for number, stage in enumerate(self.parts):
+            made = {n: _held(n, b, loc, sizes) for n, b, loc in stage.held()}
             own = dict(sizes)
             if isinstance(stage.part, Loop):
                 own[stage.part.step] = 0
-            inside = stage.executable.memory(own)
-            made = {n: (b, _held(n, b, loc, sizes)) for n, b, loc in stage.held()}
-            beside = {**alive, **made} if isinstance(stage.part, Loop) else alive
-            total = inside.peak_bytes + sum(h.nbytes for _, h in beside.values())
-            if total > best.peak_bytes:
-                texts = [*(str(b) for b, h in beside.values() if h.nbytes), inside.formula]
-                buffers = (*(h for _, h in beside.values()), *inside.buffers)
-                formula = " + ".join(t for t in texts if t != "0") or "0"
-                best = MemoryPlan(peak_bytes=total, formula=formula, buffers=buffers)
+                yield from (Event(held=h, takes=True) for h in made.values())
+            for event in stage.executable.events(own):
+                x = event.held
+                if x.name in made:
+                    yield Event(held=made[x.name], takes=event.takes)
+                    continue
+                known = dataclasses.replace(x, name=f"part{number}.{x.name}")
+                yield Event(held=known, takes=event.takes)
             alive |= made
-            for name in stage.dead:
-                alive.pop(name, None)
-        return best
+            gone = [alive.pop(n) for n in (*stage.dead, *_unread(stage)) if n in alive]
+            yield from (Event(held=h, takes=False) for h in gone)
 
 
 def _held(name: str, nbytes: Index, loc: Any, sizes: Mapping[str, int]) -> Held:
-    return Held(name=name, nbytes=evaluate(nbytes, sizes), kind="temporary", loc=loc or UNKNOWN_LOC)
+    return Held(
+        name=name,
+        nbytes=evaluate(nbytes, sizes),
+        kind="temporary",
+        loc=loc or UNKNOWN_LOC,
+        formula=str(nbytes),
+    )
+
+
+def _unread(stage: Stage) -> list[str]:
+    """What only the steps of a loop read: it ends with the loop."""
+    part = stage.part
+    if not isinstance(part, Loop):
+        return []
+    return [n for n in part.program.outputs if n not in part.kept and n not in part.ends]
 
 
 def _set_dead(parts: Sequence[Stage], results: set[str]) -> None:

@@ -1,7 +1,11 @@
-"""A memory plan: how many bytes a program holds at its peak, known before it runs."""
+"""A memory plan: how many bytes a program holds at its peak, known before it runs.
+
+In: `Event`s, the requests of a run in order. Out: `peak_of(events)`, a MemoryPlan.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lowtide.errors import Loc
@@ -9,12 +13,14 @@ from lowtide.errors import Loc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A value that takes memory: `kind` is "output", "temporary" or "work memory"."""
+    """A value that takes memory: `kind` is "output", "temporary" or "work memory"; `formula`: its
+    bytes in the sizes."""
 
     name: str
     nbytes: int
     kind: str
     loc: Loc
+    formula: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +36,30 @@ class MemoryPlan:
         lines = [f"peak {self.peak_bytes} bytes = {self.formula}"]
         lines += [f"  {b.nbytes:>14} {b.kind} {b.name}  {b.loc}" for b in self.buffers]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """The memory of a value is taken, or given back; what is never given back outlives the run."""
+
+    held: Held
+    takes: bool
+
+
+def peak_of(events: Iterable[Event]) -> MemoryPlan:
+    """The moment at which most is held."""
+    held: dict[str, Held] = {}
+    total = 0
+    best: tuple[int, list[Held]] = (0, [])
+    for event in events:
+        x = event.held
+        if event.takes:
+            held[x.name] = x
+            total += x.nbytes
+        else:
+            del held[x.name]
+            total -= x.nbytes
+        if total > best[0]:
+            best = (total, [h for h in held.values() if h.nbytes])
+    formula = " + ".join(h.formula for h in best[1]) or "0"
+    return MemoryPlan(peak_bytes=best[0], formula=formula, buffers=tuple(best[1]))

@@ -17,15 +17,19 @@ import torch
 from lowtide.errors import CompileError
 from lowtide.frontend.script import decorators
 from lowtide.frontend.script.module_state import root_of
+from lowtide.pipeline.script_method import ScriptMethod
 from lowtide.pipeline.script_module import ScriptModule, make_or_get, method_source, wrap
 
 
-def script_module(module: torch.nn.Module, example_inputs: object = None) -> ScriptModule:
+def script_module(
+    module: torch.nn.Module, example_inputs: object = None, budget_bytes: int | None = None
+) -> ScriptModule:
     """Compiles a module: forward and all methods marked `@lt.export`, by their annotations.
 
     `example_inputs`: tuples of arguments of forward, or {module: tuples}; each is compiled for too.
     Raises CompileError."""
     if isinstance(module, ScriptModule):
+        keep_module_to(module, budget_bytes)
         return module
     if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
         raise CompileError(
@@ -33,6 +37,7 @@ def script_module(module: torch.nn.Module, example_inputs: object = None) -> Scr
             remedy="lt.script of the nn.Module itself, or a class derived from lt.ScriptModule",
         )
     made = wrap(module)
+    keep_module_to(made, budget_bytes)
     for name in entry_points(module):
         make_or_get(made, name).compile()
     if isinstance(example_inputs, dict):
@@ -41,6 +46,16 @@ def script_module(module: torch.nn.Module, example_inputs: object = None) -> Scr
         with torch.no_grad():
             cast("Any", made.forward).memory(*(args if isinstance(args, tuple) else (args,)))
     return made
+
+
+def keep_module_to(module: ScriptModule, budget_bytes: int | None) -> None:
+    """From now on a call of any method may allocate so much at its peak; None changes nothing."""
+    if budget_bytes is None:
+        return
+    module.__dict__["_lowtide_budget"] = budget_bytes
+    for method in list(module.__dict__.values()):
+        if isinstance(method, ScriptMethod):
+            method.keep_to(budget_bytes)
 
 
 def entry_points(module: torch.nn.Module) -> list[str]:

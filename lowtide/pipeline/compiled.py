@@ -32,6 +32,11 @@ class Compiled(ABC):
     """A function that Lowtide runs."""
 
     __name__: str
+    budget_bytes: int | None = None
+
+    def keep_to(self, budget_bytes: int | None) -> None:
+        """From now on a call may allocate so much at its peak."""
+        self.budget_bytes = budget_bytes
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,7 +87,7 @@ class Compiled(ABC):
         driver, values = self.resolve(self.bind(args, kwargs))
         plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
         why = plain.reason() or ineligible(plain_values)
-        return why, Walk(driver, values)
+        return why, Walk(driver.planned(values), values)
 
     def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call from code that is being traced: the program's ops, control flow kept, become

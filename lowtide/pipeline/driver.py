@@ -23,6 +23,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values
 from lowtide.ir.interpret import Entered, run_block, run_op, suppressed
 from lowtide.pipeline import plain, stats
+from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.mutation import CHANGING, may_change
@@ -105,6 +106,10 @@ class BlockPlan:
         index = op.operands[1:]
         return index == [args[0]] and args[0].type == t.INT
 
+    def share(self, inner: dict[int, BlockPlan]) -> None:
+        """From now on plans of nested blocks are taken from there, and added there."""
+        self._inner = inner
+
     def inner(self, block: Block) -> BlockPlan:
         """The plan of a nested block."""
         found = self._inner.get(id(block))
@@ -174,6 +179,8 @@ class BlockPlan:
             results = self._loop(op, env, alive)
         elif op.name == "with":
             results = self._with(op, env, alive)
+        elif op.name == SECTION:
+            results = self._section(op, env, alive)
         else:
             run_op(op, env)
             _drop(env, alive, (*op.operands, *op.results))
@@ -200,6 +207,15 @@ class BlockPlan:
             going, *carried = plan.run(inner)
             i += 1
         return carried
+
+    def _section(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        (block,) = op.blocks
+        plan = self.inner(block)
+        values = [env[v] for v in op.operands]
+        _drop(env, alive, op.operands)
+        return run_section(
+            op, values, lambda given: plan.run(dict(zip(block.args, given, strict=True)))
+        )
 
     def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         manager = env[op.operands[0]]
@@ -229,17 +245,21 @@ class Driver:
     for, if another was before it. `leaves`: classes whose methods it has inlined, since
     none is derived from them."""
 
+    is_tight: bool = False  # whether the arena keeps no free block while it needs another
     differences: tuple[str, ...] = ()
     leaves: tuple[type[Any], ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, inner: dict[int, BlockPlan] | None = None) -> None:
+        """`inner`: plans of nested blocks that other programs have, too."""
         self.function = function
         mutates = any(op.name in CHANGING for op in function.walk())
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function)
         )
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
+        if inner is not None:
+            self.plan.share(inner)
         self.plan.shown.update((v, attribute(path)) for v, path in rows)
         self._first = self.plan.region(0)
 
@@ -262,6 +282,10 @@ class Driver:
             pass  # PyTorch's own error shall not be "during handling of" ours
         return self.run_eager(args)
 
+    def planned(self, args: Sequence[Any]) -> Driver:
+        """The driver that runs a call with these arguments: itself, unless there is a budget."""
+        return self
+
     def run_eager(self, args: Sequence[Any]) -> Any:
         """PyTorch runs every op, as it must where gradients are recorded."""
         env = dict(zip(self.function.params, args, strict=True))
@@ -273,6 +297,15 @@ class Driver:
     def _walk(self, args: Sequence[Any]) -> Any:
         env = dict(zip(self.function.params, args, strict=True))
         return self.plan.run(env)[0]
+
+
+def make_driver(function: Function, budget_bytes: int | None) -> Driver:
+    """A driver for a function, within a budget if there is one."""
+    if budget_bytes is None:
+        return Driver(function)
+    from lowtide.pipeline.budget.budgeted import BudgetedDriver  # it derives from Driver
+
+    return BudgetedDriver(function, budget_bytes)
 
 
 def _is_work(op: Op) -> bool:

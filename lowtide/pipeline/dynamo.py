@@ -22,9 +22,10 @@ import torch
 from lowtide.errors import LowtideError
 from lowtide.frontend.dynamo.internals import BACKEND, register
 from lowtide.ir.core import Function
+from lowtide.memory.sizes import budget_bytes
 from lowtide.pipeline import debug, faults, plain, stats
 from lowtide.pipeline.compiled import Compiled
-from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.explain import Explanation
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
@@ -38,10 +39,11 @@ Model = TypeVar("Model", bound=Callable[..., Any])
 class CompiledGraph(Compiled):
     """One captured graph that became a program. `program` is a `GraphProgram`."""
 
-    def __init__(self, module: torch.fx.GraphModule, program: Any) -> None:
+    def __init__(self, module: torch.fx.GraphModule, program: Any, most: int | None) -> None:
         self.__name__ = self.__qualname__ = program.function.name
         self._forward: Callable[..., Any] = module.forward
-        self._driver = Driver(program.function)
+        self.budget_bytes = most
+        self._driver = make_driver(program.function, most)
         self._arguments: tuple[int, ...] = program.arguments
         self._captured: tuple[Any, ...] = program.captured
         self._sets_grad: bool = program.sets_grad
@@ -112,11 +114,10 @@ def backend(
 
     `options`: `budget` and `tune`, as of `lt.compile`; `mode` changes nothing."""
     del example_inputs, mode
-    _refuse(**(options or {}))
-    return _graph(gm).__call__
+    return _graph(gm, _most(**(options or {}))).__call__
 
 
-def _graph(module: torch.fx.GraphModule) -> Graph:
+def _graph(module: torch.fx.GraphModule, most: int | None) -> Graph:
     from lowtide.frontend.dynamo.convert import NotConverted, convert  # only where one is captured
 
     try:
@@ -127,23 +128,23 @@ def _graph(module: torch.fx.GraphModule) -> Graph:
         return PlainGraph(module, faults.survive(error, "lt.compile: a captured graph"))
     function = program.function
     debug.show("ir", function.name, lambda: str(function))
-    return CompiledGraph(module, program)
+    return CompiledGraph(module, program, most)
 
 
-def _refuse(budget: object = None, tune: bool = False, **others: object) -> None:
-    if budget is not None:
-        raise LowtideError("budget= is not there yet: peaks are predicted, not yet bounded")
+def _most(budget: object = None, tune: bool = False, **others: object) -> int | None:
+    """The bytes of a budget, of each captured graph."""
     if tune:
         raise LowtideError("tune=True is not there yet: schedules come from the cost model")
     if others:
         raise LowtideError(f"no option {sorted(others)[0]!r}: there are `budget` and `tune`")
+    return None if budget is None else budget_bytes(budget)
 
 
 @overload
 def compile(
     model: Model,
     *,
-    budget: None = None,
+    budget: int | str | None = None,
     tune: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -152,7 +153,7 @@ def compile(
 def compile(
     model: None = None,
     *,
-    budget: None = None,
+    budget: int | str | None = None,
     tune: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -162,7 +163,7 @@ def compile(
 def compile(
     model: Any = None,
     *,
-    budget: object = None,
+    budget: int | str | None = None,
     tune: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -171,18 +172,25 @@ def compile(
 
     `fullgraph`: raise where the capture would break the graph. `dynamic`: True makes all sizes
     symbols at once, False none, None those that are seen to change. Both are torch.compile's.
-    `budget` and `tune` are names that are kept free: they raise until they do something.
+    `budget`: the bytes that one call of a captured graph may allocate at its peak. `tune` raises
+    until it does something.
 
         fast = lt.compile(model)
         fast(torch.rand(64, 8))
     """
-    _refuse(budget, tune)
+    most = _most(budget, tune)
     if model is None:
         return functools.partial(
-            compile, budget=None, tune=tune, fullgraph=fullgraph, dynamic=dynamic
+            compile, budget=budget, tune=tune, fullgraph=fullgraph, dynamic=dynamic
         )
     register(backend)
-    return torch.compile(model, backend=BACKEND, fullgraph=fullgraph, dynamic=dynamic)
+    return torch.compile(
+        model,
+        backend=BACKEND,
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        options=None if most is None else {"budget": most},
+    )
 
 
 def explain_compiled(

@@ -1,18 +1,26 @@
-"""The predicted peak of a call: kernels, PyTorch's ops, and what lives across them.
+"""The predicted peak of a call: kernels, PyTorch's ops, what lives across them, the backward pass.
 
-In: a `Walk`. Out: a `MemoryPlan`. Outputs and temporaries count, inputs do not; what PyTorch's own
-ops allocate inside themselves is not known and not counted.
+In: a `Walk`, whose ledger has the account. Out: a `MemoryPlan`. Outputs, temporaries, what is kept
+for the backward pass, cotangents and gradients count; inputs and parameters do not. Kernels are
+exact; what PyTorch's ops allocate inside themselves is an upper bound, see `memory/scratch`.
+
+    x: [1000, 64], y: [500, 64]        4*s0*s1 + 2*(4*s1 + 512)        s0 = x.shape[0], s1 = …
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.pipeline.walk import KernelStep, Walk
+from lowtide.memory.ledger import Entry
+from lowtide.memory.plan import Held
+from lowtide.pipeline.walk import TorchStep, Walk
+
+_LEAST_SIZE = 33  # smaller ones are constants of a signature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,45 +73,80 @@ class MemoryPlan:
 
 def plan_memory(walk: Walk, plain: str = "") -> MemoryPlan:
     """The plan of a call. `plain`: why it would run as plain Python, "" if it is compiled."""
-    peak, formula, buffers = 0, "0", list[Buffer]()
+    ledger = walk.ledger
     notes = list(dict.fromkeys(walk.notes))
-    symbols: dict[str, str] = {}
     if plain:
         notes.insert(
             0, f"{plain}: such a call runs as plain PyTorch; this is the compiled one's peak"
         )
-    uncounted: list[str] = []
-    for step in walk.steps:
-        if isinstance(step, KernelStep):
-            found = step.executable().memory(step.numbers)
-            total, text = step.held_bytes + found.peak_bytes, str(found.formula)
-            parts = [
-                Buffer(name=b.name, nbytes=b.nbytes, kind=b.kind, loc=b.loc) for b in found.buffers
-            ]
-        else:
-            total, text, parts = step.held_bytes, "", list[Buffer]()
-            if step.new_bytes:
-                uncounted.append(step.label)
-                name = step.op.results[0].name or step.label
-                parts = [Buffer(name=name, nbytes=step.new_bytes, kind="PyTorch", loc=step.loc)]
-        if total > peak:
-            rest = total - sum(b.nbytes for b in parts)
-            held = step.held_bytes if isinstance(step, KernelStep) else rest
-            if held > 0:
-                parts.append(Buffer(name="made before", nbytes=held, kind="held"))
-            peak, buffers = total, parts
-            symbols = step.entry.spec.size_names if isinstance(step, KernelStep) else {}
-            formula = " + ".join(filter(None, [text, str(held) if held > 0 else ""])) or str(total)
-            if not text:
-                formula = str(total)
-    if uncounted:
-        names = ", ".join(dict.fromkeys(uncounted))
-        notes.append(f"what PyTorch allocates inside {names} is not counted")
+    theirs = dict.fromkeys(step.label for step in walk.steps if isinstance(step, TorchStep))
+    if theirs:
+        names = ", ".join(theirs)
+        notes.append(f"what PyTorch allocates inside {names} is bounded from above, not known")
+    alive = ledger.at_peak()
+    names = dict(walk.sizes())
+    symbols: dict[int, str] = {}
+    for _, size in names.items():
+        if size >= _LEAST_SIZE:
+            symbols.setdefault(size, f"s{len(symbols)}")
+    formula = _formula(alive, symbols)
     words = set(re.findall(r"\w+", formula))
+    places = {symbol: _place_of(size, names) for size, symbol in symbols.items()}
     return MemoryPlan(
-        peak_bytes=peak,
+        peak_bytes=ledger.peak_bytes,
         formula=formula,
-        buffers=tuple(buffers),
-        sizes={s: name for s, name in symbols.items() if s in words},
+        buffers=tuple(Buffer(name=x.name, nbytes=x.nbytes, kind=x.kind, loc=x.loc) for x in alive),
+        sizes={symbol: name for symbol, name in places.items() if symbol in words},
         notes=tuple(notes),
     )
+
+
+def _place_of(size: int, names: Mapping[str, int]) -> str:
+    return next(name for name, found in names.items() if found == size)
+
+
+def _formula(alive: Sequence[Entry | Held], symbols: Mapping[int, str]) -> str:
+    """The sum of what is alive, equal terms once."""
+    terms: dict[str, int] = {}
+    for x in alive:
+        text, count = _term(x, symbols) if isinstance(x, Entry) else ("", x.nbytes)
+        terms[text] = terms.get(text, 0) + count
+    constant = terms.pop("", 0)
+    texts = [text if count == 1 else f"{count}*{text}" for text, count in terms.items()]
+    return " + ".join([*texts, *([str(constant)] if constant or not texts else [])])
+
+
+def _term(x: Entry, symbols: Mapping[int, str]) -> tuple[str, int]:
+    if x.formula:
+        return _kernel_term(x.formula, symbols)
+    if not x.shape:
+        return "", x.nbytes
+    sizes = [_size(s, symbols) for s in x.shape]
+    text = "*".join(name for name, _ in sizes if name)
+    return text, math.prod(factor for _, factor in sizes) * x.itemsize
+
+
+def _size(size: int, symbols: Mapping[int, str]) -> tuple[str, int]:
+    """A dim as (symbols, factor): an input's size, two of them, a multiple of one, or a number."""
+    if size in symbols:
+        return symbols[size], 1
+    for other, name in symbols.items():
+        if size % other == 0 and size // other in symbols:
+            return f"{name}*{symbols[size // other]}", 1
+    for other, name in symbols.items():
+        if size % other == 0 and size // other < _LEAST_SIZE:
+            return name, size // other
+    return "", size
+
+
+def _kernel_term(formula: str, symbols: Mapping[int, str]) -> tuple[str, int]:
+    """The text of a kernel's own formula, in which sizes stand as `<1000>`."""
+    text = re.sub(r"<(\d+)>", lambda m: symbols.get(int(m[1]), m[1]), formula)
+    number = re.fullmatch(r"(\d+)\*\((\d+)\)", text)
+    if number:
+        return "", int(number[1]) * int(number[2])
+    factors = text.split("*")
+    if not all(re.fullmatch(r"\w+", f) for f in factors):
+        return f"({text})" if " " in text and not text.endswith(")") else text, 1
+    names = [f for f in factors if not f.isdigit()]
+    return "*".join(names), math.prod(int(f) for f in factors if f.isdigit())

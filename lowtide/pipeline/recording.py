@@ -29,6 +29,7 @@ from lowtide.texpr.autodiff import given_name
 Tensor = torch.Tensor
 Values = Sequence[Any]
 Path = tuple[Any, ...]  # subscripts: positions, and keys of dicts
+Launch = Callable[[Any, list[Tensor], Sequence[int], Sequence[float]], Sequence[Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +92,19 @@ class _Shape:
         return torch.zeros(self.shape, dtype=self.dtype)
 
 
+def launched(
+    executable: Any, tensors: list[Tensor], sizes: Sequence[int], numbers: Sequence[float]
+) -> Sequence[Tensor]:
+    """Runs compiled kernels; a rehearsal puts something else in its place."""
+    return executable(tensors, sizes, numbers)
+
+
 class Recorder:
     """Called as the kernels are, with all live-ins at the end; see the module's text.
 
     `places`: where each tensor of the Program stands among the live-ins. `copies`: inputs that the
-    function may change in place later: if the backward pass needs them, it gets a copy."""
+    function may change in place later: if the backward pass needs them, it gets a copy. `launch`
+    runs the kernels of a backward pass."""
 
     def __init__(
         self,
@@ -104,8 +113,10 @@ class Recorder:
         eager: EagerRegion,
         places: Mapping[str, Place],
         copies: frozenset[str],
+        launch: Launch,
     ) -> None:
         self.executable = executable
+        self.launch = launch
         self.gradient = gradient
         self.eager = eager
         self.places = places
@@ -230,7 +241,8 @@ def _run(made: Pass, tensors: Mapping[str, Tensor], call: _Call) -> dict[str, Te
     """The gradients of a compiled pass, by input."""
     found: dict[str, Tensor] = {}
     if made.executable is not None:
-        results = made.executable([tensors[n] for n in made.inputs], call.sizes, call.numbers)
+        given = [tensors[n] for n in made.inputs]
+        results = call.recorder.launch(made.executable, given, call.sizes, call.numbers)
         found = dict(zip(made.outputs, results, strict=True))
     gradients: dict[str, Tensor] = {}
     for name, output in made.gradients.items():
@@ -245,7 +257,8 @@ def _run(made: Pass, tensors: Mapping[str, Tensor], call: _Call) -> dict[str, Te
 def _added(dense: Tensor | None, parts: Sequence[tuple[Tensor, Tensor]], like: _Shape) -> Tensor:
     """A gradient with values added at places that the data name, one after another."""
     wide = torch.float64 if like.dtype is torch.float64 else torch.float32
-    total = torch.zeros(like.shape, dtype=wide) if dense is None else dense.to(wide)
+    device = parts[0][1].device
+    total = torch.zeros(like.shape, dtype=wide, device=device) if dense is None else dense.to(wide)
     flat = total.view(-1)
     for index, values in parts:
         flat.index_add_(0, index.reshape(-1), values.reshape(-1).to(wide))

@@ -28,7 +28,7 @@ from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.keys import KeyOf, key_function, whole_key
-from lowtide.pipeline.recording import EagerRegion, Recorder, eager_region
+from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, launched
 from lowtide.pipeline.signature import Binding, Levels, escalated
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
 from lowtide.texpr.build import NeedConst
@@ -161,13 +161,16 @@ class Region:
         return spec.run
 
     def _callable(self, spec: Specialisation, entry: Entry) -> Any:
-        executable = self.executable(spec, entry)
+        return self.recording(spec, self.executable(spec, entry), launched)
+
+    def recording(self, spec: Specialisation, executable: Any, launch: Launch) -> Any:
+        """What runs the kernels, and records them where outputs carry gradients."""
         if spec.gradient is None or spec.again is None:
             return executable
         live = {v: k for k, v in enumerate(self.live_ins)}
         changed = {live[v] for v in self.changed if v in live}
-        copies = {n for n, place in spec.places.items() if place.position in changed}
-        return Recorder(executable, spec.gradient, spec.again, spec.places, frozenset(copies))
+        copies = frozenset(n for n, place in spec.places.items() if place.position in changed)
+        return Recorder(executable, spec.gradient, spec.again, spec.places, copies, launch)
 
     def executable(self, spec: Specialisation, entry: Entry) -> Any:
         """The compiled kernels of a specialisation, None where it needs none."""

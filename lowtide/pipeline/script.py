@@ -30,12 +30,13 @@ from lowtide.ir import python_objects
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
 from lowtide.memory import watching
+from lowtide.memory.sizes import budget_bytes
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
 from lowtide.pipeline.captures import Reader
 from lowtide.pipeline.compiled import CannotInline, Compiled
 from lowtide.pipeline.differences import differences, type_facts
-from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
 
@@ -130,7 +131,7 @@ class ScriptFunction(Compiled):
                 compiled = script_function(self._fn, types)
                 leaves, function = leaf_classes(compiled), tidy(compiled)
                 debug.show("ir", function.name, lambda: str(function))
-                driver = Driver(function)
+                driver = make_driver(function, self.budget_bytes)
                 driver.leaves = leaves
                 driver.differences = self._new_types(types, self._drivers)
                 self._drivers[types] = driver
@@ -140,6 +141,13 @@ class ScriptFunction(Compiled):
             if _SCALAR_TYPES.issuperset(kinds) and not driver.leaves:
                 self._plain_drivers[kinds] = driver
             return driver
+
+    def keep_to(self, budget_bytes: int | None) -> None:
+        """See `Compiled.keep_to`."""
+        with self._lock:
+            super().keep_to(budget_bytes)
+            self._drivers.clear()
+            self._plain_drivers.clear()
 
     def _new_types(
         self, types: Sequence[ir_types.Type], known: Iterable[Sequence[ir_types.Type]]
@@ -208,42 +216,53 @@ def _file_of(cls: type) -> str:
 
 @overload
 def script(  # pyright: ignore[reportOverlappingOverload]: a module is callable, too
-    obj: torch.nn.Module, example_inputs: Any = None, *, budget: None = None, tune: bool = False
+    obj: torch.nn.Module,
+    example_inputs: Any = None,
+    *,
+    budget: int | str | None = None,
+    tune: bool = False,
 ) -> ScriptModule: ...
 @overload
 def script(  # pyright: ignore[reportOverlappingOverload]: a class is callable, too
-    obj: Class, *, budget: None = None, tune: bool = False
+    obj: Class, *, budget: int | str | None = None, tune: bool = False
 ) -> Class: ...
 @overload
 def script(
-    obj: Callable[..., Any], *, budget: None = None, tune: bool = False
+    obj: Callable[..., Any], *, budget: int | str | None = None, tune: bool = False
 ) -> ScriptFunction: ...
 @overload
 def script(
-    obj: None = None, *, budget: None = None, tune: bool = False
+    obj: None = None, *, budget: int | str | None = None, tune: bool = False
 ) -> Callable[[Callable[..., Any]], ScriptFunction]: ...
 
 
 def script(
-    obj: Any = None, example_inputs: Any = None, *, budget: object = None, tune: bool = False
+    obj: Any = None,
+    example_inputs: Any = None,
+    *,
+    budget: int | str | None = None,
+    tune: bool = False,
 ) -> Any:
     """Compiles a function, an nn.Module or a class from its Python source, control flow kept; a
     decorator too.
 
     Raises CompileError for what is outside the language, with the place and what to write instead.
-    `budget` and `tune` are names that are kept free: they raise until they do something."""
-    if budget is not None:
-        raise LowtideError("budget= is not there yet: peaks are predicted, not yet bounded")
+    `budget`: bytes, or a string such as "512MB", that one call may allocate at its peak, results
+    and what is kept for the backward pass counted; a call that cannot be kept to it raises
+    BudgetError before it runs. `tune` raises until it does something."""
+    most = None if budget is None else budget_bytes(budget)
     if tune:
         raise LowtideError("tune=True is not there yet: schedules come from the cost model")
     if obj is None:
         return functools.partial(script, budget=budget, tune=tune)
     if isinstance(obj, ScriptFunction):
+        if most is not None:
+            obj.keep_to(most)
         return obj
     if isinstance(obj, torch.nn.Module):
         from lowtide.pipeline.compile_module import script_module  # it derives from ScriptFunction
 
-        return script_module(obj, example_inputs)
+        return script_module(obj, example_inputs, most)
     if isinstance(obj, type) and not issubclass(obj, torch.nn.Module):
         return script_class(cast("type[Any]", obj))
     if isinstance(obj, type | MethodType):
@@ -256,4 +275,6 @@ def script(
                 f"lt.script(module).{name}, with @lt.export above it",
             )
         raise CompileError(f"{name!r} is {problem}, which is not compiled", remedy=remedy)
-    return ScriptFunction(obj)
+    made = ScriptFunction(obj)
+    made.keep_to(most)
+    return made

@@ -30,7 +30,7 @@ from lowtide.ir.core import Function
 from lowtide.pipeline import debug, plain
 from lowtide.pipeline.captures import Reader, Values, hook_count, type_of_value
 from lowtide.pipeline.differences import attribute, guard_told, told
-from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
@@ -219,6 +219,13 @@ class ScriptMethod(ScriptFunction):
 
     # -- programs --
 
+    def keep_to(self, budget_bytes: int | None) -> None:
+        """See `Compiled.keep_to`."""
+        with self._lock:
+            self.budget_bytes = budget_bytes
+            for variant in self.variants():
+                variant.driver = make_driver(variant.driver.function, budget_bytes)
+
     def compile(self) -> None:
         """Compiles for the types of the annotations; raises CompileError."""
         with self._lock:
@@ -326,7 +333,7 @@ class ScriptMethod(ScriptFunction):
         captured, facts = reader.read()
         params = function.params[len(function.arguments) :]
         return Variant(
-            driver=driver or Driver(function),
+            driver=driver or make_driver(function, self.budget_bytes),
             reader=reader,
             kinds=tuple(map(type, captured)),
             facts=facts,

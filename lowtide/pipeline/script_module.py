@@ -305,6 +305,7 @@ def make_or_get(module: ScriptModule, name: str) -> ScriptMethod:
     known = module.__dict__.get(name)
     if not isinstance(known, ScriptMethod):
         known = module.__dict__[name] = make_method(module, name)
+        known.keep_to(module.__dict__.get("_lowtide_budget"))
     return known
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -184,29 +185,37 @@ class Binding:
 
     def abstract(self) -> tuple[Builder, list[Abs]]:
         """A builder with the tensors as inputs, and the abstract live-ins."""
-        builder, forms = Builder(), iter(self._forms)
-        names = iter(self.tensors)
-        floats = iter(self.floats)
+        source = _Source(Builder(), iter(self._forms), iter(self.tensors), iter(self.floats))
+        live = [self._abstract(v, Place(i), source) for i, v in enumerate(self.values)]
+        return source.builder, live
 
-        def make(v: Any, place: Place) -> Abs:
-            kind, *form = next(forms)
-            if isinstance(v, torch.Tensor):
-                return Abs(_input(builder, next(names), kind, *form[:2]), place)
-            if kind is int:
-                code: Code = form[0]
-                return Abs(code if isinstance(code, int) else size_of(code), place)
-            if kind is float and not self._floats_constant:
-                return Abs(ex.scalar(next(floats), dtypes.f64), place, dynamic=True)
-            if isinstance(v, tuple | list):
-                elems: list[Any] = list(v)  # pyright: ignore[reportUnknownArgumentType]
-                inner = [place.of(i) for i in range(len(elems))]
-                return Abs(Seq(kind, tuple(map(make, elems, inner))), place)
-            if _is_mapping(v):
-                inner = [place.of(key) for key in v]
-                return Abs(Map(tuple(v), tuple(map(make, v.values(), inner))), place)
-            return constant(v) if _is_known(v) else Abs(OPAQUE, place)
+    def _abstract(self, v: Any, place: Place, source: _Source) -> Abs:
+        kind, *form = next(source.forms)
+        if isinstance(v, torch.Tensor):
+            return Abs(_input(source.builder, next(source.tensors), kind, *form[:2]), place)
+        if kind is int:
+            code: Code = form[0]
+            return Abs(code if isinstance(code, int) else size_of(code), place)
+        if kind is float and not self._floats_constant:
+            return Abs(ex.scalar(next(source.floats), dtypes.f64), place, dynamic=True)
+        if isinstance(v, tuple | list):
+            elems: list[Any] = list(v)  # pyright: ignore[reportUnknownArgumentType]
+            inner = [self._abstract(e, place.of(i), source) for i, e in enumerate(elems)]
+            return Abs(Seq(kind, tuple(inner)), place)
+        if _is_mapping(v):
+            inner = [self._abstract(e, place.of(key), source) for key, e in v.items()]
+            return Abs(Map(tuple(v), tuple(inner)), place)
+        return constant(v) if _is_known(v) else Abs(OPAQUE, place)
 
-        return builder, [make(v, Place(i)) for i, v in enumerate(self.values)]
+
+@dataclass(slots=True)
+class _Source:
+    """What is left of a binding to be made abstract."""
+
+    builder: Builder
+    forms: Iterator[Any]
+    tensors: Iterator[str]
+    floats: Iterator[str]
 
 
 def _input(

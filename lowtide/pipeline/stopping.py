@@ -19,6 +19,7 @@ STOPPING: Final = {
     "print": "prints",
     "raise": "raises",
     "with": "enters a context manager",
+    "section": "is done in chunks",
     "attr.set": "changes an object",
     "object.new": "makes an object",
     "py.call": "calls a Python function",

@@ -26,7 +26,9 @@ import torch
 from lowtide.errors import CompileError, LowtideError
 from lowtide.frontend.trace.captures import CONSTANTS, Constants
 from lowtide.frontend.trace.trace import Call, Recording, record
+from lowtide.memory.sizes import budget_bytes
 from lowtide.pipeline import debug
+from lowtide.pipeline.compile_module import keep_module_to
 from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.script_module import ScriptModule
 from lowtide.pipeline.shells import Shell, members, shell_of
@@ -48,7 +50,7 @@ def trace(
     example_kwarg_inputs: Mapping[str, Any] | None = None,
     _store_inputs: bool = True,
     *,
-    budget: object = None,
+    budget: int | str | None = None,
     tune: bool = False,
 ) -> Any:
     """Records one run of `func` on example inputs and compiles what it did.
@@ -61,7 +63,7 @@ def trace(
     Raises CompileError for inputs or results that are no tensors. What the function raises goes
     through."""
     del optimize, strict, _force_outplace, _module_class, _compilation_unit, _store_inputs
-    _refuse(budget, tune)
+    most = _most(budget, tune)
     if isinstance(func, Compiled | ScriptModule):
         warnings.warn("this is compiled already: lt.trace gives it back as it is", stacklevel=2)
         return func
@@ -70,8 +72,8 @@ def trace(
     checking = check_tolerance if check_trace else None
     module = _module_of(func)
     if module is not None:
-        return _trace_methods(module, {"forward": example}, checking)
-    return _trace_function(example, checking)
+        return _trace_methods(module, {"forward": example}, checking, most)
+    return _trace_function(example, checking, most)
 
 
 def trace_module(
@@ -88,14 +90,14 @@ def trace_module(
     example_inputs_is_kwarg: bool = False,
     _store_inputs: bool = True,
     *,
-    budget: object = None,
+    budget: int | str | None = None,
     tune: bool = False,
 ) -> Any:
     """As `trace`, for several methods of a module: `{"forward": args, "encode": args}`.
 
     `example_inputs_is_kwarg`: the inputs of each method are a dict of keyword arguments."""
     del optimize, strict, _force_outplace, _module_class, _compilation_unit, _store_inputs
-    _refuse(budget, tune)
+    most = _most(budget, tune)
     if _module_of(mod) is not mod:
         raise CompileError(f"trace_module takes an nn.Module, not a {type(mod).__name__}")
     methods: dict[str, Example] = {}
@@ -104,7 +106,7 @@ def trace_module(
         args, kwargs = ((), example) if example_inputs_is_kwarg else (example, None)
         calls = [_call(method, c[name], None) for c in check_inputs or () if name in c]
         methods[name] = Example(method, _call(method, args, kwargs), calls)
-    return _trace_methods(mod, methods, check_tolerance if check_trace else None)
+    return _trace_methods(mod, methods, check_tolerance if check_trace else None, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +118,14 @@ class Example:
     checks: Sequence[Call]
 
 
-def _refuse(budget: object, tune: bool) -> None:
-    if budget is not None:
-        raise LowtideError("budget= is not there yet: peaks are predicted, not yet bounded")
+def _most(budget: int | str | None, tune: bool) -> int | None:
+    """The bytes of a budget."""
     if tune:
         raise LowtideError("tune=True is not there yet: schedules come from the cost model")
+    return None if budget is None else budget_bytes(budget)
 
 
-def _trace_function(example: Example, tolerance: float | None) -> TracedFunction:
+def _trace_function(example: Example, tolerance: float | None, most: int | None) -> TracedFunction:
     constants, name = Constants(), _name(example.func)
     recording = record(example.func, example.call, name=name, root=None, constants=constants)
     root = _with_constants(torch.nn.Module(), constants)
@@ -131,11 +133,15 @@ def _trace_function(example: Example, tolerance: float | None) -> TracedFunction
     functools.update_wrapper(traced, example.func, updated=())
     traced.__name__ = name
     _finish(example, recording, traced, None, constants, tolerance)
+    traced.keep_to(most)
     return traced
 
 
 def _trace_methods(
-    module: torch.nn.Module, methods: Mapping[str, Example], tolerance: float | None
+    module: torch.nn.Module,
+    methods: Mapping[str, Example],
+    tolerance: float | None,
+    most: int | None,
 ) -> TracedModule:
     known: torch.nn.Module | None = members(module, "_modules").get(CONSTANTS)
     constants = Constants(list(known.buffers()) if known is not None else [])
@@ -149,6 +155,7 @@ def _trace_methods(
     for name, recording in recordings.items():
         traced = made.method(name)
         _finish(methods[name], recording, traced, module, constants, tolerance)
+    keep_module_to(made, most)
     return made
 
 

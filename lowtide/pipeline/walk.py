@@ -1,15 +1,18 @@
 """The driver's road on meta tensors: what a call would do, without doing it.
 
 In: a `Driver` and arguments (their values are not looked at, only dtypes, sizes and strides). Out:
-the steps of the call, in order, and for each what is alive beside it.
+the steps of the call, in order, and a `Ledger` of what is allocated meanwhile. Where inputs require
+grad, the backward pass is walked too: PyTorch's engine runs on the meta device, and a region's
+kernels are played by their memory plans.
 
 Where the road depends on data, both branches of an `if` are walked, and the body of a loop once;
-the notes say so. Where a size depends on data, the walk ends, and the notes say that too.
+the notes say so. Where a size depends on data it is taken to be the largest possible, or else the
+walk ends, and the notes say that too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -17,17 +20,23 @@ import torch
 
 from lowtide.errors import Loc
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Op
+from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
+from lowtide.memory.ledger import Ledger, like
+from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
 from lowtide.pipeline.gradient import Pass
+from lowtide.pipeline.played import backward, play
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible, exact_key
 from lowtide.pipeline.stopping import static_reason
 from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
-from lowtide.texpr.index import evaluate
+from lowtide.runtime import arena
+from lowtide.runtime.played_arena import PlayedArena
 
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
+SHOWN_CHUNKS: Final = 2  # of a section: the others are like the second
+MAX_TRIPS: Final = 1024  # the same, where it is known how many there are
 _UNSEEN: Final = ("const", "undef", "cast", "tuple.make", "tuple.get", "list.make", "unpack")
 
 
@@ -48,12 +57,11 @@ class WalkEnds(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class KernelStep:
-    """A region's kernels run. `held_bytes`: what else the program has made and still holds."""
+    """A region's kernels run."""
 
     region: Region
     entry: Entry
     loc: Loc
-    held_bytes: int
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -77,12 +85,10 @@ class KernelStep:
 
 @dataclass(slots=True, kw_only=True)
 class TorchStep:
-    """PyTorch or Python runs an op. `held_bytes` counts its results."""
+    """PyTorch or Python runs an op."""
 
     op: Op
     reason: str
-    held_bytes: int
-    new_bytes: int
 
     @property
     def loc(self) -> Loc:
@@ -123,17 +129,20 @@ class Walk:
         self.differences = driver.differences
         self.steps: list[Step] = []
         self.notes: list[str] = []
+        self.ledger = Ledger(PlayedArena(driver.is_tight or arena.is_tight()))
         self._known: dict[int, torch.Tensor] = {}
-        self._envs: list[Env] = []
-        self._records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
-        self._objects = WalkedObjects()
-        metas = [self._meta(a) for a in args]
-        self._given = {_storage(m) for m in _tensors(metas)}
+        self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
+        self._objects = WalkedObjects(self.ledger.paused)
+        env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
+        self._arguments = {v.name: env[v] for v in driver.function.arguments}
         try:
-            with torch.set_grad_enabled(self._records):
-                self._block(driver.plan, dict(zip(driver.function.params, metas, strict=True)))
+            with self.ledger, torch.set_grad_enabled(self.records):
+                results = self._block(driver.plan, env)
+                if self.records:
+                    self.notes += backward(self.ledger, _tensors(results))
         except WalkEnds as why:
             self.notes.append(str(why))
+        self.notes += self.ledger.notes
 
     def stages(self) -> list[tuple[str, str]]:
         """(name, text) of each stage, of each region in turn."""
@@ -155,28 +164,35 @@ class Walk:
                 found.extend((f"backward {name}{where}", text) for name, text in stages)
         return found
 
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Each size of the caller's tensors, and what the user calls it."""
+        for name, given in self._arguments.items():
+            for k, tensor in enumerate(_tensors(given)):
+                path = name if tensor is given else f"{name}[{k}]"
+                yield from ((f"{path}.shape[{d}]", size) for d, size in enumerate(tensor.shape))
+
     # -- walking --
 
     def _block(self, plan: BlockPlan, env: Env) -> list[Any]:
-        self._envs.append(env)
-        try:
-            pos = 0
-            while pos < plan.last:
-                pos = self._region(plan, pos, env)
-                if pos < plan.last:
-                    reason = self._reason
-                    pos = self._op(plan, pos, env, reason)
-            if pos > plan.last:
-                return self._finished
-            return [env[v] for v in plan.block.terminator.operands]
-        finally:
-            self._envs.pop()
+        """Walks a block; `env` has its live-ins, and is used up."""
+        pos = 0
+        while pos < plan.last:
+            pos = self._region(plan, pos, env)
+            while pos < 0:
+                pos = self._region(plan, ~pos, env)
+            if pos < plan.last:
+                pos = self._op(plan, pos, env, self._reason)
+        if pos > plan.last:
+            results, self._finished = self._finished, []
+            return results
+        return [env[v] for v in plan.block.terminator.operands]
 
     _reason = ""
     _finished: list[Any]
 
     def _region(self, plan: BlockPlan, pos: int, env: Env) -> int:
-        """Walks the region at `pos`, if there is one; gives where it ends."""
+        """Walks the region at `pos`, if there is one; gives where it ends, or `~position` of where
+        the next one begins."""
         self._reason = ""
         region = plan.region(pos)
         if region is None:
@@ -205,19 +221,36 @@ class Walk:
         self._reason = spec.reason
         if spec.host is None:
             return pos
-        results = spec.host.bind(_meta_outputs(entry))(values, entry.z, entry.sizes)
+        loc = plan.ops[pos].loc
+        step = KernelStep(region=region, entry=entry, loc=loc)
+        results = self._played(step, values)
+        del values
         for v in spec.dead:
             env.pop(v, None)
         if not spec.host.is_empty:
-            made = {_storage(m) for m in _tensors(results)}
-            loc = plan.ops[pos].loc
-            held = self._held(without=made)
-            self.steps.append(KernelStep(region=region, entry=entry, loc=loc, held_bytes=held))
+            self.steps.append(step)
         if spec.finished:
-            self._finished = list(results)
+            self._finished = results
             return plan.last + 1
         env.update(zip(spec.results, results, strict=True))
-        return spec.stop if spec.reason else self._region(plan, spec.stop, env)
+        return spec.stop if spec.reason else ~spec.stop
+
+    def _played(self, step: KernelStep, values: list[Any]) -> list[Any]:
+        """What the region's kernels would give."""
+        entry, host = step.entry, step.entry.spec.host
+        assert host is not None
+        self.ledger.at(step.region.name.partition(":")[0], step.loc, "output")
+        recorder = step.region.recording(
+            entry.spec,
+            play(self.ledger, step.executable(), host.symbols),
+            lambda exe, xs, sizes, numbers: play(self.ledger, exe, host.symbols)(
+                xs, sizes, numbers
+            ),
+        )
+        found = list(host.bind(recorder)(values, entry.z, entry.sizes))
+        if self.records:
+            self.ledger.mark(_tensors(found))
+        return found
 
     def _eager(self, plan: BlockPlan, pos: int, stop: int, env: Env, why: str) -> int:
         while pos < stop:
@@ -228,31 +261,26 @@ class Walk:
     def _op(self, plan: BlockPlan, pos: int, env: Env, reason: str) -> int:
         op = plan.ops[pos]
         if op.name == "if":
-            results = self._if(plan, op, env)
+            results = self._if(plan, op, env, plan.live_at[pos + 1])
         elif op.name == "loop":
             if reason:
                 self.notes.append(f"{op.loc}: the loop {reason}")
-            results = self._loop(plan, op, env)
+            results = self._loop(plan, op, env, plan.live_at[pos + 1])
+        elif op.name == SECTION:
+            results = self._section(plan, op, env, plan.live_at[pos + 1])
         elif op.name == "with" and len(op.blocks) == 2:
             results = self._with(plan, op, env)
         else:
-            before = self._held()
+            why = reason or static_reason(op) or "takes the part of this iteration"
+            step = TorchStep(op=op, reason=why)
+            self.ledger.at(step.label, op.loc)
             results = self._plain(op, env)
-            env.update(zip(op.results, results, strict=True))
+            if self.records:
+                self.ledger.mark(_tensors(results))
             if not _is_unseen(op):
-                held = self._held()
-                self.steps.append(
-                    TorchStep(
-                        op=op,
-                        reason=reason or static_reason(op) or "takes the part of this iteration",
-                        held_bytes=held,
-                        new_bytes=max(held - before, 0),
-                    )
-                )
+                self.steps.append(step)
         env.update(zip(op.results, results, strict=True))
-        alive = plan.live_at[pos + 1]
-        for v in [v for v in env if v not in alive]:
-            del env[v]
+        _keep(env, plan.live_at[pos + 1])
         return pos + 1
 
     def _plain(self, op: Op, env: Env) -> list[Any]:
@@ -266,6 +294,8 @@ class Walk:
         for v in op.operands:
             if scratch[v] is UNKNOWN and _is_torch(op):
                 scratch[v] = _STAND_INS.get(v.type, UNKNOWN)
+        if op.name == "torch.getitem":
+            scratch.update((v, 0) for v in op.operands[1:] if _is_position(scratch[v]))
         runs = op.name not in OBJECT_OPS or op.name in PURE_OPS
         if runs and not any(scratch[v] is UNKNOWN for v in op.operands):
             try:
@@ -284,72 +314,98 @@ class Walk:
             known.append(UNKNOWN)
         return known
 
-    def _if(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
+    def _if(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         condition = env[op.operands[0]]
         if condition is not UNKNOWN:
-            return self._nested(plan, op.blocks[0 if condition else 1], env)
+            inner = self._inner(plan, op.blocks[0 if condition else 1], env)
+            _keep(env, alive)
+            return self._block(*inner)
         self.notes.append(f"{op.loc}: the data decide which branch runs; both are shown")
-        taken = [self._nested(plan, block, env) for block in op.blocks]
-        return taken[0]
+        one, other = (self._inner(plan, block, env) for block in op.blocks)
+        _keep(env, alive)
+        first, rank = self._road(one)
+        with self.ledger.aside(rank[0]):
+            second, second_rank = self._road(other)
+        return first if rank >= second_rank else second
+
+    def _road(self, inner: tuple[BlockPlan, Env]) -> tuple[list[Any], tuple[int, int]]:
+        """One of two branches: its results, what it leaves behind in bytes, and its steps."""
+        held, steps = self.ledger.asked_bytes, len(self.steps)
+        results = self._block(*inner)
+        return results, (self.ledger.asked_bytes - held, len(self.steps) - steps)
+
+    def _section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        (block,) = op.blocks
+        inner = plan.inner(block)
+        values = [env[v] for v in op.operands]
+        _keep(env, alive)
+        self.ledger.at("chunks", op.loc)
+        return run_section(
+            op,
+            values,
+            lambda given: self._block(inner, dict(zip(block.args, given, strict=True))),
+            at_most=SHOWN_CHUNKS,
+        )
 
     def _with(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
         block, leaving = op.blocks
-        results = self._nested(plan, block, {block.args[0]: env[op.operands[0]]} | env)
-        self._nested(plan, leaving, dict.fromkeys(leaving.args) | env)
+        results = self._block(*self._inner(plan, block, {block.args[0]: env[op.operands[0]]} | env))
+        self._block(*self._inner(plan, leaving, dict.fromkeys(leaving.args) | env))
         return results
 
-    def _nested(self, plan: BlockPlan, block: Block, env: Env) -> list[Any]:
+    @staticmethod
+    def _inner(plan: BlockPlan, block: Block, env: Env) -> tuple[BlockPlan, Env]:
         inner = plan.inner(block)
-        return self._block(inner, {v: env[v] for v in inner.live_at[0] if v in env})
+        return inner, {v: env[v] for v in inner.live_at[0] if v in env}
 
-    def _loop(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
+    def _loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         trips, going, *carried = (env[v] for v in op.operands)
         (block,) = op.blocks
-        inner = plan.inner(block)
-        outer = {v: env[v] for v in inner.live_at[0] if v in env}
-        i = 0
+        inner, outer = self._inner(plan, block, env)
+        _keep(env, alive)
+        i = grown = 0
+        most = MAX_ROUNDS if trips is UNKNOWN else MAX_TRIPS
         while trips is UNKNOWN or i < trips:
             if going is False:
                 break
-            if i == MAX_ROUNDS or (i and (trips is UNKNOWN or going is UNKNOWN)):
-                self.notes.append(f"{op.loc}: a loop is shown for {i} of its iterations")
+            if i == most or (i and (trips is UNKNOWN or going is UNKNOWN)):
+                self._unrolled(op, i, trips, grown, going is UNKNOWN)
                 break
-            start = len(self.steps)
-            args = dict(zip(block.args, (i, *carried), strict=True))
-            going, *after = self._block(inner, {**outer, **args})
-            same = i > 0 and _forms(after) == _forms(carried)
-            carried = after
+            start, before = len(self.steps), self.ledger.live_bytes
+            forms = _forms(carried)
+            env = {**outer, **dict(zip(block.args, (i, *carried), strict=True))}
+            carried.clear()
+            going, *carried = self._block(inner, env)
+            grown = self.ledger.live_bytes - before
             i += 1
+            same = not self.records and i > 1 and grown <= 0 and _forms(carried) == forms
             if same and trips is not UNKNOWN and i < trips:
-                self.notes.append(f"{op.loc}: {trips} iterations, of which one is shown")
+                self._unrolled(op, i, trips, grown, going is UNKNOWN)
                 del self.steps[start:]
                 break
         return carried
 
-    # -- memory --
-
-    def _held(self, without: set[int] | None = None) -> int:
-        """Bytes of all tensors alive that the program has made."""
-        skip = self._given | (without or set())
-        found: dict[int, int] = {}
-        for env in self._envs:
-            for tensor in _tensors(list(env.values())):
-                key = _storage(tensor)
-                if key not in skip:
-                    found[key] = tensor.untyped_storage().nbytes()
-        return sum(found.values())
+    def _unrolled(self, op: Op, done: int, trips: Any, grown: int, ends: bool) -> None:
+        """Iterations from `done` on are like the last one, which left `grown` bytes behind."""
+        if trips is UNKNOWN or ends:
+            text = f"{op.loc}: a loop is shown for {done} of its iterations"
+            if grown > 0:
+                text += f"; each further one holds {grown:,} bytes more, which are not counted"
+        else:
+            text = f"{op.loc}: {trips} iterations, of which {max(done - 1, 1)} are shown"
+            self.ledger.at("iterations", op.loc)
+            self.ledger.hold(max(grown, 0) * (trips - done))
+        self.notes.append(text)
 
     def _meta(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             found = self._known.get(id(value))
             if found is None:
-                found = torch.empty_strided(
-                    value.shape,
-                    value.stride(),
-                    dtype=value.dtype,
-                    device="meta",
-                    requires_grad=self._records and value.requires_grad,
-                )
+                with self.ledger.paused():
+                    found = like(value, self.records and value.requires_grad)
+                    if value.is_leaf and value.grad is not None:
+                        found.grad = like(value.grad)
+                self.ledger.given([found])
                 self._known[id(value)] = found
             return found
         if isinstance(value, tuple | list):
@@ -360,26 +416,15 @@ class Walk:
         return value
 
 
-def _meta_outputs(entry: Entry) -> Any:
-    host, gradient = entry.spec.host, entry.spec.gradient
-    assert host is not None
-    numbers = dict(zip(host.names, entry.z, strict=True))
-    carrying = gradient.carrying if gradient is not None else (False,) * len(host.program.outputs)
-
-    def outputs(tensors: object, sizes: object, scalars: object, *_: object) -> list[Any]:
-        made: list[Any] = []
-        for name, carries in zip(host.program.outputs, carrying, strict=True):
-            d = host.program.defs[name]
-            shape = [evaluate(s, numbers) for s in d.shape]
-            value = torch.empty(shape, dtype=d.dtype.torch, device="meta", requires_grad=carries)
-            made.append(value.clone() if carries else value)  # no leaf: it may change in place
-        return [*made, *[True] * len(host.program.checks)]
-
-    return outputs
+def _is_position(value: Any) -> bool:
+    """A tensor that stands for one int: PyTorch asks it for its value, which any other one fits."""
+    is_int = isinstance(value, torch.Tensor) and not value.dim() and value.dtype is not torch.bool
+    return is_int and value.is_meta
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+def _keep(env: Env, alive: set[Value]) -> None:
+    for v in [v for v in env if v not in alive]:
+        del env[v]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -397,6 +442,8 @@ def _forms(values: Sequence[Any]) -> list[Any]:
     return [
         (v.shape, v.dtype)
         if isinstance(v, torch.Tensor)
+        else _forms(cast("list[Any]", v))
+        if isinstance(v, list)
         else type(v)
         if isinstance(v, float)
         else v

@@ -11,6 +11,8 @@ In: an op and its operands. Out: its results, or None where only the run knows t
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -25,7 +27,8 @@ PURE_OPS: Final = ("enum.const", "enum.get", "py.isinstance")  # may be run as t
 class WalkedObjects:
     """The attributes that one walk has assigned, and the copies of modules that it has run."""
 
-    def __init__(self) -> None:
+    def __init__(self, paused: Callable[[], AbstractContextManager[None]]) -> None:
+        self._paused = paused  # inside, what is made is not the call's
         self._assigned: dict[tuple[int, str], Any] = {}
         self._copies: dict[int, torch.nn.Module] = {}
         self._made: list[Any] = []  # objects, told apart by their ids
@@ -52,7 +55,8 @@ class WalkedObjects:
         try:
             made = self._copies.get(id(module))
             if made is None:
-                made = self._copies[id(module)] = copy.deepcopy(module).to("meta")
+                with self._paused():
+                    made = self._copies[id(module)] = copy.deepcopy(module).to("meta")
             first, *rest = op.operands
             return object_ops.RUN[op.name](
                 op, {first: made, **dict(zip(rest, values, strict=True))}

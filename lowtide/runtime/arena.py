@@ -119,6 +119,13 @@ def class_bytes(asked_bytes: int) -> int:
     return -(-asked_bytes // step_bytes) * step_bytes
 
 
+def resident_bytes(asked_bytes: int) -> int:
+    """What a block takes of the machine once `asked_bytes` of it are written: whole pages."""
+    is_huge = class_bytes(max(asked_bytes, 1)) >= _HUGE_PAGE_BYTES and _HUGE_ADVICE is not None
+    page_bytes = _HUGE_PAGE_BYTES if is_huge else _PAGE_BYTES
+    return -(-asked_bytes // page_bytes) * page_bytes
+
+
 class _Pool:
     """The free blocks by size class, and the account of all.
 
@@ -143,6 +150,7 @@ class _Pool:
         self._misses = 0
         self._trims = 0
         self.observer: Callable[[int, int], None] | None = None
+        self.is_tight = False  # whether free blocks are unmapped before another is mapped
         self._held_for_fork = False
 
     def take(self, asked_bytes: int) -> _Block:
@@ -229,6 +237,8 @@ class _Pool:
 
     def _take_new(self, block_bytes: int, asked_bytes: int) -> _Block:
         self._read_cap()
+        if self.is_tight:
+            self.shrink(0)
         block = self._map(block_bytes)
         block.asked_bytes = asked_bytes
         with self._account() as is_ours:
@@ -427,6 +437,17 @@ def reset_peak() -> None:
 def set_cap_bytes(cap_bytes: int) -> None:
     """Sets the most bytes kept warm, and unmaps what is over; `Config.arena_cap_bytes` at first."""
     _pool.set_cap(cap_bytes)
+
+
+def keep_tight() -> None:
+    """From now on free blocks are unmapped before another is mapped, so that what is mapped is not
+    more than has been in use at once. Plans under a budget count on that."""
+    _pool.is_tight = True
+
+
+def is_tight() -> bool:
+    """Whether `keep_tight` was called."""
+    return _pool.is_tight
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

@@ -125,10 +125,18 @@ def test_a_terminal_gets_a_rich_table(
     assert "held by" in out
 
 
+def test_memory_of_a_step_of_training(capsys: pytest.CaptureFixture[str]) -> None:
+    peaks: list[int] = []
+    for more in ([], ["--backward"]):
+        assert app(["memory", TARGET, "--shape", "1000x4,500x4", "--json", *more]) == 0
+        peaks.append(json.loads(capsys.readouterr().out)["peak_bytes"])
+    assert peaks[1] > peaks[0] + 2_000_000  # the cotangent of all pairs
+
+
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert app(["memory", TARGET, "--shape", "1000x4,500x4"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("peak 2,0")
+    assert out.startswith("peak 2,1")
     assert "boxes1.shape[0]" in out
     assert app(["memory", TARGET, "--shape", "1000x4,500x4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

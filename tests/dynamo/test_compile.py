@@ -224,9 +224,8 @@ def test_by_name_and_after_a_reset() -> None:
 
 
 def test_options() -> None:
-    for kwargs in ({"budget": "1MB"}, {"tune": True}):
-        with pytest.raises(lt.LowtideError, match="not there yet"):
-            lt.compile(lambda x: x, **kwargs)
+    with pytest.raises(lt.LowtideError, match="not there yet"):
+        lt.compile(lambda x: x, tune=True)
     add = lt.compile(dynamic=False)(lambda x: x + 1)
     assert add(X).equal(X + 1)
 
@@ -253,7 +252,7 @@ def test_programs_of_pairs_are_one_kernel(name: str) -> None:
     assert len(graph.kernels) == 1
     assert not graph.torch_ops
     outputs = sum(x.nbytes for x in _tensors(program.function(*args)))
-    assert graph.peak_bytes < outputs + 100_000
+    assert graph.peak_bytes < outputs + (2 << 20)  # in whole pages
 
 
 def _tensors(x: Any) -> list[torch.Tensor]:

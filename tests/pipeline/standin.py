@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lowtide.errors import UNKNOWN_LOC
+from lowtide.memory.plan import Event, Held
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import evaluate as evaluate_size
@@ -23,18 +23,10 @@ class Kernel:
 
 
 @dataclass
-class Buffer:
-    name: str
-    nbytes: int
-    kind: str
-    loc: Any = UNKNOWN_LOC
-
-
-@dataclass
 class Plan:
     peak_bytes: int
     formula: str
-    buffers: list[Buffer] = field(default_factory=list)
+    buffers: list[Held] = field(default_factory=list)
 
 
 class StandIn:
@@ -58,14 +50,18 @@ class StandIn:
         names = [*self.program.outputs, *self.program.checks]
         return [found[n].detach().clone().contiguous() for n in names]
 
+    def events(self, sizes: Mapping[str, int]) -> list[Event]:
+        return [Event(held=h, takes=True) for h in self.memory(sizes).buffers]
+
     def memory(self, sizes: Mapping[str, int]) -> Plan:
-        buffers: list[Buffer] = []
+        buffers: list[Held] = []
         for name in self.program.outputs:
             d = self.program.defs[name]
             count = 1
             for s in d.shape:
                 count *= evaluate_size(s, sizes)
-            buffers.append(Buffer(name, count * d.dtype.itemsize, "output", d.loc))
+            nbytes = count * d.dtype.itemsize
+            buffers.append(Held(name=name, nbytes=nbytes, kind="output", loc=d.loc))
         return Plan(sum(b.nbytes for b in buffers), " + ".join(b.name for b in buffers), buffers)
 
 

@@ -171,9 +171,7 @@ def test_what_cannot_be_recorded() -> None:
         lt.trace(lambda x: x + torch.rand(x.shape[0], generator=torch.Generator()), R(2))
 
 
-def test_budget_and_tune_wait() -> None:
-    with pytest.raises(LowtideError, match="budget"):
-        lt.trace(torch.sin, R(2), budget="1MB")
+def test_tune_waits() -> None:
     with pytest.raises(LowtideError, match="tune"):
         lt.trace(torch.sin, R(2), tune=True)
 

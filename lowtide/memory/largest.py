@@ -1,0 +1,64 @@
+"""Ops of which only the data know how large the result is: the largest that it can be.
+
+In: an ATen op and its arguments, on the meta device. Out: a result of the largest size and a note,
+or (None, "") for any other op.
+
+    x[x > 0]     x: [N]          at most N
+    nonzero(x)   x: [N, M]       at most [N * M, 2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+_DEPENDS = "the size of what `{}` gives depends on the data: counted as the largest it can be"
+
+
+def largest(func: Any, args: Sequence[Any]) -> tuple[Any, str]:
+    """See the module's text."""
+    if func is aten.index.Tensor:
+        return _masked(args)
+    make = _MAKERS.get(func)
+    if make is None:
+        return None, ""
+    return make(*args), _DEPENDS.format(func._schema.name.removeprefix("aten::").strip("_2"))
+
+
+def _nonzero(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((x.numel(), x.dim()), dtype=torch.int64)
+
+
+def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((torch.logical_and(x, mask).numel(),))
+
+
+def _unique(x: torch.Tensor, *flags: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    counts = x.new_empty((x.numel(),), dtype=torch.int64)
+    return x.new_empty((x.numel(),)), x.new_empty(x.shape, dtype=torch.int64), counts
+
+
+def _masked(args: Sequence[Any]) -> tuple[Any, str]:
+    """`x[mask]`, the mask as indices."""
+    x, items = args
+    if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in items):
+        return None, ""
+    indices: list[torch.Tensor | None] = []
+    for item in items:
+        if item is None or item.dtype not in (torch.bool, torch.uint8):
+            indices.append(item)
+        else:
+            found = _nonzero(item)
+            indices += [found[:, k] for k in range(item.dim())]
+    return aten.index.Tensor(x, indices), _DEPENDS.format("getitem")
+
+
+_MAKERS: dict[Any, Any] = {
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten._unique2.default: _unique,
+    aten.unique_consecutive.default: _unique,
+}

@@ -1,0 +1,326 @@
+"""The account of a rehearsed run: what is allocated, when, by which line, how much at most.
+
+In: everything that PyTorch does while the ledger is entered, on meta tensors, in autograd too. Out:
+`peak_bytes`, and `at_peak()`: what was alive then. Nothing is computed and no data is allocated.
+
+    ledger = Ledger(arena)
+    with ledger:
+        y = x * 2                      # x: on the meta device; one entry, until y's storage dies
+        ledger.play(events)            # kernels: what they take and give back
+    ledger.peak_bytes
+
+Always holds: an entry is a storage that an op made, counted once however many views it has, and
+lives as long as anything refers to it: a value of the program, a saved tensor, a gradient. What was
+there before, and what is made while `paused`, is not counted. Real tensors that an op is given are
+replaced by meta ones, so that nothing is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.memory.largest import largest
+from lowtide.memory.plan import Event, Held
+from lowtide.memory.scratch import scratch_bytes
+
+_NODE = "lowtide.place"
+_META = torch.device("meta")
+_FOREVER = 1 << 62
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Entry:
+    """Something that takes memory from `born` until `died`, in steps of the ledger's clock."""
+
+    name: str
+    kind: str
+    loc: Loc
+    nbytes: int
+    born: int
+    shape: tuple[int, ...] = ()
+    itemsize: int = 1
+    formula: str = ""
+    died: int = _FOREVER
+    block: Any = None  # where the arena holds it
+
+
+class Arena(Protocol):
+    """What holds the large results of kernels: how much, with what it keeps warm."""
+
+    reserved_bytes: int
+
+    def serves(self, nbytes: int) -> bool:
+        """Whether a tensor of so many bytes lies there."""
+        ...
+
+    def take(self, nbytes: int) -> Any:
+        """A block."""
+        ...
+
+    def give_back(self, block: Any) -> None:
+        """The end of its use."""
+        ...
+
+
+class Ledger(TorchDispatchMode):
+    """See the module's text. `name`, `loc` and `kind` are those of what is made from now on."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()
+        self.arena = arena
+        self.torch_bytes = 0
+        self.asked_bytes = 0  # of what is alive, without pages and warm blocks
+        self.peak_bytes = 0
+        self.entries: list[Entry] = []
+        self.notes: dict[str, None] = {}
+        self.name, self.loc, self.kind = "", UNKNOWN_LOC, "PyTorch"
+        self._clock = 0
+        self._peak_clock = 0
+        self._peak_inside = Held(name="", nbytes=0, kind="", loc=UNKNOWN_LOC)
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._is_paused = False
+
+    # -- what the run tells --
+
+    def at(self, name: str, loc: Loc, kind: str = "PyTorch") -> None:
+        """What follows is done by this op."""
+        self.name, self.loc, self.kind = name, loc, kind
+
+    @property
+    def live_bytes(self) -> int:
+        """What is held now, blocks that the arena keeps warm counted."""
+        return self.torch_bytes + self.arena.reserved_bytes
+
+    def spike(self, nbytes: int) -> None:
+        """So many bytes are there for a moment, within an op."""
+        self._clock += 1
+        if self.live_bytes + nbytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes + nbytes
+            self._peak_clock = self._clock
+            self._peak_inside = Held(
+                name=f"within {self.name}", nbytes=nbytes, kind=self.kind, loc=self.loc
+            )
+
+    def play(self, events: Iterable[Event]) -> dict[str, Entry]:
+        """What a run of kernels takes and gives back; what it leaves, by name."""
+        left: dict[str, Entry] = {}
+        for event in events:
+            x = event.held
+            if not event.takes:
+                self.end(left.pop(x.name))
+                continue
+            entry = Entry(
+                name=x.name, kind=x.kind, loc=x.loc, nbytes=x.nbytes, born=0, formula=x.formula
+            )
+            if x.nbytes and (x.kind == "work memory" or self.arena.serves(x.nbytes)):
+                entry.block = self.arena.take(x.nbytes)
+            self._enter(entry)
+            left[x.name] = entry
+        return left
+
+    def adopt(self, x: torch.Tensor, entry: Entry) -> None:
+        """The entry lives as long as the tensor's memory."""
+        storage = x.untyped_storage()
+        self._storages[_key(x)] = weakref.ref(storage, self._end_of(_key(x), entry))
+
+    def hold(self, nbytes: int) -> None:
+        """So many bytes more stay, of what is not rehearsed one by one."""
+        self._enter(
+            Entry(name=self.name, kind=self.kind, loc=self.loc, nbytes=nbytes, born=self._clock)
+        )
+
+    @contextlib.contextmanager
+    def aside(self, nbytes: int) -> Generator[None]:
+        """Inside, so many bytes of what is alive do not count: they belong to another road."""
+        self.torch_bytes -= nbytes
+        try:
+            yield
+        finally:
+            self.torch_bytes += nbytes
+
+    @contextlib.contextmanager
+    def paused(self) -> Generator[None]:
+        """What is made inside was there before."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    def mark(self, results: Sequence[torch.Tensor]) -> None:
+        """What the backward pass of these results allocates is at this op's line too."""
+        todo: list[Any] = [x.grad_fn for x in results if x.grad_fn is not None]
+        while todo:
+            node = todo.pop()
+            if node is not None and _NODE not in node.metadata:
+                node.metadata[_NODE] = self.name, self.loc
+                todo += [below for below, _ in node.next_functions]
+
+    def at_peak(self) -> list[Entry | Held]:
+        """What is alive at the peak, the largest first."""
+        found: list[Entry | Held] = [
+            e for e in self.entries if e.born <= self._peak_clock < e.died and e.nbytes
+        ]
+        if self._peak_inside.nbytes:
+            found.append(self._peak_inside)
+        rest = self.peak_bytes - sum(e.nbytes for e in found)
+        if rest > 0:
+            name = "whole pages, and blocks kept warm"
+            found.append(Held(name=name, nbytes=rest, kind="arena", loc=UNKNOWN_LOC))
+        return sorted(found, key=lambda e: -e.nbytes)
+
+    # -- what PyTorch does --
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it PyTorch would import it, which takes seconds
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs the op on the meta device, and books what it makes."""
+        kwargs = dict(kwargs or {})
+        if self._is_paused:
+            return func(*args, **kwargs)
+        args, kwargs = self._on_meta(func, args, kwargs)
+        result, note = largest(func, args)
+        if result is None:
+            result = func(*args, **kwargs)
+        elif note:
+            self.notes[f"{self.loc}: {note}"] = None
+        result = _lifted(func, result)
+        for x in _tensors(result):
+            self._book(x)
+        inside = scratch_bytes(func, args, kwargs, result)
+        if inside:
+            self.spike(inside)
+        return result
+
+    def _on_meta(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with meta tensors in the place of real ones, and `device` likewise."""
+        given = _tensors([*args, *kwargs.values()])
+        schema = func._schema
+        makes = not given and any(a.name == "device" for a in schema.arguments)
+        if makes or kwargs.get("device") is not None:
+            kwargs["device"] = _META
+        if all(x.is_meta for x in given):
+            return args, kwargs
+        if not schema.is_mutable and all(x.dim() == 0 and not x.is_meta for x in given):
+            return args, kwargs  # numbers, of which the program may want to know the value
+        keeps_numbers = not schema.is_mutable
+
+        def change(x: Any) -> Any:
+            if isinstance(x, torch.Tensor):
+                is_number = x.dim() == 0 and keeps_numbers
+                return x if x.is_meta or is_number else self._twin(x)
+            if isinstance(x, list | tuple):
+                items = cast("Sequence[Any]", x)
+                return type(x)(map(change, items)) if type(x) in (list, tuple) else x  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            return x
+
+        return tuple(map(change, args)), {k: change(v) for k, v in kwargs.items()}
+
+    def _twin(self, x: torch.Tensor) -> torch.Tensor:
+        found = self._twins.get(id(x))
+        if found is None:
+            found = self._twins[id(x)] = (x, like(x))
+            self._storages[_key(found[1])] = weakref.ref(found[1].untyped_storage())
+        return found[1]
+
+    def given(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These were there before."""
+        for x in tensors:
+            self._storages[_key(x)] = weakref.ref(x.untyped_storage())
+
+    def _book(self, x: torch.Tensor) -> None:
+        key = _key(x)
+        known = self._storages.get(key)
+        if not x.is_meta or (known is not None and known() is not None):
+            return
+        storage = x.untyped_storage()
+        name, loc = self._place()
+        entry = Entry(
+            name=name,
+            kind=self.kind,
+            loc=loc,
+            nbytes=storage.nbytes(),
+            born=self._clock,
+            shape=tuple(x.shape) if x.numel() * x.itemsize == storage.nbytes() else (),
+            itemsize=x.itemsize,
+        )
+        self._storages[key] = weakref.ref(storage, self._end_of(key, entry))
+        self._enter(entry)
+
+    def _place(self) -> tuple[str, Loc]:
+        node: Any = torch._C._current_autograd_node()  # pyright: ignore
+        place = None if node is None else node.metadata.get(_NODE)
+        return (f"{place[0]} backward", place[1]) if place else (self.name, self.loc)
+
+    def _enter(self, entry: Entry) -> None:
+        self._clock += 1
+        entry.born = self._clock
+        self.entries.append(entry)
+        self.asked_bytes += entry.nbytes
+        if entry.block is None:
+            self.torch_bytes += entry.nbytes
+        self.spike(0)
+
+    def end(self, entry: Entry) -> None:
+        """It is given back."""
+        self._clock += 1
+        entry.died = self._clock
+        self.asked_bytes -= entry.nbytes
+        if entry.block is None:
+            self.torch_bytes -= entry.nbytes
+        else:
+            self.arena.give_back(entry.block)
+
+    def _end_of(self, key: int, entry: Entry) -> Callable[[object], None]:
+        def end(ref: object) -> None:
+            self.end(entry)
+            if self._storages.get(key) is ref:  # else another lies where this one lay
+                del self._storages[key]
+
+        return end
+
+
+def like(x: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
+    """A meta tensor of the same form."""
+    return torch.empty_strided(
+        x.shape, x.stride(), dtype=x.dtype, device=_META, requires_grad=requires_grad
+    )
+
+
+def _lifted(func: Any, result: Any) -> Any:
+    """`torch.tensor([1, 2])` is made where no mode sees it."""
+    is_lift = func is torch.ops.aten.lift_fresh.default
+    if is_lift and not result.is_meta and result.dim():
+        return like(result)
+    return result
+
+
+def _key(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [x for v in cast("Sequence[Any]", value) for x in _tensors(v)]
+    return []

@@ -1,0 +1,75 @@
+"""A Driver that keeps to a budget.
+
+In: a Function, a number of bytes. Out: something called as a Driver is. At the first call with
+sizes, dtypes and wanted gradients the plan is searched for; later ones look it up.
+
+Always holds: where no plan fits, BudgetError is raised before anything is run or allocated.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.errors import BudgetError
+from lowtide.ir.core import Function
+from lowtide.pipeline.budget.search import Plan, search
+from lowtide.pipeline.driver import Driver
+from lowtide.runtime import arena
+
+_MOST_PLANS: Final = 256
+
+
+class BudgetedDriver(Driver):
+    """See the module's text."""
+
+    def __init__(self, function: Function, budget_bytes: int) -> None:
+        super().__init__(function)
+        self.budget_bytes = budget_bytes
+        self._plain = Driver(function)
+        self._plans: dict[Any, Plan | BudgetError] = {}
+        self._searching = threading.Lock()
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """Runs the function within the budget; raises BudgetError, and what a Driver raises."""
+        return self.planned(args)(args)
+
+    def planned(self, args: Sequence[Any]) -> Driver:
+        """The driver that these arguments are run by; raises BudgetError."""
+        key = _key(args)
+        found = self._plans.get(key)
+        if found is None:
+            with self._searching:
+                found = self._plans.get(key) or self._found(args)
+                if len(self._plans) >= _MOST_PLANS:
+                    self._plans.clear()
+                self._plans[key] = found
+        if isinstance(found, BudgetError):
+            raise found
+        return found.driver
+
+    def _found(self, args: Sequence[Any]) -> Plan | BudgetError:
+        try:
+            plan = search(self._plain, args, self.budget_bytes)
+            if plan.driver.is_tight:
+                arena.keep_tight()
+            return plan
+        except BudgetError as refused:
+            return refused
+
+
+def _key(args: Sequence[Any]) -> Any:
+    return torch.is_grad_enabled(), torch.get_num_threads(), tuple(map(_form, args))
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        has_grad = value.is_leaf and value.grad is not None
+        return (tuple(value.shape), value.stride(), value.dtype, value.requires_grad, has_grad)
+    if isinstance(value, tuple | list):
+        return tuple(map(_form, cast("Sequence[Any]", value)))
+    is_plain = value is None or isinstance(value, int | float | str)
+    return value if is_plain else id(cast("object", type(value)))

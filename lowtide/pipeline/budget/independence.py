@@ -1,0 +1,259 @@
+"""Along which axis an op's results are independent: each part of them needs only that part of it.
+
+In: an op, the values of its operands on the meta device, and which of their tensors are cut along
+which dim. Out: for each tensor of the result, the dim along which it is cut as well.
+
+    y = x @ w        x cut along 0     y cut along 0
+    z = y.softmax(1) y cut along 0     z cut along 0
+    z = y.sum(0)     y cut along 0     Dependent
+    z = y + b        y cut along 0, b: [N, M]     Needs: b must be cut along 0, too
+
+An op that has a lowering is judged by its own formula, so that no table can contradict it: every
+load of what is cut must be at the very axis of the result. The table is for PyTorch's own ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.ir import opdefs
+from lowtide.ir.core import Block, Op
+from lowtide.pipeline.abstract import Abs, Map, Place, Seq
+from lowtide.pipeline.signature import CONSTANT, Binding
+from lowtide.pipeline.specialise import specialise
+from lowtide.texpr import expr as ex
+from lowtide.texpr.build import Val
+from lowtide.texpr.expr import Def, Load, Program
+from lowtide.texpr.index import Axis, deep_atoms, the_axis
+
+Tensor = torch.Tensor
+Cut = Mapping[int, int]  # id of a meta tensor → the dim along which it is cut
+
+
+class Dependent(Exception):
+    """The results are not independent along that axis, or nobody knows."""
+
+
+class Needs(Exception):
+    """They are if this operand is cut along this dim too."""
+
+    def __init__(self, tensor: Tensor, dim: int) -> None:
+        super().__init__(dim)
+        self.tensor = tensor
+        self.dim = dim
+
+
+def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut) -> dict[int, int]:
+    """The dim along which each tensor of `results` is cut, by id; others are whole.
+
+    `values`: one for each operand. Raises Dependent and Needs."""
+    rule = _RULES.get(_name(op))
+    if rule is not None:
+        names = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
+        count = len(values) - len(names)
+        named = dict(zip(names, values[count:], strict=True))
+        found = rule(values[:count], named, results, cut)
+        if any(dim >= x.dim() for x in _tensors(results) for dim in [found[id(x)]]):
+            raise Dependent("reduces everything")
+        return found
+    given = dict(zip(op.operands, values, strict=True))
+    live = [v for v in given if _tensors(given[v]) or isinstance(given[v], list)]
+    constants = [
+        Op(name="const", attrs={"value": x}, results=[v]) for v, x in given.items() if v not in live
+    ]
+    block = Block(live, [*constants, op, Op(name="yield", operands=list(op.results))])
+    inputs = [given[v] for v in live]
+    try:
+        binding = Binding(inputs, _Constants(), True)
+        trace = specialise(block, 0, live, binding, {}, {})
+    except Exception as fault:  # whatever a lowering says of what it does not take
+        raise Dependent(str(fault)) from fault
+    if trace.stop < len(block.ops) or trace.misfit:
+        raise Dependent(trace.reason)
+    sources = {name: _at(inputs, place) for name, place in binding.tensors.items()}
+    known = _follow(trace.builder.program, sources, cut)
+    found: dict[int, int] = {}
+    for v, result in zip(op.results, results, strict=True):
+        for val, tensor in _pairs(trace.env[v], result):
+            dim = known.get(val.name)
+            if dim is not None:
+                found[id(tensor)] = dim
+    return found
+
+
+class _Constants(dict[Any, int]):
+    """All sizes are constants of the signature."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return CONSTANT
+
+    def __bool__(self) -> bool:
+        return True
+
+
+# -- formulas --------------------------------------------------------------------------------------
+
+
+def _follow(program: Program, sources: Mapping[str, Tensor], cut: Cut) -> dict[str, int]:
+    """The dim along which each input and definition is cut."""
+    known = {n: cut[id(x)] for n, x in sources.items() if id(x) in cut}
+    for d in program.defs.values():
+        axis = _axis_of(d, known)
+        if axis is not None:
+            _check(d, axis, known, sources)
+            known[d.name] = d.axes.index(axis)
+    return known
+
+
+def _axis_of(d: Def, known: Mapping[str, int]) -> Axis | None:
+    """The axis of `d` at which it loads what is cut."""
+    axes = {the_axis(x.index[known[x.source]]) for x in ex.loads(d.expr) if x.source in known}
+    if not axes:
+        return None
+    axis = axes.pop()
+    if axes or axis is None or axis not in d.axes:
+        raise Dependent(f"{d.op} mixes what is cut")
+    return axis
+
+
+def _check(d: Def, axis: Axis, known: Mapping[str, int], sources: Mapping[str, Tensor]) -> None:
+    """The axis may stand nowhere but at the cut dims of loads."""
+    for node in ex.walk(d.expr):
+        for k, index in enumerate(ex.indices(node)):
+            if axis not in deep_atoms(index):
+                continue
+            if not isinstance(node, Load) or the_axis(index) is not axis:
+                raise Dependent(f"{d.op} depends on where it is")
+            if known.get(node.source) == k:
+                continue
+            if node.source in sources and node.source not in known:
+                raise Needs(sources[node.source], k)
+            raise Dependent(f"{d.op} reads the whole of a value")
+
+
+def _pairs(x: Abs, value: Any) -> list[tuple[Val, Tensor]]:
+    """Each tensor of an abstract value beside the real one."""
+    if isinstance(x.value, Val):
+        return [(x.value, value)]
+    if isinstance(x.value, Seq):
+        return [p for e, v in zip(x.value.elems, value, strict=True) for p in _pairs(e, v)]
+    if isinstance(x.value, Map):
+        return [p for k, e in x.value.entries().items() for p in _pairs(e, value[k])]
+    return []
+
+
+def _at(values: Sequence[Any], place: Place) -> Any:
+    found: Any = values[place.position]
+    for key in place.path:
+        found = found[key]
+    return found
+
+
+# -- PyTorch's own ops -----------------------------------------------------------------------------
+
+Named = Mapping[str, Any]
+Rule = Callable[[Sequence[Any], Named, Sequence[Any], Cut], dict[int, int]]
+
+
+def _name(op: Op) -> str:
+    """`sort` for torch.sort, F.max_pool2d and Tensor.sort alike; "" for what has a lowering."""
+    if op.name == "call_torch":
+        return str(op.attrs["target"]).rpartition(".")[2]
+    if not op.name.startswith("torch."):
+        return ""
+    record: Any = opdefs.torch_record(op.name)
+    return "" if record.lower is not None else record.name.rpartition(".")[2]
+
+
+def _same_dim(results: Sequence[Any], dim: int) -> dict[int, int]:
+    return {id(x): dim for x in _tensors(results)}
+
+
+def _first_cut(values: Sequence[Any], named: Named, cut: Cut) -> tuple[Tensor, int]:
+    """The first operand and its dim; no other tensor may be cut."""
+    x, *rest = _tensors([*values, *named.values()])
+    if id(x) not in cut or any(id(r) in cut for r in rest):
+        raise Dependent("another operand than the first is cut")
+    return x, cut[id(x)]
+
+
+def _along(default: int, position: int = 1) -> Rule:
+    """Works along one dim, operand `position` or `dim`; independent along all others."""
+
+    def rule(
+        values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+    ) -> dict[int, int]:
+        x, dim = _first_cut(values, named, cut)
+        along = named.get("dim", values[position] if len(values) > position else default)
+        if type(along) is not int or along % x.dim() == dim:
+            raise Dependent("works along what is cut")
+        is_smaller = all(r.dim() < x.dim() for r in _tensors(results))
+        return _same_dim(results, dim - (is_smaller and along % x.dim() < dim))
+
+    return rule
+
+
+def _leading(inner: int) -> Rule:
+    """Works on the last `inner` dims; all before them are independent."""
+
+    def rule(
+        values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+    ) -> dict[int, int]:
+        x, dim = _first_cut(values, named, cut)
+        if dim >= x.dim() - inner or "dim" in named or len(values) > 1:
+            raise Dependent("works along what is cut")
+        return _same_dim(results, dim)
+
+    return rule
+
+
+def _batch(values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut) -> dict[int, int]:
+    """x: [N, C, ...], N independent."""
+    x, dim = _first_cut(values, named, cut)
+    if dim != 0 or x.dim() < 3 or any(r.dim() != x.dim() for r in _tensors(results)):
+        raise Dependent("works along what is cut")
+    return _same_dim(results, 0)
+
+
+def _convolution(
+    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """As `_batch`, if there is a batch."""
+    x, weight, *_ = _tensors([*values, *named.values()])
+    if x.dim() != weight.dim():
+        raise Dependent("there is no batch")
+    return _batch(values, named, results, cut)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [x for v in cast("Sequence[Any]", value) for x in _tensors(v)]
+    return []
+
+
+_RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(("sort", "argsort", "median", "nanmedian", "mode"), _along(-1)),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), _along(0)),
+    **dict.fromkeys(("topk", "kthvalue"), _along(-1, position=2)),
+    **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"), _leading(1)),
+    **dict.fromkeys(
+        ("inv", "det", "slogdet", "svdvals", "svd", "qr", "eigh", "eigvalsh", "cholesky", "pinv",
+         "matrix_exp", "inverse", "logdet"),
+        _leading(2),
+    ),
+    **dict.fromkeys(
+        ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        _convolution,
+    ),
+    **dict.fromkeys(
+        ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+         "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "interpolate",
+         "group_norm", "pixel_shuffle", "pixel_unshuffle"),
+        _batch,
+    ),
+}  # fmt: skip

@@ -1,0 +1,119 @@
+"""The cheapest plan whose predicted peak is within a budget.
+
+In: a Driver, the arguments of a call, a number of bytes. Out: a Driver of the planned Function, or
+a BudgetError with the least peak that was found.
+
+Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
+the same with an arena that gives free blocks back before it takes others; where gradients are
+recorded, sections that are computed again; then, step by step, twice as many chunks for the section
+that lowers the peak most. The first plan that fits is taken. So a smaller budget never gives a
+larger peak: what the larger one took either fits the smaller too, or its peak is above the smaller
+budget, and with that above the peak of what is taken for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lowtide.errors import BudgetError
+from lowtide.ir.core import Block
+from lowtide.pipeline import faults
+from lowtide.pipeline.budget.find import Candidate, candidates
+from lowtide.pipeline.budget.rewrite import with_sections
+from lowtide.pipeline.driver import BlockPlan, Driver
+from lowtide.pipeline.memory import MemoryPlan, plan_memory
+from lowtide.pipeline.walk import Walk
+
+_MOST_STEPS: Final = 24
+_FACTORS: Final = (2, 16)  # times as many chunks
+Chunks = Mapping[Candidate, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A driver that keeps to `memory`."""
+
+    driver: Driver
+    memory: MemoryPlan
+
+
+def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
+    """See the module's text."""
+    least: Plan | None = None
+    for plan in path(driver, args):
+        if plan.memory.peak_bytes <= budget_bytes:
+            return plan
+        if least is None or plan.memory.peak_bytes < least.memory.peak_bytes:
+            least = plan
+    assert least is not None
+    raise _refusal(driver.function.name, budget_bytes, least.memory)
+
+
+def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
+    """The plans, in order of cost."""
+    walk = Walk(driver, args)
+    best = Plan(driver=driver, memory=plan_memory(walk))
+    yield best
+    found = _candidates(driver, args)
+    trials = _Trials(driver, args)
+    chunks: dict[Candidate, int] = {}
+    best = trials.plan(chunks)
+    yield best
+    if walk.records and found:
+        chunks = dict.fromkeys(found, 1)
+        best = trials.plan(chunks)
+        yield best
+    for _ in range(_MOST_STEPS):
+        step = _next(trials, found, chunks, best.memory.peak_bytes)
+        if step is None:
+            return
+        chunks, best = step
+        yield best
+
+
+def _candidates(driver: Driver, args: Sequence[Any]) -> list[Candidate]:
+    try:
+        return candidates(driver, args)
+    except Exception as fault:
+        faults.survive(fault, f"{driver.function.name}: what can be done in chunks")
+        return []
+
+
+class _Trials:
+    """Plans of one program; the sections' compiled parts are shared by all."""
+
+    def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
+        self.driver = driver
+        self.args = args
+        self._blocks: dict[Candidate, Block] = {}
+        self._inner: dict[int, BlockPlan] = {}
+
+    def plan(self, chunks: Chunks) -> Plan:
+        function = with_sections(self.driver.function, chunks, self._blocks)
+        made = Driver(function, self._inner)
+        made.is_tight = True
+        return Plan(driver=made, memory=plan_memory(Walk(made, self.args)))
+
+
+def _next(
+    trials: _Trials, found: Sequence[Candidate], chunks: Chunks, peak_bytes: int
+) -> tuple[dict[Candidate, int], Plan] | None:
+    """The step that lowers the peak most; a larger one where no small one does."""
+    for factor in _FACTORS:
+        finer = {c: c.more(chunks.get(c, 1), factor) for c in found}
+        finer = {c: count for c, count in finer.items() if count > chunks.get(c, 1)}
+        steps = [{**chunks, c: count} for c, count in finer.items()]
+        if len(finer) > 1:
+            steps.append({**chunks, **finer})
+        plans = [(step, trials.plan(step)) for step in steps]
+        best = min(plans, key=lambda row: row[1].memory.peak_bytes, default=None)
+        if best is not None and best[1].memory.peak_bytes < peak_bytes:
+            return best
+    return None
+
+
+def _refusal(name: str, budget_bytes: int, least: MemoryPlan) -> BudgetError:
+    held = [f"{b.nbytes:>14,}  {b.name}  {b.loc if b.loc.line else b.kind}" for b in least.buffers]
+    return BudgetError(name, budget_bytes, least.peak_bytes, held[:8])

@@ -1,0 +1,78 @@
+"""Kernels and backward passes on the meta device: played, for the account, not run.
+
+In: a `Ledger`, and an executable with its memory plan. Out: what the ledger learns.
+
+    play(ledger, exe, symbols)([a, b], sizes, numbers)   what it takes; its outputs
+    backward(ledger, results)                            the engine's road, from dense cotangents
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lowtide.errors import UNKNOWN_LOC
+from lowtide.memory.ledger import Ledger
+from lowtide.memory.plan import Event, Held
+from lowtide.texpr.index import evaluate
+
+_TRUE = torch.tensor(True)
+Tensor = torch.Tensor
+
+
+def play(
+    ledger: Ledger, executable: Any, symbols: Sequence[str]
+) -> Callable[..., Sequence[Tensor]]:
+    """Stands for a compiled program: see the module's text."""
+
+    def run(tensors: object, sizes: Sequence[int], numbers: object, *_: object) -> list[Tensor]:
+        if executable is None:
+            return []
+        program = executable.program
+        known = dict(zip(symbols, sizes, strict=True))
+        left = ledger.play(_with_sizes(e, known) for e in executable.events(known))
+        made: list[Tensor] = []
+        with ledger.paused():
+            for name in program.outputs:
+                d = program.defs[name]
+                shape = [evaluate(s, known) for s in d.shape]
+                made.append(torch.empty(shape, dtype=d.dtype.torch, device="meta"))
+        for name, tensor in zip(program.outputs, made, strict=True):
+            if name not in left:  # the end of a loop, under another name
+                d = program.defs[name]
+                nbytes = tensor.numel() * tensor.itemsize
+                held = Held(name=name, nbytes=nbytes, kind="output", loc=d.loc)
+                left |= ledger.play([Event(held=held, takes=True)])
+            ledger.adopt(tensor, left.pop(name))
+        for entry in left.values():
+            ledger.end(entry)
+        return [*made, *[_TRUE.clone() for _ in program.checks]]
+
+    return run
+
+
+def _with_sizes(event: Event, known: Mapping[str, int]) -> Event:
+    """Its formula with sizes such as `<1000>` in the place of this region's own symbols."""
+    text = re.sub(r"[A-Za-z_]\w*", lambda m: f"<{known.get(m[0], m[0])}>", event.held.formula)
+    return Event(held=dataclasses.replace(event.held, formula=text), takes=event.takes)
+
+
+def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
+    """The backward pass of everything that carries a gradient; notes of what is not counted.
+
+    Each result gets a cotangent of its own, which counts; gradients count as what is new of them.
+    """
+    carrying = list({id(x): x for x in results if x.grad_fn is not None}.values())
+    if not carrying:
+        return []
+    ledger.at("cotangent", UNKNOWN_LOC, "gradient")
+    try:
+        torch.autograd.backward(carrying, [torch.ones_like(x) for x in carrying])
+    except (RuntimeError, NotImplementedError) as fault:
+        words = re.split(r"[.\n]", str(fault))[0]
+        return [f"the backward pass is not counted further than this: {words}"]
+    return []

@@ -1,0 +1,239 @@
+"""Budgets: kept, refused with what holds the memory, and without a difference in the results."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lowtide as lt
+from lowtide.errors import LowtideError
+from lowtide.memory.measure import can_measure_resident, measure_peak
+from lowtide.pipeline.budget.search import path
+from lowtide.pipeline.driver import Driver
+from tests.memory.cases import CASES, Block, Unet
+from tests.memory.test_prediction import freed_goes_back, tensors
+
+__all__ = ["freed_goes_back"]
+ENTRIES = {
+    "script": lambda budget: lt.script(rows, budget=budget),
+    "decorator": lambda budget: lt.script(budget=budget)(rows),
+    "trace": lambda budget: lt.trace(rows, (torch.rand(40, 30),), budget=budget),
+    "compile": lambda budget: lt.compile(rows, budget=budget),
+}
+
+
+def rows(x):
+    y = torch.sort(x * 2, -1).values
+    return torch.cumsum(y, 1) + x
+
+
+def case(name: str) -> Any:
+    return next(c for c in CASES if c.name == name)
+
+
+# -- nonsense --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("budget", ["lots", 0, -1, "0MB", float("nan"), True, 1.5, b"1MB"])
+def test_nonsense_is_refused(entry: str, budget: Any) -> None:
+    with pytest.raises(LowtideError, match="write a number of bytes"):
+        ENTRIES[entry](budget)
+
+
+# -- kept ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", ["script", "decorator", "trace"])
+def test_every_front_end_keeps_to_it(entry: str) -> None:
+    x = torch.rand(600, 700)
+    free = lt.script(rows).memory(x).peak_bytes
+    limited = ENTRIES[entry](free * 6 // 10)
+    assert limited.memory(x).peak_bytes <= free * 6 // 10
+    torch.testing.assert_close(limited(x), rows(x))
+
+
+def test_graphs_that_dynamo_captures() -> None:
+    x = torch.rand(600, 700)
+    free = lt.script(rows).memory(x).peak_bytes
+    torch.testing.assert_close(lt.compile(rows, budget=free * 6 // 10)(x), rows(x))
+    with pytest.raises(Exception, match="needs at least"):
+        lt.compile(rows, budget=1000)(x)
+
+
+def reachable(compiled: Any, args: tuple[Any, ...]) -> list[int]:
+    """The predicted peaks on the path of plans."""
+    target = compiled.forward if isinstance(compiled, nn.Module) else compiled
+    driver, values = target.resolve(target.bind(args, {}))
+    return [plan.memory.peak_bytes for plan in path(Driver(driver.function), values)]
+
+
+def results(compiled: Any, args: tuple[Any, ...], leaves: list[Tensor]) -> list[Tensor]:
+    """Results, and gradients where there are leaves."""
+    torch.manual_seed(3)
+    for x in leaves:
+        x.grad = None
+    out = tensors(compiled(*args))
+    if leaves:
+        sum((o * o).sum() for o in out if o.requires_grad).backward()
+    return [*(o.detach() for o in out), *(x.grad.clone() for x in leaves if x.grad is not None)]
+
+
+SMALLER: dict[str, tuple[int, ...]] = {
+    "ordered": (700, 600), "mixed": (700, 600), "cumulative": (700, 600), "block": (4, 200, 128),
+}  # fmt: skip
+
+
+def kept() -> list[Any]:
+    """(name, with gradients): those whose kernels take long to plan with the slow tests."""
+    slow = {("block", False), ("block", True), ("low_then_up", True), ("unet", True)}
+    names = ["ordered", "mixed", "attention", "low_then_up", "block", "unet", "cross_entropy"]
+    return [
+        pytest.param(n, g, marks=[pytest.mark.slow] if (n, g) in slow else [])
+        for n in names
+        for g in (False, True)
+    ]
+
+
+@pytest.mark.parametrize(("name", "grad"), kept())
+def test_every_budget_is_kept(name: str, grad: bool) -> None:
+    chosen = case(name)
+    torch.manual_seed(0)
+    made: Any = chosen.make()
+    args = (torch.rand(SMALLER[name]),) if name in SMALLER else chosen.inputs()
+    leaves = [x for x in tensors(list(args)) if x.is_floating_point()] if grad else []
+    for x in leaves:
+        x.requires_grad_()
+    free: Any = lt.script(made)
+    if grad and isinstance(made, nn.Module):
+        leaves += list(made.parameters())
+    with torch.set_grad_enabled(grad):
+        peaks = reachable(free, args)
+        expected = results(free, args, leaves)
+        for x in leaves:
+            x.grad = None
+        before = math.inf
+        for budget in sorted({peaks[0], peaks[len(peaks) // 2], min(peaks)}, reverse=True):
+            for x in leaves:
+                x.grad = None
+            limited: Any = lt.script(made, budget=budget)
+            peak = limited.memory(*args).peak_bytes
+            assert peak <= min(budget, before)
+            before = peak
+            for got, want in zip(results(limited, args, leaves), expected, strict=True):
+                torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
+def test_what_is_measured_is_within_the_budget() -> None:
+    torch.manual_seed(0)
+    net, x = Unet(24), torch.rand(8, 3, 128, 128)
+    with torch.no_grad():
+        free: Any = lt.script(net)
+        budget = free.memory(x).peak_bytes // 3
+        limited: Any = lt.script(net, budget=budget)
+        limited(x)
+        measured = measure_peak(lambda: limited(x), release=lt.empty_cache)[0].peak_bytes
+    assert measured <= budget + (1 << 20)
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_reached_is_refused_before_it_runs(capsys: Any) -> None:
+    def f(x):
+        print("runs")
+        return torch.cumsum(x * 2, 0)
+
+    limited = lt.script(f, budget=100_000)
+    x = torch.rand(500, 400)
+    with pytest.raises(lt.BudgetError) as refused:
+        limited(x)
+    assert capsys.readouterr().out == ""
+    error = refused.value
+    assert error.budget_bytes == 100_000
+    assert error.least_bytes >= 800_000
+    assert "test_budget.py:" in str(error)
+    assert f"{error.least_bytes:,}" in str(error)
+    torch.testing.assert_close(lt.script(f, budget=error.least_bytes)(x), torch.cumsum(x * 2, 0))
+    with pytest.raises(lt.BudgetError):
+        lt.script(f, budget=error.least_bytes - 1)(x)
+
+
+def test_a_small_input_fits_where_a_large_one_does_not() -> None:
+    limited = lt.script(rows, budget="1MB")
+    x = torch.rand(40, 30)
+    torch.testing.assert_close(limited(x), rows(x))
+    with pytest.raises(lt.BudgetError):
+        limited(torch.rand(1000, 1000))
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(64, 512)
+        self.down = nn.Linear(512, 64)
+
+    def forward(self, x):
+        h = F.dropout(F.gelu(self.up(x)), 0.4, self.training)
+        return self.down(torch.sort(h, -1).values) + x
+
+
+@pytest.mark.parametrize("fraction", [0.95, 0.8, 0.6])
+def test_masks_are_the_same(fraction: float) -> None:
+    torch.manual_seed(0)
+    net, x = Dropped(), torch.rand(900, 64)
+    free: Any = lt.script(net)
+    peaks = reachable(free, (x,))
+    budget = max(int(peaks[0] * fraction), min(peaks))
+    leaves = list(net.parameters())
+    expected = results(free, (x,), leaves)
+    for p in leaves:
+        p.grad = None
+    limited: Any = lt.script(net, budget=budget)
+    for got, want in zip(results(limited, (x,), leaves), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_gradients() -> None:
+    def f(x, w):
+        return torch.cumsum(torch.tanh(x @ w), 1)
+
+    x = torch.rand(300, 40, dtype=torch.float64, requires_grad=True)
+    w = torch.rand(40, 300, dtype=torch.float64, requires_grad=True)
+    budget = reachable(lt.script(f), (x, w))[-1]
+    limited = lt.script(f, budget=budget)
+
+    def twice(g: Any) -> Tensor:
+        (first,) = torch.autograd.grad(g(x, w).sum(), x, create_graph=True)
+        return torch.autograd.grad((first * first).sum(), w)[0]
+
+    torch.testing.assert_close(twice(limited), twice(f))
+
+
+def test_a_trained_block_is_the_same() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(8, 96, 64)
+    nets = []
+    for limit in (None, 0.7):
+        torch.manual_seed(1)
+        net = Block(64, 4)
+        free: Any = lt.script(net)
+        budget = None if limit is None else int(free.memory(x).peak_bytes * limit)
+        compiled: Any = lt.script(net, budget=budget)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (compiled(x) ** 2).mean().backward()
+            optimizer.step()
+        nets.append(net)
+    for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

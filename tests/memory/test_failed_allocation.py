@@ -1,0 +1,74 @@
+"""There is no memory in the middle of a call: what was held is freed, inputs are as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import lowtide as lt
+from lowtide.runtime import arena
+
+
+class Shortage:
+    """The arena, and what it falls back to, have no memory from the n-th request on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+        self.left = after
+        take, plain = arena._pool.take, arena._torch_empty
+
+        def short_take(nbytes: int) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError("no memory")
+            return take(nbytes)
+
+        def short_empty(shape: Any, dtype: Any, strides: Any) -> Any:
+            if self.left < 0:
+                raise RuntimeError("not enough memory: you tried to allocate too much")
+            return plain(shape, dtype, strides)
+
+        monkeypatch.setattr(arena._pool, "take", short_take)
+        monkeypatch.setattr(arena, "_torch_empty", short_empty)
+
+
+def steps(x):
+    a = torch.cumsum(x * 2, 0)
+    b = torch.sort(a * 3, 0).values
+    return torch.cumsum(b + 1, 1) * x
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+@pytest.mark.parametrize("budget", [None, 9_000_000])
+def test_forward(monkeypatch: pytest.MonkeyPatch, after: int, budget: int | None) -> None:
+    x = torch.rand(700, 700)
+    kept, compiled = x.clone(), lt.script(steps, budget=budget)
+    expected = compiled(x)
+    in_use = lt.memory_stats().in_use_bytes
+    with monkeypatch.context() as patch:
+        Shortage(patch, after)
+        with pytest.raises((RuntimeError, OSError), match="memory"):
+            compiled(x)
+    assert lt.memory_stats().in_use_bytes == in_use
+    assert torch.equal(x, kept)
+    assert torch.equal(compiled(x), expected)
+
+
+def test_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.rand(700, 700, requires_grad=True)
+    compiled = lt.script(steps)
+    compiled(x).sum().backward()
+    expected, x.grad = x.grad, None
+    random, in_use = torch.get_rng_state(), lt.memory_stats().in_use_bytes
+    result = compiled(x).sum()
+    with monkeypatch.context() as patch:
+        Shortage(patch, 0)
+        with pytest.raises((RuntimeError, OSError), match="memory"):
+            result.backward()
+    del result
+    assert x.grad is None
+    assert torch.equal(torch.get_rng_state(), random)
+    assert lt.memory_stats().in_use_bytes <= in_use
+    compiled(x).sum().backward()
+    assert torch.equal(x.grad, expected)
