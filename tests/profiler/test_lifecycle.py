@@ -166,6 +166,16 @@ def test_threads_in_the_middle_of_work_when_it_ends() -> None:
     stop.set()
 
 
+def test_a_call_that_was_dispatched_before_the_end_is_not_recorded() -> None:
+    """The end looks whether a thread is inside a call: one that has not said so yet stays out."""
+    watcher = watch.ThreadWatcher(1)
+    watcher.end(lambda: None)
+    call = watch.ThreadWatcher.__torch_function__
+    assert call(watcher, torch.exp, (), (torch.zeros(1),)).item() == 1.0
+    assert not watcher.notes
+    assert not watcher.is_busy
+
+
 def test_a_pool_of_threads() -> None:
     with lt.profile() as prof, ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda n: torch.ones(n).exp(), [10, 20, 30]))

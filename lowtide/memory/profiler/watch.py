@@ -253,6 +253,9 @@ class ThreadWatcher(Watcher):
         **_: Any,
     ) -> Any:
         self.is_busy = True
+        if type(self) is not ThreadWatcher:  # it ended between the dispatch and this line
+            self.is_busy = False
+            return self.__torch_function__(func, types, args, kwargs)
         try:
             code, at = user_place(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
             now_ns = time.perf_counter_ns()
