@@ -25,7 +25,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Attr, Block, Op, Value
 from lowtide.ir.literals import is_literal
-from lowtide.ir.types import ListType, TupleType, Type
+from lowtide.ir.types import DictType, ListType, TupleType, Type
 
 
 class _Unknown:
@@ -131,9 +131,13 @@ class Builder:
 
     def widen(self, value: Value, type_: Type) -> None:
         """The value is, after all, of a wider type: `[]` once it is known what goes into it."""
-        if value.type != type_:
-            value.type = type_
-            self._news.append(value)
+        if value.type == type_:
+            return
+        value.type = type_
+        self._news.append(value)
+        for holder, op in list(self.makers.items()):
+            if value in op.operands and op.name in ("tuple.make", "list.make", "dict.make"):
+                self.widen(holder, _holding(holder.type, op.operands))
 
     def born(self, values: Sequence[Value]) -> None:
         """These values, arguments of a block, are made from here on."""
@@ -254,6 +258,23 @@ class Builder:
 
 _MAKING = ("list.make", "dict.make", "object.new")
 _OPAQUE = ("py.call", "py.call_method", "call_module")  # may change what they are given
+
+
+def _holding(type_: Type, operands: Sequence[Value]) -> Type:
+    """The type of what is made of these values, no narrower than it was."""
+
+    def wider(before: Type, values: Sequence[Value]) -> Type:
+        fits = all(t.is_subtype(v.type, before) for v in values)
+        return before if fits else t.join_all(v.type for v in values)
+
+    if isinstance(type_, TupleType):
+        elems = (wider(e, [v]) for e, v in zip(type_.elems, operands, strict=True))
+        return TupleType(tuple(elems), type_.names, type_.cls)
+    if isinstance(type_, DictType):
+        return DictType(wider(type_.key, operands[::2]), wider(type_.value, operands[1::2]))
+    return ListType(wider(type_.elem, operands)) if isinstance(type_, ListType) else type_
+
+
 _HOLDING = ("tuple.make", "list.make", "dict.make", "if", "loop", "yield", "attr.set")
 
 

@@ -106,6 +106,13 @@ def is_constant(x: Abs) -> bool:
     return not isinstance(x.value, Val | Index | Expr | Pending) and x.value is not OPAQUE
 
 
+def holds_list(x: Abs) -> bool:
+    """Is it a list, or a sequence with a list somewhere in it: what a copy would not stand for?"""
+    if not isinstance(x.value, Seq):
+        return False
+    return x.value.kind is list or any(map(holds_list, x.value.elems))
+
+
 def is_int(x: Abs) -> bool:
     """Whether the value is an int (or bool) of which more is known than that."""
     return isinstance(x.value, int | Index)

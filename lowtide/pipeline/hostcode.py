@@ -25,7 +25,16 @@ from typing import Any, cast
 
 import torch
 
-from lowtide.pipeline.abstract import Abs, Map, Origin, Place, Seq, is_constant, tensors_in
+from lowtide.pipeline.abstract import (
+    Abs,
+    Map,
+    Origin,
+    Place,
+    Seq,
+    holds_list,
+    is_constant,
+    tensors_in,
+)
 from lowtide.pipeline.abstract import concrete as concrete_value
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
@@ -192,9 +201,10 @@ class _Writer:
         """The text of a value; whatever must be made only once gets a line of its own."""
         if isinstance(x.value, Val):
             return self._tensor(x)
-        if isinstance(x.origin, Place) and not is_constant(x):
+        is_object = holds_list(x) or (isinstance(x.value, Seq | Map) and not is_constant(x))
+        if isinstance(x.origin, Place) and (is_object or not is_constant(x)):
             return _place(x.origin)
-        if isinstance(x.value, Seq | Map) and not is_constant(x):
+        if is_object:  # a list that stands in several places is one list
             return self._once(x, lambda: self._sequence(x))
         if isinstance(x.value, Index):
             return self.index(x.value)

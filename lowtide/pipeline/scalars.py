@@ -30,6 +30,7 @@ from lowtide.pipeline.abstract import (
     Seq,
     concrete,
     constant,
+    holds_list,
     is_constant,
     is_dynamic,
     is_int,
@@ -52,7 +53,8 @@ class Host(Protocol):
 
 def evaluate(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> Abs:
     """The abstract result; raises Unsupported where the op has to wait for the run."""
-    if all(is_constant(x) for x in operands):
+    nested = any(isinstance(x.value, Seq) and any(map(holds_list, x.value.elems)) for x in operands)
+    if all(is_constant(x) for x in operands) and not nested:
         return _folded(definition, operands)
     rule = _RULES.get(op.name)
     if rule is not None:
@@ -62,6 +64,11 @@ def evaluate(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> 
     layout = _SEQUENCES.get(op.name)
     if layout is not None and isinstance(operands[0].value, Seq):
         return _on_sequence(definition, layout, operands)
+    if nested and all(is_constant(x) for x in operands):
+        found = _folded(definition, operands)
+        if holds_list(found):
+            raise Unsupported("gives lists that are held in another list")
+        return found
     return _derived(host, op, definition, operands)
 
 

@@ -32,8 +32,8 @@ from lowtide.frontend.script.targets import assign, augmented_attribute, augment
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Value
-from lowtide.ir.types import OptionalType, Type
+from lowtide.ir.core import Block, Op, Value
+from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
 
 
 @statement(ast.Assign)
@@ -61,12 +61,31 @@ def as_declared(c: Context, value: Node, declared: Type | None) -> Node:
     if isinstance(declared, OptionalType):
         declared = declared.elem
     maker = c.builder.makers.get(value)
+    if maker is not None:
+        for inner, type_ in zip(maker.operands, _declared_within(maker, declared), strict=False):
+            inner_maker = c.builder.makers.get(inner)
+            if inner_maker is not None and inner_maker.name in _LITERALS:
+                as_declared(c, inner, type_)
     is_new = maker is not None and maker.name in ("list.make", "dict.make", "dict.of")
     if is_new and type(declared) is type(value.type) and t.is_subtype(value.type, declared):
         c.builder.widen(value, declared)
     elif t.is_dynamic(value.type) and not t.is_dynamic(declared):
         return c.builder.emit("cast", [value], [declared]).result
     return value
+
+
+_LITERALS = ("list.make", "dict.make", "tuple.make")
+
+
+def _declared_within(maker: Op, declared: Type) -> Sequence[Type]:
+    """What a declaration says of the elements of a literal."""
+    if maker.name == "list.make" and isinstance(declared, ListType):
+        return [declared.elem] * len(maker.operands)
+    if maker.name == "dict.make" and isinstance(declared, DictType):
+        return [declared.key, declared.value] * (len(maker.operands) // 2)
+    if maker.name == "tuple.make" and isinstance(declared, TupleType):
+        return declared.elems
+    return ()
 
 
 @statement(ast.AugAssign)
@@ -218,6 +237,7 @@ def _with(c: Context, node: ast.With, items: Sequence[ast.withitem]) -> None:
         found = classes.call_method(c, first.context_expr, manager, "__enter__", [])
         manager = c.as_value(found, first.context_expr)
         entered = Value("", manager.type)
+    c.builder.born([entered])
 
     def body() -> None:
         if first.optional_vars is not None:
@@ -247,6 +267,7 @@ def _is_inlined(c: Context, node: ast.expr, manager: Value) -> bool:
 def _leaving(c: Context, node: ast.expr, manager: Value) -> Block:
     """`manager.__exit__(type, error, traceback)` as a block."""
     block = Block([Value(name, t.ANY) for name in ("type", "error", "traceback")])
+    c.builder.born(block.args)
     outer = dict(c.frame.vars)
     with c.builder.inside(block):
         found = classes.call_method(c, node, manager, "__exit__", block.args)
