@@ -60,6 +60,17 @@ if TYPE_CHECKING:
     from lowtide.pipeline.trace import trace, trace_module
     from lowtide.pipeline.traced import TracedFunction, TracedModule
     from lowtide.runtime.arena import empty_cache, memory_stats
+    from lowtide.torch_jit_names import (
+        Error,
+        Future,
+        RecursiveScriptModule,
+        enable_onednn_fusion,
+        onednn_fusion_enabled,
+        optimize_for_inference,
+        script_if_tracing,
+        set_fusion_strategy,
+        strict_fusion,
+    )
 
 __all__ = [
     "Attribute",
@@ -68,11 +79,14 @@ __all__ = [
     "CompileError",
     "DisposeScope",
     "DisposedTensorError",
+    "Error",
     "Explanation",
     "Final",
+    "Future",
     "LoadError",
     "LowtideError",
     "MemoryPlan",
+    "RecursiveScriptModule",
     "ScopeError",
     "ScopeStatistics",
     "ScriptFunction",
@@ -91,6 +105,7 @@ __all__ = [
     "dispose",
     "dispose_scope",
     "empty_cache",
+    "enable_onednn_fusion",
     "explain_compiled",
     "export",
     "fork",
@@ -106,12 +121,17 @@ __all__ = [
     "memory_stats",
     "move_to_other_dispose_scope",
     "move_to_outer_dispose_scope",
+    "onednn_fusion_enabled",
+    "optimize_for_inference",
     "patch_torch_jit",
     "profile",
     "save",
     "scope_statistics",
     "script",
+    "script_if_tracing",
     "script_method",
+    "set_fusion_strategy",
+    "strict_fusion",
     "trace",
     "trace_module",
     "unused",

@@ -13,12 +13,10 @@ such as `_overload`, stays PyTorch's.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 import threading
 import types
-from collections.abc import Callable
 from typing import Any, Final, cast
 
 import torch
@@ -32,31 +30,12 @@ NAMES: Final = (
     "script_if_tracing", "CompilationUnit",
 )  # fmt: skip
 _OTHER_NAMES: Final = {
-    "RecursiveScriptModule": "ScriptModule",
     "TopLevelTracedModule": "TracedModule",
 }
 
 
-def script_if_tracing(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles `fn` where it is called by code that is being traced, so that its control flow is
-    kept; everywhere else it is the plain Python function."""
-
-    @functools.wraps(fn)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        from lowtide.frontend.trace.active import is_tracing
-        from lowtide.pipeline.script import script
-
-        return script(fn)(*args, **kwargs) if is_tracing() else fn(*args, **kwargs)
-
-    marks: Any = wrapper  # as torch.jit has them: compiled code reads the function behind
-    marks.__original_fn, marks.__script_if_tracing_wrapper = fn, True
-    return wrapper
-
-
 def lowtide_name(name: str) -> Any:
     """What stands for torch.jit's name; raises AttributeError where Lowtide has nothing."""
-    if name == "script_if_tracing":
-        return script_if_tracing
     return getattr(importlib.import_module("lowtide"), _OTHER_NAMES.get(name, name))
 
 

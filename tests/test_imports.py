@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 SEES_ALL = {
     "", "__main__", "api", "cli", "compare", "comparison", "demo", "demo_worker", "difference",
     "doctor", "explain_command", "machine", "patch", "pipeline", "profile_command", "programs",
+    "torch_jit_names",
 }  # fmt: skip
 HEAVY = (
     "torch._dynamo", "torch._inductor", "triton", "sympy", "pandas", "matplotlib", "rich", "typer",

@@ -12,7 +12,7 @@ from agree import agree, same
 from torch import nn
 
 import lowtide as lt
-from lowtide.patch import script_if_tracing
+from lowtide import script_if_tracing
 
 R = torch.rand
 
