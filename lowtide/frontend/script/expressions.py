@@ -66,6 +66,12 @@ def compile_name(c: Context, node: ast.Name) -> Node:
     if found is not None:
         return found
     frame = c.frame
+    if any(getattr(f.source.node, "name", "") == node.id for f in c.frames[1:]):
+        raise c.error(
+            node,
+            "a function inside a function that calls itself is not compiled",
+            "a loop; or a global function, which Python then runs",
+        )
     if node.id in frame.local_names:
         raise c.error(
             node, f"{node.id!r} is used before it is assigned", f"`{node.id} = ...` first"

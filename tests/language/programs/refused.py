@@ -194,3 +194,11 @@ class WrongCallOfSubmodule(nn.Module):
 
     def forward(self, x: Tensor, n: int) -> Tensor:
         return self.fc(x, n)  # refused
+
+
+@program(args=lambda: (torch.ones(2), 4), refused=True)
+def inner_function_calls_itself(x: Tensor, n: int) -> Tensor:
+    def factorial(k: int) -> int:
+        return 1 if k < 2 else k * factorial(k - 1)  # refused
+
+    return x * factorial(n)
