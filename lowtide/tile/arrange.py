@@ -47,6 +47,7 @@ IDLE = 16  # threads wait for the last tile at most this fraction of the time
 SMALL_POINTS = 1 << 20
 LONG_TILE = 512  # of the sums that give the gradient of weights: as much of a line,
 LINES_TILE = 8  # and so many lines, stay in L2 while all results are summed up
+LOCAL_POINTS = 1 << 18  # of a value that lives for one tile: 1 MiB of floats
 HELD_POINTS = 1 << 16  # of a convolution's accumulator: the lines of a tile, for all its outputs
 
 
@@ -280,7 +281,21 @@ class Arrangement:
         for a in tiles:
             if heavy and all(a in i.over for i in self.all_items() if a in i.loops):
                 cut(a, REDUCED_TILE)
+        for item in self.local.values():
+            self._bound(own_axes(item.d), tiles)
+        for item in self.all_items():
+            for e in item.staged:
+                self._bound(tuple(a for a in item.loops if a in self.ctx.live(e)), tiles)
         return tiles
+
+    def _bound(self, axes: tuple[Axis, ...], tiles: dict[Axis, int]) -> None:
+        """A value of three axes takes a tile of few of the first: what a task holds stays small."""
+        steps = {t.axis: t.tile or 1 for t in self.grid} | tiles
+        points = {a: steps.get(a, self.extent(a)) for a in axes}
+        for a in axes[:-1]:
+            rest = math.prod(n for b, n in points.items() if b is not a)
+            if a in tiles and points[a] * rest > LOCAL_POINTS:
+                tiles[a] = points[a] = max(LOCAL_POINTS // rest, 1)
 
     def _sum_tiles(self, item: Item) -> Iterator[tuple[Axis, int]]:
         """How far a float sum goes before its part is added.

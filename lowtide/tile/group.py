@@ -83,8 +83,7 @@ def group(program: Program, hints: Mapping[str, int], threads: int) -> list[Grou
     """Merge greedily, twice: where nothing is lost or values of pairs would have to be stored, then
     where a merge is merely possible."""
     roots = set(program.outputs) | set(program.checks)
-    held = _held(program, roots, hints)
-    shared = _shared(program, roots, 2 * threads, held // threads)
+    shared = _shared(program, roots, 2 * threads)
     groups = [Group({d.name: d}) for d in program.defs.values() if d.name not in shared]
     for careful in (True, False):
         groups = _in_order(_merge_all(groups, shared, hints, careful), shared)
@@ -196,17 +195,16 @@ class Shared(dict[str, Def]):
     """Pointwise values of several users: written into each user once the groups are known.
 
     `written` remembers definitions with all of these written in. `tasks`: as many of a kernel keep
-    all threads busy; `room`: how many elements each thread may hold for itself."""
+    all threads busy."""
 
-    def __init__(self, tasks: int, room: int) -> None:
+    def __init__(self, tasks: int) -> None:
         super().__init__()
         self.written: dict[Def, Def] = {}
         self.tasks = tasks
-        self.room = room
 
 
-def _shared(program: Program, roots: set[str], tasks: int, room: int) -> Shared:
-    found = Shared(tasks, room)
+def _shared(program: Program, roots: set[str], tasks: int) -> Shared:
+    found = Shared(tasks)
     loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
     moved = {load.source for load in loads if not ex.aligned(load)}  # a padded copy
     for d in program.defs.values():
@@ -408,20 +406,16 @@ def _worth_it(
 ) -> bool:
     reduced = {a for d in defs.values() for a in reduced_axes(d)}
     apart = [a for a in common if a not in reduced]
-    # without such axes the grid is one that some member reduces, into a buffer of each thread
-    room = shared.room if _reads_product_twice(defs) else 0
     if len(defs) > 1 and not apart:
+        # the grid will be an axis that some member reduces, into a buffer of each thread
         for d in defs.values():
-            is_matrix = len(_large_axes(own_axes(d), hints)) > 1
-            is_held = is_matrix and bool(set(reduced_axes(d)) & set(common))
-            if is_held and _elements(d.shape, hints) > room:
+            if set(reduced_axes(d)) & set(common) and len(_large_axes(own_axes(d), hints)) > 1:
                 return False
     free = math.prod(likely(a.extent, hints) for a in common)
     if free < LEAST_PARALLEL and any(reduced_axes(defs[n]) for n in consumed):
         return False
-    if apart:
-        points = math.prod(likely(a.extent, hints) for a in apart)
-        room = HELD if points >= shared.tasks else 0
+    points = math.prod(likely(a.extent, hints) for a in apart)
+    room = HELD if apart and points >= shared.tasks else 0
     if len(defs) > 1 and any(_spreads(d, defs, apart, hints, room) for d in defs.values()):
         return False
     for d in defs.values():
@@ -434,12 +428,6 @@ def _worth_it(
     return True
 
 
-def _reads_product_twice(defs: Mapping[str, Def]) -> bool:
-    """Do two members read one contraction, which would be computed for each by itself?"""
-    users = [s for d in defs.values() for s in sources(d) if s in defs]
-    return any(users.count(n) > 1 and is_contraction(defs[n]) for n in set(users))
-
-
 def _spreads(
     d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int], room: int
 ) -> bool:
@@ -448,7 +436,7 @@ def _spreads(
     `apart`: the axes along which tasks are independent; `room`: so many elements may be held.
 
     dk[j, c] beside dq[i, c] in one kernel: better the tile of pairs is computed once in each, but
-    for a dk[b, j, c] for each of many b, which a cache holds, or where each thread may hold it."""
+    for a dk[b, j, c] for each of many b, which a cache holds."""
     if not is_contraction(d):
         return False
     outside = [a for a in own_axes(d) if a not in apart]
