@@ -16,7 +16,7 @@ from lowtide.texpr.expr import Apply, Expr, Load
 from lowtide.texpr.index import Axis, Index
 from lowtide.texpr.normalise import likely
 from lowtide.tile.begin import begin_in_registers
-from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage
+from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage, paths
 from lowtide.tile.items import address, cost, node_cost, stride_along
 from lowtide.tile.parts import sum_in_parts
 from lowtide.tile.target import Target
@@ -151,7 +151,12 @@ def _row_reduction(
     u = max(kept_by_all, key=lambda a: _points(a, kernel, hints), default=None)
     others = [a for a in rows if a is not u]
     heavy = any(cost(w.expr) > HEAVY for w in nest.writes)
-    if len(nest.writes) == 1 and (pair := _two_rows(sums[0], kept_by_all, v)) is not None:
+    tiled = {t.axis for t in kernel.grid} | {
+        s.axis for _, around in paths(kernel.body) for s in around
+    }
+    whole = [a for a in kept_by_all if a not in tiled]  # a task has all of their points
+    pair = _two_rows(sums[0], kept_by_all, whole, v) if len(nest.writes) == 1 else None
+    if pair is not None:
         u, across = pair
         others = [a for a in rows if a not in pair]
         nest.full = frozenset({across})
@@ -173,8 +178,10 @@ def _row_reduction(
     nest.order = (*first, *_some(u), *then, *_some(v))
 
 
-def _two_rows(w: Accumulate, kept: list[Axis], v: Axis | None) -> tuple[Axis, Axis] | None:
-    """For a long sum of products: an axis of one factor, and a short one of the other."""
+def _two_rows(
+    w: Accumulate, kept: list[Axis], whole: list[Axis], v: Axis | None
+) -> tuple[Axis, Axis] | None:
+    """For a long sum of products: an axis of one factor, and a short `whole` one of the other."""
     if v is None or w.fn != "sum" or not isinstance(w.expr, Apply) or w.expr.fn != "mul":
         return None
     if not all(isinstance(f, Load) and v in ex.free_axes(f) for f in w.expr.args):
@@ -182,7 +189,9 @@ def _two_rows(w: Accumulate, kept: list[Axis], v: Axis | None) -> tuple[Axis, Ax
     first, second = (ex.free_axes(f) for f in w.expr.args)
     for mine, other in ((first, second), (second, first)):
         tall = [a for a in kept if a in mine and a not in other]
-        short = [a for a in kept if a in other and a not in mine and 1 < (a.extent.const or 9) <= 8]
+        short = [
+            a for a in whole if a in other and a not in mine and 1 < (a.extent.const or 9) <= 8
+        ]
         if tall and short:
             return max(tall, key=lambda a: a.extent.const or 1 << 30), short[-1]
     return None

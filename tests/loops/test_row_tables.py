@@ -209,7 +209,7 @@ def test_the_reason_names_loop_and_line() -> None:
     x, a = given()
     text = str(lt.script(all_before).explain(x, a))
     first = all_before.__code__.co_firstlineno
-    assert f"test_tables.py:{first + 2}: the loop is not lifted" in text
+    assert f"test_row_tables.py:{first + 2}: the loop is not lifted" in text
     assert f"(sum at {__file__}:{first + 3})" in text
 
 
