@@ -658,10 +658,10 @@ LIFTED: list[Callable[..., Any]] = [
     neg_step, negative_index1, step3, step_sum, dtype_down, int_acc, slice_strided,
     slice_strided2, modulo_add, ij_conv, inner_reset, carried_index, last_value,
     list_mutated_after, buf_row_alias, requires, enum_zip, col_row, write_flat_view, diag_write,
-    diag_antidiag, write_then_read_all_after, uninit_empty,
+    diag_antidiag, write_then_read_all_after, uninit_empty, reads_next,
 ]  # fmt: skip
 KEPT: list[Callable[..., Any]] = [
-    neg_step_overlap, negative_index, wrap_neg, wrap_write, reads_next, reads_prev,
+    neg_step_overlap, negative_index, wrap_neg, wrap_write, reads_prev,
     in_place_input_alias, transposed_alias, diag_and_row, dtype_change, u8_acc, cond_write,
     continue_, break_const, data_bounds, two_buffers_swap, write_scalar_read_later, min_and_read,
     overlap_add_then_mul, sub_reversed, div_acc, abs_acc, acc_bcast, shape_change_first,

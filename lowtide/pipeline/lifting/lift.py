@@ -278,7 +278,8 @@ class Lift:
             else:
                 assert isinstance(x.value, Val)
                 after.append((x, self._after(body, stand_in, x.value, before[x], delayed)))
-        kept = [x.value for x in results if x not in self.changed]
+        # a view of what has changed is made again when it is next looked at
+        kept = [x.value for x in results if x not in self.changed and x.base is None]
         stand_ins = set(self._values(yields))
         self._drop_unused(mark[0], [*kept, *(value for _, value in after)], stand_ins)
         for x, value in after:
