@@ -295,7 +295,8 @@ class Arrangement:
         for a in axes[:-1]:
             rest = math.prod(n for b, n in points.items() if b is not a)
             if a in tiles and points[a] * rest > LOCAL_POINTS:
-                tiles[a] = points[a] = max(LOCAL_POINTS // rest, 1)
+                pieces = -(-points[a] * rest // LOCAL_POINTS)
+                tiles[a] = points[a] = -(-points[a] // pieces)
 
     def _sum_tiles(self, item: Item) -> Iterator[tuple[Axis, int]]:
         """How far a float sum goes before its part is added.

@@ -155,6 +155,14 @@ class Kernel:
         yield from ((t.axis, t.tile) for t in self.grid)
         yield from ((s.axis, s.tile) for s in sweeps(self.body))
 
+    def has_whole(self, a: Axis) -> bool:
+        """Does every tile hold all points of an axis? Only such an axis can be unrolled in full."""
+        return all(
+            tile is None or (a.extent.const is not None and a.extent.const <= tile)
+            for axis, tile in self.tiles()
+            if axis is a
+        )
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 

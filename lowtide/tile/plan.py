@@ -44,6 +44,7 @@ from lowtide.tile.items import (
     node_cost,
 )
 from lowtide.tile.target import Target
+from lowtide.tile.verify import verify
 
 COSTLY = 4  # operations of a node that two buffers would compute twice
 
@@ -61,9 +62,12 @@ def plan(
     arrangement = Arrangement(group, stores, inputs, defs, hints, target, name)
     while True:
         try:
-            return _Planner(arrangement).kernel()
+            made = _Planner(arrangement).kernel()
+            break
         except _Stale as late:
             arrangement.compute_again(late.name)
+    verify(made)
+    return made
 
 
 class _Stale(Exception):
@@ -256,7 +260,7 @@ class _Planner:
                 self._emit([local], path, body, scope)
                 scope.ready.add(name)
         for e in item.staged:
-            if self._can_stage(e, path, scope):
+            if self._can_stage(e, path, scope, self.a.rescaled.get(item.name)):
                 self._stage(e, item, path, body, scope)
                 points = self.a.ctx.live(e) & set(item.loops)
                 for other in later:
@@ -265,12 +269,14 @@ class _Planner:
                         if same and _share_work(e, x) and self._can_stage(x, path, scope):
                             self._stage(x, other, path, body, scope)
 
-    def _can_stage(self, e: Expr, path: tuple[Axis, ...], scope: _Scope) -> bool:
-        swept = {a for a in self.a.ctx.live(e) if a in self.a.tiles}
-        return e not in scope.staged and swept <= set(path) and self._inner_ready(e, scope)
-
-    def _inner_ready(self, e: Expr, scope: _Scope) -> bool:
-        return all(n not in self.a.local or n in scope.ready for n in contains_inner(e, self.a.ctx))
+    def _can_stage(
+        self, e: Expr, path: tuple[Axis, ...], scope: _Scope, running: str | None = None
+    ) -> bool:
+        """Is all that it reads there? Of the `running` maximum what it is so far will do."""
+        if e in scope.staged or not {a for a in self.a.ctx.live(e) if a in self.a.tiles} <= {*path}:
+            return False
+        read = {n for n in contains_inner(e, self.a.ctx) if n in self.a.local}
+        return (read | self.a.persistent_reads(e)) - {running} <= scope.ready
 
     def _start(self, b: Buffer, item: Item) -> float | int | bool:
         if b.fn in ARG:

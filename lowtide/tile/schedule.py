@@ -16,7 +16,7 @@ from lowtide.texpr.expr import Apply, Expr, Load
 from lowtide.texpr.index import Axis, Index
 from lowtide.texpr.normalise import likely
 from lowtide.tile.begin import begin_in_registers
-from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage, paths
+from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage
 from lowtide.tile.items import address, cost, node_cost, stride_along
 from lowtide.tile.parts import sum_in_parts
 from lowtide.tile.target import Target
@@ -93,6 +93,7 @@ def _across_the_grain(
 def _choose(nest: Nest, kernel: Kernel, hints: Mapping[str, int], target: Target) -> None:
     sums = _sums(nest)
     v = nest.vector
+    nest.full = frozenset(a for a in nest.full if kernel.has_whole(a))
     rows = [a for a in nest.axes if a is not v and a not in nest.full]
     over = {a for w in sums for a in w.over}
     if not sums:
@@ -151,10 +152,7 @@ def _row_reduction(
     u = max(kept_by_all, key=lambda a: _points(a, kernel, hints), default=None)
     others = [a for a in rows if a is not u]
     heavy = any(cost(w.expr) > HEAVY for w in nest.writes)
-    tiled = {t.axis for t in kernel.grid} | {
-        s.axis for _, around in paths(kernel.body) for s in around
-    }
-    whole = [a for a in kept_by_all if a not in tiled]  # a task has all of their points
+    whole = [a for a in kept_by_all if kernel.has_whole(a)]
     pair = _two_rows(sums[0], kept_by_all, whole, v) if len(nest.writes) == 1 else None
     if pair is not None:
         u, across = pair

@@ -10,9 +10,11 @@ from lowtide.codegen.c.kernel import kernel_text
 from lowtide.codegen.c.module import module_text
 from lowtide.ir import dtypes as dt
 from lowtide.texpr.build import Builder, Val
+from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, Size, as_index
 from lowtide.texpr.normalise import normalise
 from lowtide.tile.group import group
+from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides
 from lowtide.tile.plan import plan
 from lowtide.tile.schedule import schedule
@@ -94,20 +96,26 @@ PROGRAMS: dict[str, Callable[[Builder], list[Val]]] = {
 }
 
 
-def text_of(name: str, vector_bytes: int) -> tuple[str, str]:
-    """The tile program, and the whole C file."""
+def planned(name: str, vector_bytes: int) -> tuple[Kernel, Program, Target]:
+    """The kernel without a schedule, and what it was made from and for."""
     b = Builder()
     b.program.outputs = [v.name for v in PROGRAMS[name](b)]
     normal = normalise(b.program, HINTS)
     target = Target(
         vector_bytes=vector_bytes, accumulators=24 if vector_bytes == 64 else 12, threads=2
     )
-    strides = memory_strides(normal.inputs, normal.defs)
-    memory = {n: i.dtype for n, i in normal.inputs.items()}
-    memory.update({n: d.dtype for n, d in normal.defs.items()})
     (only,) = group(normal, HINTS, 2)
     stores = [n for n in only.defs if n in normal.outputs]
     kernel = plan(only, stores, normal.inputs, normal.defs, HINTS, target, "k0")
+    return kernel, normal, target
+
+
+def text_of(name: str, vector_bytes: int) -> tuple[str, str]:
+    """The tile program, and the whole C file."""
+    kernel, normal, target = planned(name, vector_bytes)
+    strides = memory_strides(normal.inputs, normal.defs)
+    memory = {n: i.dtype for n, i in normal.inputs.items()}
+    memory.update({n: d.dtype for n, d in normal.defs.items()})
     kernel = schedule(kernel, HINTS, target, strides)
     printed = kernel_text(kernel, memory, strides)
     return f"{kernel}\n\n{printed.text}", module_text([printed], kernel.lanes, vector_bytes)

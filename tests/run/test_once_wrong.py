@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import lowtide as lt
 from lowtide.pipeline import faults
-from tests.run.guarded import Guard, guarded, guarded_memory
+from tests.run.guarded import Guard, guarded, guarded_calls, guarded_memory
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +145,35 @@ def test_columns_of_values_are_not_those_that_scores_are_summed_over() -> None:
     args = (torch.randn(34, 35, 108), torch.randn(108), torch.randn(36, 36))
     got, want = lt.script(attention_of_chunks)(*args), attention_of_chunks(*args)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def expanded(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.linear(F.gelu(F.linear(x, w, b)), v)
+
+
+@pytest.mark.parametrize("guard", Guard)
+def test_batches_of_a_swept_tile(guard: Guard) -> None:
+    """The tile of a value of three axes holds 7 batches of 8; 8 were computed."""
+    w, v = torch.randn(256, 64) * 0.1, torch.randn(64, 256) * 0.1
+    args = [t.requires_grad_() for t in (torch.randn(8, 96, 64), w, torch.randn(256), v)]
+    with guarded_calls(guard):
+        made = lt.script(expanded)(*args)
+        got = torch.autograd.grad(made, args, torch.ones_like(made))
+    want = torch.autograd.grad(expanded(*args).sum(), args)
+    for g, e in zip(got, want, strict=True):
+        torch.testing.assert_close(g, e, rtol=1e-3, atol=1e-3)
+
+
+def batch_norm(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    h = x + b
+    return (h - h.mean(0)) / (h.var(0, unbiased=False) + 1e-5).sqrt()
+
+
+def test_what_depends_on_a_sum_is_computed_after_it() -> None:
+    """Beside one operand's tile a later one's was computed, from a sum that had not begun."""
+    args = (torch.randn(48, 40, requires_grad=True), torch.randn(40, requires_grad=True))
+    weight = torch.randn(48, 40)
+    got = torch.autograd.grad(lt.script(batch_norm)(*args), args, weight)
+    want = torch.autograd.grad(batch_norm(*args), args, weight)
+    for g, e in zip(got, want, strict=True):
+        torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,91 @@
+"""The rules of a planned kernel: every value is there, and whole, where it is read.
+
+In:  a kernel whose nests are in order. Out: nothing; raises VerifyError, an internal fault of ours.
+
+    for i: t = sum[i](x)                  rule broken: t is read while its sum over i goes on
+           y = t * x
+    s = t * 2; for i: t = sum[i](x)       rule broken: t is read before anything made it
+    for j: s = exp(b[j]);  for j: y = s   rule broken: the tile of s is gone when it is read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lowtide.errors import VerifyError
+from lowtide.texpr.expr import Expr, Load
+from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stmt, Store, Sweep, Write
+
+Path = tuple[Sweep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """Something that a buffer lives through, in the order of the text."""
+
+    around: Path
+    write: Write | None  # None: it is filled
+
+
+def verify(kernel: Kernel) -> None:
+    """Raises VerifyError if a nest reads what is not there."""
+    past: dict[str, list[_Event]] = {b.name: [] for b in kernel.buffers}
+    for stmt, around in _in_order(kernel.body):
+        if isinstance(stmt, Fill):
+            past[stmt.buffer.name] = [_Event(around, None)]
+            continue
+        for w in stmt.writes:
+            for buffer, name in _read(w.expr, stmt, kernel):
+                if isinstance(w, Store) or w.buffer is not buffer:
+                    _check(buffer, past[buffer.name], around, kernel, running=name)
+        for w in stmt.writes:
+            if not isinstance(w, Store):
+                past[w.buffer.name].append(_Event(around, w))
+
+
+def _in_order(body: list[Stmt], around: Path = ()) -> Iterator[tuple[Nest | Fill, Path]]:
+    for stmt in body:
+        if isinstance(stmt, Sweep):
+            yield from _in_order(stmt.body, (*around, stmt))
+        else:
+            yield stmt, around
+
+
+def _read(expr: Expr, nest: Nest, kernel: Kernel) -> Iterator[tuple[Buffer, str]]:
+    """The buffers that an expression reads; the name too where it is a definition's value."""
+    seen: set[Expr] = set()
+    todo = [expr]
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in nest.reads:
+            yield nest.reads[node], ""
+            continue
+        if isinstance(node, Load) and node.source in kernel.values:
+            yield kernel.values[node.source], node.source
+        todo.extend(node.children)
+
+
+def _check(b: Buffer, past: list[_Event], here: Path, kernel: Kernel, running: str) -> None:
+    if past and f"{running}_old" in kernel.values:
+        return  # a running maximum: its readers follow it, they are rescaled whenever it grows
+    made = [e for e in past if e.write is not None]
+    if not made:
+        raise VerifyError(f"kernel {kernel.name} reads {b.name} before anything made it")
+    if b.per_thread:
+        raise VerifyError(f"kernel {kernel.name} reads {b.name}, of which a thread has a part")
+    for event in made:
+        closed = [s for s in event.around if s not in here]
+        if any(s.axis in b.axes and s.axis not in b.whole for s in closed):
+            raise VerifyError(f"kernel {kernel.name} reads {b.name}, whose tile is gone")
+    begun = next(e.around for e in reversed(past) if e.write is None or not b.fn)
+    going_on = [s for s in here if s not in begun]
+    for event in made:
+        w = event.write
+        if isinstance(w, Accumulate) and any(
+            s.axis in w.over and s in event.around for s in going_on
+        ):
+            raise VerifyError(f"kernel {kernel.name} reads {b.name}, whose sum is not whole yet")

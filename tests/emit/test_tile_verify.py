@@ -1,0 +1,73 @@
+"""Kernels whose nests read what is not there are refused, whatever put them in that order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lowtide.errors import VerifyError
+from lowtide.texpr import expr as ex
+from lowtide.texpr.index import as_index
+from lowtide.tile.ir import Accumulate, Fill, Kernel, Nest, Stage, Store, Sweep
+from lowtide.tile.verify import verify
+from tests.emit.test_kernels import planned
+
+
+def only(kind: type, body: list[Any]) -> Any:
+    (found,) = [s for s in body if isinstance(s, kind)]
+    return found
+
+
+def tile_of_product() -> tuple[Kernel, list[Any], Sweep]:
+    """A matrix product; within a tile of columns: fill, the sweep over the terms, store."""
+    kernel = planned("product", 64)[0]
+    verify(kernel)
+    body = only(Sweep, kernel.body).body
+    return kernel, body, only(Sweep, body)
+
+
+def test_before_it_was_made() -> None:
+    kernel, body, _ = tile_of_product()
+    body.insert(0, body.pop())
+    with pytest.raises(VerifyError, match="before anything made it"):
+        verify(kernel)
+
+
+def test_a_sum_that_goes_on() -> None:
+    kernel, body, terms = tile_of_product()
+    terms.body.append(body.pop())
+    with pytest.raises(VerifyError, match="not whole yet"):
+        verify(kernel)
+
+
+def test_a_sum_begun_again_in_each_tile_is_whole_in_it() -> None:
+    kernel, body, terms = tile_of_product()
+    terms.body.append(body.pop())
+    terms.body.insert(0, body.pop(body.index(only(Fill, body))))
+    verify(kernel)
+
+
+def test_a_tile_that_is_gone() -> None:
+    kernel, body, terms = tile_of_product()
+    staged = terms.body[0]
+    assert isinstance(staged, Nest)
+    (stage,) = staged.writes
+    assert isinstance(stage, Stage)
+    kernel.values["operand"] = stage.buffer
+    nothing = tuple(as_index(0) for _ in stage.buffer.axes)
+    read = ex.load("operand", nothing, stage.buffer.dtype)
+    store = Store(target=kernel.outputs[0], index=nothing, expr=read)
+    body.append(Nest(axes=stage.buffer.axes, writes=[store]))
+    with pytest.raises(VerifyError, match="tile is gone"):
+        verify(kernel)
+
+
+def test_a_thread_has_a_part() -> None:
+    kernel, _, _ = tile_of_product()
+    for nest in kernel.nests():
+        for w in nest.writes:
+            if isinstance(w, Accumulate):
+                w.buffer.per_thread = True
+    with pytest.raises(VerifyError, match="a thread has a part"):
+        verify(kernel)
