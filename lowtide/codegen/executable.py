@@ -25,6 +25,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, evaluate, product
 from lowtide.texpr.normalise import normalise
+from lowtide.texpr.partition import Loop
 from lowtide.tile.group import Group, group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides
@@ -47,7 +48,7 @@ class KernelInfo:
 class Executable:
     """One signature's program. `exe(tensors, sizes, numbers)` gives outputs, then checks.
 
-    `is_step`: one step of a loop, which `codegen/loop` launches; it has no driver of its own."""
+    `loop`: it is one step of this, which `codegen/loop` launches; it has no driver of its own."""
 
     def __init__(
         self,
@@ -55,13 +56,15 @@ class Executable:
         symbols: Sequence[str],
         scalars: Sequence[str],
         hints: Mapping[str, int],
-        is_step: bool = False,
+        loop: Loop | None = None,
     ) -> None:
         self.program = program
-        self.is_step = is_step
+        self.is_step = loop is not None
         self.symbols = tuple(symbols)
         self.scalars = tuple(scalars)
         self.normal = normalise(program, hints)
+        moving = {loop.step, *loop.carried, *self.normal.defs} if loop else ()
+        self.moving = frozenset(moving)
         vector_bytes = toolchain.target().vector_bytes
         self.target = target_for(vector_bytes, torch.get_num_threads())
         self.groups = group(self.normal, hints, self.target.threads)
@@ -70,12 +73,14 @@ class Executable:
         self.plans = [self._plan(g, k, hints) for k, g in enumerate(self.groups)]
         dtypes = {n: i.dtype for n, i in self.normal.inputs.items()}
         dtypes.update({n: d.dtype for n, d in self.normal.defs.items()})
-        self.texts: list[KernelText] = [kernel_text(p, dtypes, self.strides) for p in self.plans]
+        self.texts: list[KernelText] = [
+            kernel_text(p, dtypes, self.strides, self.is_step) for p in self.plans
+        ]
         self.source = self._source(vector_bytes)
         self.products = {
             p.name: m
             for p, g in zip(self.plans, self.groups, strict=True)
-            if not is_step and (m := as_matmul(g.defs, self.strides)) is not None
+            if not loop and (m := as_matmul(g.defs, self.strides)) is not None
         }
         self.choices = {name: Choice(("kernel", "torch.matmul")) for name in self.products}
         roots = {n: program.defs[n] for n in self._roots() if n in program.defs}
@@ -97,8 +102,9 @@ class Executable:
     def _plan(self, g: Group, k: int, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]
         name = f"k{k}"
-        made = plan(g, stores, self.normal.inputs, self.normal.defs, hints, self.target, name)
-        return schedule(made, hints, self.target, self.strides)
+        n, target = self.normal, self.target
+        made = plan(g, stores, n.inputs, n.defs, hints, target, name, self.moving)
+        return schedule(made, hints, target, self.strides)
 
     def _source(self, vector_bytes: int) -> str:
         """One C file per lane count, joined: each is compiled by itself."""
@@ -225,6 +231,7 @@ class Executable:
         """What one run takes and gives back, in order."""
         threads = torch.get_num_threads()
         held: dict[str, Held] = {}
+        warm: list[Held] = []  # work memory that a loop's steps find as the first one left it
         for k, (p, t) in enumerate(zip(self.plans, self.texts, strict=True)):
             own = [n for n in p.outputs if not (self.is_step and n in self._roots())]
             made = {n: self._held(n, sizes) for n in own}
@@ -238,7 +245,10 @@ class Executable:
             yield from (Event(held=h, takes=True) for h in (*made.values(), work))
             held |= made
             dead = [held.pop(n) for n in list(held) if not self._alive(n, k + 1)]
-            yield from (Event(held=h, takes=False) for h in (*dead, work))
+            warm += [work] if self.is_step and p.prologue else []
+            over = dead if self.is_step and p.prologue else [*dead, work]
+            yield from (Event(held=h, takes=False) for h in over)
+        yield from (Event(held=h, takes=False) for h in warm)
 
     def _held(self, name: str, sizes: Mapping[str, int]) -> Held:
         d = self.normal.defs[name]

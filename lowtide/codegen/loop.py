@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from lowtide.codegen.c.kernel import BEGUN
 from lowtide.codegen.executable import Executable
 from lowtide.runtime import arena, launch
 from lowtide.runtime.steps import Launch, Moving, run_steps
@@ -69,9 +70,19 @@ class _Run:
             for name in plan.outputs:
                 if name not in self.stacks:
                     self.values[name] = self._tensor(name, ())
-        work = max(evaluate(t.thread_bytes, self.sizes) for t in step.texts)
         self.threads = torch.get_num_threads()
-        self.work = arena.scratch(self.threads * work)
+        self.work = self._work()
+
+    def _work(self) -> dict[str, arena.Scratch]:
+        """Work memory by kernel: its own if it is to find there what an earlier step left."""
+        bytes_of = {t.name: evaluate(t.thread_bytes, self.sizes) for t in self.step.texts}
+        own = {p.name for p in self.step.plans if p.prologue}
+        shared = arena.scratch(
+            self.threads * max((bytes_of[n] for n in bytes_of.keys() - own), default=0)
+        )
+        return {
+            n: arena.scratch(self.threads * bytes_of[n]) if n in own else shared for n in bytes_of
+        }
 
     def _stack(self, name: str) -> Tensor:
         return self._tensor(name, (evaluate(slots(self.loop, name), self.sizes),))
@@ -88,7 +99,7 @@ class _Run:
             *map(self._size, text.sizes),
             *(self.numbers[n] for n in text.numbers),
         ]
-        head = (launch.parallel_for_address(), self.threads, self.work.address)
+        head = (launch.parallel_for_address(), self.threads, self.work[name].address)
         return Launch(function=kernel.function, layout=kernel.layout, slots=(*head, *own))
 
     def _pointer(self, name: str) -> int | Moving:
@@ -110,6 +121,8 @@ class _Run:
         )
 
     def _size(self, name: str) -> int | Moving:
+        if name == BEGUN:
+            return Moving(first=0, base=1, stride=0, shift=0, rows=1)
         if name != self.loop.step:
             return self.sizes[name]
         return Moving(first=self.first, base=0, stride=1, shift=0, rows=max(self.trips, 1))

@@ -39,11 +39,12 @@ class Stage:
         self.part = part
         self.symbols = tuple(symbols)
         self.dead: tuple[str, ...] = ()
-        names, likely, is_step = list(symbols), dict(hints), isinstance(part, Loop)
-        if isinstance(part, Loop):
-            names.append(part.step)
-            likely[part.step] = max(evaluate(part.trips, hints) // 2, 1)
-        self.executable = Executable(part.program, names, scalars, likely, is_step)
+        names, likely = list(symbols), dict(hints)
+        loop = part if isinstance(part, Loop) else None
+        if loop is not None:
+            names.append(loop.step)
+            likely[loop.step] = max(evaluate(loop.trips, hints) // 2, 1)
+        self.executable = Executable(part.program, names, scalars, likely, loop)
 
     def run(self, values: Values, sizes: Sequence[int], numbers: Sequence[float]) -> None:
         """Adds what the part gives to `values`."""

@@ -40,6 +40,7 @@ from lowtide.tile.target import Target
 SWEEP_TILE = 512  # points of a swept axis per tile
 CONTRACTION_TILE = 288  # the same where register tiles run over it: whole blocks of 2, 3, 6 vectors
 REDUCED_TILE = 144  # of an axis that is only summed over: what a register adds up in one go
+REDUCED_POINTS = 512  # of all such axes of a sum: lines of both its factors that stay in L2
 SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding does not pile up
 GRID_TILE = 192  # rows per task where a tile of pairs is held; twice that where none is
 ROWS_STEPS = (24, 8, 4, 1)  # whole blocks of 4, 6, 8, 12 rows, of 4, 8, …; along the lanes, vectors
@@ -281,12 +282,22 @@ class Arrangement:
         for a in tiles:
             if heavy and all(a in i.over for i in self.all_items() if a in i.loops):
                 cut(a, REDUCED_TILE)
+        for item in self.all_items():
+            if is_register_tile(item, self.ctx):
+                self._few_lines([a for a in item.over if a in tiles], tiles)
         for item in self.local.values():
             self._bound(own_axes(item.d), tiles)
         for item in self.all_items():
             for e in item.staged:
                 self._bound(tuple(a for a in item.loops if a in self.ctx.live(e)), tiles)
         return tiles
+
+    def _few_lines(self, over: list[Axis], tiles: dict[Axis, int]) -> None:
+        """Of several axes that are summed over, the first go few steps at a time."""
+        points = {a: min(tiles[a], self.extent(a)) for a in over}
+        for a in over[:-1]:
+            rest = math.prod(n for b, n in points.items() if b is not a)
+            tiles[a] = points[a] = max(min(points[a], REDUCED_POINTS // rest), 1)
 
     def _bound(self, axes: tuple[Axis, ...], tiles: dict[Axis, int]) -> None:
         """A value of three axes takes a tile of few of the first: what a task holds stays small."""

@@ -129,7 +129,8 @@ class Combine:
 
 @dataclass(slots=True, kw_only=True)
 class Kernel:
-    """One launch. `values` says which buffer holds a definition's value while it runs.
+    """One launch. `values` says which buffer holds a definition's value while it runs. `prologue`:
+    what all tiles read alike; a thread computes it once, in a loop of many steps at the first.
 
     `checks_nan`: fast minima lose NaN; if one was seen the kernel runs again with
     the exact ones."""
@@ -138,6 +139,7 @@ class Kernel:
     grid: tuple[Tiled, ...]
     buffers: list[Buffer]
     values: dict[str, Buffer]
+    prologue: list[Nest]
     body: list[Stmt]
     combines: list[Combine]
     epilogue: list[Nest]
@@ -148,6 +150,7 @@ class Kernel:
 
     def nests(self) -> Iterator[Nest]:
         yield from (nest for nest, _ in paths(self.body))
+        yield from self.prologue
         yield from self.epilogue
 
     def tiles(self) -> Iterator[tuple[Axis, int | None]]:
@@ -194,6 +197,9 @@ def _lines(kernel: Kernel) -> Iterator[str]:
         kind = "accumulator" if b.fn else "tile"
         scope = " per thread" if b.per_thread else ""
         yield f"  {kind} {b.name}[{axes}]: {b.dtype}{scope}"
+    if kernel.prologue:
+        yield "  once per thread"
+        yield from _stmt_lines([*kernel.prologue], "    ")
     yield from _stmt_lines(kernel.body, "  ")
     for c in kernel.combines:
         yield f"  combine {c.target} = {c.buffer.fn} over threads of {c.buffer.name}"

@@ -11,6 +11,7 @@ Always: a reduction is complete before it is read, unless the reader is rescaled
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from lowtide.ir.dtypes import BY_NAME, DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.expr import Def, Expr, Input, Reduce
-from lowtide.texpr.index import Axis, as_index
+from lowtide.texpr.index import Axis, Size, as_index, deep_atoms
 from lowtide.tile import online
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.group import Group, own_axes
@@ -57,12 +58,14 @@ def plan(
     hints: Mapping[str, int],
     target: Target,
     name: str,
+    moving: frozenset[str] = frozenset(),
 ) -> Kernel:
-    """The kernel of a group; `stores` are the members that must end up in memory."""
+    """The kernel of a group; `stores` are the members that must end up in memory. `moving`: tensors
+    and sizes that are others at each step of the loop that the kernel is launched in."""
     arrangement = Arrangement(group, stores, inputs, defs, hints, target, name)
     while True:
         try:
-            made = _Planner(arrangement).kernel()
+            made = _Planner(arrangement, moving).kernel()
             break
         except _Stale as late:
             arrangement.compute_again(late.name)
@@ -92,8 +95,11 @@ class _Scope:
 class _Planner:
     """Puts the nests of an arrangement in order and gives them their buffers."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
+    def __init__(self, arrangement: Arrangement, moving: frozenset[str]) -> None:
         self.a = arrangement
+        self.moving = moving
+        self.prologue: list[Nest] = []
+        self.once: dict[tuple[Expr, tuple[Axis, ...]], Buffer] = {}
         self.buffers: list[Buffer] = []
         self.values: dict[str, Buffer] = {}
 
@@ -116,6 +122,7 @@ class _Planner:
             grid=self.a.grid,
             buffers=self.buffers,
             values=self.values,
+            prologue=self.prologue,
             body=body,
             combines=combines,
             epilogue=[_single_store(d) for d in self.a.epilogue.values()],
@@ -289,11 +296,34 @@ class _Planner:
     ) -> None:
         axes = tuple(a for a in user.loops if a in self.a.ctx.live(e))
         last = lies_along(e, axes, user, self.a.ctx)
+        same = self._same_for_all_tiles(e)
+        known = self.once.get((e, (*axes, last))) if same else None
+        if known is not None:
+            scope.staged[e] = known
+            return
         buffer = self._buffer(f"s{len(self.buffers)}", e.dtype, axes, frozenset(), last)
         scope.staged[e] = buffer
         nest = Nest(axes=axes, writes=[Stage(buffer=buffer, expr=self._online_safe(e, user))])
         nest.vector = last
-        self._add(nest, body, scope)
+        if same:
+            self.once[e, (*axes, last)] = buffer
+            self.prologue.append(nest)
+        else:
+            self._add(nest, body, scope)
+
+    def _same_for_all_tiles(self, e: Expr) -> bool:
+        """May the buffer be filled before the first tile? It holds all points of its axes then."""
+        axes = ex.free_axes(e)
+        sources = {load.source for load in ex.loads(e)}
+        if axes & self.a.grid_axes() or sources & self.a.defs.keys():
+            return False
+        sizes = {a.name for n in ex.walk(e) for i in ex.indices(n) for a in deep_atoms(i)
+                 if isinstance(a, Size)}  # fmt: skip
+        if (sources | sizes) & self.moving:
+            return False
+        return all(
+            (a.extent.const or math.inf) <= self.a.tiles[a] for a in axes if a in self.a.tiles
+        )
 
     def _online_safe(self, e: Expr, item: Item) -> Expr:
         m = self.a.rescaled.get(item.name)

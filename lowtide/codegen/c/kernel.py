@@ -2,7 +2,8 @@
 
 In:  a scheduled kernel and what lies in memory. Out: a `KernelText`: C, and the slots it takes.
 
-    static void k_task(slots, t, threads, exact, nan)  its share of the tiles, in its own buffers
+    static void k_task(slots, t, threads, exact, nan)  its share of the tiles, in its own buffers;
+                                                       first what all tiles read alike
     int64_t k(slots)                                   runs the tasks; again, exact, if NaN was seen
 """
 
@@ -24,6 +25,7 @@ from lowtide.texpr.index import Axis, Index, Size, as_index, deep_atoms, floordi
 from lowtide.tile.ir import Buffer, Combine, Fill, Kernel, Nest, Stmt, Store, sweeps
 from lowtide.tile.items import address
 
+BEGUN = "begun"  # the size of a step that is 1 when the prologue was run at an earlier step
 LONG_LINES = 1000  # of a kernel of so many lines …
 OUTLINED_LINES = 80  # … each nest of so many is a function of its own
 SERIAL_POINTS = 1 << 14  # fewer points than this are not worth waking a thread
@@ -45,10 +47,14 @@ class KernelText:
 
 
 def kernel_text(
-    kernel: Kernel, memory: Mapping[str, DType], strides: Mapping[str, tuple[Index, ...]]
+    kernel: Kernel,
+    memory: Mapping[str, DType],
+    strides: Mapping[str, tuple[Index, ...]],
+    is_step: bool = False,
 ) -> KernelText:
-    """Print one kernel. `memory` and `strides` cover the tensors that it reads and writes."""
-    return _Printer(kernel, memory, strides).text()
+    """Print one kernel. `memory` and `strides` cover the tensors that it reads and writes. If it
+    `is_step` and has a prologue, `BEGUN` is one of its sizes."""
+    return _Printer(kernel, memory, strides, is_step).text()
 
 
 class _Printer:
@@ -57,8 +63,10 @@ class _Printer:
         kernel: Kernel,
         memory: Mapping[str, DType],
         strides: Mapping[str, tuple[Index, ...]],
+        is_step: bool,
     ) -> None:
         self.kernel = kernel
+        self.is_step = is_step
         self.names = Names(
             lanes=kernel.lanes,
             strides=dict(strides),
@@ -106,11 +114,12 @@ class _Printer:
     # -- text --
 
     def text(self) -> KernelText:
+        prologue = list(self._prologue())
         body = list(self._body(self.kernel.body, frozenset()))
         if len(body) >= LONG_LINES:
             self.is_long = True
             body = list(self._body(self.kernel.body, frozenset()))
-        task = [*self._buffer_lines(), *self._thread_fills(), *self._tile_loop(body)]
+        task = [*self._buffer_lines(), *self._thread_fills(), *prologue, *self._tile_loop(body)]
         combines = [line for c in self.kernel.combines for line in self._combine(c)]
         for nest in self.kernel.epilogue:
             combines += ["{", *("  " + line for line in self._last(nest)), "}"]
@@ -119,6 +128,8 @@ class _Printer:
         tensors = self._tensors()
         for index in (work, tiles, self.thread_bytes(), *self._indices()):
             self.sizes.update(dict.fromkeys(_size_names(index)))
+        if self.is_step and self.kernel.prologue:
+            self.sizes[BEGUN] = None
         numbers = sorted({s.name for s in self._scalars()})
         slots = list(self._slots(tensors, numbers))
         lines = [
@@ -223,6 +234,12 @@ class _Printer:
     def _fill(self, b: Buffer, value: str) -> str:
         n = c_index(self._elements(b))
         return f"for (int64_t q = 0; q < {n}; q++) s_{b.name}[q] = {value};"
+
+    def _prologue(self) -> Iterator[str]:
+        if self.kernel.prologue:
+            yield f"if (!z_{BEGUN}) {{" if self.is_step else "{"
+            yield from ("  " + x for x in self._body([*self.kernel.prologue], frozenset()))
+            yield "}"
 
     def _tiles(self) -> Index:
         return product(
