@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,12 @@ CACHE: dict[int, torch.Tensor] = {}
 
 
 _LOSSES = "losses: " + "list["  # in two parts, for the line that asks is in the function, too
+
+
+@pytest.fixture(autouse=True, scope="module")
+def heap_of_earlier_modules() -> None:
+    """Who refers to a leak is asked of all objects here, those of this module among them."""
+    gc.unfreeze()
 
 
 def leaks_of(step: Callable[[int], object], steps: int = 4) -> list[Leak]:
