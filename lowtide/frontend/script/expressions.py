@@ -66,7 +66,8 @@ def compile_name(c: Context, node: ast.Name) -> Node:
     if found is not None:
         return found
     frame = c.frame
-    if any(getattr(f.source.node, "name", "") == node.id for f in c.frames[1:]):
+    is_own = any(getattr(f.source.node, "name", "") == node.id for f in c.frames[1:])
+    if is_own and node.id in frame.local_names:
         raise c.error(
             node,
             "a function inside a function that calls itself is not compiled",

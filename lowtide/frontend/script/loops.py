@@ -205,6 +205,7 @@ class _Body:
     iteration: Iteration | None = None
     source_changes: bool = False  # the list that is run over is changed by the body
     late: dict[str, Value] = field(default_factory=dict[str, Value])  # not bound before the loop
+    unbound: set[str] = field(default_factory=set[str])  # perhaps, where an iteration begins
 
     def loop(self, trips: Value) -> None:
         c = self.c
@@ -215,15 +216,20 @@ class _Body:
         before = [self._variable(n) for n in names]
         c.builder.hold(before)
         types = [v.type for v in before]
+        self.unbound = {n for n, v in zip(names, before, strict=True) if v in c.maybe_unbound}
         start = c.builder.mark()
         for _ in range(_WIDENINGS):
             mark = c.builder.mark(start)
-            was_changing = self.source_changes
-            trial = self._compile(names, before, types)
+            known = self.source_changes, len(self.unbound)
+            trial = self._compile(names, types)
             rows = zip(types, trial.values, strict=True)
             joined = [t.join(a, v.type) for a, v in rows]
             self._look_at_source(mark)
-            settled = self.source_changes == was_changing and not c.builder.has_news(mark)
+            self.unbound |= {
+                n for n, v in zip(names, trial.values, strict=True) if v in c.maybe_unbound
+            }
+            settled = (self.source_changes, len(self.unbound)) == known
+            settled = settled and not c.builder.has_news(mark)
             if joined == types and settled:
                 begin = begin if self._still_within(None) is None else self._first_test()
                 self._close(names, before, types, trial, trips, begin)
@@ -287,15 +293,13 @@ class _Body:
         assert isinstance(value, Value)
         return value
 
-    def _compile(
-        self, names: Sequence[str], before: Sequence[Value], types: Sequence[Type]
-    ) -> _Trial:
+    def _compile(self, names: Sequence[str], types: Sequence[Type]) -> _Trial:
         c = self.c
         index = Value("", t.INT)
         hints = ["" if n.startswith("$") else n for n in names]
         args = [Value(h, type_) for h, type_ in zip(hints, types, strict=True)]
         c.builder.born([index, *args])
-        c.maybe_unbound.update(a for a, b in zip(args, before, strict=True) if b in c.maybe_unbound)
+        c.maybe_unbound.update(a for n, a in zip(names, args, strict=True) if n in self.unbound)
         condition = [index]
 
         def compile_body() -> None:

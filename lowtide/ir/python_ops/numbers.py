@@ -184,6 +184,7 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
     "py.contains": (_contains, always(t.BOOL)),
     "py.pow_mod": (pow, always(t.INT)),
     "py.range": (range, always(t.ANY)),
+    "py.slice": (slice, always(t.SLICE)),
     "py.range_len": (_range_len, always(t.INT)),
     "py.device": (torch.device, always(t.DEVICE)),
     "py.device_type": (operator.attrgetter("type"), always(t.STR)),
