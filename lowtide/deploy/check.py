@@ -71,8 +71,9 @@ class _Checker:
         if cls in RESULTS:
             return field_names(RESULTS[cls])
         entry = self.classes.get(cls)
-        is_tuple = entry is not None and entry.kind == "named_tuple"
-        return tuple(f.name for f in entry.fields) if is_tuple else ()
+        if entry is None or entry.kind != "named_tuple":
+            return ()
+        return tuple(f.name for f in entry.fields)
 
     def block(self, block: Block) -> None:
         for op in block.ops:
