@@ -28,6 +28,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--stop", type=int, default=20, help="stop after so many failures")
     parser.add_argument("--grad", action="store_true", help="compare gradients, in float64")
     parser.add_argument("--loops", action="store_true", help="programs of loops, with gradients")
+    parser.add_argument("--lists", action="store_true", help="which list is which, in plain Python")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -59,7 +60,7 @@ def _supervise(args: argparse.Namespace) -> int:
             command += ["--seed", str(first), "--programs", str(last - first)]
             command += [f"--optimize={args.optimize}", "--stop", str(args.stop)]
             command += ["--keep"] * args.keep + ["--grad"] * args.grad
-            command += ["--loops"] * args.loops
+            command += ["--loops"] * args.loops + ["--lists"] * args.lists
             running.append((subprocess.Popen(command, env=environment), mark, last))
 
         for first in range(args.seed, end, share):
@@ -79,8 +80,10 @@ def _supervise(args: argparse.Namespace) -> int:
 
 def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
     """What makes programs, and the module that judges them."""
-    from tests.fuzz import check, generate, gradients, loop_check, loops
+    from tests.fuzz import alias_check, aliases, check, generate, gradients, loop_check, loops
 
+    if args.lists:
+        return aliases.generate, alias_check
     if args.loops:
         return loops.generate, loop_check
     return generate.generate, gradients if args.grad else check

@@ -247,17 +247,14 @@ class _Body:
     def _still_within(self, index: Value | None) -> Value | None:
         """For a list or dict that the body changes: whether there is an element left, seen anew."""
         c, iteration = self.c, self.iteration
-        source = iteration.source if iteration is not None else None
-        if iteration is None or source is None or not self.source_changes:
+        if iteration is None or iteration.within is None or not self.source_changes:
             return None
         following = c.const(0) if index is None else c.py(self.node, "py.add", index, c.const(1))
-        if iteration.keys is not None:
-            return c.py(self.node, "dict.goes_on", source, iteration.keys, following)
-        return c.py(self.node, "py.lt", following, c.py(self.node, "py.len", source))
+        return iteration.within(following)
 
     def _look_at_source(self, mark: Mark) -> None:
-        source = self.iteration.source if self.iteration is not None else None
-        if source is not None and self.c.builder.was_written(source, mark):
+        sources = self.iteration.sources if self.iteration is not None else ()
+        if any(self.c.builder.was_written(source, mark) for source in sources):
             self.source_changes = True
 
     def _carried(self) -> list[str]:

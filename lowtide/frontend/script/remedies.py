@@ -12,7 +12,7 @@ MEMBERS = "a method or attribute that it has"
 CALLABLES = "a function, a method, a class or a module"
 INDEXED = "an item of a list, a tuple, a dict, a str or a tensor"
 IGNORED = "a function marked `@lt.ignore` that does it, called in its place"
-_NEAR = 0.75  # `relue` is near to `relu`, `nosuch` is not near to `cosh`
+_NEAR = 0.76  # `relue` is near to `relu`, `nosuch` is not near to `cosh`
 
 
 def alike(name: str, names: Iterable[str], otherwise: str = MEMBERS) -> str:
