@@ -64,8 +64,8 @@ class ScriptFunction(TorchJitMembers):
         self._fn = fn
         self._signature = inspect.signature(fn)
         parameters = self._signature.parameters.values()
-        named = any(p.kind is p.KEYWORD_ONLY for p in parameters)
-        self._arity = -1 if named else len(parameters)  # arguments of a call that needs no binding
+        plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+        self._arity = len(parameters) if plain else -1  # arguments of a call that needs no binding
         self._plain_drivers: dict[tuple[type, ...], Driver] = {}
         self._drivers: dict[tuple[ir_types.Type, ...], Driver] = {}
         self._lock = threading.RLock()
