@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import cmath
 import math
+import collections
 import operator
 from collections.abc import Sequence
 
@@ -193,6 +194,7 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
     "py.is_complex": (operator.attrgetter("is_complex"), always(t.BOOL)),
     "py.is_signed": (operator.attrgetter("is_signed"), always(t.BOOL)),
     "py.itemsize": (operator.attrgetter("itemsize"), always(t.INT)),
+    "py.ordered_dict": (collections.OrderedDict, lambda operands: operands[0]),
     "py.bound": (_bound, lambda operands: operands[0]),
 }
 
