@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from lowtide.api import WHERE
+from lowtide.api import INSTEAD, WHERE
 
 __version__ = "0.1.0"
 
@@ -64,9 +64,15 @@ if TYPE_CHECKING:
         Error,
         Future,
         RecursiveScriptModule,
+        ScriptWarning,
+        TopLevelTracedModule,
+        TracingCheckError,
         enable_onednn_fusion,
+        fuser,
         onednn_fusion_enabled,
         optimize_for_inference,
+        optimized_execution,
+        run_frozen_optimizations,
         script_if_tracing,
         set_fusion_strategy,
         strict_fusion,
@@ -91,10 +97,13 @@ __all__ = [
     "ScopeStatistics",
     "ScriptFunction",
     "ScriptModule",
+    "ScriptWarning",
     "Sequential",
+    "TopLevelTracedModule",
     "TracedFunction",
     "TracedModule",
     "TracerWarning",
+    "TracingCheckError",
     "alias",
     "annotate",
     "cache_stats",
@@ -110,6 +119,7 @@ __all__ = [
     "export",
     "fork",
     "freeze",
+    "fuser",
     "ignore",
     "interface",
     "is_disposed",
@@ -123,8 +133,10 @@ __all__ = [
     "move_to_outer_dispose_scope",
     "onednn_fusion_enabled",
     "optimize_for_inference",
+    "optimized_execution",
     "patch_torch_jit",
     "profile",
+    "run_frozen_optimizations",
     "save",
     "scope_statistics",
     "script",
@@ -141,6 +153,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in INSTEAD:
+        raise AttributeError(f"lowtide has no {name!r}; write instead: {INSTEAD[name]}")
     if name not in WHERE:
         raise AttributeError(f"module 'lowtide' has no attribute {name!r}")
     found = getattr(importlib.import_module(WHERE[name]), name)

@@ -37,6 +37,12 @@ WHERE: Final = {
     "script_if_tracing": "lowtide.torch_jit_names",
     "set_fusion_strategy": "lowtide.torch_jit_names",
     "strict_fusion": "lowtide.torch_jit_names",
+    "fuser": "lowtide.torch_jit_names",
+    "optimized_execution": "lowtide.torch_jit_names",
+    "run_frozen_optimizations": "lowtide.torch_jit_names",
+    "ScriptWarning": "lowtide.torch_jit_names",
+    "TopLevelTracedModule": "lowtide.torch_jit_names",
+    "TracingCheckError": "lowtide.torch_jit_names",
     "Explanation": "lowtide.pipeline.explain",
     "MemoryPlan": "lowtide.pipeline.memory",
     "cache_stats": "lowtide.pipeline.stats",
@@ -72,4 +78,15 @@ WHERE: Final = {
     "load": "lowtide.deploy.load",
     "DisposedTensorError": "lowtide.errors",
     "ScopeError": "lowtide.errors",
+}
+
+# Names of torch.jit that mean nothing here, and what to write in their place.
+INSTEAD: Final = {
+    "CompilationUnit": "lt.script of a Python function: source text is not compiled",
+    "RecursiveScriptClass": "the class itself: objects of it go in and come out as they are",
+    "ONNXTracedModule": "torch.onnx.export of the plain module",
+    "export_opnames": "`explain(*args)`, which lists what PyTorch runs",
+    "last_executed_optimized_graph": "`graph_for(*args)` of the compiled function",
+    "save_jit_module_to_flatbuffer": "lt.save(m, f)",
+    "jit_module_from_flatbuffer": "lt.load(f)",
 }

@@ -19,10 +19,14 @@ from lowtide.frontend.trace.active import is_tracing
 from lowtide.pipeline.compile_module import freeze
 from lowtide.pipeline.script import script
 from lowtide.pipeline.script_module import ScriptModule
+from lowtide.pipeline.traced import TracedModule
 
 Future: TypeAlias = torch.jit.Future  # pyright: ignore[reportMissingTypeArgument]
 Error: TypeAlias = CompileError
 RecursiveScriptModule: TypeAlias = ScriptModule
+TopLevelTracedModule: TypeAlias = TracedModule
+ScriptWarning: TypeAlias = torch.jit.ScriptWarning  # pyright: ignore[reportPrivateImportUsage]
+TracingCheckError: TypeAlias = torch.jit.TracingCheckError  # pyright: ignore[reportPrivateImportUsage]
 
 
 def script_if_tracing(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,3 +64,24 @@ def onednn_fusion_enabled() -> bool:
 
 
 strict_fusion = contextlib.nullcontext
+
+
+def fuser(name: str) -> contextlib.AbstractContextManager[None]:
+    """Does nothing, as a context: Lowtide's own kernels are in the place of PyTorch's fusers."""
+    del name
+    return contextlib.nullcontext()
+
+
+def optimized_execution(should_optimize: bool) -> contextlib.AbstractContextManager[None]:
+    """Does nothing, as a context: there is one way to run a program."""
+    del should_optimize
+    return contextlib.nullcontext()
+
+
+def run_frozen_optimizations(
+    mod: ScriptModule,
+    optimize_numerics: bool = True,
+    preserved_methods: Sequence[str] | None = None,
+) -> None:
+    """Does nothing: `freeze` has done what there is to do."""
+    del mod, optimize_numerics, preserved_methods

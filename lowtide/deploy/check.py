@@ -26,6 +26,7 @@ from lowtide.errors import Loc
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value
+from lowtide.ir.named_results import RESULTS, field_names
 from lowtide.ir.types import ClassType, FunctionType, OptionalType, TupleType, Type, types_in
 
 
@@ -59,12 +60,20 @@ class _Checker:
                 case ClassType(name) if name not in self.classes and name not in FOREIGN:
                     raise Refusal(f"the class {name!r}, which the file does not have", loc)
                 case TupleType(elems, names, cls) if cls:
-                    entry = self.classes.get(cls)
-                    known = () if entry is None else tuple(f.name for f in entry.fields)
+                    known = self.fields(cls)
                     if known != names or len(names) != len(elems):
                         raise Refusal(f"the named tuple {cls!r}, which the file does not have", loc)
                 case _:
                     pass
+
+    def fields(self, cls: str) -> tuple[str, ...]:
+        """The fields of a named tuple, of the file or PyTorch's own."""
+        if cls in RESULTS:
+            return field_names(RESULTS[cls])
+        entry = self.classes.get(cls)
+        if entry is None or entry.kind != "named_tuple":
+            return ()
+        return tuple(f.name for f in entry.fields)
 
     def block(self, block: Block) -> None:
         for op in block.ops:
@@ -181,8 +190,8 @@ class _Checker:
 
     def tuple_make(self, op: Op) -> None:
         if "cls" in op.attrs:
-            entry = self.classes.get(named_class(op))
-            if entry is None or entry.kind != "named_tuple":
+            names = self.fields(named_class(op))
+            if not names or len(names) != len(op.operands):
                 raise Refusal("a tuple of a class that is no named tuple", op.loc)
 
     def isinstance(self, op: Op) -> None:

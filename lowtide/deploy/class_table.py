@@ -26,6 +26,7 @@ import torch
 from lowtide.deploy import limits
 from lowtide.ir import python_objects
 from lowtide.ir.literals import is_literal, print_literal
+from lowtide.ir.named_results import RESULTS
 
 Kind = Literal["enum", "named_tuple", "record", "exception", "module"]
 KINDS: Final = ("enum", "named_tuple", "record", "exception", "module")
@@ -37,6 +38,7 @@ FOREIGN: Final[Mapping[str, type]] = {
     "torch.finfo": torch.finfo,
     "torch.iinfo": torch.iinfo,
     "torch.Tensor": torch.Tensor,
+    **RESULTS,
 }
 ENUM_BASES: Final[Mapping[str, Callable[..., Any]]] = {
     **{c.__name__: c for c in (enum.IntFlag, enum.Flag, enum.StrEnum, enum.IntEnum, enum.Enum)},
@@ -150,6 +152,9 @@ def _enum(cls: type[enum.Enum]) -> dict[str, Any]:
     mixin = ""
     if base in ("Enum", "Flag"):
         mixin = next((n for n, c in MIXINS.items() if n and issubclass(cls, c)), "")
+    flags: Any = cls
+    if issubclass(cls, enum.Flag) and flags._boundary_ is not flags.__mro__[1]._boundary_:
+        raise NotSaved(f"{cls.__name__}, flags with a boundary of their own")
     members: list[tuple[str, str]] = []
     for name, member in cls.__members__.items():
         if not is_literal(member.value):

@@ -55,11 +55,14 @@ def load(
     f: str | os.PathLike[str] | IO[bytes],
     map_location: str | torch.device | dict[str, str] | None = None,
     _extra_files: dict[str, Any] | None = None,
+    _restore_shapes: bool = False,
 ) -> ScriptFunction | ScriptModule:
     """A compiled function or module from a file that lt.save wrote.
 
     `map_location`: a device for all tensors, or {saved device: device}. `_extra_files`: a dict
-    whose names are read; their bytes are put into it. Raises LoadError."""
+    whose names are read; their bytes are put into it. `_restore_shapes`
+    is torch.jit's and changes nothing: a file has no shapes. Raises LoadError."""
+    del _restore_shapes
     place = storages.placing(map_location)
     with archive.open_archive(f) as opened:
         manifest = _manifest(opened)

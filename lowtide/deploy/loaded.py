@@ -110,6 +110,8 @@ def adopted(c: object, given: Given) -> Given:
         if isinstance(value, enum.Enum):
             known: Any = classes.get(type(value).__name__)
             member = getattr(known, "__members__", {}).get(value.name)
+            if member is None and known is not None and issubclass(known, enum.Flag):
+                return known(value.value)
             return member if member is not None and member.value == value.value else value
         return value
 

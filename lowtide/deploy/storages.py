@@ -149,8 +149,18 @@ def tensors_of(rows: Node, pieces: dict[str, torch.Tensor], place: Placed) -> li
         name, device = row.get("piece").text(pieces), row.get("device").text()
         if devices.setdefault(name, device) != device:
             raise row.fail("one device for each piece")
+        if not _holds_values(device):
+            raise row.get("device").fail("a device whose tensors have values")
     moved = {name: pieces[name].to(place(device)) for name, device in devices.items()}
     return [_tensor(row, moved) for row in rows.items_of()]
+
+
+def _holds_values(device: str) -> bool:
+    """Whether the text names a device, and one of which tensors are saved: `meta` has no values."""
+    try:
+        return torch.device(device).type != "meta"
+    except RuntimeError:
+        return False
 
 
 _ROW: Final = (

@@ -6,6 +6,7 @@ In: Python values. Out: JSON, and the values again.
     torch.float32, 1j, nan  {"literal": "torch.float32"}
     (1, t)                  {"tuple": [1, {"tensor": 0}]}       {"named": "Point", "items": [1, 2]}
     Color.RED               {"enum": "Color", "member": "RED"}
+    Mode.R | Mode.W         {"enum": "Mode", "flags": 3}
     a list, dict, record    {"object": 4}: row 4 of the table of objects
 
 Always holds: objects that are one object stay one; they may hold each other in a circle.
@@ -53,7 +54,9 @@ class Encoder:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, hint)
         if isinstance(value, enum.Enum):
-            return {"enum": self.class_id(type(value)), "member": value.name}
+            if value.name in type(value).__members__:
+                return {"enum": self.class_id(type(value)), "member": value.name}
+            return {"enum": self.class_id(type(value)), "flags": value.value}
         if isinstance(value, tuple):
             return self._tuple(cast("tuple[object, ...]", value), hint, records)
         if is_literal(value):
@@ -217,6 +220,8 @@ class Decoder:
             return self.objects[node.get("object").index(len(self.objects))]
         if names == {"enum", "member"}:
             return self._member(node)
+        if names == {"enum", "flags"}:
+            return self._flags(node)
         if names == {"named", "items"}:
             cls = self._class(node.get("named"), "named_tuple")
             count = len(self.entries[node.get("named").text()].fields)
@@ -229,6 +234,16 @@ class Decoder:
         if name.text() not in members.__members__:
             raise name.fail(f"a member of {members.__name__}")
         return members[name.text()]
+
+    def _flags(self, node: Node) -> Any:
+        members: Any = self._class(node.get("enum"), "enum")
+        flags = node.get("flags")
+        if not issubclass(members, enum.Flag):
+            raise flags.fail("a member by its name")
+        try:
+            return members(flags.size())
+        except ValueError as error:
+            raise flags.fail(f"flags of {members.__name__}") from error
 
     def tensor(self, node: Node) -> torch.Tensor | None:
         """A tensor or None."""

@@ -105,6 +105,7 @@ class Builder:
         elif op.name in _OPAQUE:
             for value in mutable:
                 self.change(value)
+            self._writes += [_ANYTHING] if mutable else []
         elif op.name in _HOLDING:
             self.hold(mutable)
 
@@ -154,8 +155,30 @@ class Builder:
         return any(self._births.get(v, -1) < since.births for v in self._news[since.news :])
 
     def was_written(self, value: Value, since: Mark) -> bool:
-        """Whether the value may have been changed since that moment."""
-        return value in self._writes[since.writes :]
+        """Whether the value may have been changed since that moment, by whatever name."""
+        writes = self._writes[since.writes :]
+        if value in writes:
+            return True
+        return not self._is_alone(value) and any(self._may_be(w, value) for w in writes)
+
+    def _is_made_here(self, value: Value) -> bool:
+        maker = self.makers.get(value)
+        return maker is not None and maker.name in _MAKING
+
+    def _is_alone(self, value: Value) -> bool:
+        """Whether no other value can be the same list."""
+        return self._is_made_here(value) and value not in self.held
+
+    def _may_be(self, written: Value, value: Value) -> bool:
+        """Whether two values may be one list or dict: not if both are new, or of unlike types."""
+        if written is _ANYTHING:
+            return True
+        if self._is_alone(written) or (self._is_made_here(written) and self._is_made_here(value)):
+            return False
+        a, b = written.type, value.type
+        if t.is_dynamic(a) or t.is_dynamic(b):
+            return True
+        return type(a) is type(b) and (t.is_subtype(a, b) or t.is_subtype(b, a))
 
     def const(self, value: object) -> Value:
         """A constant; see `literals.is_literal` for what it may be."""
@@ -256,6 +279,7 @@ class Builder:
         return list(maker.operands)
 
 
+_ANYTHING = Value("", t.ANY)  # what Python may change, called with an object or a list of lists
 _MAKING = ("list.make", "dict.make", "object.new")
 _OPAQUE = ("py.call", "py.call_method", "call_module")  # may change what they are given
 

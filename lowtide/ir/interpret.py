@@ -25,6 +25,7 @@ import torch.nn.functional
 
 from lowtide.ir import object_ops, opdefs, python_objects
 from lowtide.ir.core import Block, Function, Op, Value
+from lowtide.ir.named_results import build
 from lowtide.ir.python_ops.numbers import UNBOUND
 
 Env = MutableMapping[Value, Any]
@@ -113,7 +114,7 @@ def _undef(op: Op, env: Env) -> list[Any]:
 def _tuple_make(op: Op, env: Env) -> list[Any]:
     elems = tuple(env[v] for v in op.operands)
     cls = op.attrs.get("cls")
-    return [cast("Any", python_objects.find(str(cls)))(*elems) if cls else elems]
+    return [build(cast("type", python_objects.find(str(cls))), elems) if cls else elems]
 
 
 def _tuple_get(op: Op, env: Env) -> list[Any]:

@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 
 from lowtide.ir import python_objects
+from lowtide.ir.named_results import field_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class NamedType(Type):
 @dataclass(frozen=True, slots=True, repr=False)
 class TupleType(Type):
     """A fixed number of elements; `names` are the fields of a named tuple, else (). `cls` is the
-    name of the user's own NamedTuple in `ir.python_objects`, "" for a plain tuple or PyTorch's."""
+    name of its class in `ir.python_objects`, the user's own or PyTorch's, "" for a plain tuple."""
 
     elems: tuple[Type, ...]
     names: tuple[str, ...] = ()
@@ -144,6 +145,7 @@ LAYOUT = NamedType("layout")
 MEMORY_FORMAT = NamedType("memory_format")
 GENERATOR = NamedType("Generator")
 ANY = NamedType("Any")
+SLICE = ClassType(python_objects.name_of(slice))
 NEVER = NamedType("never")  # no value: the element of `[]`, the type of what is never looked at
 
 _NAMED = {
@@ -249,6 +251,10 @@ def is_subtype(t: Type, of: Type) -> bool:
 
 def join(a: Type, b: Type) -> Type:
     """The least type that holds both, where two branches meet; Any where they are many."""
+    if isinstance(a, TupleType) and isinstance(b, TupleType) and len(a.elems) == len(b.elems):
+        elems = tuple(join(p, q) for p, q in zip(a.elems, b.elems, strict=True))
+        same = (a.names, a.cls) == (b.names, b.cls)
+        return TupleType(elems, a.names, a.cls) if same else TupleType(elems)
     if is_subtype(a, b):
         return b
     if is_subtype(b, a):
@@ -258,10 +264,6 @@ def join(a: Type, b: Type) -> Type:
     if isinstance(a, OptionalType) or isinstance(b, OptionalType):
         return optional(join(_without_none(a), _without_none(b)))
     match a, b:
-        case TupleType(x), TupleType(y) if len(x) == len(y):
-            elems = tuple(join(p, q) for p, q in zip(x, y, strict=True))
-            same = (a.names, a.cls) == (b.names, b.cls)
-            return TupleType(elems, a.names, a.cls) if same else TupleType(elems)
         case ListType(x), ListType(y):
             return ListType(join(x, y))
         case DictType(k, x), DictType(m, y):
@@ -341,9 +343,9 @@ def _type_of_sequence(value: Sequence[object]) -> Type | None:
     if len(known) != len(elems):
         return None
     if isinstance(value, tuple):
-        names: tuple[str, ...] = getattr(value, "_fields", ())
+        names = field_names(type(value))
         cls = python_objects.name_of(type(value)) if names else ""
-        return TupleType(tuple(known), tuple(names), cls)
+        return TupleType(tuple(known), names, cls)
     return ListType(join_all(known))
 
 

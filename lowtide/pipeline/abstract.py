@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from lowtide.ir.named_results import build
 from lowtide.texpr.build import Unsupported, Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index
@@ -123,12 +124,6 @@ def concrete(x: Abs) -> Any:
     if isinstance(x.value, Seq):
         return build(x.value.kind, [concrete(e) for e in x.value.elems])
     return x.value
-
-
-def build(kind: type, elems: list[Any]) -> Any:
-    """A sequence of this type, named tuples included."""
-    make: Any = getattr(kind, "_make", None)
-    return make(elems) if make is not None else kind(elems)
 
 
 def raw(x: Abs) -> Any:

@@ -249,10 +249,11 @@ class _Writer:
         return f"{self._constant(origin.fn)}({args})"
 
     def _operand(self, x: Abs) -> str:
-        """An operand of a view: of tensors that are not real, only the sizes count."""
+        """An operand of a view: of tensors that are not real, only sizes and dtype count."""
         if isinstance(x.value, Val) and not self._exists(x):
             sizes = ", ".join(self.index(as_index(s)) for s in x.value.shape)
-            return f"{self._constant(_shape_only)}(({sizes}{',' if sizes else ''}))"
+            dtype = self._constant(x.value.dtype.torch)
+            return f"{self._constant(_shape_only)}({dtype}, ({sizes}{',' if sizes else ''}))"
         if isinstance(x.value, Seq) and not is_constant(x) and not isinstance(x.origin, Place):
             inner = ", ".join(self._operand(e) for e in x.value.elems)
             return f"[{inner}]" if x.value.kind is list else f"({inner},)"
@@ -318,8 +319,8 @@ def _place(place: Place) -> str:
     return f"a[{place.position}]" + "".join(f"[{i!r}]" for i in place.path)
 
 
-def _shape_only(sizes: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty(sizes, device="meta")
+def _shape_only(dtype: torch.dtype, sizes: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty((), dtype=dtype).expand(sizes)
 
 
 # ---- what of the program is needed -------------------------------------------------------------

@@ -17,7 +17,7 @@ from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value
 from lowtide.ops import registry
-from lowtide.pipeline.abstract import OPAQUE, Abs, Place, Seq, constant
+from lowtide.pipeline.abstract import OPAQUE, Abs, Map, Pending, Place, Seq, constant
 from lowtide.texpr.build import Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index
@@ -109,6 +109,13 @@ def type_of(x: Abs) -> t.Type | None:
                 return None
             is_list = kind is list or not elems
             return t.ListType(t.join_all(known)) if is_list else t.TupleType(tuple(known))
+        case Map(keys, elems):
+            types = [type_of(e) for e in elems]
+            known = [e for e in types if e is not None]
+            key = t.join_all(t.type_of(k) or t.ANY for k in keys)
+            return t.DictType(key, t.join_all(known)) if len(known) == len(types) else None
+        case Pending():
+            return None
         case value if value is OPAQUE:
             return None
         case enum.Enum() | Place():

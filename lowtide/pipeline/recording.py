@@ -20,8 +20,9 @@ import torch
 
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
+from lowtide.ir.named_results import build
 from lowtide.pipeline import plain
-from lowtide.pipeline.abstract import Abs, Map, Place, Seq, build
+from lowtide.pipeline.abstract import Abs, Map, Place, Seq
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient, Pass, cotangent_pattern
 from lowtide.texpr.autodiff import given_name

@@ -34,10 +34,11 @@ from lowtide.memory.sizes import budget_bytes
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
 from lowtide.pipeline.captures import Reader
-from lowtide.pipeline.compiled import CannotInline, Compiled
+from lowtide.pipeline.compiled import CannotInline
 from lowtide.pipeline.differences import differences, type_facts
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.torch_jit_members import TorchJitMembers
 from lowtide.pipeline.tracebacks import through_user_lines
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ _is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 _reason = plain.reason
 
 
-class ScriptFunction(Compiled):
+class ScriptFunction(TorchJitMembers):
     """A compiled function; see the module's text. Safe to call from many threads."""
 
     __wrapped__: Callable[..., Any]
@@ -63,8 +64,8 @@ class ScriptFunction(Compiled):
         self._fn = fn
         self._signature = inspect.signature(fn)
         parameters = self._signature.parameters.values()
-        named = any(p.kind is p.KEYWORD_ONLY for p in parameters)
-        self._arity = -1 if named else len(parameters)  # arguments of a call that needs no binding
+        plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+        self._arity = len(parameters) if plain else -1  # arguments of a call that needs no binding
         self._plain_drivers: dict[tuple[type, ...], Driver] = {}
         self._drivers: dict[tuple[ir_types.Type, ...], Driver] = {}
         self._lock = threading.RLock()
@@ -217,6 +218,9 @@ def _file_of(cls: type) -> str:
 @overload
 def script(  # pyright: ignore[reportOverlappingOverload]: a module is callable, too
     obj: torch.nn.Module,
+    optimize: None = None,
+    _frames_up: int = 0,
+    _rcb: Callable[[str], Any] | None = None,
     example_inputs: Any = None,
     *,
     budget: int | str | None = None,
@@ -224,11 +228,25 @@ def script(  # pyright: ignore[reportOverlappingOverload]: a module is callable,
 ) -> ScriptModule: ...
 @overload
 def script(  # pyright: ignore[reportOverlappingOverload]: a class is callable, too
-    obj: Class, *, budget: int | str | None = None, tune: bool = False
+    obj: Class,
+    optimize: None = None,
+    _frames_up: int = 0,
+    _rcb: Callable[[str], Any] | None = None,
+    example_inputs: Any = None,
+    *,
+    budget: int | str | None = None,
+    tune: bool = False,
 ) -> Class: ...
 @overload
 def script(
-    obj: Callable[..., Any], *, budget: int | str | None = None, tune: bool = False
+    obj: Callable[..., Any],
+    optimize: None = None,
+    _frames_up: int = 0,
+    _rcb: Callable[[str], Any] | None = None,
+    example_inputs: Any = None,
+    *,
+    budget: int | str | None = None,
+    tune: bool = False,
 ) -> ScriptFunction: ...
 @overload
 def script(
@@ -238,6 +256,9 @@ def script(
 
 def script(
     obj: Any = None,
+    optimize: None = None,
+    _frames_up: int = 0,
+    _rcb: Callable[[str], Any] | None = None,
     example_inputs: Any = None,
     *,
     budget: int | str | None = None,
@@ -249,7 +270,10 @@ def script(
     Raises CompileError for what is outside the language, with the place and what to write instead.
     `budget`: bytes, or a string such as "512MB", that one call may allocate at its peak, results
     and what is kept for the backward pass counted; a call that cannot be kept to it raises
-    BudgetError before it runs. `tune` raises until it does something."""
+    BudgetError before it runs. `tune` raises until it does something. `optimize`, `_frames_up` and
+    `_rcb` are torch.jit's: they choose nothing here. `example_inputs`: a list of tuples of
+    arguments of a module's forward, or {module: list}, which kernels are made for at once."""
+    del optimize, _frames_up, _rcb
     most = None if budget is None else budget_bytes(budget)
     if tune:
         raise LowtideError("tune=True is not there yet: schedules come from the cost model")

@@ -152,6 +152,8 @@ class ScriptMethod(ScriptFunction):
     ) -> None:
         self._root = root
         self._name = self.__name__ = name
+        self.__module__ = type(root).__module__
+        self.__qualname__ = f"{type(root).__qualname__}.{name}"
         self._source = source
         self._frozen, self._preserved = frozen, preserved
         if isinstance(source, FunctionType):

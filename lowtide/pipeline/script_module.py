@@ -29,14 +29,19 @@ from lowtide.frontend.script.module_state import root_of
 from lowtide.frontend.script.source import unwrap
 from lowtide.ir.core import Function
 from lowtide.pipeline.script_method import MethodMaker, ScriptMethod
+from lowtide.pipeline.torch_jit_members import INSTEAD, saved_to_buffer, told_instead
 
 _Module = torch.nn.Module
 _UNSHARED: Final = ("_modules", "training")
-_ASKED: Final = ("graph", "code", "explain", "memory", "stages")  # of the program of forward
+_ASKED: Final = (  # of the program of forward
+    *("graph", "code", "explain", "memory", "stages"),
+    *("inlined_graph", "graph_for", "code_with_constants"),
+)
 _GLOBAL_HOOKS: Final = (
     *("_global_forward_hooks", "_global_forward_pre_hooks"),
     *("_global_backward_hooks", "_global_backward_pre_hooks"),
 )
+_CHANGING: Final = ("append", "extend", "insert", "pop", "update", "clear")  # of a container
 _MISSING: Final = object()
 
 
@@ -74,6 +79,9 @@ class ScriptModule(_Module):
     explain: Any
     memory: Any
     stages: Any
+    inlined_graph: Any
+    graph_for: Any
+    code_with_constants: Any
 
     @property
     def __lowtide_root__(self) -> _Module:
@@ -90,6 +98,10 @@ class ScriptModule(_Module):
 
         save(self, f, _extra_files)
 
+    def save_to_buffer(self, _extra_files: dict[str, Any] | None = None) -> bytes:
+        """The bytes that `save` writes."""
+        return saved_to_buffer(self, _extra_files)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         own = self.__dict__
         if own.get("_lowtide_quiet") == RemovableHandle.next_id:
@@ -104,6 +116,8 @@ class ScriptModule(_Module):
     def __getattr__(self, name: str) -> Any:
         if name in _ASKED:
             return getattr(self.forward, name)
+        if name in INSTEAD:
+            raise told_instead(name, f"the compiled {self.original_name}")
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -268,6 +282,22 @@ class _Container(WrappedModule):
     def __getitem__(self, key: Any) -> Any:
         return self._own(cast("Any", self.__lowtide_root__)[key])
 
+    def __setitem__(self, key: Any, module: _Module) -> None:
+        cast("Any", self.__lowtide_root__)[key] = root_of(module)
+
+    def __delitem__(self, key: Any) -> None:
+        del cast("Any", self.__lowtide_root__)[key]
+
+    def _method(self, root: _Module, name: str, found: Any) -> Any:
+        if name in _CHANGING and type(root).__module__.startswith("torch."):
+            return functools.partial(self._change, name)
+        return super()._method(root, name, found)
+
+    def _change(self, name: str, *args: Any) -> Any:
+        """`append` and the like: the root's own method, with modules that are not compiled."""
+        found = getattr(self.__lowtide_root__, name)(*map(_bare, args))
+        return self if found is self.__lowtide_root__ else self._own(found)
+
     def __contains__(self, key: Any) -> bool:
         return root_of(key) in cast("Any", self.__lowtide_root__)
 
@@ -282,6 +312,15 @@ class _Container(WrappedModule):
     def items(self) -> Any:
         """Both."""
         return [(k, self._own(v)) for k, v in cast("Any", self.__lowtide_root__).items()]
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, _Module):
+        return root_of(value)
+    if isinstance(value, dict):
+        return {k: _bare(v) for k, v in cast("dict[Any, Any]", value).items()}
+    is_row = isinstance(value, list | tuple)
+    return [_bare(v) for v in cast("list[Any]", value)] if is_row else value
 
 
 def wrap(

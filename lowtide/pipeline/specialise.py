@@ -24,6 +24,7 @@ from lowtide.errors import Loc
 from lowtide.ir import dtypes, opdefs, python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value, free_values
+from lowtide.ir.named_results import RESULTS, class_of_result, field_names
 from lowtide.ir.python_ops.numbers import UNBOUND
 from lowtide.pipeline import late, mappings, scalars
 from lowtide.pipeline.abstract import (
@@ -338,8 +339,8 @@ class _Specialiser:
     def _attribute(self, op: Op, x: Abs, name: str) -> Abs:
         if isinstance(x.value, Val):
             return self._late(op, f"Tensor.{name}", [x])[0]
-        if isinstance(x.value, Seq) and name in getattr(x.value.kind, "_fields", ()):
-            return x.value.elems[x.value.kind._fields.index(name)]  # pyright: ignore
+        if isinstance(x.value, Seq) and name in field_names(x.value.kind):
+            return x.value.elems[field_names(x.value.kind).index(name)]
         if is_constant(x):
             return constant(getattr(x.value, name))
         raise Unsupported(f"attribute {name}")
@@ -399,7 +400,8 @@ class _Specialiser:
             ]
         if len(record.results) > 1:  # bound late: PyTorch's tuple
             parts = tuple(self._result(r, kind, origin, i) for i, r in enumerate(found))
-            return [self._noted(Abs(Seq(tuple, parts)), record, made)]
+            cls = class_of_result(f"torch.{record.name.partition('.')[0]}", record.result_names)
+            return [self._noted(Abs(Seq(RESULTS.get(cls, tuple), parts)), record, made)]
         return [self._noted(self._result(found, kind, origin, None), record, made)]
 
     def _noted(self, result: Abs, record: Any, operands: Sequence[Abs]) -> Abs:

@@ -89,7 +89,7 @@ def used_before(x):
     a Tensor has no attribute 'foo'
         return x.foo()
                ^
-    write instead: `floor` or `floor_`
+    write instead: a method or attribute that it has
 """)
 def no_attribute(x):
     return x.foo()
@@ -141,7 +141,7 @@ error("""
     a Tensor has no attribute 'foo'
         return é + é.foo
                    ^
-        write instead: `floor` or `floor_`
+        write instead: a method or attribute that it has
 """)(Outer.Inner.method)
 
 

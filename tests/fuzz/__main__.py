@@ -29,6 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--grad", action="store_true", help="compare gradients, in float64")
     parser.add_argument("--loops", action="store_true", help="programs of loops, with gradients")
     parser.add_argument("--memory", action="store_true", help="peaks predicted and measured")
+    parser.add_argument("--lists", action="store_true", help="which list is which, in plain Python")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -61,6 +62,7 @@ def _supervise(args: argparse.Namespace) -> int:
             command += [f"--optimize={args.optimize}", "--stop", str(args.stop)]
             command += ["--keep"] * args.keep + ["--grad"] * args.grad
             command += ["--loops"] * args.loops + ["--memory"] * args.memory
+            command += ["--lists"] * args.lists
             running.append((subprocess.Popen(command, env=environment), mark, last))
 
         for first in range(args.seed, end, share):
@@ -80,8 +82,19 @@ def _supervise(args: argparse.Namespace) -> int:
 
 def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
     """What makes programs, and the module that judges them."""
-    from tests.fuzz import check, generate, gradients, loop_check, loops, memory_check
+    from tests.fuzz import (
+        alias_check,
+        aliases,
+        check,
+        generate,
+        gradients,
+        loop_check,
+        loops,
+        memory_check,
+    )
 
+    if args.lists:
+        return aliases.generate, alias_check
     if args.loops:
         return loops.generate, loop_check
     if args.memory:

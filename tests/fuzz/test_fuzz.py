@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz import gradients, loop_check, loops
+from tests.fuzz import alias_check, aliases, gradients, loop_check, loops
 from tests.fuzz.check import check
 from tests.fuzz.generate import generate
 
@@ -31,4 +31,11 @@ def test_gradients_of_a_random_program(seed: int) -> None:
 def test_loops_of_a_random_program(seed: int) -> None:
     program = loops.generate(seed)
     wrong = loop_check.check(program)
+    assert not wrong, f"{wrong}\n{program}"
+
+
+@pytest.mark.parametrize("seed", [6, 7, *range(20, 38)])
+def test_lists_of_a_random_program(seed: int) -> None:
+    program = aliases.generate(seed)
+    wrong = alias_check.check(program)
     assert not wrong, f"{wrong}\n{program}"

@@ -42,8 +42,8 @@ from lowtide.frontend.script.nodes import (
     describe,
 )
 from lowtide.frontend.script.programs import call_program, program_of
-from lowtide.frontend.script.remedies import CALLABLES
-from lowtide.frontend.script.source import unwrap
+from lowtide.frontend.script.remedies import CALLABLES, IGNORED
+from lowtide.frontend.script.source import is_stdlib, unwrap
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.targets import unpacked
 from lowtide.frontend.script.torch_calls import source_of, torch_call
@@ -201,7 +201,7 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     raise c.error(
         call.node,
         f"{describe(callee)} cannot be called in compiled code",
-        "a function of PyTorch or math, a builtin, or a Python `def`",
+        f"a function of PyTorch or math, a builtin, a Python `def`, or {IGNORED}",
     )
 
 
@@ -330,16 +330,22 @@ def inline(
     signature = inspect.signature(fn, follow_wrapped=False)
     bound = bind_python(c, node, fn.__name__, signature, args, keywords or {})
     depth = len(c.frames)
-    frame = push_frame(c, fn)
-    frame.owner = owner
     try:
+        frame = push_frame(c, fn)
+        frame.owner = owner
         types = signature_annotations(fn, frame.source.node)
         for name, value in bound.items():
             declared = types.get(name)
             frame.vars[name] = as_declared(c, value, declared)
         return compile_body(c)
     except CompileError as error:
-        raise error.called_from(c.frames[depth - 1].source.loc(node)) from error.__cause__
+        place = c.frames[depth - 1].source.loc(node)
+        if not error.loc.line or (is_stdlib(fn) and not is_stdlib(c.frames[depth - 1].fn)):
+            name = f"{fn.__module__}.{fn.__qualname__}"
+            raise CompileError(
+                f"{name}() is not compiled: {error.problem}", place, IGNORED
+            ) from error
+        raise error.called_from(place) from error.__cause__
     finally:
         del c.frames[depth:]
 

@@ -48,8 +48,11 @@ def class_of(type_: Type) -> type[Any] | None:
 
 
 def enum_member(c: Context, member: enum.Enum) -> Value:
-    """A constant: a member of an enum."""
+    """A constant: a member of an enum, or several flags together."""
     name = python_objects.name_of(type(member))
+    if member.name not in type(member).__members__:
+        operands = [c.const(member.value)]
+        return c.builder.emit("enum.get", operands, [ClassType(name)], enum=name, by="value").result
     return c.builder.emit("enum.const", (), [ClassType(name)], enum=name, member=member.name).result
 
 
@@ -172,6 +175,7 @@ def _enum_attribute(c: Context, base: Value, cls: type[enum.Enum], name: str) ->
         if is_literal(known):
             return c.const(known)
     kinds = [t.type_of(getattr(m, name)) or t.ANY for m in cls]
+    kinds += [t.NONE] if issubclass(cls, enum.Flag) and name == "name" else []
     return c.builder.emit("attr.get", [base], [t.join_all(kinds)], name=name).result
 
 

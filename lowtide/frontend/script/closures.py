@@ -148,7 +148,8 @@ def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
     is_tuple = isinstance(found.obj, tuple)
     parts = cast("tuple[object, ...]", found.obj) if is_tuple else (found.obj,)
     if not all(map(callable, parts)):
-        raise c.error(node, f"{describe(found)} cannot be used as a value", "a call of it")
+        given = "an argument, or a function marked `@lt.ignore` that gives it"
+        raise c.error(node, f"{describe(found)} cannot be used as a value", given)
     target = python_objects.name_of(_giver(found.obj))
     return c.builder.emit("py.call", (), [t.ANY], target=target, kwnames=()).result
 

@@ -66,17 +66,18 @@ def compile_name(c: Context, node: ast.Name) -> Node:
     if found is not None:
         return found
     frame = c.frame
+    is_own = any(getattr(f.source.node, "name", "") == node.id for f in c.frames[1:])
+    if is_own and node.id in frame.local_names:
+        raise c.error(
+            node,
+            "a function inside a function that calls itself is not compiled",
+            "a loop; or a global function, which Python then runs",
+        )
     if node.id in frame.local_names:
         raise c.error(
             node, f"{node.id!r} is used before it is assigned", f"`{node.id} = ...` first"
         )
     if node.id not in frame.names:
-        if any(getattr(f.source.node, "name", "") == node.id for f in c.frames[1:]):
-            raise c.error(
-                node,
-                "a function inside a function that calls itself is not compiled",
-                "a loop; or a global function, which Python then runs",
-            )
         raise c.error(node, f"the name {node.id!r} is not defined", "an argument or a global of it")
     found = frame.names[node.id]
     if isinstance(found, torch.Tensor):

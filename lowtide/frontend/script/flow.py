@@ -35,7 +35,7 @@ from lowtide.frontend.script.context import (
     Context,
     Step,
 )
-from lowtide.frontend.script.nodes import Chosen, Node, Poison, is_choosable
+from lowtide.frontend.script.nodes import Chosen, Node, Poison, Range, Slice, is_choosable
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Block, Value
@@ -237,6 +237,7 @@ class _Meeting:
         if not name.startswith("$"):  # what a branch that returned leaves is never looked at
             a = None if self.left[0] == RETURNED and b is not None else a
             b = None if self.left[1] == RETURNED and a is not None else b
+        a, b = self.as_values(a, b)
         a_gone, b_gone = self.is_gone(0, name), self.is_gone(1, name)
         if isinstance(a, Value) and isinstance(b, Value):
             return self.both(name, a, b)
@@ -256,6 +257,19 @@ class _Meeting:
         if self.left[other] != RAISED or known is UNKNOWN:
             return None
         return self.c.builder.const(known)
+
+    def as_values(
+        self, *sides: Node | Poison | None
+    ) -> tuple[Node | Poison | None, Node | Poison | None]:
+        """A slice or a range of one branch is Python's own, where the other gives another value."""
+        if None in sides or not any(isinstance(s, Slice | Range) for s in sides):
+            return sides[0], sides[1]
+        found = list(sides)
+        for k, side in enumerate(sides):
+            if isinstance(side, Slice | Range):
+                with self.c.builder.inside(self.branches[k].block):
+                    found[k] = self.c.as_value(side, self.node)
+        return found[0], found[1]
 
     def is_gone(self, side: int, name: str) -> bool:
         return self.left[side] not in ("", _MAYBE) or name.startswith("$")

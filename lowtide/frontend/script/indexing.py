@@ -20,6 +20,7 @@ from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.node_tables import ITEM_OF, VALUE_OF
 from lowtide.frontend.script.nodes import Node, PythonObject, Range, Slice, describe
 from lowtide.frontend.script.remedies import INDEXED
+from lowtide.frontend.script.slices import parts_of
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
@@ -70,21 +71,12 @@ def _annotation(c: Context, node: ast.Subscript) -> Node:
         ) from error
 
 
-@expression(ast.Slice)
-def compile_slice(c: Context, node: ast.Slice) -> Node:
-    """`start:stop:step` inside brackets."""
-    parts = [
-        c.const(None) if p is None else c.value(p) for p in (node.lower, node.upper, node.step)
-    ]
-    return Slice(*parts)
-
-
 def index_items(c: Context, node: ast.expr, base: Type) -> Items:
     """Compiles what stands in the brackets of a subscript of a value of type `base`."""
     items = _Growing()
     if isinstance(base, DictType | ClassType) or t.is_dynamic(base):
         key = c.expr(node)
-        if isinstance(key, Value):
+        if isinstance(key, Value) and key.type != t.SLICE:
             return Items((_KEY_WORDS.get(key.type, "tensor"),), (key,))
     parts = node.elts if isinstance(node, ast.Tuple) else [node]
     for part in parts:
@@ -106,6 +98,8 @@ def _add(c: Context, node: ast.expr, found: Node, items: _Growing) -> None:
         return
     value = c.as_value(found, node)
     match value.type:
+        case t.SLICE:
+            _add(c, node, parts_of(c, value), items)
         case t.NONE:
             items.add("none")
         case t.BOOL:

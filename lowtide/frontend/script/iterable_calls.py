@@ -107,13 +107,17 @@ def _dict(c: Context, call: Call) -> Node:
     if call.args:
         found = call.args[0]
         if isinstance(found, Value) and isinstance(found.type, DictType):
-            made = c.py(call.node, "dict.copy", found)
+            made = c.py(call.node, "dict.of", found)
         else:
             each(c, found, call.node, lambda pair: _put_pair(c, call, made, pair))
     for name, node in call.keywords.items():
         value = c.as_value(node, call.node)
         _put(c, made, c.const(name), value)
     return made
+
+
+def _ordered_dict(c: Context, call: Call) -> Node:
+    return c.py(call.node, "py.ordered_dict", c.as_value(_dict(c, call), call.node))
 
 
 def _put_pair(c: Context, call: Call, made: Value, pair: Value) -> None:
@@ -287,7 +291,7 @@ OVER_ITERABLES: dict[object, Builtin] = {
     tuple: _tuple,
     sorted: _sorted,
     dict: _dict,
-    collections.OrderedDict: _dict,
+    collections.OrderedDict: _ordered_dict,
     set: _set,
     frozenset: _frozenset,
     dict.fromkeys: _from_keys,

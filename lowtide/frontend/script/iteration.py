@@ -40,14 +40,15 @@ _LARGEST_UNROLLED = 64
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Iteration:
-    """`length` is an int value; `element` compiles the element at an index value; `source` is the
-    list or dict that is run over, in case the loop changes it, `keys` those of the dict."""
+    """`length` is an int value; `element` compiles the element at an index value. `sources` are the
+    lists or dicts that are run over: where the loop changes one, `within` compiles whether there is
+    an element at an index, seen anew."""
 
     length: Value
     element: Callable[[Value], Node]
     must_unroll: bool = False
-    source: Value | None = None
-    keys: Value | None = None
+    sources: tuple[Value, ...] = ()
+    within: Callable[[Value], Value] | None = None
 
 
 def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
@@ -117,8 +118,8 @@ def _over_enumerate(c: Context, inner: Iteration, start: Value, node: ast.expr) 
         length=inner.length,
         element=element,
         must_unroll=inner.must_unroll,
-        source=inner.source,
-        keys=inner.keys,
+        sources=inner.sources,
+        within=inner.within,
     )
 
 
@@ -136,7 +137,21 @@ def _over_zip(c: Context, inners: list[Iteration], node: ast.expr) -> Iteration:
     def element(i: Value) -> Node:
         return _tuple_of(c, [inner.element(i) for inner in inners])
 
-    return Iteration(length=length, element=element, must_unroll=unroll)
+    def within(i: Value) -> Value:
+        tests = [inner.within or _below(c, node, inner.length) for inner in inners]
+        left = tests[0](i)
+        for test in tests[1:]:
+            left = c.py(node, "py.and", left, test(i))
+        return left
+
+    sources = tuple(s for inner in inners for s in inner.sources)
+    return Iteration(
+        length=length, element=element, must_unroll=unroll, sources=sources, within=within
+    )
+
+
+def _below(c: Context, node: ast.expr, length: Value) -> Callable[[Value], Value]:
+    return lambda i: c.py(node, "py.lt", i, length)
 
 
 def _over_reversed(c: Context, inner: Iteration, node: ast.expr) -> Iteration:
@@ -162,7 +177,8 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
             return Iteration(
                 length=c.py(node, "py.len", value),
                 element=lambda i: c.py(node, "list.get", value, i),
-                source=value if isinstance(value.type, t.ListType) else None,
+                sources=(value,) if isinstance(value.type, t.ListType) else (),
+                within=lambda i: c.py(node, "py.lt", i, c.py(node, "py.len", value)),
             )
         case t.DictType():
             return _over_dict(c, value, "dict.keys", node)
@@ -203,7 +219,12 @@ def _over_dict(c: Context, d: Value, part: str, node: ast.expr) -> Iteration:
         value = c.py(node, "dict.item", d, key)
         return value if part == "dict.values" else c.builder.tuple_make([key, value])
 
-    return Iteration(length=c.py(node, "py.len", keys), element=element, source=d, keys=keys)
+    return Iteration(
+        length=c.py(node, "py.len", keys),
+        element=element,
+        sources=(d,),
+        within=lambda i: c.py(node, "dict.goes_on", d, keys, i),
+    )
 
 
 def _over_enum(c: Context, obj: enum.EnumMeta, node: ast.expr) -> Iteration:

@@ -205,6 +205,7 @@ class _Body:
     iteration: Iteration | None = None
     source_changes: bool = False  # the list that is run over is changed by the body
     late: dict[str, Value] = field(default_factory=dict[str, Value])  # not bound before the loop
+    unbound: set[str] = field(default_factory=set[str])  # perhaps, where an iteration begins
 
     def loop(self, trips: Value) -> None:
         c = self.c
@@ -215,15 +216,20 @@ class _Body:
         before = [self._variable(n) for n in names]
         c.builder.hold(before)
         types = [v.type for v in before]
+        self.unbound = {n for n, v in zip(names, before, strict=True) if v in c.maybe_unbound}
         start = c.builder.mark()
         for _ in range(_WIDENINGS):
             mark = c.builder.mark(start)
-            was_changing = self.source_changes
-            trial = self._compile(names, before, types)
+            known = self.source_changes, len(self.unbound)
+            trial = self._compile(names, types)
             rows = zip(types, trial.values, strict=True)
             joined = [t.join(a, v.type) for a, v in rows]
             self._look_at_source(mark)
-            settled = self.source_changes == was_changing and not c.builder.has_news(mark)
+            self.unbound |= {
+                n for n, v in zip(names, trial.values, strict=True) if v in c.maybe_unbound
+            }
+            settled = (self.source_changes, len(self.unbound)) == known
+            settled = settled and not c.builder.has_news(mark)
             if joined == types and settled:
                 begin = begin if self._still_within(None) is None else self._first_test()
                 self._close(names, before, types, trial, trips, begin)
@@ -241,17 +247,14 @@ class _Body:
     def _still_within(self, index: Value | None) -> Value | None:
         """For a list or dict that the body changes: whether there is an element left, seen anew."""
         c, iteration = self.c, self.iteration
-        source = iteration.source if iteration is not None else None
-        if iteration is None or source is None or not self.source_changes:
+        if iteration is None or iteration.within is None or not self.source_changes:
             return None
         following = c.const(0) if index is None else c.py(self.node, "py.add", index, c.const(1))
-        if iteration.keys is not None:
-            return c.py(self.node, "dict.goes_on", source, iteration.keys, following)
-        return c.py(self.node, "py.lt", following, c.py(self.node, "py.len", source))
+        return iteration.within(following)
 
     def _look_at_source(self, mark: Mark) -> None:
-        source = self.iteration.source if self.iteration is not None else None
-        if source is not None and self.c.builder.was_written(source, mark):
+        sources = self.iteration.sources if self.iteration is not None else ()
+        if any(self.c.builder.was_written(source, mark) for source in sources):
             self.source_changes = True
 
     def _carried(self) -> list[str]:
@@ -287,15 +290,13 @@ class _Body:
         assert isinstance(value, Value)
         return value
 
-    def _compile(
-        self, names: Sequence[str], before: Sequence[Value], types: Sequence[Type]
-    ) -> _Trial:
+    def _compile(self, names: Sequence[str], types: Sequence[Type]) -> _Trial:
         c = self.c
         index = Value("", t.INT)
         hints = ["" if n.startswith("$") else n for n in names]
         args = [Value(h, type_) for h, type_ in zip(hints, types, strict=True)]
         c.builder.born([index, *args])
-        c.maybe_unbound.update(a for a, b in zip(args, before, strict=True) if b in c.maybe_unbound)
+        c.maybe_unbound.update(a for n, a in zip(names, args, strict=True) if n in self.unbound)
         condition = [index]
 
         def compile_body() -> None:

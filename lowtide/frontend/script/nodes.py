@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import get_args
 
 import torch
@@ -196,6 +196,8 @@ def describe(node: Node) -> str:
     match node:
         case Value(type=type_):
             return f"a value of type {type_}"
+        case PythonObject(ModuleType() as module):
+            return f"the module {module.__name__}"
         case PythonObject(obj):
             name = getattr(obj, "__name__", None)
             return f"the Python object {name or repr(obj)[:60]}"

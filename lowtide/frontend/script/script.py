@@ -32,6 +32,7 @@ from lowtide.frontend.script import (
     module_calls,
     operators,
     questions,
+    slices,
     statements,
 )
 from lowtide.frontend.script.context import Context
@@ -55,7 +56,7 @@ __all__ = ["check_syntax", "script_function", "signature_types"]
 # Importing these fills the tables of `context`.
 LANGUAGE = (
     *(calls, chosen, closures, comprehensions, expressions, indexing, itertools_calls),
-    *(left_to_python, local_calls, loops, operators, questions, statements),
+    *(left_to_python, local_calls, loops, operators, questions, slices, statements),
     *(module_attributes, module_calls),  # `super()` is that of plain classes, too
 )
 

@@ -11,6 +11,7 @@ import ast
 import functools
 import inspect
 import re
+import sysconfig
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,6 +62,17 @@ def unwrap(fn: Callable[..., Any]) -> FunctionType:
         f"{name!r} is not a Python function, so there is no source to compile",
         remedy="a `def`",
     )
+
+
+_STDLIB = sysconfig.get_path("stdlib")
+_PACKAGES = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
+
+
+def is_stdlib(fn: FunctionType | MethodType) -> bool:
+    """Whether the function is one of Python's own library."""
+    file = fn.__code__.co_filename
+    is_own = file.startswith((_STDLIB, "<frozen"))
+    return is_own and not file.startswith(_PACKAGES)
 
 
 @functools.lru_cache(maxsize=2048)

@@ -156,9 +156,8 @@ def augmented_attribute(c: Context, node: ast.AugAssign, operator: str) -> None:
 def delete(c: Context, target: ast.expr) -> None:
     """`del target`."""
     match target:
-        case ast.Name(id):
-            loc = c.frame.source.loc(target)
-            c.frame.vars[id] = Poison(f"{id!r} was deleted", "it before `del`", loc)
+        case ast.Name():
+            _delete_name(c, target)
         case ast.Tuple(elts) | ast.List(elts):
             for elt in elts:
                 delete(c, elt)
@@ -179,6 +178,18 @@ def delete(c: Context, target: ast.expr) -> None:
             raise c.error(
                 target, f"`del {ast.unparse(target)}` is not compiled", "`del` of a name or an item"
             )
+
+
+def _delete_name(c: Context, target: ast.Name) -> None:
+    """A deleted variable is like one that may not be assigned: to read it raises Python's error."""
+    deleted = c.expr(ast.copy_location(ast.Name(target.id, ast.Load()), target))
+    if isinstance(deleted, Value):
+        gone = c.builder.undef(deleted.type)
+        c.maybe_unbound.add(gone)
+        c.frame.vars[target.id] = gone
+    else:
+        loc = c.frame.source.loc(target)
+        c.frame.vars[target.id] = Poison(f"{target.id!r} was deleted", "it before `del`", loc)
 
 
 _DELETING: dict[tuple[type[Type], tuple[str, ...]], str] = {

@@ -26,6 +26,7 @@ from lowtide.frontend.script.remedies import alike
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
+from lowtide.ir.named_results import class_of_result
 from lowtide.ir.signature import result_type
 from lowtide.ops import registry
 
@@ -64,7 +65,7 @@ def torch_call(
         return _call(c, "mutate", source, values, named)
     bound = bind(registry.lookup(source), values, named)
     if bound is not None and bound.record.name != "getitem":
-        return _record_call(c, bound)
+        return _record_call(c, source, bound)
     if unpacked:
         raise c.error(
             node, f"`*` in a call of {source}, which is not known to take it", "the list itself"
@@ -96,11 +97,12 @@ def _argument(c: Context, node: ast.AST, found: Node) -> Value:
     return c.as_value(found, node)
 
 
-def _record_call(c: Context, bound: Bound) -> Node:
+def _record_call(c: Context, source: str, bound: Bound) -> Node:
     record = bound.record
     operands = [_operand(c, slot) for slot in bound.slots]
     op = c.builder.emit(f"torch.{record.name}", operands, [result_type(r) for r in record.results])
-    return _result(c, op.results, record.result_names)
+    cls = class_of_result(source, record.result_names)
+    return _result(c, op.results, record.result_names, cls)
 
 
 def _operand(c: Context, slot: Slot) -> Value:
@@ -132,12 +134,13 @@ def _call(
     )
     if results.types == (t.NONE,):
         return c.const(None)
-    return _result(c, op.results, results.names)
+    cls = class_of_result(source, results.names, "out" in keywords)
+    return _result(c, op.results, results.names, cls)
 
 
-def _result(c: Context, results: Sequence[Value], names: Sequence[str]) -> Node:
+def _result(c: Context, results: Sequence[Value], names: Sequence[str], cls: str) -> Node:
     if len(results) == 1:
         return results[0]
     for value, name in zip(results, names, strict=False):
         value.name = name
-    return c.builder.tuple_make(results, names)
+    return c.builder.tuple_make(results, names, cls)

@@ -98,12 +98,21 @@ def _delete(d: Dict, key: object) -> None:
     del d[key]
 
 
+def _own(name: str) -> Callable[..., Any]:
+    """The dict's own method: an OrderedDict, or a defaultdict, is more than a dict."""
+
+    def run(d: Dict, *args: object) -> Any:
+        return getattr(d, name)(*args)
+
+    return run
+
+
 _Rows = dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type | None]]]
 
 _READING: _Rows = {
     "dict.item": (_item, _value),
-    "dict.get": (dict[Any, Any].get, _get),
-    "dict.copy": (dict[Any, Any].copy, _same),
+    "dict.get": (_own("get"), _get),
+    "dict.copy": (_own("copy"), _same),
     "dict.goes_on": (_goes_on, always(t.BOOL)),
     "dict.keys": (_keys, _listed(lambda d: d.key)),
     "dict.values": (_values, _listed(lambda d: d.value)),
@@ -112,11 +121,11 @@ _READING: _Rows = {
 _WRITING: _Rows = {
     "dict.set": (_set, _none),
     "dict.delete": (_delete, _none),
-    "dict.pop": (dict[Any, Any].pop, _pop),
-    "dict.popitem": (dict[Any, Any].popitem, lambda o: _pair(o[0])),
-    "dict.setdefault": (dict[Any, Any].setdefault, _setdefault),
-    "dict.update": (dict[Any, Any].update, _none),
-    "dict.clear": (dict[Any, Any].clear, _none),
+    "dict.pop": (_own("pop"), _pop),
+    "dict.popitem": (_own("popitem"), lambda o: _pair(o[0])),
+    "dict.setdefault": (_own("setdefault"), _setdefault),
+    "dict.update": (_own("update"), _none),
+    "dict.clear": (_own("clear"), _none),
 }
 
 

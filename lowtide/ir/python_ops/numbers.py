@@ -7,6 +7,7 @@ find("math.sqrt").run(4)             ==  2.0
 from __future__ import annotations
 
 import cmath
+import collections
 import math
 import operator
 from collections.abc import Sequence
@@ -184,6 +185,7 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
     "py.contains": (_contains, always(t.BOOL)),
     "py.pow_mod": (pow, always(t.INT)),
     "py.range": (range, always(t.ANY)),
+    "py.slice": (slice, always(t.SLICE)),
     "py.range_len": (_range_len, always(t.INT)),
     "py.device": (torch.device, always(t.DEVICE)),
     "py.device_type": (operator.attrgetter("type"), always(t.STR)),
@@ -192,6 +194,7 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
     "py.is_complex": (operator.attrgetter("is_complex"), always(t.BOOL)),
     "py.is_signed": (operator.attrgetter("is_signed"), always(t.BOOL)),
     "py.itemsize": (operator.attrgetter("itemsize"), always(t.INT)),
+    "py.ordered_dict": (collections.OrderedDict, lambda operands: operands[0]),
     "py.bound": (_bound, lambda operands: operands[0]),
 }
 
