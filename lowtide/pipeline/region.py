@@ -31,7 +31,7 @@ from lowtide.pipeline.keys import KeyOf, key_function, whole_key
 from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, launched
 from lowtide.pipeline.signature import Binding, Levels, escalated
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
-from lowtide.texpr.build import NeedConst
+from lowtide.texpr.build import NeedConst, Unsupported
 from lowtide.texpr.index import Index, evaluate
 
 MAX_EXACT: Final = 256  # sizes remembered before the first cache starts anew
@@ -268,6 +268,8 @@ class Region:
             if levels is None:
                 return self._eager(f"sizes that are known only at run time: {need}")
             self.levels = levels
+        except Unsupported as why:  # of ops that each could be differentiated by itself
+            return self._eager(str(why))
         except LowtideError:
             raise
         except Exception as error:

@@ -17,7 +17,7 @@ from tests.loops import windows
 
 Shape = tuple[int, int, int, int, int, int, int]  # n, height, width, k, stride, dilation, padding
 SHAPES: list[Shape] = [(1, 40, 35, 3, 1, 1, 0), (2, 33, 34, 3, 1, 1, 1)]
-MORE: list[Shape] = [(1, 36, 40, 2, 1, 1, 0), (2, 35, 33, 2, 1, 2, 2), (1, 6, 40, 5, 1, 1, 0)]
+MORE: list[Shape] = [(2, 35, 33, 2, 1, 2, 2), (1, 6, 40, 5, 1, 1, 0)]
 STRIDED: list[Shape] = [(2, 35, 33, 2, 2, 1, 1), (1, 41, 37, 3, 2, 1, 1), (1, 40, 6, 3, 3, 1, 2)]
 
 
@@ -39,10 +39,11 @@ def test_strided_windows_like_eager(shape: Shape) -> None:
     n, height, width, *rest = shape
     k = rest[0]
     x, w = randn(n, 3, height, width).requires_grad_(), randn(4, 3, k, k, seed=1).requires_grad_()
-    found = [
-        torch.autograd.grad(f(x, w, *rest).square().sum(), (x, w))
-        for f in (lt.script(windows.by_unfold), windows.by_unfold)
-    ]
+    with faults.strict():
+        found = [
+            torch.autograd.grad(f(x, w, *rest).square().sum(), (x, w))
+            for f in (lt.script(windows.by_unfold), windows.by_unfold)
+        ]
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want)
 
