@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,11 +71,31 @@ class Gradient:
         self.wanted = tuple(n for n in wanted if n in program.inputs)
         self.diff = differentiated(program, self.wanted)
         self.carrying = tuple(self.diff.carries(n) for n in program.outputs)
+        self.reached = frozenset(self._reached())
         everything = self._backward_program(self.wanted, self._all_given(), ())
         self.kept_inputs = tuple(n for n in program.inputs if n in everything.inputs)
         self.saved: tuple[Saved, ...] = ()
         self._passes: dict[tuple[Any, ...], Pass] = {}
         self._lock = threading.Lock()
+
+    def _reached(self) -> Iterator[str]:
+        """Inputs that an output depends on by ways that carry gradients. PyTorch draws no edge to
+        the others: what is only compared with something, say."""
+        seen: set[str] = set()
+        todo = [
+            n for n, carries in zip(self.program.outputs, self.carrying, strict=True) if carries
+        ]
+        while todo:
+            name = todo.pop()
+            if name in seen or not self.diff.carries(name):
+                continue
+            seen.add(name)
+            if name in self.wanted:
+                yield name
+            if (d := self.diff.defs.get(name)) is not None:
+                todo += [load.source for load in ex.loads(d.expr)]
+            if (y := self.program.delays.get(name)) is not None:
+                todo += [y.source, y.init]
 
     @property
     def exists(self) -> bool:

@@ -123,6 +123,7 @@ class Recorder:
         self.places = places
         self.names = tuple(gradient.program.inputs)
         self.wanted = tuple(self.names.index(n) for n in gradient.wanted)
+        self.apart = tuple(k for k in self.wanted if self.names[k] not in gradient.reached)
         self.copied = tuple(
             k for k, n in enumerate(self.names) if n in copies and n in gradient.kept_inputs
         )
@@ -132,6 +133,8 @@ class Recorder:
     ) -> Sequence[Tensor]:
         for k in self.copied:
             tensors[k] = tensors[k].clone()
+        for k in self.apart:
+            tensors[k] = tensors[k].detach()
         call = _Call(self, tuple(sizes), tuple(numbers), a)
         return _Region.apply(call, *tensors)  # pyright: ignore[reportUnknownVariableType]
 

@@ -300,3 +300,15 @@ def test_training() -> None:
     torch.testing.assert_close(
         torch.tensor(histories[0]), torch.tensor(histories[1]), rtol=1e-5, atol=1e-6
     )
+
+
+def only_compared(x: Tensor) -> Tensor:
+    return x * (torch.floor_divide(x, 2) >= 0)
+
+
+def test_what_is_only_compared_has_no_edge() -> None:
+    """PyTorch cannot go back through floor_divide, and needs not."""
+    x = torch.randn(40, requires_grad=True)
+    (got,) = torch.autograd.grad(lt.script(only_compared)(x).sum(), x)
+    (want,) = torch.autograd.grad(only_compared(x).sum(), x)
+    torch.testing.assert_close(got, want)
