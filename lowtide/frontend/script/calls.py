@@ -21,7 +21,7 @@ import torch
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import classes, methods
-from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin
+from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin, take_keywords
 from lowtide.frontend.script.comprehensions import decided_early
 from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.decorators import MODIFIER
@@ -214,6 +214,7 @@ def check_count(c: Context, call: Call) -> None:
 def _builtin_call(c: Context, callee: PythonObject, builtin: Builtin, call: Call) -> Node:
     if callee.obj is not zip:
         check_count(c, call)
+    take_keywords(c, callee.obj, call)
     try:
         return builtin(c, call)
     except (ValueError, IndexError) as error:  # there are more or fewer than it takes
