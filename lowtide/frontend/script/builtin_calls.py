@@ -11,7 +11,7 @@ import typing
 
 import torch
 
-from lowtide.frontend.script import classes, language
+from lowtide.frontend.script import class_operators, language
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import (
     plain,
@@ -110,7 +110,7 @@ def _len(c: Context, call: Call) -> Node:
     found = call.args[0]
     if not isinstance(found, Value):
         return iterate(c, found, call.node).length
-    on_object = classes.unary(c, call.node, found, "__len__")
+    on_object = class_operators.unary(c, call.node, found, "__len__")
     if on_object is not None:
         return on_object
     if t.may_be_tensor(found.type):
@@ -124,7 +124,7 @@ def _text(op_name: str, *methods: str) -> Builtin:
     def compile_text(c: Context, call: Call) -> Node:
         values = _values(c, call)
         for method in methods if values else ():
-            found = classes.unary(c, call.node, values[0], method)
+            found = class_operators.unary(c, call.node, values[0], method)
             if found is not None:
                 return found
         return c.py(call.node, op_name, *values) if values else c.const("")
