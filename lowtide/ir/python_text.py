@@ -61,6 +61,7 @@ _FORMS = {
     "dict.set": "{0}[{1}] = {2}",
     "dict.delete": "del {0}[{1}]",
     "py.bound": "{0}",
+    "py.member_of": "{0}",
     "py.contains": "{1} in {0}",
     "py.device_type": "{0}.type",
     "py.device_index": "{0}.index",

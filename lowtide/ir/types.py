@@ -45,7 +45,8 @@ class NamedType(Type):
 @dataclass(frozen=True, slots=True, repr=False)
 class TupleType(Type):
     """A fixed number of elements; `names` are the fields of a named tuple, else (). `cls` is the
-    name of its class in `ir.python_objects`, the user's own or PyTorch's, "" for a plain tuple."""
+    name of its class in `ir.python_objects`, the user's own or PyTorch's, "" for a plain tuple, or
+    where it may be one of several classes with these fields."""
 
     elems: tuple[Type, ...]
     names: tuple[str, ...] = ()
@@ -253,8 +254,8 @@ def join(a: Type, b: Type) -> Type:
     """The least type that holds both, where two branches meet; Any where they are many."""
     if isinstance(a, TupleType) and isinstance(b, TupleType) and len(a.elems) == len(b.elems):
         elems = tuple(join(p, q) for p, q in zip(a.elems, b.elems, strict=True))
-        same = (a.names, a.cls) == (b.names, b.cls)
-        return TupleType(elems, a.names, a.cls) if same else TupleType(elems)
+        names = a.names if a.names == b.names else ()
+        return TupleType(elems, names, a.cls if names and a.cls == b.cls else "")
     if is_subtype(a, b):
         return b
     if is_subtype(b, a):

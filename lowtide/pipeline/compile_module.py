@@ -78,16 +78,25 @@ def freeze(
     `preserved_attrs`: attributes that stay changeable, and methods to compile beside forward.
     Raises CompileError."""
     del optimize_numerics  # kernels give what eager PyTorch gives, rounding aside, in any case
+    if vars(mod).get("_lowtide_given"):  # traced or loaded: its programs are what they are
+        finished = copy.deepcopy(cast("ScriptModule", mod)).eval()
+        _without_parameters(root_of(finished))
+        return finished
     root = copy.deepcopy(root_of(mod)).eval()
-    for module in root.modules():
-        own = vars(module)
-        for name, parameter in own["_parameters"].items():
-            own["_buffers"][name] = None if parameter is None else parameter.detach()
-            own["_non_persistent_buffers_set"].add(name)
-        own["_parameters"].clear()
+    _without_parameters(root)
     preserved = frozenset(preserved_attrs or ())
     made = wrap(root, frozen=True, preserved=preserved)
     methods = [n for n in preserved if callable(getattr(type(root), n, None))]
     for name in dict.fromkeys((*entry_points(root), *methods)):
         make_or_get(made, name).compile()
     return made
+
+
+def _without_parameters(root: torch.nn.Module) -> None:
+    """Parameters become buffers, which are not saved as state."""
+    for module in root.modules():
+        own = vars(module)
+        for name, parameter in own["_parameters"].items():
+            own["_buffers"][name] = None if parameter is None else parameter.detach()
+            own["_non_persistent_buffers_set"].add(name)
+        own["_parameters"].clear()

@@ -235,6 +235,10 @@ class _Specialiser:
                 return [Abs(members[str(op.attrs["member"])])]
             case "cast":
                 return [operands[0]]
+            case "py.member_of" if operands[0].value is not OPAQUE:
+                if operands[0].value is None:
+                    raise Unsupported("raises AttributeError")
+                return [operands[0]]
             case "tuple.make":
                 kind: Any = tuple
                 if "cls" in op.attrs:
@@ -377,6 +381,9 @@ class _Specialiser:
     ) -> list[Abs]:
         if record.lower is None:
             raise Stop("is not lowered")
+        rows = zip(record.params[len(leading) :], operands, strict=False)
+        if any("Tensor" in p.types and not p.optional and x.value is None for p, x in rows):
+            raise Unsupported("raises TypeError")  # of an Optional that is None
         self.b.loc, self.b.op = op.loc, record.name
         if any(_is_too_large(x) for x in operands):
             raise Unsupported("raises OverflowError")

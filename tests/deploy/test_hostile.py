@@ -296,6 +296,8 @@ EDITS: dict[str, tuple[Any, str]] = {
         "lies in its piece",
     ),
     "tensor device": (at("tensors", 0, "device", value="evil"), "evil"),
+    "tensor on meta": (at("tensors", 0, "device", value="meta"), "tensors have values"),
+    "tensor on a numbered meta": (at("tensors", 0, "device", value="meta:0"), "have values"),
     "two devices": (
         lambda m: m["tensors"].append({**m["tensors"][0], "device": "meta"}),
         "one device",

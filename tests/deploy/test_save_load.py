@@ -615,3 +615,40 @@ def test_transformers_are_saved() -> None:
             torch.testing.assert_close(loaded(x), net(x))
             got = loaded(x, src_key_padding_mask=mask)
             torch.testing.assert_close(got, net(x, src_key_padding_mask=mask))
+
+
+class Rights(enum.IntFlag):
+    READ = 1
+    WRITE = 2
+    RUN = 4
+
+
+class Keeper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rights = Rights.READ | Rights.RUN
+        self.none = Rights(0)
+
+    def forward(self, x: torch.Tensor, asked: Rights):
+        return x * int(self.rights), (self.rights & asked) == asked, self.none
+
+
+def test_flags_together() -> None:
+    loaded = through_file(lt.script(Keeper()))
+    assert int(loaded.rights) == 5
+    x = torch.ones(1)
+    assert loaded(x, Rights.READ | Rights.RUN)[1]
+    assert not loaded(x, Rights.READ | Rights.WRITE)[1]
+    assert loaded(x, Rights.READ)[0].item() == 5.0
+
+
+def test_freeze_of_what_is_traced_or_loaded() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), torch.rand(4, 3)
+    traced = lt.trace(model, x)
+    for made in (
+        lt.freeze(traced),
+        lt.freeze(through_file(traced)),
+        through_file(lt.freeze(traced)),
+    ):
+        torch.testing.assert_close(made(x), model(x))
+        assert not list(made.parameters())

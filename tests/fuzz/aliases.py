@@ -217,10 +217,7 @@ class _Drawing:
                         "*c, b = q + [a]",
                         "c = [b, *q]",
                     ),
-                    *(
-                        "add = lambda m: a.append(m) if len(a) < 6 else None; "
-                        f"add({self.number()})",
-                    ),
+                    *(f"add = lambda m: keep(a, m) if m else b; b = add({self.number()})",),
                     *("c = [keep(r, k) for r in q if r is not a]", "d = {'x': b, 'y': a}"),
                     *("c = [r for r in q]", "a, b = b, a", "a, k = t", f"box.take({self.row()})"),
                     *("q, c = c, q", "c = q[:]", 'a = d.get("y", b)', 'b = d.pop("y", a)'),

@@ -6,11 +6,12 @@ In: a call of a builtin. Out: ops on Python values, or something the compiler ta
 
 from __future__ import annotations
 
+import builtins
 import typing
 
 import torch
 
-from lowtide.frontend.script import classes, language
+from lowtide.frontend.script import class_operators, language
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import (
     plain,
@@ -81,6 +82,10 @@ def _enumerate(c: Context, call: Call) -> Node:
 def _zip(c: Context, call: Call) -> Node:
     if call.unpacked:  # `zip(*rows)`
         return c.py(call.node, "list.zipped", c.as_value(call.args[0], call.node))
+    strict = call.keywords.get("strict")
+    if strict is not None and c.constant(strict) is not False:
+        remedy = "an assert that both are as long, and zip() without it"
+        raise c.error(call.node, "zip() with strict=True is not compiled", remedy)
     return Zip(tuple(call.args))
 
 
@@ -105,7 +110,7 @@ def _len(c: Context, call: Call) -> Node:
     found = call.args[0]
     if not isinstance(found, Value):
         return iterate(c, found, call.node).length
-    on_object = classes.unary(c, call.node, found, "__len__")
+    on_object = class_operators.unary(c, call.node, found, "__len__")
     if on_object is not None:
         return on_object
     if t.may_be_tensor(found.type):
@@ -119,7 +124,7 @@ def _text(op_name: str, *methods: str) -> Builtin:
     def compile_text(c: Context, call: Call) -> Node:
         values = _values(c, call)
         for method in methods if values else ():
-            found = classes.unary(c, call.node, values[0], method)
+            found = class_operators.unary(c, call.node, values[0], method)
             if found is not None:
                 return found
         return c.py(call.node, op_name, *values) if values else c.const("")
@@ -231,3 +236,36 @@ BUILTINS: dict[object, Builtin] = {
     torch._assert: _assert,  # pyright: ignore[reportPrivateUsage]
     torch.jit._unwrap_optional: lambda c, call: call.args[0],  # pyright: ignore
 }
+
+# What else a builtin takes by name: as the next positional arguments, and as itself.
+_POSITIONS: dict[object, tuple[str, ...]] = {
+    int: ("x", "base"),
+    round: ("number", "ndigits"),
+    sum: ("iterable", "start"),
+    complex: ("real", "imag"),
+    torch.device: ("type", "index"),
+}
+_KEYWORDS: dict[object, tuple[str, ...]] = {
+    sorted: ("key", "reverse"),
+    min: ("key", "default"),
+    max: ("key", "default"),
+    enumerate: ("start",),
+    zip: ("strict",),
+    print: ("sep", "end", "file", "flush"),
+    pow: ("base", "exp", "mod"),
+}
+
+
+def take_keywords(c: Context, obj: object, call: Call) -> None:
+    """Puts keywords in their positions; raises CompileError for those that Python does not take."""
+    for name in _POSITIONS.get(obj, ())[len(call.args) :]:
+        if name not in call.keywords:
+            break
+        call.args.append(call.keywords.pop(name))
+    is_plain = vars(builtins).get(getattr(obj, "__name__", "")) is obj and obj is not dict
+    if is_plain or obj in _POSITIONS:
+        wrong = [k for k in call.keywords if k not in _KEYWORDS.get(obj, ())]
+        if wrong:
+            name = getattr(obj, "__name__", "")
+            problem = f"{name}() with the keyword {wrong[0]!r} is not compiled"
+            raise c.error(call.node, problem, f"what {name}() takes, by its position")

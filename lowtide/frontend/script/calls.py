@@ -20,12 +20,13 @@ from typing import TypeVar, cast
 import torch
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script import classes, methods
-from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin
+from lowtide.frontend.script import classes, constructing, methods
+from lowtide.frontend.script.arguments import bind_python, check_count, compile_arguments
+from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin, take_keywords
 from lowtide.frontend.script.comprehensions import decided_early
 from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.decorators import MODIFIER
-from lowtide.frontend.script.expressions import known_elements, make_dict, python_object
+from lowtide.frontend.script.expressions import python_object
 from lowtide.frontend.script.functions import (
     compile_body,
     push_frame,
@@ -34,7 +35,6 @@ from lowtide.frontend.script.functions import (
 from lowtide.frontend.script.mutation import is_inplace
 from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import (
-    NODES,
     Call,
     Method,
     Node,
@@ -45,10 +45,8 @@ from lowtide.frontend.script.programs import call_program, program_of
 from lowtide.frontend.script.remedies import CALLABLES, IGNORED
 from lowtide.frontend.script.source import is_stdlib, unwrap
 from lowtide.frontend.script.statements import as_declared
-from lowtide.frontend.script.targets import unpacked
 from lowtide.frontend.script.torch_calls import source_of, torch_call
-from lowtide.frontend.script.types_from_annotations import type_from_annotation
-from lowtide.ir import opdefs, python_objects
+from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
@@ -68,7 +66,7 @@ def compile_call(c: Context, node: ast.Call) -> Node:
                 return decided_early(c, node, generator, callee.obj is any)
             case _:
                 pass
-    call = _arguments(c, node)
+    call = compile_arguments(c, node)
     if type(callee) in CALL_OF:
         return CALL_OF[type(callee)](c, callee, call)
     match callee:
@@ -91,47 +89,6 @@ def _py_call(c: Context, fn: FunctionType, call: Call) -> Node:
     from lowtide.frontend.script import left_to_python  # it reads this module
 
     return left_to_python.python_call(c, fn, call, left_to_python.returned(fn, t.ANY))
-
-
-def _arguments(c: Context, node: ast.Call) -> Call:
-    call = Call(node=node, args=[])
-    spread: list[Value] = []
-    for arg in node.args:
-        if not isinstance(arg, ast.Starred):
-            call.args.append(c.kept(c.expr(arg), arg))
-            continue
-        xs = c.value(arg.value)
-        known = known_elements(c, xs)
-        call.args.extend([xs] if known is None else known)
-        spread.extend([xs] if known is None else [])
-    if spread:
-        call.args = [_one_list(c, node, call.args, spread)]
-        call.unpacked = True
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            call.keywords |= _spread_keywords(c, keyword.value)
-        else:
-            call.keywords[keyword.arg] = c.kept(c.expr(keyword.value), keyword.value)
-    return call
-
-
-def _spread_keywords(c: Context, node: ast.expr) -> dict[str, Node]:
-    """`**{"dim": 1}`: the keywords of a dict that is in sight."""
-    given = c.value(node)
-    maker = c.builder.makers.get(given)
-    if maker is None or maker.name != "dict.make" or given in c.builder.changed:
-        raise c.error(node, "`**` of a dict that is made elsewhere", "the keywords one by one")
-    keys = [c.constant(k) for k in maker.operands[::2]]
-    return {str(k): v for k, v in zip(keys, maker.operands[1::2], strict=True)}
-
-
-def _one_list(c: Context, node: ast.Call, args: Sequence[Node], spread: Sequence[Value]) -> Value:
-    """All arguments as one list, some being lists of unknown length: `x.view(*x.shape[:1], -1)`."""
-    parts: list[Value] = []
-    for arg in args:
-        value = c.as_value(arg, node)
-        parts.append(value if value in spread else c.builder.tuple_make([value]))
-    return unpacked(c, node, parts)
 
 
 def _method_call(c: Context, method: Method, call: Call) -> Node:
@@ -179,9 +136,9 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     if isinstance(obj, type):
         check_count(c, call)
     if isinstance(obj, type) and hasattr(obj, "_fields"):
-        return _named_tuple(c, obj, call)
-    if isinstance(obj, type) and classes.can_construct(obj):
-        return classes.construct(c, call.node, obj, call.args, call.keywords)
+        return constructing.named_tuple(c, obj, call)
+    if isinstance(obj, type) and constructing.can_construct(obj):
+        return constructing.construct(c, call.node, obj, call.args, call.keywords)
     program = program_of(obj)
     if program is not None:
         check_count(c, call)
@@ -205,15 +162,10 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     )
 
 
-def check_count(c: Context, call: Call) -> None:
-    """Raises CompileError where it is not known how many arguments there are."""
-    if call.unpacked:
-        raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
-
-
 def _builtin_call(c: Context, callee: PythonObject, builtin: Builtin, call: Call) -> Node:
     if callee.obj is not zip:
         check_count(c, call)
+    take_keywords(c, callee.obj, call)
     try:
         return builtin(c, call)
     except (ValueError, IndexError) as error:  # there are more or fewer than it takes
@@ -285,29 +237,6 @@ def _static_call(c: Context, call: Call, callee: PythonObject) -> Node:
     return python_object(c, call.node, made, "")  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _named_tuple(c: Context, cls: type, call: Call) -> Node:
-    fields: tuple[str, ...] = getattr(cls, "_fields", ())
-    defaults: dict[str, object] = getattr(cls, "_field_defaults", {})
-    given = dict(zip(fields, call.args, strict=False)) | call.keywords
-    values: list[Value] = []
-    if len(call.args) > len(fields) or not set(call.keywords) <= set(fields):
-        raise c.error(
-            call.node, f"{cls.__name__}() takes {', '.join(fields)}", "one value for each"
-        )
-    hints: dict[str, object] = getattr(cls, "__annotations__", {})
-    for name in fields:
-        if name in given:
-            declared = type_from_annotation(hints.get(name, inspect.Parameter.empty), c.frame.names)
-            value = as_declared(c, given[name], declared)
-            values.append(c.as_value(value, call.node))
-        elif name in defaults:
-            found = python_object(c, call.node, defaults[name], "")
-            values.append(c.as_value(found, call.node))
-        else:
-            raise c.error(call.node, f"{cls.__name__}() lacks {name!r}", f"`{name}=…`")
-    return c.builder.tuple_make(values, fields, python_objects.name_of(cls))
-
-
 @link
 def inline(
     c: Context,
@@ -357,38 +286,6 @@ def _recursion(
     place = ast.copy_location(ast.Call(ast.Constant(None), [], []), node)
     call = Call(node=place, args=list(args), keywords=dict(keywords))
     return _py_call(c, fn, call)
-
-
-def bind_python(
-    c: Context,
-    node: ast.AST,
-    name: str,
-    signature: inspect.Signature,
-    args: Sequence[Node],
-    keywords: Mapping[str, Node],
-) -> dict[str, Node]:
-    """What goes to each parameter, defaults included; raises CompileError."""
-    try:
-        bound = signature.bind(*args, **keywords)
-    except TypeError as error:
-        raise c.error(node, f"{name}(): {error}", f"{name}{signature}") from error
-    values: dict[str, Node] = dict(bound.arguments)
-    for key, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            rest = cast("tuple[Node, ...]", values.get(key, ()))
-            values[key] = c.builder.tuple_make([c.as_value(v, node) for v in rest])
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            named = cast("dict[str, Node]", values.get(key, {}))
-            keys = [c.const(k) for k in named]
-            values[key] = make_dict(c, keys, [c.as_value(v, node) for v in named.values()])
-        elif key not in values:
-            values[key] = _default(c, node, parameter.default)
-    return values
-
-
-def _default(c: Context, node: ast.AST, found: object) -> Node:
-    """A parameter's default: a Python object, or a node where the function is a local one."""
-    return cast("Node", found) if isinstance(found, NODES) else python_object(c, node, found, "")
 
 
 CALL_OF[Method] = _method_call

@@ -1,11 +1,10 @@
-"""Objects: their attributes, methods and operators, and how they are made.
+"""Objects: their attributes and methods. Operators are in `class_operators`, how objects are made
+is in `constructing`.
 
 In: values of a class type, and the Python class behind it. Out: ops; methods are inlined.
 
-    p = Point(1, 2)     →  %p: Class['m.Point'] = object.new {cls='m.Point'}, then __init__'s body
     p.norm()            →  the method's body, with self = %p
     p.x                 →  attr.get(%p) {name='x'}
-    a + b               →  the body of a's __add__; if the class has none in source, Python's own
 
 Always holds: at run time an object is an instance of the user's own class, so that what is not
 compiled (a dataclass's __eq__, say) is Python's.
@@ -14,7 +13,6 @@ compiled (a dataclass's __eq__, say) is Python's.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import enum
 import inspect
 import sysconfig
@@ -22,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType, MemberDescriptorType
 from typing import Any, cast
 
-from lowtide.errors import CompileError
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.declared_in_methods import declared_in_init
 from lowtide.frontend.script.nodes import Method, Node, PythonObject, describe
@@ -54,6 +51,13 @@ def enum_member(c: Context, member: enum.Enum) -> Value:
         operands = [c.const(member.value)]
         return c.builder.emit("enum.get", operands, [ClassType(name)], enum=name, by="value").result
     return c.builder.emit("enum.const", (), [ClassType(name)], enum=name, member=member.name).result
+
+
+def enum_lookup(c: Context, node: ast.AST, cls: type, by: str, key: Node) -> Node:
+    """The member of an enum by a name or value that the run knows."""
+    name = python_objects.name_of(cls)
+    operands = [c.as_value(key, node)]
+    return c.builder.emit("enum.get", operands, [ClassType(name)], enum=name, by=by).result
 
 
 def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
@@ -111,11 +115,11 @@ def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
         c.inline(cast("FunctionType", found.fset), node, [base, stored])
         return
     if isinstance(base.type, ClassType):
-        _declare(c, base.type, name, stored)
+        declare(c, base.type, name, stored)
     c.effect("attr.set", base, stored, name=name)
 
 
-def _declare(c: Context, owner: ClassType, name: str, value: Value) -> None:
+def declare(c: Context, owner: ClassType, name: str, value: Value) -> None:
     """Remembers what an attribute holds; `[]` takes the type that the class declares."""
     declared = _declared(owner, name)
     if declared is None:
@@ -182,7 +186,7 @@ def _enum_attribute(c: Context, base: Value, cls: type[enum.Enum], name: str) ->
 _STDLIB = sysconfig.get_path("stdlib")  # an Enum's __str__, a dataclass's __repr__ are Python's
 
 
-# ---- methods and operators ------------------------------------------------------------------
+# ---- methods --------------------------------------------------------------------------------
 
 
 def method_of(type_: Type, name: str) -> FunctionType | None:
@@ -221,68 +225,6 @@ def call_method(
     return c.dynamic("py.call_method", operands, name=name, kwnames=tuple(named))
 
 
-_DUNDERS = {
-    "py.add": "add", "py.sub": "sub", "py.mul": "mul", "py.truediv": "truediv", "py.mod": "mod",
-    "py.floordiv": "floordiv", "py.pow": "pow", "": "matmul", "py.and": "and", "py.or": "or",
-    "py.xor": "xor", "py.lshift": "lshift", "py.rshift": "rshift", "py.lt": "lt", "py.le": "le",
-    "py.gt": "gt", "py.ge": "ge", "py.eq": "eq", "py.ne": "ne",
-}  # fmt: skip
-_MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
-
-
-def binary(c: Context, node: ast.AST, py_name: str, left: Value, right: Value) -> Value | None:
-    """An operator of which an operand is an object; None if neither is."""
-    if not any(isinstance(v.type, ClassType) for v in (left, right)):
-        return None
-    name = _DUNDERS[py_name]
-    mirrored = _MIRRORED.get(name, f"r{name}")
-    sides = [(left, name, right), (right, mirrored, left)]
-    if _is_derived(right, left):  # then it is asked first
-        sides.reverse()
-    for own, method, other in sides:
-        found = _operator_method(c, node, own, f"__{method}__", other)
-        if found is not None:
-            return found
-    if name == "ne" and method_of(left.type, "__eq__") is not None:
-        equal = call_method(c, node, left, "__eq__", [right])
-        return c.py(node, "py.not", c.truth(c.as_value(equal, node)))
-    result = t.BOOL if name in _MIRRORED else t.ANY
-    return c.builder.emit(py_name or "py.matmul", [left, right], [result]).result
-
-
-def _is_derived(value: Value, other: Value) -> bool:
-    cls, base = class_of(value.type), class_of(other.type)
-    return cls is not base and cls is not None and base is not None and issubclass(cls, base)
-
-
-def _operator_method(
-    c: Context, node: ast.AST, own: Value, method: str, other: Value
-) -> Value | None:
-    """What the method gives; None if there is none, if it gives NotImplemented, or if only the run
-    knows whether it does."""
-    fn = method_of(own.type, method)
-    if fn is None:
-        return None
-    if "NotImplemented" not in fn.__code__.co_names:
-        return c.as_value(call_method(c, node, own, method, [other]), node)
-    block, depth = c.builder.block, len(c.frames)
-    count = len(block.ops)
-    try:
-        found = call_method(c, node, own, method, [other])
-        declines = isinstance(found, PythonObject) and found.obj is NotImplemented
-        return None if declines else c.as_value(found, node)
-    except CompileError:
-        del block.ops[count:], c.frames[depth:]
-        return None
-
-
-def unary(c: Context, node: ast.AST, operand: Value, method: str) -> Value | None:
-    """A builtin or operator on one object: `len(p)`, `-p`; None if there is no such method."""
-    if method_of(operand.type, method) is None:
-        return None
-    return c.as_value(call_method(c, node, operand, method, []), node)
-
-
 def iterated(c: Context, node: ast.AST, value: Value) -> Node | None:
     """What a loop over an object runs over: what Python's iterator gives, as a list."""
     cls = class_of(value.type)
@@ -304,110 +246,3 @@ def entered_type(c: Context, manager: Type) -> Type:
     returned = [n.value for n in ast.walk(source) if isinstance(n, ast.Return)]
     gives_self = all(isinstance(r, ast.Name) and r.id == first for r in returned)
     return (manager if gives_self else t.ANY) if returned else t.NONE
-
-
-# ---- making objects -------------------------------------------------------------------------
-
-
-def construct(
-    c: Context, node: ast.AST, cls: type[Any], args: Sequence[Node], keywords: Mapping[str, Node]
-) -> Node:
-    """`cls(args)`."""
-    is_enum: bool = issubclass(cls, enum.Enum)
-    if is_enum:
-        return _enum_by_value(c, node, cls, args)
-    if hasattr(cls, "__dataclass_fields__") and _init_is_generated(cls):
-        return _make_dataclass(c, node, cls, args, keywords)
-    init = inspect.getattr_static(cls, "__init__", None)
-    made = _new(c, cls)
-    if isinstance(init, FunctionType):
-        c.inline(init, node, [made, *args], keywords)
-    elif args or keywords:
-        raise c.error(node, f"{cls.__name__}() takes no arguments", f"{cls.__name__}()")
-    return made
-
-
-def can_construct(cls: type[Any]) -> bool:
-    """Whether objects of the class are made by Python code that can be compiled."""
-    if issubclass(cls, enum.Enum):
-        return True
-    if issubclass(cls, BaseException) or cls.__module__ in ("builtins", "collections"):
-        return False
-    init = inspect.getattr_static(cls, "__init__", None)
-    own_new = inspect.getattr_static(cls, "__new__", None) is not inspect.getattr_static(
-        object, "__new__"
-    )
-    return not own_new and (isinstance(init, FunctionType) or init is object.__init__)
-
-
-def _new(c: Context, cls: type) -> Value:
-    name = python_objects.name_of(cls)
-    return c.builder.emit("object.new", (), [ClassType(name)], cls=name).result
-
-
-def _enum_by_value(c: Context, node: ast.AST, cls: type[enum.Enum], args: Sequence[Node]) -> Node:
-    known = c.constant(args[0]) if len(args) == 1 else None
-    for member in cls:
-        if is_literal(known) and member.value == known:
-            return enum_member(c, member)
-    return enum_lookup(c, node, cls, "value", args[0])
-
-
-def enum_lookup(c: Context, node: ast.AST, cls: type, by: str, key: Node) -> Node:
-    """The member of an enum by a name or value that the run knows."""
-    name = python_objects.name_of(cls)
-    operands = [c.as_value(key, node)]
-    return c.builder.emit("enum.get", operands, [ClassType(name)], enum=name, by=by).result
-
-
-def _init_is_generated(cls: type) -> bool:
-    init = inspect.getattr_static(cls, "__init__", None)
-    return isinstance(init, FunctionType) and init.__code__.co_filename.startswith("<")
-
-
-def _make_dataclass(
-    c: Context, node: ast.AST, cls: type, args: Sequence[Node], keywords: Mapping[str, Node]
-) -> Node:
-    made = _new(c, cls)
-    signature = inspect.signature(cls)
-    fields = dataclasses.fields(cast("Any", cls))
-    try:
-        bound = signature.bind(*args, **keywords).arguments
-    except TypeError as error:
-        raise c.error(node, f"{cls.__name__}(): {error}", f"{cls.__name__}{signature}") from error
-    for field in fields:
-        if field.name in bound:
-            value: Node = bound[field.name]
-        elif field.default_factory is not dataclasses.MISSING:
-            value = _from_factory(c, node, field.default_factory)
-        elif field.init:
-            value = c.python_object(node, field.default)
-        else:
-            continue  # the class has it, or __post_init__ sets it
-        stored = c.as_value(value, node)
-        _declare(c, ClassType(python_objects.name_of(cls)), field.name, stored)
-        _set_field(c, cls, made, field.name, stored)
-    for_init = {k: p for k, p in signature.parameters.items() if k not in {f.name for f in fields}}
-    given = [
-        bound[k] if k in bound else c.python_object(node, p.default) for k, p in for_init.items()
-    ]
-    if method_of(made.type, "__post_init__") is not None:
-        call_method(c, node, made, "__post_init__", given)
-    return made
-
-
-def _set_field(c: Context, cls: type, made: Value, name: str, value: Value) -> None:
-    frozen = cast("Any", cls).__dataclass_params__.frozen
-    c.effect("attr.set", made, value, name=name, **({"frozen": True} if frozen else {}))
-
-
-def _from_factory(c: Context, node: ast.AST, factory: object) -> Node:
-    if factory is list:
-        return c.builder.list_make([])
-    if factory is dict:
-        return c.builder.emit("dict.make", (), [DictType(t.NEVER, t.NEVER)]).result
-    if isinstance(factory, FunctionType):
-        return c.inline(factory, node, [])
-    if isinstance(factory, type) and can_construct(factory):
-        return construct(c, node, factory, [], {})
-    raise c.error(node, f"the default_factory {factory!r} is not compiled", "`list` or a `def`")

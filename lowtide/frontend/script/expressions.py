@@ -163,6 +163,9 @@ def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable:
     """`base.name` of an SSA value."""
     base = c.not_none(base)
     match base.type:
+        case OptionalType(t.TENSOR):
+            some = c.py(node, "py.member_of", base, c.const(name))
+            return attribute(c, node, some, name, variable)
         case type_ if t.may_be_tensor(type_):
             return attribute(c, node, base, name, variable)
         case TupleType() | OptionalType(TupleType()) if isinstance(
@@ -175,6 +178,8 @@ def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable:
             return c.py(node, _ATTRIBUTES[_plain(type_), name], base)
         case t.COMPLEX if name in ("real", "imag"):
             return c.py(node, f"py.{name}", base)
+        case t.INT | t.FLOAT if name in ("real", "imag"):
+            return c.builder.emit("attr.get", [base], [base.type], name=name).result
         case type_ if has_method(_plain(type_), name):
             return Method(base, name, variable)
         case ClassType():

@@ -151,7 +151,7 @@ def branch_on(
 
 
 _JUMPS = (RETURNED, BROKE, CONTINUED)
-_SAME = ("cast", "py.bound")  # ops that give what they are given, or raise
+_SAME = ("cast", "py.bound", "py.member_of")  # ops that give what they are given, or raise
 _MAYBE = "maybe"
 
 

@@ -124,7 +124,9 @@ def compile_body(c: Context) -> Node:
     frame.vars[RETURNED] = frame.vars[RAISED] = c.const(False)
     frame.block = c.builder.block
     body = frame.source.node.body
-    run(c, c.steps(body if isinstance(body, list) else []))
+    if isinstance(body, ast.expr):
+        return c.expr(body)
+    run(c, c.steps(body))
     returned = frame.vars[RETURNED]
     value = frame.vars.get(RETURN_VALUE)
     assert isinstance(returned, Value)

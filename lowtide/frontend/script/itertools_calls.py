@@ -16,8 +16,8 @@ import itertools
 import operator
 from collections.abc import Sequence
 
+from lowtide.frontend.script.arguments import check_count
 from lowtide.frontend.script.builtin_calls import BUILTINS
-from lowtide.frontend.script.calls import check_count
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import known_elements
 from lowtide.frontend.script.flow import branch_on

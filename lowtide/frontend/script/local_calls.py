@@ -11,7 +11,7 @@ import ast
 import inspect
 from typing import cast
 
-from lowtide.frontend.script.calls import bind_python, check_count
+from lowtide.frontend.script.arguments import bind_python, check_count
 from lowtide.frontend.script.context import Context, Frame
 from lowtide.frontend.script.functions import compile_body, local_frame
 from lowtide.frontend.script.node_tables import CALL_OF

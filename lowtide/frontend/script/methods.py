@@ -104,7 +104,7 @@ def _named_tuple_method(
 
 
 def _python_has(type_: Type, name: str) -> bool:
-    return type_ in _PYTHON and hasattr(_PYTHON[type_], name)
+    return type_ in _PYTHON and callable(getattr(_PYTHON[type_], name, None))
 
 
 _PYTHON: dict[Type, type] = {t.INT: int, t.FLOAT: float, t.COMPLEX: complex, t.BOOL: bool}
@@ -128,6 +128,10 @@ def _list_method(
         if added is not None:
             widen(c, xs, ListType(t.join(type_.elem, added)))
     if name == "sort":
+        wrong = [k for k in call.keywords if k not in ("key", "reverse")]
+        if args or wrong:
+            problem = "sort() takes only the keywords `key` and `reverse`"
+            raise c.error(call.node, problem, "xs.sort(key=…, reverse=…)")
         if "key" in call.keywords:
             ordered = c.sorted_by(call.node, xs, call.keywords)
             none = c.const(None)

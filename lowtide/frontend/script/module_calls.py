@@ -146,7 +146,7 @@ def _after(c: Context, ref: ModuleRef, call: Call, result: Node) -> Node:
 
 def _call_hook(c: Context, call: Call, hook: Any, args: list[Node]) -> Node:
     inner = Call(node=call.node, args=args)
-    if isinstance(hook, FunctionType) and hook.__name__ != "<lambda>":
+    if isinstance(hook, FunctionType):
         return _inline(c, hook, inner)
     owner = getattr(hook, "__self__", None)
     if owner is args[0].module and isinstance(args[0], ModuleRef):  # pyright: ignore

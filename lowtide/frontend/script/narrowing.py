@@ -144,6 +144,8 @@ def exact_class(type_: Type) -> type | None:
     """What `type(value)` is for every value of this type, if that is known."""
     if t.is_dynamic(type_) or isinstance(type_, t.OptionalType | t.UnionType):
         return None
+    if isinstance(type_, t.TupleType) and type_.names and not type_.cls:
+        return None  # one of several classes
     cls = python_class(type_)
     return None if cls in (object, list, dict, torch.Tensor) else cls
 

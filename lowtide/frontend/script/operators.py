@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Any, cast
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script import classes
+from lowtide.frontend.script import class_operators, classes
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.iteration import iterate, static_length
@@ -79,7 +79,7 @@ def _is_class(found: Node) -> bool:
 
 def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, right: Value) -> Value:
     """A binary operator on compiled operands."""
-    on_object = classes.binary(c, node, py_name, left, right)
+    on_object = class_operators.binary(c, node, py_name, left, right)
     if on_object is not None:
         return on_object
     sides = left.type, right.type
@@ -137,7 +137,7 @@ def compile_unary(c: Context, node: ast.UnaryOp) -> Node:
     if isinstance(node.op, ast.Not):
         return c.py(node, "py.not", truth(c, node, operand))
     name, py_name = UNARY[type(node.op)]
-    on_object = classes.unary(c, node, operand, f"__{name}__")
+    on_object = class_operators.unary(c, node, operand, f"__{name}__")
     if on_object is not None:
         return on_object
     if t.may_be_tensor(operand.type):
@@ -148,7 +148,7 @@ def compile_unary(c: Context, node: ast.UnaryOp) -> Node:
 def truth(c: Context, node: ast.AST, value: Value) -> Value:
     """`bool(value)`, by the object's own `__bool__` or `__len__` if it has one."""
     for method in ("__bool__", "__len__"):
-        found = classes.unary(c, node, value, method)
+        found = class_operators.unary(c, node, value, method)
         if found is not None:
             return c.truth(found)
     return c.truth(value)

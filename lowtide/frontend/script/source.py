@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import linecache
 import re
 import sysconfig
 import textwrap
@@ -79,8 +80,8 @@ def is_stdlib(fn: FunctionType | MethodType) -> bool:
 def read_source(fn: FunctionType) -> FunctionSource:
     """The parsed source of a function; raises CompileError if there is none."""
     code = fn.__code__
-    if fn.__name__ == "<lambda>":
-        raise CompileError("a lambda is not compiled", _code_loc(code), "def f(...): return ...")
+    if code.co_name == "<lambda>":
+        return _read_lambda(code)
     try:
         lines, first_line = inspect.getsourcelines(code)
     except (OSError, TypeError, IndexError) as error:
@@ -97,6 +98,39 @@ def read_source(fn: FunctionType) -> FunctionSource:
         first_line=first_line,
         line_shift=first_line - 1 - extra_lines,
     )
+
+
+def _read_lambda(code: CodeType) -> FunctionSource:
+    """A lambda is found in its file by the place of its body."""
+    lines = tuple(linecache.getlines(code.co_filename))
+    places = [p for p in code.co_positions() if None not in p]
+    found = [n for n in _lambdas(lines) if n.lineno == code.co_firstlineno]
+    if len(found) > 1:
+        found = [n for n in found if any(_is_within(p, n.body) for p in places)]
+    if len(found) != 1:
+        raise CompileError(
+            "a lambda whose source is not found is not compiled",
+            _code_loc(code),
+            "def f(...): return ...",
+        )
+    return FunctionSource(
+        node=found[0], file=code.co_filename, lines=lines, first_line=1, line_shift=0
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _lambdas(lines: tuple[str, ...]) -> tuple[ast.Lambda, ...]:
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:
+        return ()
+    return tuple(n for n in ast.walk(tree) if isinstance(n, ast.Lambda))
+
+
+def _is_within(place: tuple[Any, ...], body: ast.expr) -> bool:
+    line, end_line, column, end_column = place
+    begins = (body.lineno, body.col_offset) <= (line, column)
+    return begins and (end_line, end_column) <= (body.end_lineno, body.end_col_offset)
 
 
 def _parse(lines: list[str], code: CodeType) -> tuple[ast.FunctionDef, int]:

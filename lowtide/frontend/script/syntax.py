@@ -17,7 +17,11 @@ from lowtide.frontend.script.source import FunctionSource, read_source, unwrap
 
 def check_syntax(fn: Callable[..., Any]) -> None:
     """Raises CompileError if the function uses syntax outside the language; nothing is compiled."""
-    check_source(read_source(unwrap(fn)))
+    source = read_source(unwrap(fn))
+    if isinstance(source.node, ast.Lambda):
+        place = source.loc(source.node)
+        raise CompileError("a lambda is not compiled", place, "def f(...): return ...")
+    check_source(source)
 
 
 def check_source(source: FunctionSource) -> None:

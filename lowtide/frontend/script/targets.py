@@ -223,7 +223,7 @@ def _with_rest(c: Context, node: ast.AST, value: Value, before: int, after: int)
         elems = [c.builder.tuple_get(value, k) for k in range(count)]
         rest = c.builder.list_make(elems[before : count - after])
         return [*elems[:before], rest, *elems[count - after :]]
-    xs = value if isinstance(value.type, ListType) else c.py(node, "list.of", value)
+    xs = c.py(node, "list.of", value)  # it may be a Size, of which a slice is no list
     first = [c.py(node, "list.get", xs, c.const(k)) for k in range(before)]
     last = [c.py(node, "list.get", xs, c.const(k - after)) for k in range(after)]
     stop = c.const(-after if after else None)

@@ -134,6 +134,17 @@ def _bound(value: object, name: str) -> object:
     return value
 
 
+def _member_of(value: object, name: str) -> object:
+    if value is None:
+        raise AttributeError(f"'NoneType' object has no attribute {name!r}")
+    return value
+
+
+def _without_none(operands: Sequence[Type]) -> Type:
+    of = operands[0]
+    return of.elem if isinstance(of, OptionalType) else of
+
+
 class _Unbound:
     def __repr__(self) -> str:
         return "<unbound>"
@@ -195,6 +206,7 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
     "py.is_signed": (operator.attrgetter("is_signed"), always(t.BOOL)),
     "py.itemsize": (operator.attrgetter("itemsize"), always(t.INT)),
     "py.ordered_dict": (collections.OrderedDict, lambda operands: operands[0]),
+    "py.member_of": (_member_of, _without_none),
     "py.bound": (_bound, lambda operands: operands[0]),
 }
 

@@ -1,0 +1,99 @@
+"""Arguments of calls: compiled from left to right, spread, and bound to parameters.
+
+In: a call's AST, or a signature and what is compiled. Out: a `Call`, or what each parameter gets.
+
+    f(a, *xs, k=v)     →  Call(args=[%a, …], keywords={"k": %v})
+    x.view(*s, -1)     →  one list of all, where it is not known how many there are
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.expressions import known_elements, make_dict, python_object
+from lowtide.frontend.script.nodes import NODES, Call, Node
+from lowtide.frontend.script.targets import unpacked
+from lowtide.ir.core import Value
+
+
+def compile_arguments(c: Context, node: ast.Call) -> Call:
+    call = Call(node=node, args=[])
+    spread: list[Value] = []
+    for arg in node.args:
+        if not isinstance(arg, ast.Starred):
+            call.args.append(c.kept(c.expr(arg), arg))
+            continue
+        xs = c.value(arg.value)
+        known = known_elements(c, xs)
+        call.args.extend([xs] if known is None else known)
+        spread.extend([xs] if known is None else [])
+    if spread:
+        call.args = [_one_list(c, node, call.args, spread)]
+        call.unpacked = True
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            call.keywords |= _spread_keywords(c, keyword.value)
+        else:
+            call.keywords[keyword.arg] = c.kept(c.expr(keyword.value), keyword.value)
+    return call
+
+
+def _spread_keywords(c: Context, node: ast.expr) -> dict[str, Node]:
+    """`**{"dim": 1}`: the keywords of a dict that is in sight."""
+    given = c.value(node)
+    maker = c.builder.makers.get(given)
+    if maker is None or maker.name != "dict.make" or given in c.builder.changed:
+        raise c.error(node, "`**` of a dict that is made elsewhere", "the keywords one by one")
+    keys = [c.constant(k) for k in maker.operands[::2]]
+    return {str(k): v for k, v in zip(keys, maker.operands[1::2], strict=True)}
+
+
+def _one_list(c: Context, node: ast.Call, args: Sequence[Node], spread: Sequence[Value]) -> Value:
+    """All arguments as one list, some being lists of unknown length: `x.view(*x.shape[:1], -1)`."""
+    parts: list[Value] = []
+    for arg in args:
+        value = c.as_value(arg, node)
+        parts.append(value if value in spread else c.builder.tuple_make([value]))
+    return unpacked(c, node, parts)
+
+
+def check_count(c: Context, call: Call) -> None:
+    """Raises CompileError where it is not known how many arguments there are."""
+    if call.unpacked:
+        raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
+
+
+def bind_python(
+    c: Context,
+    node: ast.AST,
+    name: str,
+    signature: inspect.Signature,
+    args: Sequence[Node],
+    keywords: Mapping[str, Node],
+) -> dict[str, Node]:
+    """What goes to each parameter, defaults included; raises CompileError."""
+    try:
+        bound = signature.bind(*args, **keywords)
+    except TypeError as error:
+        raise c.error(node, f"{name}(): {error}", f"{name}{signature}") from error
+    values: dict[str, Node] = dict(bound.arguments)
+    for key, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = cast("tuple[Node, ...]", values.get(key, ()))
+            values[key] = c.builder.tuple_make([c.as_value(v, node) for v in rest])
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            named = cast("dict[str, Node]", values.get(key, {}))
+            keys = [c.const(k) for k in named]
+            values[key] = make_dict(c, keys, [c.as_value(v, node) for v in named.values()])
+        elif key not in values:
+            values[key] = _default(c, node, parameter.default)
+    return values
+
+
+def _default(c: Context, node: ast.AST, found: object) -> Node:
+    """A parameter's default: a Python object, or a node where the function is a local one."""
+    return cast("Node", found) if isinstance(found, NODES) else python_object(c, node, found, "")

@@ -1,0 +1,200 @@
+"""Programs that were once refused, or once wrong, each with what it is about in its name."""
+
+import collections
+import enum
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from tests.language import jit
+from tests.language.support import module_program, program
+
+DOUBLE = lambda x, k=2: x * k
+STEPS = (lambda x: x + 1, lambda x: x - 1)
+
+
+@program(calls=lambda: [(torch.ones(2),), (torch.ones(2), torch.zeros(2), torch.ones(2))])
+def one_argument_of_many(*xs: Tensor):
+    return len(xs), [x.sum() for x in xs]
+
+
+@program(args=lambda: (torch.ones(2, dtype=torch.float16),), torchscript=False)
+def dtype_of_a_tensor_that_is_not_kept(x: Tensor):
+    like = x.new_ones(1).double()
+    return x.to(like), x.type_as(like), x.to(x.new_zeros(3))
+
+
+@program(calls=lambda: [(True, 2), (False, 3)], torchscript=False)
+def deleted_in_a_branch(c: bool, n: int):
+    a = [n]
+    b = n
+    if c:
+        del b, a[0]
+        b = 5
+    else:
+        b += 1
+    for i in range(n):
+        held = i + b
+        del held
+    return a, b
+
+
+@program(calls=lambda: [(1,), (4,)], raises=UnboundLocalError, torchscript=False)
+def deleted_in_a_loop(n: int):
+    x = n
+    for i in range(n):
+        if i == 2:
+            del x
+        elif i < 2:
+            x = x + i
+    return x
+
+
+@program(calls=lambda: [([1, 2, 3, 4], 3), ([1], 0)], torchscript=False)
+def slices_as_values(xs: List[int], n: int):
+    s = slice(1, n)
+    either = slice(n) if n > 2 else slice(None, None, 2)
+    ys = xs[:]
+    ys[s] = [9]
+    parts = [xs[p] for p in (slice(0, k) for k in range(n))]
+    return xs[s], s.stop, s.step, xs[either], ys, parts, s, "abcd"[either], s == slice(1, n)
+
+
+@program(args=lambda: (torch.arange(12.0).view(3, 4), slice(1, 3)), torchscript=False)
+def slices_of_tensors(x: Tensor, s: slice):
+    index = (slice(0, 2), 1)
+    y = x.clone()
+    y[s] += 1
+    return x[s], x[:, s], x[..., s], x[index], y, s.start
+
+
+@program(args=lambda: (torch.tensor([[3.0, 1.0], [2.0, 5.0]]),), torchscript=False)
+def named_results_reach_the_caller(x: Tensor):
+    found = x.max(0) if x.sum() > 0 else x.min(0)
+    return found, found.values, x.sort(1), torch.topk(x, 1), x.median(0), torch.linalg.qr(x)
+
+
+@program(args=lambda: (torch.tensor([[3.0, 1.0]]).max(0),), torchscript=False)
+def named_results_as_arguments(r: Any):
+    return r.values + 1, r.indices, r[0]
+
+
+class Box:
+    def __init__(self, items: List[int]):
+        self.rows: List[List[int]] = [items]
+
+    def put(self, row: List[int]) -> None:
+        if len(self.rows) < 4:
+            self.rows.append(row)
+
+
+@program(args=lambda: ([7],), torchscript=False)
+def list_that_grows_by_another_name(p: List[int]):
+    box = Box([4])
+    seen: List[int] = []
+    for row in box.rows:
+        seen.append(len(row))
+        box.put(p)
+    for row, k in zip(box.rows, [1, 2, 3, 4, 5]):
+        if len(box.rows) < 6:
+            box.rows.append([k])
+    return seen, box.rows
+
+
+@program(args=lambda: (torch.ones(2), collections.OrderedDict(a=1, b=2)), torchscript=False)
+def ordered_dicts(x: Tensor, d: Dict[str, int]):
+    made = collections.OrderedDict([("b", x), ("a", x * 2)])
+    made["c"] = x + 1
+    d.pop("a")
+    d.setdefault("z", 5)
+    d.update({"q": 1})
+    return made, made.copy(), dict(made), d, d.popitem(), list(d)
+
+
+@program(args=lambda: ([{"a": 1}, [1], (), (1,), "x", {}],), torchscript=False)
+def kinds_of_any(values: List[Any]):
+    return [(isinstance(v, dict), isinstance(v, list), isinstance(v, tuple)) for v in values]
+
+
+@program(args=lambda: (torch.ones(2),), torchscript=False)
+def lambdas_of_the_file(x: Tensor):
+    return DOUBLE(x), DOUBLE(x, k=3), [step(x) for step in STEPS]
+
+
+@dataclass
+class Tagged:
+    size: int
+    tags: List[str] = field(default_factory=lambda: ["t"])
+
+
+@program(args=lambda: (3,), torchscript=False)
+def default_from_a_lambda(n: int):
+    made = Tagged(n)
+    made.tags.append("u")
+    return made, Tagged(n).tags
+
+
+@program(args=lambda: (torch.ones(2, 3, 4),), torchscript=False)
+def rest_of_a_shape_is_a_list(x: Tensor):
+    *lead, last = x.shape
+    first, *rest = x.size()
+    return lead, last, first, rest
+
+
+@program(args=lambda: ([1, 2], "ff", 2.55), torchscript=False)
+def keywords_of_builtins(xs: List[int], s: str, v: float):
+    return (
+        *(sum(xs, start=5), int(s, base=16), round(v, ndigits=1), complex(real=1, imag=2)),
+        *(torch.device(type="cpu"), list(enumerate(xs, start=2)), max(xs, default=3)),
+    )
+
+
+@program(args=lambda: ([None, torch.ones(1)],), raises=AttributeError, torchscript=False)
+def method_of_none(xs: List[Optional[Tensor]]):
+    return xs[0].sum()
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+@module_program(args=lambda: (torch.ones(2), Access.READ | Access.WRITE), torchscript=False)
+class FlagsTogether(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mode = Access.READ | Access.WRITE
+        self.none = Access(0)
+
+    def forward(self, x: Tensor, mode: Access) -> Tuple[Tensor, Access, Access, bool]:
+        if self.mode == mode and Access.WRITE in mode:
+            x = x + 1
+        return x, self.mode ^ Access.READ, ~mode, bool(self.none)
+
+
+def _with_lambda_hook() -> nn.Module:
+    made = Hooked()
+    made.inner.register_forward_hook(lambda module, given, result: result * 2)
+    return made
+
+
+@module_program(make=_with_lambda_hook, args=lambda: (torch.ones(1, 2),), torchscript=False)
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+@jit.script
+def total(n: int, *more: int) -> int:
+    return n + sum(more)
+
+
+@program(args=lambda: (3,), torchscript=False)
+def scripted_with_star(n: int):
+    return total(n), total(n, 1, 2)
