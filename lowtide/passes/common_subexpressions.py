@@ -2,6 +2,7 @@
 
 In, out: a Function. Always holds: only pure ops are shared (see `opdefs.is_shareable`), and results
 of torch ops only where nothing in the function changes a tensor in place; its size counts as fixed.
+Tensors that leave the function stay as many as they were: a caller may change one of two.
 
     %1: int = const {value=1}
     %a: Tensor = torch.add(%x, %y, %1)      %1: int = const {value=1}
@@ -36,8 +37,34 @@ def eliminate_common_subexpressions(fn: Function) -> Function:
     fixed = {
         v for op in result.walk() if op.name.startswith("torch.") for v in op.results
     }  # PyTorch's tuples and sizes, whatever their type says
-    _share(result.block, ChainMap[Key, list[Value]](), {}, unsafe, fixed)
+    leaving = _leaving(result)
+    _share(result.block, ChainMap[Key, list[Value]](), {}, unsafe, fixed, leaving)
     return result
+
+
+def _leaving(fn: Function) -> set[Value]:
+    """Values that are, hold, or share memory with what someone else may get hold of."""
+    found: set[Value] = set()
+    for op in reversed(list(fn.walk())):  # users first
+        keeps = opdefs.has_kind(op.name, ("view", "copy", "composite")) or op.name in _HOLDERS
+        if (keeps and found.isdisjoint(op.results)) or _forgets(op):
+            continue
+        found.update(op.operands)
+    return found
+
+
+_HOLDERS = ("tuple.make", "tuple.get", "list.make", "dict.make", "unpack", "cast", "torch.getitem")
+
+
+def _forgets(op: Op) -> bool:
+    """Is nothing of the operands in what the op makes?"""
+    if op.name.startswith("torch."):
+        return opdefs.has_kind(op.name, ("pointwise", "reduction", "contraction", "size"))
+    definition = opdefs.find(op.name)
+    pure = (
+        definition is not None and not definition.writes and op.name not in ("py.is", "py.is_not")
+    )
+    return pure and all(t.is_immutable(r.type) and r.type != t.TENSOR for r in op.results)
 
 
 _RESIZING = {
@@ -52,13 +79,14 @@ def _share(
     stand_ins: MutableMapping[Value, Value],
     unsafe: tuple[str, ...],
     fixed: set[Value],
+    leaving: set[Value],
 ) -> None:
     kept: list[Op] = []
     for op in block.ops:
         op.operands = [stand_ins.get(v, v) for v in op.operands]
         for inner in op.blocks:
-            _share(inner, known.new_child(), stand_ins, unsafe, fixed)
-        key = _key(op, unsafe, fixed)
+            _share(inner, known.new_child(), stand_ins, unsafe, fixed, leaving)
+        key = None if _is_lent(op, leaving) else _key(op, unsafe, fixed)
         if key is not None and key in known:
             stand_ins.update(zip(op.results, known[key], strict=True))
             continue
@@ -66,6 +94,12 @@ def _share(
             known[key] = op.results
         kept.append(op)
     block.ops = kept
+
+
+def _is_lent(op: Op, leaving: set[Value]) -> bool:
+    """Does it make a tensor that may be seen, or changed, from outside?"""
+    made = op.name.startswith("torch.") and not opdefs.has_kind(op.name, ("size",))
+    return made and not leaving.isdisjoint(op.results)
 
 
 def _key(op: Op, unsafe: tuple[str, ...], fixed: set[Value]) -> Key | None:
