@@ -16,6 +16,7 @@ from torch import nn
 
 import lowtide as lt
 from lowtide.deploy.loaded import classes_of
+from lowtide.ir.named_results import RESULTS
 from tests.language import support
 from tests.language.support import Program
 
@@ -88,7 +89,9 @@ def translated(value: Any, classes: dict[str, type], memo: dict[int, Any]) -> An
         return support.Call(args, kwargs, value.method)
     known: Any = classes.get(type(value).__name__)
     if isinstance(value, enum.Enum):
-        return known[value.name] if known is not None else value
+        if known is None:
+            return value
+        return known[value.name] if value.name in known.__members__ else known(value.value)
     if isinstance(value, list):
         memo[id(value)] = made = []
         made.extend(translated(v, classes, memo) for v in value)
@@ -98,6 +101,8 @@ def translated(value: Any, classes: dict[str, type], memo: dict[int, Any]) -> An
         return {translated(k, classes, memo): translated(v, classes, memo) for k, v in pairs}
     if isinstance(value, tuple):
         parts = [translated(v, classes, memo) for v in value]
+        if type(value) in RESULTS.values():
+            return type(value)(parts)
         return known._make(parts) if known and hasattr(value, "_fields") else tuple(parts)
     if known is not None and not isinstance(value, nn.Module):
         memo[id(value)] = made = known.__new__(known)

@@ -50,7 +50,6 @@ REFUSED = {
     "functions.functions_in_a_dict": "a call of the Python function",
     "mixed.lambda_default_capture": "a call of the Python function <lambda>",
     "mixed.int_methods": "__add__",
-    "mixed.flag_enum": "A|B",  # a member of a Flag that has no name
     "mixed.dataclass_ops": "a call of the Python function replace",
     "mixed.class_protocols": "Temp.__iter__",
     "mixed.custom_error": "MyError has a __init__ of its own",
@@ -61,6 +60,7 @@ REFUSED = {
     "mixed_modules.format_calls": "str.format() of a text that is not known",
     "mixed_modules.autograd_inside": "torch.autograd.grad",
     "mixed_modules.matrix_class": "Matrix.__abs__",
+    "once_wrong.lambdas_of_the_file": "a call of the Python function",
     "modules.DelegatesAttributes": "__getattr__",
     "modules.ForwardOfAnyNumber": "*args",
 }

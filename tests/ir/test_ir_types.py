@@ -65,7 +65,10 @@ class Plain:
         ([], "List[never]"),
         (torch.ones(2, 3).shape, "List[int]"),
         (torch.float32, "dtype"),
-        (torch.ones(2, 2).max(0), "(Tensor, Tensor)"),
+        (
+            torch.ones(2, 2).max(0),
+            "NamedTuple['torch.return_types.max'](values: Tensor, indices: Tensor)",
+        ),
     ],
 )
 def test_type_of(value: object, expected: str) -> None:

@@ -214,6 +214,7 @@ _ATTRIBUTES: dict[tuple[Type, str], str] = {
     (t.DTYPE, "is_complex"): "py.is_complex",
     (t.DTYPE, "is_signed"): "py.is_signed",
     (t.DTYPE, "itemsize"): "py.itemsize",
+    **{(t.SLICE, part): f"py.slice_{part}" for part in ("start", "stop", "step")},
 }
 
 

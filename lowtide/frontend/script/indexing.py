@@ -99,7 +99,7 @@ def _add(c: Context, node: ast.expr, found: Node, items: _Growing) -> None:
     value = c.as_value(found, node)
     match value.type:
         case t.SLICE:
-            _add(c, node, parts_of(c, value), items)
+            _add(c, node, parts_of(c, node, value), items)
         case t.NONE:
             items.add("none")
         case t.BOOL:

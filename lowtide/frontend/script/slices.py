@@ -32,14 +32,12 @@ def compile_slice(c: Context, node: ast.Slice) -> Node:
     return Slice(*parts)
 
 
-def parts_of(c: Context, value: Value) -> Slice:
+def parts_of(c: Context, node: ast.AST, value: Value) -> Slice:
     """The parts of a slice that is a value."""
     maker = c.builder.makers.get(value)
     if maker is not None and maker.name == "py.slice":
         return Slice(*maker.operands)
-    part = t.OptionalType(t.INT)
-    reads = (c.builder.emit("attr.get", [value], [part], name=name).result for name in _PARTS)
-    return Slice(*reads)
+    return Slice(*(c.py(node, f"py.slice_{part}", value) for part in _PARTS))
 
 
 def _attribute(c: Context, node: ast.AST, found: Slice, name: str) -> Node:

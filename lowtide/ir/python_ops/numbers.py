@@ -197,6 +197,10 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
     "py.pow_mod": (pow, always(t.INT)),
     "py.range": (range, always(t.ANY)),
     "py.slice": (slice, always(t.SLICE)),
+    **{
+        f"py.slice_{part}": (operator.attrgetter(part), always(OptionalType(t.INT)))
+        for part in ("start", "stop", "step")
+    },
     "py.range_len": (_range_len, always(t.INT)),
     "py.device": (torch.device, always(t.DEVICE)),
     "py.device_type": (operator.attrgetter("type"), always(t.STR)),
