@@ -27,7 +27,7 @@ def compile_arguments(c: Context, node: ast.Call) -> Call:
         if not isinstance(arg, ast.Starred):
             call.args.append(c.kept(c.expr(arg), arg))
             continue
-        xs = c.value(arg.value)
+        xs = c.read_value(arg.value)
         known = known_elements(c, xs)
         call.args.extend([xs] if known is None else known)
         spread.extend([xs] if known is None else [])

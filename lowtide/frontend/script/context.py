@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from lowtide.errors import CompileError, Loc
 from lowtide.frontend.script.module_state import ModuleState
 from lowtide.frontend.script.node_tables import VALUE_OF
-from lowtide.frontend.script.nodes import Method, Node, Poison, describe
+from lowtide.frontend.script.nodes import ITERATORS, Method, Node, Poison, describe
 from lowtide.frontend.script.source import FunctionSource
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN, Builder
@@ -105,7 +105,35 @@ class Context:
             return VALUE_OF[type(found)](self, node, found)
         if isinstance(found, Method) and t.is_dynamic(found.receiver.type):
             return self.dynamic("attr.get", [found.receiver], name=found.name)
+        if isinstance(found, ITERATORS):
+            raise self._iterator_error(found, node)
         raise self.error(node, f"{describe(found)} cannot be used as a value", "a call of it")
+
+    def _iterator_error(self, found: Node, node: ast.AST) -> CompileError:
+        name = type(found).__name__.lower()
+        for part in ast.walk(node):
+            match part:
+                case ast.Call(ast.Name(id)) if id == name:
+                    place, text = part, ast.unparse(part)
+                    break
+                case _:
+                    pass
+        else:
+            place, text = node, f"{name}(…)"
+        problem = f"{name}() gives an iterator, which cannot be used as a value"
+        return self.error(place, problem, f"list({text})")
+
+    def read(self, found: Node, node: ast.AST) -> Value:
+        """The value of what is read to its end at once: the elements of an iterator are a list."""
+        return (
+            self.list_of(found, node)
+            if isinstance(found, ITERATORS)
+            else (self.as_value(found, node))
+        )
+
+    def read_value(self, node: ast.expr) -> Value:
+        """Compiles an expression that is read to its end at once."""
+        return self.read(self.expr(node), node)
 
     def kept(self, found: Node, node: ast.AST) -> Node:
         """What an expression is where it is kept for later: an attribute of which only the run

@@ -24,6 +24,7 @@ from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.methods import has_method
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
 from lowtide.frontend.script.nodes import (
+    ITERATORS,
     LocalFunction,
     Method,
     Node,
@@ -342,7 +343,8 @@ def _elements(c: Context, node: ast.AST, nodes: Sequence[ast.expr]) -> list[Valu
             values.append(c.value(elt))
             parts.append(c.builder.tuple_make(values[-1:]))
             continue
-        spread = plain(c, c.expr(elt.value), elt)
+        found = c.expr(elt.value)
+        spread = c.read(found, elt) if isinstance(found, ITERATORS) else plain(c, found, elt)
         known = known_elements(c, spread)
         unknown |= known is None
         values.extend(known or ())

@@ -22,7 +22,7 @@ from lowtide.frontend.script.expressions import known_elements, make_dict, plain
 from lowtide.frontend.script.flow import branch_on, choose
 from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.loops import loop_over
-from lowtide.frontend.script.nodes import Call, Node, Zip
+from lowtide.frontend.script.nodes import ITERATORS, Call, Node, Zip
 from lowtide.frontend.script.operators import binary, truth
 from lowtide.frontend.script.targets import elements, widen
 from lowtide.ir import types as t
@@ -243,9 +243,16 @@ def _numbers_only(type_: Type) -> bool:
             return False
 
 
+def _read_alone(c: Context, call: Call) -> list[Node]:
+    """The arguments of `max`: where there is one, it is read to its end."""
+    args = call.args
+    is_read = len(args) == 1 and isinstance(args[0], ITERATORS)
+    return [c.list_of(args[0], call.node)] if is_read else args
+
+
 def _extremum(op_name: str) -> Builtin:
     def compile_extremum(c: Context, call: Call) -> Node:
-        values = [plain(c, a, call.node) for a in call.args]
+        values = [plain(c, a, call.node) for a in _read_alone(c, call)]
         if "key" in call.keywords:
             return _extremum_by(c, call, values, op_name)
         if any(v.type == t.TENSOR for v in values):

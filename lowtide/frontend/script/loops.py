@@ -50,14 +50,14 @@ _WIDENINGS = 8
 
 
 @statement(ast.For)
-def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> None:
+def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> bool:
     """`for target in iterable: body`."""
     iteration = iterate(c, c.expr(node.iter), node.iter)
 
     def enter(i: Value) -> None:
         assign(c, node.target, iteration.element(i))
 
-    with _loop_flags(c):
+    with _loop_flags(c) as flags:
         if iteration.must_unroll:
             _unroll(c, node, iteration, enter)
         else:
@@ -76,13 +76,13 @@ def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> None:
                 if static_length(c, iteration) is None:
                     raise error.error from None
                 _unroll(c, node, iteration, enter)
-        _or_else(c, node)
+    return _or_else(c, node, flags.broke, rest)
 
 
 @statement(ast.While)
-def compile_while(c: Context, node: ast.While, rest: Sequence[Step]) -> None:
+def compile_while(c: Context, node: ast.While, rest: Sequence[Step]) -> bool:
     """`while test: body`."""
-    with _loop_flags(c):
+    with _loop_flags(c) as flags:
         body = _Body(
             c,
             node,
@@ -96,17 +96,18 @@ def compile_while(c: Context, node: ast.While, rest: Sequence[Step]) -> None:
             body.loop(c.const(MAX_TRIPS))
         except _Unlike as error:
             raise error.error from None
-        _or_else(c, node)
+    return _or_else(c, node, flags.broke, rest)
 
 
-def _or_else(c: Context, node: ast.For | ast.While) -> None:
-    """A loop's `else`: where no `break` was met."""
+def _or_else(
+    c: Context, node: ast.For | ast.While, broke: Value | None, rest: Sequence[Step]
+) -> bool:
+    """A loop's `else`: where no `break` was met. Its own `break` and `continue` are those of the
+    loop around, whose flags must be there again."""
     if not node.orelse:
-        return
-    broke = c.frame.vars[BROKE]
-    assert isinstance(broke, Value)
-    c.frame.vars[BROKE] = c.const(False)
-    branch_on(c, node, broke, lambda: None, lambda: run(c, c.steps(node.orelse)))
+        return False
+    assert broke is not None
+    return branch_on(c, node, broke, lambda: None, lambda: run(c, c.steps(node.orelse)), rest)
 
 
 @statement(ast.Break)
@@ -141,17 +142,21 @@ def loop_over(
 
 
 class _loop_flags:
-    """Gives a loop its own `break` and `continue` flags."""
+    """Gives a loop its own `break` and `continue` flags; `broke`: what the first was at its end."""
 
     def __init__(self, c: Context) -> None:
         self.c = c
+        self.broke: Value | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _loop_flags:
         vars = self.c.frame.vars
         self.outer = {flag: vars.get(flag) for flag in (BROKE, CONTINUED)}
         vars[BROKE] = vars[CONTINUED] = self.c.const(False)
+        return self
 
     def __exit__(self, *_: object) -> None:
+        broke = self.c.frame.vars.get(BROKE)
+        self.broke = broke if isinstance(broke, Value) else None
         for flag, value in self.outer.items():
             self.c.frame.vars.pop(flag, None)
             if value is not None:

@@ -42,7 +42,8 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
     plain = receiver.type.elem if isinstance(receiver.type, OptionalType) else receiver.type
     if isinstance(plain, ClassType):
         return classes.call_method(c, call.node, receiver, name, call.args, call.keywords)
-    args = [c.as_value(a, call.node) for a in call.args]
+    given = c.read if name in _READERS else c.as_value
+    args = [given(a, call.node) for a in call.args]
     match plain:
         case ListType(t.INT) if name == "numel":  # of a torch.Size
             return c.builder.emit("cast", [c.py(call.node, "math.prod", receiver)], [t.INT]).result
@@ -108,6 +109,10 @@ def _python_has(type_: Type, name: str) -> bool:
 
 
 _PYTHON: dict[Type, type] = {t.INT: int, t.FLOAT: float, t.COMPLEX: complex, t.BOOL: bool}
+# Methods that read what they are given to its end, so that an iterator may be a list.
+_READERS = frozenset(
+    {"extend", "join", "update", "union", "intersection", "difference", "symmetric_difference"}
+) | {"issubset", "issuperset", "isdisjoint", "intersection_update", "difference_update"}
 _SET_WRITES = frozenset({"add", "discard", "remove", "pop", "clear", "update"})
 _LIST = frozenset(
     {"append", "extend", "insert", "remove", "pop", "clear", "index", "count", "sort", "reverse"}

@@ -170,6 +170,7 @@ Node = (
     | Super
 )
 NODES = get_args(Node)
+ITERATORS = (Enumerate, Zip, Reversed)  # in Python, objects that can be read only once
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,7 +22,14 @@ from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.module_containers import compare_nodes
 from lowtide.frontend.script.narrowing import narrowed
 from lowtide.frontend.script.node_tables import VALUE_OF
-from lowtide.frontend.script.nodes import Chosen, Node, PythonObject, describe, is_choosable
+from lowtide.frontend.script.nodes import (
+    ITERATORS,
+    Chosen,
+    Node,
+    PythonObject,
+    describe,
+    is_choosable,
+)
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
@@ -93,6 +100,12 @@ def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, righ
         problem = f"`{_symbol(node)}` does not take ({left.type}, {right.type})"
         raise c.error(node, problem, "int(), float() or str() of what does not fit")
     return known
+
+
+def right_side(c: Context, node: ast.AugAssign, old: Value) -> Value:
+    """What `old op= value` is given; `xs += reversed(ys)` reads it to its end."""
+    is_read = isinstance(old.type, ListType) and isinstance(node.op, ast.Add)
+    return c.read_value(node.value) if is_read else c.value(node.value)
 
 
 def augmented(c: Context, node: ast.AugAssign, name: str, old: Value, value: Value) -> Value:
@@ -182,7 +195,8 @@ def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: No
         found = _among(c, node, left, right)
         if found is not None:
             return c.py(node, "py.not", found) if isinstance(op, ast.NotIn) else found
-    a, b = c.as_value(left, node), c.as_value(right, node)
+    seek = c.read if isinstance(op, ast.In | ast.NotIn) else c.as_value
+    a, b = c.as_value(left, node), seek(right, node)
     match op:
         case ast.Is():
             return c.py(node, "py.is", a, b)
@@ -206,8 +220,10 @@ def _contains(c: Context, node: ast.AST, container: Value, item: Value) -> Value
 
 
 def _among(c: Context, node: ast.AST, item: Value, container: Node) -> Value | None:
-    """`item in zip(a, b)`, compared one by one; None for what is, or can be, a value."""
+    """`item in modules`, compared one by one; None for what is, or can be, a value."""
     if isinstance(container, Value) or type(container) in VALUE_OF:
+        return None
+    if isinstance(container, ITERATORS):
         return None
     iteration = iterate(c, container, node)  # pyright: ignore[reportArgumentType]
     count = static_length(c, iteration)

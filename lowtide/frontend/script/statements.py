@@ -27,7 +27,7 @@ from lowtide.frontend.script.expressions import local_function
 from lowtide.frontend.script.flow import branch_on, run, run_inside
 from lowtide.frontend.script.narrowing import narrow
 from lowtide.frontend.script.nodes import Node, PythonObject, describe
-from lowtide.frontend.script.operators import BINARY, augmented, truth
+from lowtide.frontend.script.operators import BINARY, augmented, right_side, truth
 from lowtide.frontend.script.targets import assign, augmented_attribute, augmented_item, delete
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
@@ -99,7 +99,7 @@ def compile_augmented(c: Context, node: ast.AugAssign, rest: Sequence[Step]) -> 
         augmented_attribute(c, node, name)
         return
     old = c.value(ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target))
-    new = augmented(c, node, name, old, c.value(node.value))
+    new = augmented(c, node, name, old, right_side(c, node, old))
     c.frame.vars[node.target.id] = new
     new.name = new.name or node.target.id
 

@@ -22,7 +22,7 @@ from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.indexing import Items, index_items, load
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, ELEMENTS_OF, STORE_OF
 from lowtide.frontend.script.nodes import Node, Poison, describe
-from lowtide.frontend.script.operators import augmented
+from lowtide.frontend.script.operators import augmented, right_side
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.types import ClassType, DictType, ListType, TupleType, Type
@@ -37,12 +37,14 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
             if type(value) in ELEMENTS_OF:
                 _unpack_nodes(c, target, elts, ELEMENTS_OF[type(value)](c, target, value))
             else:
-                _unpack(c, target, elts, c.as_value(value, target))
+                _unpack(c, target, elts, c.read(value, target))
         case ast.Subscript():
             with c.at(target):
                 base = c.value(target.value)
                 items = index_items(c, target.slice, base.type)
-                store(c, target, base, items, c.as_value(value, target))
+                is_part = isinstance(target.slice, ast.Slice) and isinstance(base.type, ListType)
+                given = c.read if is_part else c.as_value
+                store(c, target, base, items, given(value, target))
         case ast.Attribute():
             with c.at(target):
                 store_attribute(c, target, c.expr(target.value), value)
@@ -133,7 +135,7 @@ def augmented_item(c: Context, node: ast.AugAssign, target: ast.Subscript, opera
     base = c.value(target.value)
     items = index_items(c, target.slice, base.type)
     old = c.as_value(load(c, target, base, items), target)
-    new = augmented(c, node, operator, old, c.value(node.value))
+    new = augmented(c, node, operator, old, right_side(c, node, old))
     if new is not old or not isinstance(base.type, ListType | DictType):
         store(c, target, base, items, new)
 
@@ -148,7 +150,7 @@ def augmented_attribute(c: Context, node: ast.AugAssign, operator: str) -> None:
     else:
         found = classes.get_attribute(c, node.target, base, name)
     old = c.as_value(found, node)
-    new = augmented(c, node, operator, old, c.value(node.value))
+    new = augmented(c, node, operator, old, right_side(c, node, old))
     if new is not old:
         store_attribute(c, node.target, base, new)
 

@@ -540,3 +540,136 @@ def tensor_truth_in_while(x: torch.Tensor) -> int:
 def conditional_expression_of_tensors(x: torch.Tensor) -> torch.Tensor:
     y = x + 1 if x.mean() > 1 else x - 1
     return y if y.dim() == 1 else y.flatten()
+
+
+@program(
+    calls=lambda: [([1, 5, 2], 0), ([1, 5, 2], 1), ([5, 1, 6], 1), ([5, 1, 6], 2)],
+    torchscript=False,
+)
+def leaving_from_the_else_of_for(xs: List[int], way: int) -> List[int]:
+    out: List[int] = []
+    for x in xs:
+        for j in range(x):
+            if j == 2:
+                break
+        else:
+            if way == 0:
+                continue
+            if way == 1:
+                break
+            return [-x]
+        out.append(x)
+    else:
+        out.append(99)
+    return out
+
+
+@program(calls=lambda: [(4,), (1,)], torchscript=False)
+def continue_in_the_else_in_a_while(n: int) -> Tuple[int, int]:
+    i = 0
+    while i < n:
+        for j in range(2):
+            if j == 5:
+                break
+        else:
+            i += 2
+            continue
+        i += 100
+    else:
+        return i, 1
+    return i, 0
+
+
+@program(calls=lambda: [([4, 3, 4], 1), ([4, 3, 4], 0), ([3, 4, 3], 0)], torchscript=False)
+def leaving_from_the_else_of_while(xs: List[int], goes_on: int) -> int:
+    r = 0
+    for x in xs:
+        while x > 0:
+            x -= 2
+            if x == 1:
+                r += 10
+                break
+        else:
+            r += 1
+            if goes_on:
+                continue
+            else:
+                break
+        r += 100
+    return r
+
+
+@program(calls=lambda: [(0,), (1,), (2,), (4,)], torchscript=False)
+def leaving_from_elses_of_three_loops(n: int) -> Tuple[int, int]:
+    for i in range(n):
+        for j in range(n):
+            for k in range(n):
+                if k == 2:
+                    break
+            else:
+                break
+            if j == 1:
+                break
+        else:
+            continue
+        return i, j
+    return -1, -1
+
+
+@program(calls=lambda: [(n, m) for n in range(4) for m in range(5)], torchscript=False)
+def leaving_from_the_else_of_unrolled_loops(n: int, m: int) -> List[int]:
+    out: List[int] = []
+    for q in (0, 1, 2):
+        for i in (1, 2, 3):
+            if i == m:
+                break
+            if i * q == n:
+                return out
+        else:
+            out.append(-q)
+            if q == n:
+                break
+            continue
+        out.append(q)
+    else:
+        out.append(99)
+    return out
+
+
+@program(calls=lambda: [(n, m) for n in range(4) for m in range(4)], torchscript=False)
+def leaving_from_with_and_else(n: int, m: int) -> List[int]:
+    out: List[int] = []
+    for q in range(4):
+        with torch.no_grad():
+            for i in range(q):
+                if i == m:
+                    break
+            else:
+                with torch.no_grad():
+                    for j in (1, 2):
+                        if j == n:
+                            break
+                    else:
+                        if q == 1:
+                            continue
+                        break
+                out.append(-q)
+        out.append(100)
+    return out
+
+
+@program(calls=lambda: [(3, 1), (3, 4), (0, 1)], torchscript=False)
+def while_true_has_no_else(n: int, m: int) -> List[int]:
+    out: List[int] = []
+    for q in range(n):
+        while True:
+            m += 1
+            if m > 6:
+                break
+            if m == 3:
+                continue
+            out.append(m)
+        else:
+            continue
+        out.append(-q)
+    return out

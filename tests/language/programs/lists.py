@@ -1,6 +1,6 @@
 """Lists: methods, slices, comprehensions, aliasing, arguments changed in place."""
 
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
@@ -424,3 +424,29 @@ def stack_and_queue(xs: List[int]) -> List[int]:
     while len(stack) > 0:
         out.append(stack.pop())
     return out
+
+
+@program(args=lambda: ([3, 1, 2], ["a", "b", "c"]), torchscript=False)
+def iterators_read_at_once(xs: List[int], names: List[str]) -> List[Any]:
+    ys = [0]
+    ys.extend(reversed(xs))
+    ys += reversed(xs)
+    ys[1:2] = reversed(xs)
+    a, b, c = reversed(xs)
+    d = dict(enumerate(names))
+    d.update(zip(xs, names))
+    s = {1}
+    s.update(reversed(xs))
+    return [
+        ys, (a, b, c), d, s.union(enumerate(xs)), "_".join(reversed(names)), "".join(reversed("ab")),
+        sorted(reversed(xs)), tuple(reversed(xs)), [*reversed(xs)], max(*reversed(xs)),
+        2 in reversed(xs), 7 in reversed(xs), sum(reversed(xs)), all(reversed(xs)),
+    ]  # fmt: skip
+
+
+@program(calls=lambda: [([3, 1, 2], ["c", "b", "c"]), ([], [])], torchscript=False)
+def extremes_of_iterators(xs: List[int], names: List[str]) -> List[Any]:
+    last = max(enumerate(xs)) if xs else None
+    by_name = min(zip(names, xs)) if xs else None
+    by_key = max(enumerate(xs), key=lambda pair: pair[1]) if xs else None
+    return [last, by_name, by_key, max(reversed(xs), default=None), sorted(zip(names, xs))]

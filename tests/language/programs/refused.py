@@ -202,3 +202,16 @@ def inner_function_calls_itself(x: Tensor, n: int) -> Tensor:
         return 1 if k < 2 else k * factorial(k - 1)  # refused
 
     return x * factorial(n)
+
+
+@program(args=lambda: ([1, 2],), refused=True, torchscript=False)
+def iterator_in_a_list(xs: List[int]) -> int:
+    ys = [reversed(xs)]  # refused
+    return len(ys)
+
+
+@program(args=lambda: ([1, 2],), refused=True, torchscript=False)
+def iterator_as_an_element(xs: List[int]) -> int:
+    ys = [0]
+    ys.append(zip(xs, xs))  # refused
+    return len(ys)
