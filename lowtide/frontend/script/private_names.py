@@ -14,6 +14,7 @@ underscores only mangles nothing.
 from __future__ import annotations
 
 import ast
+from itertools import pairwise
 from typing import Any, Final
 
 _NAMES: Final[dict[type[ast.AST], str]] = {
@@ -32,7 +33,7 @@ _NAMES: Final[dict[type[ast.AST], str]] = {
 def class_around(qualname: str) -> str:
     """The innermost class whose body a function of this qualified name is in, or ""."""
     parts = qualname.split(".")
-    classes = [a for a, b in zip(parts, parts[1:], strict=False) if "<locals>" not in (a, b)]
+    classes = [a for a, b in pairwise(parts) if "<locals>" not in (a, b)]
     return classes[-1] if classes else ""
 
 

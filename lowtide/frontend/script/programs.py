@@ -30,7 +30,7 @@ from lowtide.ir.types import Type
 
 
 class Saved(Protocol):
-    """A program out of a file; `reads`: the types of attributes that it reads where it uses them."""
+    """A program out of a file; `reads`: the types of attributes that it reads where used."""
 
     @property
     def function(self) -> Function: ...
@@ -132,7 +132,7 @@ def _chosen(
 
 
 def _restart_if_assigned(state: ModuleState, function: Function) -> None:
-    """Attributes that the program assigns are read where they are used, by what is around it too."""
+    """What the program assigns is read where it is used, by what is around it too."""
     modules = set(function.params[len(function.arguments) :])
     inner, found = list(function.block.ops), set[str]()
     while inner:
