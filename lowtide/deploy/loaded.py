@@ -69,6 +69,22 @@ def fitting(programs: Iterable[Program], types: Types) -> list[Program]:
     return [*exact, *loose]
 
 
+def _for_types(name: str, programs: Sequence[Program], types: Types) -> list[Program]:
+    """Those to inline for operands of these types; what only the run knows fits any."""
+    found = fitting(programs, types)
+    if not found and any(map(t.is_dynamic, types)):
+        found = [p for p in programs if _may_take(p.function, types)]
+    if not found:
+        raise no_program(name, programs, types)
+    return found
+
+
+def _may_take(function: Function, types: Types) -> bool:
+    params = [p.type for p in function.arguments]
+    rows = zip(params, types, strict=False)
+    return len(params) == len(types) and all(t.is_dynamic(g) or takes(p, g) for p, g in rows)
+
+
 class NoProgram(TypeError):
     """Arguments that no program takes."""
 
@@ -133,6 +149,7 @@ class LoadedFunction(ScriptFunction):
         self._drivers = {}
         self._lock = threading.RLock()
         self._made: dict[int, Driver] = {}
+        self.__lowtide_saved_programs__ = SavedMethod(name, signature, programs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the Python function would return."""
@@ -203,6 +220,15 @@ class LoadedMethod(ScriptMethod):
         except NoProgram:
             return super().__call__(*adopted(self, args), **adopted(self, kwargs))
 
+    def chosen(self, types: Types) -> Program:
+        """The program for these types that fits the modules as they are."""
+        found = _for_types(self._name, self.__lowtide_programs__, types)
+        fits = (p for p in found if self._bound(p) is not None)
+        program = next(fits, None)
+        if program is None:
+            raise self._no_state(found[0])
+        return program
+
     def _make(self, types: Types) -> Variant:
         found = fitting(self.__lowtide_programs__, types)
         if not found:
@@ -270,7 +296,7 @@ def _told(guard: Guard, fact: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SavedMethod(MethodMaker):
-    """Makes a `LoadedMethod`."""
+    """Makes a `LoadedMethod`; or gives a scripted caller the program to inline."""
 
     name: str
     signature: inspect.Signature
@@ -279,3 +305,12 @@ class SavedMethod(MethodMaker):
     def make(self, root: torch.nn.Module) -> ScriptMethod:
         """The method of this module."""
         return LoadedMethod(root, self.name, self.signature, self.programs)
+
+    def chosen(self, types: Sequence[Type], root: torch.nn.Module | None) -> Program:
+        """The program to inline for a call; see `frontend.script.programs.SavedPrograms`."""
+        if root is None:  # of a function
+            return _for_types(self.name, self.programs, tuple(types))[0]
+        return LoadedMethod(root, self.name, self.signature, self.programs).chosen(tuple(types))
+
+    def __deepcopy__(self, memo: object) -> SavedMethod:
+        return self  # programs never change

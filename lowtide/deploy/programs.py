@@ -21,7 +21,7 @@ import torch
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script.module_methods import method_types
-from lowtide.frontend.script.module_state import Guard
+from lowtide.frontend.script.module_state import Guard, root_of
 from lowtide.frontend.script.script import script_function, signature_types
 from lowtide.ir.core import Function
 from lowtide.ir.types import TupleType, Type
@@ -115,7 +115,7 @@ def _in_both_modes(method: ScriptMethod, make: Callable[[], Variant]) -> list[Va
     modes = [g for g in first.guards if g.kind == "value" and g.path.endswith("training")]
     if not modes:
         return [first]
-    before = [(m, m.training) for m in method.root.modules()]
+    before = [(m, m.training) for m in map(root_of, method.root.modules())]
     try:
         for module, training in before:
             _set_mode(module, not training)

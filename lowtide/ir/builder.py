@@ -97,6 +97,15 @@ class Builder:
         self.born(op.results)
         self._note_effects(op)
 
+    def graft(self, op: Op) -> None:
+        """Adds an op of a finished program, whose blocks were built elsewhere."""
+        self.add(op)
+        inner = [o for block in op.blocks for o in block.ops]
+        while inner:
+            nested = inner.pop(0)
+            self._note_effects(nested)
+            inner += [o for block in nested.blocks for o in block.ops]
+
     def _note_effects(self, op: Op) -> None:
         mutable = [v for v in op.operands if not t.is_immutable(v.type) and v.type != t.TENSOR]
         if opdefs.writes(op.name):

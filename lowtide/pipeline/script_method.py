@@ -381,11 +381,12 @@ class MethodMaker:
 
 
 def _parameters(function: Function) -> list[inspect.Parameter]:
-    return [
-        inspect.Parameter(
-            p.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=function.defaults.get(p.name, inspect.Parameter.empty),
-        )
-        for p in function.arguments
-    ]
+    """Those of a program; a default that is no literal is not in it, so none before it counts."""
+    empty = inspect.Parameter.empty
+    found: list[inspect.Parameter] = []
+    defaults = function.defaults
+    for p in reversed(function.arguments):
+        defaults = defaults if p.name in defaults else {}
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        found.append(inspect.Parameter(p.name, kind, default=defaults.get(p.name, empty)))
+    return found[::-1]

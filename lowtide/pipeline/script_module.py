@@ -233,7 +233,7 @@ class WrappedModule(ScriptModule):
         if name in own and isinstance(own[name], ScriptMethod):
             own[name] = value
             return
-        setattr(root, name, root_of(value) if isinstance(value, _Module) else value)
+        setattr(root, name, _bare(value) if isinstance(value, _Module) else value)
 
     def __delattr__(self, name: str) -> None:
         delattr(self.__dict__["_lowtide_root"], name)
@@ -283,7 +283,7 @@ class _Container(WrappedModule):
         return self._own(cast("Any", self.__lowtide_root__)[key])
 
     def __setitem__(self, key: Any, module: _Module) -> None:
-        cast("Any", self.__lowtide_root__)[key] = root_of(module)
+        cast("Any", self.__lowtide_root__)[key] = _bare(module)
 
     def __delitem__(self, key: Any) -> None:
         del cast("Any", self.__lowtide_root__)[key]
@@ -315,8 +315,10 @@ class _Container(WrappedModule):
 
 
 def _bare(value: Any) -> Any:
+    """Modules as a root holds them: a traced or loaded one stays what it is, for its root has no
+    methods."""
     if isinstance(value, _Module):
-        return root_of(value)
+        return value if value.__dict__.get("_lowtide_given") else root_of(value)
     if isinstance(value, dict):
         return {k: _bare(v) for k, v in cast("dict[Any, Any]", value).items()}
     is_row = isinstance(value, list | tuple)

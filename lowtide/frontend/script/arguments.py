@@ -79,7 +79,8 @@ def bind_python(
     try:
         bound = signature.bind(*args, **keywords)
     except TypeError as error:
-        raise c.error(node, f"{name}(): {error}", f"{name}{signature}") from error
+        problem = _told(str(error), signature, keywords)
+        raise c.error(node, f"{name}(): {problem}", f"{name}{signature}") from error
     values: dict[str, Node] = dict(bound.arguments)
     for key, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -92,6 +93,19 @@ def bind_python(
         elif key not in values:
             values[key] = _default(c, node, parameter.default)
     return values
+
+
+def _told(problem: str, signature: inspect.Signature, keywords: Mapping[str, Node]) -> str:
+    """What does not fit: first a keyword that is not known, as Python says it; `bind` tells of one
+    only where nothing else is wrong."""
+    parameters = signature.parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return problem
+    known = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    unknown = next((f"{k!r}" for k in keywords if k not in known), "")
+    if not unknown or unknown in problem:
+        return problem
+    return f"got an unexpected keyword argument {unknown}; {problem}"
 
 
 def _default(c: Context, node: ast.AST, found: object) -> Node:

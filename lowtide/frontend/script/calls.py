@@ -41,7 +41,7 @@ from lowtide.frontend.script.nodes import (
     PythonObject,
     describe,
 )
-from lowtide.frontend.script.programs import call_program, program_of
+from lowtide.frontend.script.programs import call_program, call_saved, program_of
 from lowtide.frontend.script.remedies import CALLABLES, IGNORED
 from lowtide.frontend.script.source import is_stdlib, unwrap
 from lowtide.frontend.script.statements import as_declared
@@ -143,6 +143,9 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     if program is not None:
         check_count(c, call)
         return call_program(c, obj, program, call)
+    saved = getattr(obj, "__lowtide_saved_programs__", None)
+    if saved is not None:
+        return call_saved(c, saved, call)
     if isinstance(obj, MethodDescriptorType) and call.args:  # `str.upper`
         receiver = c.as_value(call.args[0], call.node)
         rest = Call(node=call.node, args=call.args[1:], keywords=call.keywords)

@@ -41,6 +41,7 @@ from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, CALL_OF, STORE_OF,
 from lowtide.frontend.script.nodes import (
     BoundMethod,
     Call,
+    FinishedMethod,
     Members,
     ModuleRef,
     Node,
@@ -48,6 +49,7 @@ from lowtide.frontend.script.nodes import (
     Super,
     describe,
 )
+from lowtide.frontend.script.programs import finished_names, module_program
 from lowtide.frontend.script.remedies import MEMBERS
 from lowtide.frontend.script.source import unwrap
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
@@ -82,6 +84,8 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
             if name in state.knowledge.dynamic:
                 return _dynamic(c, ref, name, held[name])
             return data(c, node, ref, name, held[name])
+    if module_program(ref, name) is not None:
+        return FinishedMethod(ref, name)
     return class_attribute(c, node, ref, type(ref.module).__mro__, name)
 
 
@@ -202,11 +206,23 @@ def class_attribute(
     return c.const(found)
 
 
-def _absent(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> CompileError:
-    near = difflib.get_close_matches(name, list(names_of(ref.module)), 3)
+def _absent(
+    c: Context, node: ast.AST, ref: ModuleRef, name: str, *, assigned: bool = False
+) -> CompileError:
+    near = [] if assigned else difflib.get_close_matches(name, _names_alike(ref.module, name), 3)
     cls = type(ref.module).__name__
     remedy = " or ".join(f"`{n}`" for n in near) or f"`self.{name} = …` in {cls}.__init__"
-    return c.error(node, f"{describe(ref)} ({cls}) has no attribute {name!r}", remedy)
+    programs = finished_names(ref)
+    if programs:  # its class has no source
+        remedy = " or ".join(f"`{n}`" for n in near or programs)
+    return c.error(node, f"{describe(ref)} has no attribute {name!r}", remedy)
+
+
+def _names_alike(module: torch.nn.Module, name: str) -> list[str]:
+    """Names that might be meant: the module's own; nn.Module's only where they are very like it."""
+    inherited = set(dir(torch.nn.Module))
+    near = difflib.get_close_matches(name, inherited, 3, 0.8)
+    return [n for n in names_of(module) if n not in inherited or n in near]
 
 
 def _property(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: property) -> Node:
@@ -319,7 +335,7 @@ def store_module_attribute(
     if before is _MISSING:
         before = getattr(type(ref.module), name, _MISSING)
     if before is _MISSING:
-        raise _absent(c, node, ref, name)
+        raise _absent(c, node, ref, name, assigned=True)
     if not isinstance(before, property):
         old = _dynamic_type(c, ref, name, before)
         new = t.join(old, value.type)

@@ -39,6 +39,7 @@ from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import (
     BoundMethod,
     Call,
+    FinishedMethod,
     Members,
     ModuleRef,
     Node,
@@ -57,7 +58,9 @@ def call_module(c: Context, ref: ModuleRef, call: Call) -> Node:
     """`module(args)`, hooks included."""
     program = module_program(ref, "forward")
     if program is not None:
-        return call_module_program(c, ref, program, call)
+        state_of(c).guard("hooks", ref.path)
+        call = _before(c, ref, call)
+        return _after(c, ref, call, call_module_program(c, ref, program, call))
     why = only_python(ref.module)
     if why:
         return python_module(c, ref, call, why)
@@ -168,6 +171,13 @@ def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
     return _attempt(c, lambda: _method(c, method, call), lambda _: python_call(c, fn, bound, type_))
 
 
+def call_finished(c: Context, method: FinishedMethod, call: Call) -> Node:
+    """`module.method(args)` of a traced or loaded module."""
+    program = module_program(method.ref, method.name)
+    assert program is not None
+    return call_module_program(c, method.ref, program, call)
+
+
 def _method(c: Context, method: BoundMethod, call: Call) -> Node:
     fn: FunctionType = cast("Any", method).fn  # a field, which pyright takes for a method
     owner = method.owner
@@ -227,5 +237,6 @@ def call_members(c: Context, members: Members, call: Call) -> Node:
 
 CALL_OF[ModuleRef] = call_module
 CALL_OF[BoundMethod] = call_method
+CALL_OF[FinishedMethod] = call_finished
 CALL_OF[Members] = call_members
 BUILTINS[builtins.super] = make_super

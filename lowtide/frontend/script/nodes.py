@@ -117,6 +117,14 @@ class ModuleRef:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FinishedMethod:
+    """A method of a traced or loaded module, whose program is there already."""
+
+    ref: ModuleRef
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Members:
     """A sequence of what is known while compiling: the modules of a list, pairs of a dict.
 
@@ -164,6 +172,7 @@ Node = (
     | LocalFunction
     | Partial
     | ModuleRef
+    | FinishedMethod
     | Members
     | Chosen
     | BoundMethod
@@ -206,5 +215,7 @@ def describe(node: Node) -> str:
             return f"the method {name!r}"
         case ModuleRef(module):
             return f"a module ({type(module).__name__})"
+        case FinishedMethod(ref, name):
+            return f"the method {name!r} of {describe(ref)}"
         case _:
             return f"a {type(node).__name__.lower()}"

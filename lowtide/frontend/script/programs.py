@@ -1,22 +1,57 @@
-"""Finished programs inside the one being built: traced functions and modules, loaded modules.
+"""Finished programs inside the one being built: of what was traced, and of what was loaded.
 
-In: an object with a Function, and a call's arguments. Out: the Function's ops, in place of the
-call; what it captures becomes captured by the program around it.
+In: an object with programs, and a call's arguments. Out: the ops of one, in place of the call; what
+it captures becomes captured by the program around it.
 
-    traced(x)  →  the recorded ops, with %x for their parameter
+    traced(x)      →  the recorded ops, with %x for their parameter
+    loaded(x, 2)   →  those of the program that was saved for (Tensor, int)
+
+Always holds: what a loaded program relies on, the program around it relies on, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
+import torch
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script.arguments import bind_python, check_count
 from lowtide.frontend.script.captured import capture
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.module_state import ModuleState, follow, join_path
+from lowtide.frontend.script.module_state import Guard, ModuleState, Restart, follow, join_path
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node
+from lowtide.frontend.script.statements import as_declared
 from lowtide.ir.core import Function, Value, clone_op
 from lowtide.ir.types import Type
+
+
+class Saved(Protocol):
+    """A program out of a file; `reads`: the types of attributes that it reads where used."""
+
+    @property
+    def function(self) -> Function: ...
+    @property
+    def guards(self) -> tuple[Guard, ...]: ...
+    @property
+    def reads(self) -> Mapping[str, Type]: ...
+
+
+class SavedPrograms(Protocol):
+    """All of a function or method out of a file."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def signature(self) -> inspect.Signature: ...
+
+    def chosen(self, types: Sequence[Type], root: torch.nn.Module | None) -> Saved:
+        """The one for arguments of these types, and the module as it is; raises TypeError or
+        CompileError."""
+        ...
 
 
 def program_of(obj: object) -> Function | None:
@@ -30,30 +65,106 @@ def call_program(c: Context, obj: Any, function: Function, call: Call) -> Node:
     return _inline(c, function, call, lambda path, type_: capture(c, obj.root, path, type_))
 
 
-def module_program(ref: ModuleRef, method: str) -> Function | None:
-    """The finished program of a method of a traced or loaded module."""
-    given = cast("dict[str, Function]", vars(ref.module).get("_lowtide_programs", {}))
+def call_saved(c: Context, saved: SavedPrograms, call: Call) -> Node:
+    """The call of a loaded function."""
+    given = _arguments(c, saved, call)
+    program = _chosen(c, saved, call.node, given, None)
+    assert not program.function.captures, "what a function captures is saved as a module"
+    return _grafted(c, program.function, given, call.node, {})
+
+
+def module_program(ref: ModuleRef, method: str) -> Function | SavedPrograms | None:
+    """The finished program of a method of a traced module, or those of a loaded one."""
+    own = vars(ref.module)
+    given = cast("dict[str, Function | SavedPrograms]", own.get("_lowtide_programs", {}))
     return given.get(method)
 
 
-def call_module_program(c: Context, ref: ModuleRef, function: Function, call: Call) -> Node:
+def finished_names(ref: ModuleRef) -> list[str]:
+    """The methods of a module that have finished programs."""
+    return list(cast("dict[str, object]", vars(ref.module).get("_lowtide_programs", {})))
+
+
+def call_module_program(
+    c: Context, ref: ModuleRef, found: Function | SavedPrograms, call: Call
+) -> Node:
     """The call of such a method; its captures are paths from the module."""
     state = c.modules
     assert state is not None
-    return _inline(c, function, call, lambda path, type_: _own(state, ref, path, type_))
+    if isinstance(found, Function):
+        return _inline(c, found, call, lambda path, type_: _own(c, state, ref, path, type_))
+    given = _arguments(c, found, call)
+    program = _chosen(c, found, call.node, given, ref.module)
+    function = program.function
+    _restart_if_assigned(state, function)
+    for guard in program.guards:
+        other = _within(ref, guard.other) if guard.other else ""
+        state.guards[Guard(guard.kind, _within(ref, guard.path), other)] = None
+    for path in program.reads:
+        state.guard("type", _within(ref, path))
+    parameters = function.params[len(function.arguments) :]
+    captured = {
+        parameter: _own(c, state, ref, path, parameter.type)
+        for parameter, path in zip(parameters, function.captures, strict=True)
+    }
+    return _grafted(c, function, given, call.node, captured)
 
 
-def _own(state: ModuleState, ref: ModuleRef, path: str, type_: Type) -> Value:
+def _arguments(c: Context, saved: SavedPrograms, call: Call) -> list[Value]:
+    check_count(c, call)
+    bound = bind_python(c, call.node, saved.name, saved.signature, call.args, call.keywords)
+    return [c.as_value(bound[name], call.node) for name in saved.signature.parameters]
+
+
+def _chosen(
+    c: Context,
+    saved: SavedPrograms,
+    node: ast.AST,
+    given: Sequence[Value],
+    root: torch.nn.Module | None,
+) -> Saved:
+    try:
+        return saved.chosen([v.type for v in given], root)
+    except TypeError as error:
+        raise c.error(node, str(error), "arguments of those types") from error
+    except CompileError as error:
+        raise c.error(node, error.problem, error.remedy) from error
+
+
+def _restart_if_assigned(state: ModuleState, function: Function) -> None:
+    """What the program assigns is read where it is used, by what is around it too."""
+    modules = set(function.params[len(function.arguments) :])
+    inner, found = list(function.block.ops), set[str]()
+    while inner:
+        op = inner.pop()
+        inner += [o for block in op.blocks for o in block.ops]
+        if op.name == "attr.set" and op.operands[0] in modules:
+            found.add(str(op.attrs["name"]))
+    if not found <= state.knowledge.dynamic:
+        state.knowledge.dynamic |= found
+        raise Restart(", ".join(sorted(found)))
+
+
+def _within(ref: ModuleRef, path: str) -> str:
+    return join_path(ref.path, path) if path else ref.path
+
+
+def _own(c: Context, state: ModuleState, ref: ModuleRef, path: str, type_: Type) -> Value:
     if not path:
         return state.object(ref.path, ref.module)
     if path.startswith("@"):
         return state.capture(path, None, type_)
     owner, name = follow(ref.module, path)
     own = vars(owner)
+    whole = join_path(ref.path, path)
     found: list[object] = [
         held[name] for held in (own["_parameters"], own["_buffers"], own) if name in held
     ]
-    return state.capture(join_path(ref.path, path), found[0] if found else None, type_)
+    if found and name in state.knowledge.dynamic:  # assigned by what is around the program
+        state.guard("type", whole)
+        module = state.object(whole.rpartition(".")[0], owner)
+        return c.builder.emit("attr.get", [module], [type_], name=name).result
+    return state.capture(whole, found[0] if found else None, type_)
 
 
 def _inline(
@@ -65,20 +176,32 @@ def _inline(
         raise c.error(
             call.node, f"{function.name}() takes {', '.join(names)}", "one value for each"
         )
-    mapping: dict[Value, Value] = {}
+    values: list[Value] = []
     for argument in function.arguments:
         if argument.name in given:
-            mapping[argument] = c.as_value(given[argument.name], call.node)
+            values.append(c.as_value(given[argument.name], call.node))
         elif argument.name in function.defaults:
-            mapping[argument] = c.const(function.defaults[argument.name])
+            values.append(c.const(function.defaults[argument.name]))
         else:
             raise c.error(
                 call.node, f"{function.name}() lacks {argument.name!r}", f"`{argument.name}=…`"
             )
     parameters = function.params[len(names) :]
-    for parameter, path in zip(parameters, function.captures, strict=True):
-        mapping[parameter] = captured(path, parameter.type)
+    rows = zip(parameters, function.captures, strict=True)
+    return _grafted(c, function, values, call.node, {p: captured(path, p.type) for p, path in rows})
+
+
+def _grafted(
+    c: Context,
+    function: Function,
+    given: Sequence[Value],
+    node: ast.AST,
+    captured: Mapping[Value, Value],
+) -> Node:
+    mapping = dict(captured)
+    for argument, value in zip(function.arguments, given, strict=True):
+        mapping[argument] = c.as_value(as_declared(c, value, argument.type), node)
     for op in function.block.ops[:-1]:
-        c.builder.add(clone_op(op, mapping))
+        c.builder.graft(clone_op(op, mapping))
     (result,) = function.block.terminator.operands
-    return mapping[result]
+    return mapping.get(result, result)

@@ -20,6 +20,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 from lowtide.errors import CompileError, Loc
+from lowtide.frontend.script.private_names import class_around, mangle, mangle_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,7 @@ def _lambdas(lines: tuple[str, ...]) -> tuple[ast.Lambda, ...]:
         tree = ast.parse("".join(lines))
     except SyntaxError:
         return ()
+    mangle_tree(tree)
     return tuple(n for n in ast.walk(tree) if isinstance(n, ast.Lambda))
 
 
@@ -146,6 +148,8 @@ def _parse(lines: list[str], code: CodeType) -> tuple[ast.FunctionDef, int]:
             tree, indented = ast.parse(textwrap.dedent(text)), False
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
+            if "__" in text:
+                mangle(node, class_around(code.co_qualname))
             return node, 1 if indented else 0
         if isinstance(node, ast.AsyncFunctionDef):
             break
