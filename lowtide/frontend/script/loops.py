@@ -32,6 +32,7 @@ from lowtide.frontend.script.context import (
 from lowtide.frontend.script.flow import branch_on, choose, exit_flag, open_branch, run
 from lowtide.frontend.script.iteration import Iteration, iterate, static_length
 from lowtide.frontend.script.mutation import (
+    after,
     changed_names,
     is_read_first,
     named_inside,
@@ -378,27 +379,3 @@ class _Body:
 def _may_be_rebound(value: Value) -> bool:
     """Whether a change in place gives its variable a new value: that of a tensor does."""
     return t.may_be_tensor(value.type) or t.is_dynamic(value.type)
-
-
-def after(loop: ast.AST, function: ast.AST) -> list[ast.AST]:
-    """What runs after a loop: the statements behind it, and those of loops around it again."""
-    found = _after(loop, [function])
-    return [] if found is None else found
-
-
-def _after(loop: ast.AST, nodes: Sequence[ast.AST]) -> list[ast.AST] | None:
-    for k, node in enumerate(nodes):
-        if node is loop:
-            return list(nodes[k + 1 :])
-        inner: list[ast.AST] | None = None
-        for body in _bodies(node):
-            inner = inner if inner is not None else _after(loop, body)
-        if inner is not None:
-            again = [node] if isinstance(node, ast.For | ast.While) else []
-            return [*inner, *again, *nodes[k + 1 :]]
-    return None
-
-
-def _bodies(node: ast.AST) -> list[list[ast.stmt]]:
-    fields = ("body", "orelse", "finalbody")
-    return [b for f in fields if isinstance(b := getattr(node, f, None), list)]

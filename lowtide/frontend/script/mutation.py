@@ -4,13 +4,14 @@ In: AST nodes. Out: names.
 
     stored_names([x = y])               {"x"}
     changed_names([x[0] = y; z.add_(1)])  {"x", "z"}      in place
-    is_read_first("x", [x = x + 1])     True: Python computes the right side first
+    is_read_first("x", [[x = x + 1]])   True: Python computes the right side first
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 
 def stored_names(nodes: Sequence[ast.AST]) -> set[str]:
@@ -48,18 +49,57 @@ def is_inplace(method: str) -> bool:
     return method.endswith("_") and not method.endswith("__")
 
 
-def is_read_first(name: str, nodes: Sequence[ast.AST]) -> bool:
-    """Whether the name may be read in these nodes before it has surely been assigned."""
-    return _first_use(name, nodes) is True
+def after(loop: ast.AST, function: ast.AST) -> list[list[ast.AST]]:
+    """What runs after a loop, body by body: the statements behind it, and loops around it again."""
+    return _after(loop, [function]) or []
+
+
+def _after(loop: ast.AST, nodes: Sequence[ast.AST]) -> list[list[ast.AST]] | None:
+    for k, node in enumerate(nodes):
+        if node is loop:
+            return [list(nodes[k + 1 :])]
+        for field in ("body", "orelse", "finalbody"):
+            body: object = getattr(node, field, None)
+            inner = _after(loop, cast("list[ast.AST]", body)) if isinstance(body, list) else None
+            if inner is not None:
+                goes_on = isinstance(node, ast.For | ast.While) and field == "body"
+                return [*inner, [node] if goes_on else [], list(nodes[k + 1 :])]
+    return None
+
+
+def is_read_first(name: str, bodies: Sequence[Sequence[ast.AST]]) -> bool:
+    """Whether the name may be read in these bodies before it has surely been assigned."""
+    jumped = False
+    for body in bodies:
+        found = _first_use(name, body)
+        if found or (found is False and not jumped):
+            return found
+        jumped = jumped or any(map(_jumps, body))
+    return False
 
 
 def _first_use(name: str, nodes: Sequence[ast.AST | None]) -> bool | None:
     """True: may be read first; False: surely assigned first; None: neither, as far as known."""
+    jumped = False  # then what follows may not run
     for node in nodes:
         found = _use_in(name, node)
         if found is not None:
-            return found
+            return None if jumped and not found else found
+        jumped = jumped or _jumps(node)
     return None
+
+
+def _jumps(node: ast.AST | None) -> bool:
+    """Whether a `break` or `continue` may lead out of a statement."""
+    match node:
+        case ast.Break() | ast.Continue():
+            return True
+        case ast.For() | ast.While():
+            return any(map(_jumps, node.orelse))
+        case ast.stmt() if not isinstance(node, ast.FunctionDef):
+            return any(map(_jumps, ast.iter_child_nodes(node)))
+        case _:
+            return False
 
 
 def _use_in(name: str, node: ast.AST | None) -> bool | None:

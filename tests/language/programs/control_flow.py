@@ -673,3 +673,27 @@ def while_true_has_no_else(n: int, m: int) -> List[int]:
             continue
         out.append(-q)
     return out
+
+
+@program(calls=lambda: [(3, 1), (3, 4), (0, 1)], torchscript=False)
+def variable_of_a_loop_or_of_an_else(n: int, m: int) -> int:
+    for i in range(n):
+        y = i
+    for k in range(m):
+        if k == 2:
+            break
+    else:
+        y = 50
+    return y
+
+
+@program(calls=lambda: [(3, 5), (3, 1), (1, 0)], torchscript=False)
+def variable_of_a_loop_before_a_break(n: int, m: int) -> int:
+    while n < m + 9:
+        for i in range(n):
+            y = i
+        n += 1
+        if n > m:
+            break
+        y = -1
+    return y

@@ -438,9 +438,8 @@ def iterators_read_at_once(xs: List[int], names: List[str]) -> List[Any]:
     s = {1}
     s.update(reversed(xs))
     return [
-        ys, (a, b, c), d, s.union(enumerate(xs)),
-        "_".join(reversed(names)), "".join(reversed("ab")),
-        sorted(reversed(xs)), tuple(reversed(xs)), [*reversed(xs)], max(*reversed(xs)),
+        ys, (a, b, c), d, s.union(enumerate(xs)), "_".join(reversed(names)),
+        sorted(reversed(xs)), tuple(reversed(xs)), [*reversed(xs)], "".join(reversed("ab")),
         2 in reversed(xs), 7 in reversed(xs), sum(reversed(xs)), all(reversed(xs)),
     ]  # fmt: skip
 
