@@ -386,7 +386,7 @@ def _parameters(function: Function) -> list[inspect.Parameter]:
     found: list[inspect.Parameter] = []
     defaults = function.defaults
     for p in reversed(function.arguments):
-        defaults = defaults if p.name in defaults else {}
+        defaults = defaults if p.name in defaults else dict[str, object]()
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         found.append(inspect.Parameter(p.name, kind, default=defaults.get(p.name, empty)))
     return found[::-1]

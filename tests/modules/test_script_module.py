@@ -407,3 +407,35 @@ def test_list_and_dict_attributes_are_changed_in_place() -> None:
         same(compiled, eager)
     assert len(module.seen) == len(eager.seen)
     assert module.table == eager.table
+
+
+class SetsLate(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.late = x
+        return x
+
+
+class ReadsLate(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.late
+
+
+@pytest.mark.parametrize("cls", [SetsLate, ReadsLate])
+def test_an_attribute_that_is_not_there(cls: type[nn.Module]) -> None:
+    with pytest.raises(lt.CompileError) as caught:
+        lt.script(cls())
+    assert f"a module ({cls.__name__}) has no attribute 'late'" in str(caught.value)
+    assert f"write instead: `self.late = …` in {cls.__name__}.__init__" in str(caught.value)
+
+
+def _two(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x + n
+
+
+def _unknown_keyword(x: torch.Tensor) -> torch.Tensor:
+    return _two(x, k=2)  # pyright: ignore[reportCallIssue]
+
+
+def test_an_unknown_keyword_is_named_where_another_argument_is_missing_too() -> None:
+    with pytest.raises(lt.CompileError, match=r"unexpected keyword argument 'k'.*'n'"):
+        lt.script(_unknown_keyword)(torch.ones(1))

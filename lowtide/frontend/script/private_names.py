@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ast
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, cast
 
 _NAMES: Final[dict[type[ast.AST], str]] = {
     ast.Attribute: "attr",
@@ -56,7 +56,7 @@ def mangle_tree(tree: ast.AST) -> None:
 
 
 def _mangle(node: Any, cls: str) -> None:
-    field = _NAMES.get(type(node))
+    field = _NAMES.get(cast("type[ast.AST]", type(node)))
     name: str | None = getattr(node, field) if field is not None else None
     if field is not None and name is not None:
         setattr(node, field, mangled(name, cls))

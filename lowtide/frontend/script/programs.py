@@ -146,7 +146,7 @@ def _restart_if_assigned(state: ModuleState, function: Function) -> None:
 
 
 def _within(ref: ModuleRef, path: str) -> str:
-    return join_path(ref.path, path) if path else ref.path
+    return join_path(ref.path, path) if path and not path.startswith("@") else path or ref.path
 
 
 def _own(c: Context, state: ModuleState, ref: ModuleRef, path: str, type_: Type) -> Value:
