@@ -21,10 +21,14 @@ MORE: list[Shape] = [(2, 35, 33, 2, 1, 2, 2), (1, 6, 40, 5, 1, 1, 0)]
 STRIDED: list[Shape] = [(2, 35, 33, 2, 2, 1, 1), (1, 41, 37, 3, 2, 1, 1), (1, 40, 6, 3, 3, 1, 2)]
 
 
+CASES = [(fn, x) for fn in windows.PROGRAMS for x in SHAPES]
+FEW = [windows.by_unfold, windows.by_einsum, windows.by_loops, windows.sums_of_columns]
+SLOW = [pytest.param(fn, x, marks=pytest.mark.slow) for fn in FEW for x in MORE]
+
+
 @pytest.mark.parametrize(
-    "shape", [*SHAPES, *(pytest.param(x, marks=pytest.mark.slow) for x in MORE)], ids=str
+    ("fn", "shape"), [*CASES, *SLOW], ids=lambda x: getattr(x, "__name__", str(x))
 )
-@pytest.mark.parametrize("fn", windows.PROGRAMS, ids=lambda f: f.__name__)
 def test_like_eager(fn: Callable[..., Any], shape: Shape) -> None:
     n, height, width, *rest = shape
     if fn is windows.by_loops and n > 1:
