@@ -99,6 +99,20 @@ class Nest:
     transposed: Axis | None = None  # copies across the grain: the axis that memory lies along
 
 
+def reached(expr: Expr, nest: Nest) -> Iterator[Expr]:
+    """Every node once that a nest computes or reads; what a buffer holds is read as a whole."""
+    seen: set[Expr] = set()
+    todo = [expr]
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if node not in nest.reads:
+            todo.extend(node.children)
+
+
 @dataclass(slots=True, kw_only=True)
 class Fill:
     """`empty`: needed only where one of these axes has no points."""

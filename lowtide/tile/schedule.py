@@ -16,7 +16,7 @@ from lowtide.texpr.expr import Apply, Expr, Load
 from lowtide.texpr.index import Axis, Index
 from lowtide.texpr.normalise import likely
 from lowtide.tile.begin import begin_in_registers
-from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage
+from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage, reached
 from lowtide.tile.items import address, cost, node_cost, stride_along
 from lowtide.tile.parts import sum_in_parts
 from lowtide.tile.target import Target
@@ -51,16 +51,7 @@ def schedule(
 
 def _cost_here(e: Expr, nest: Nest) -> int:
     """Operations that the nest itself does: what it reads from a buffer is done already."""
-    seen: set[Expr] = set()
-    todo, total = [e], 0
-    while todo:
-        node = todo.pop()
-        if node in seen or node in nest.reads:
-            continue
-        seen.add(node)
-        total += node_cost(node)
-        todo.extend(node.children)
-    return total
+    return sum(node_cost(node) for node in reached(e, nest) if node not in nest.reads)
 
 
 def _sums(nest: Nest) -> list[Accumulate]:

@@ -15,7 +15,18 @@ from dataclasses import dataclass
 
 from lowtide.errors import VerifyError
 from lowtide.texpr.expr import Expr, Load
-from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stmt, Store, Sweep, Write
+from lowtide.tile.ir import (
+    Accumulate,
+    Buffer,
+    Fill,
+    Kernel,
+    Nest,
+    Stmt,
+    Store,
+    Sweep,
+    Write,
+    reached,
+)
 
 Path = tuple[Sweep, ...]
 
@@ -54,19 +65,11 @@ def _in_order(body: list[Stmt], around: Path = ()) -> Iterator[tuple[Nest | Fill
 
 def _read(expr: Expr, nest: Nest, kernel: Kernel) -> Iterator[tuple[Buffer, str]]:
     """The buffers that an expression reads; the name too where it is a definition's value."""
-    seen: set[Expr] = set()
-    todo = [expr]
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+    for node in reached(expr, nest):
         if node in nest.reads:
             yield nest.reads[node], ""
-            continue
-        if isinstance(node, Load) and node.source in kernel.values:
+        elif isinstance(node, Load) and node.source in kernel.values:
             yield kernel.values[node.source], node.source
-        todo.extend(node.children)
 
 
 def _check(b: Buffer, past: list[_Event], here: Path, kernel: Kernel, running: str) -> None:

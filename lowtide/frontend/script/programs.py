@@ -134,12 +134,11 @@ def _chosen(
 def _restart_if_assigned(state: ModuleState, function: Function) -> None:
     """What the program assigns is read where it is used, by what is around it too."""
     modules = set(function.params[len(function.arguments) :])
-    inner, found = list(function.block.ops), set[str]()
-    while inner:
-        op = inner.pop()
-        inner += [o for block in op.blocks for o in block.ops]
-        if op.name == "attr.set" and op.operands[0] in modules:
-            found.add(str(op.attrs["name"]))
+    found = {
+        str(op.attrs["name"])
+        for op in function.walk()
+        if op.name == "attr.set" and op.operands[0] in modules
+    }
     if not found <= state.knowledge.dynamic:
         state.knowledge.dynamic |= found
         raise Restart(", ".join(sorted(found)))
