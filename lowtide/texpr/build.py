@@ -16,7 +16,6 @@ from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Expr, Input, Program
 from lowtide.texpr.index import (
-    Atom,
     Axis,
     Index,
     Size,
@@ -222,8 +221,7 @@ def plain(sizes: Sequence[Index | int]) -> tuple[Index | int, ...]:
 
 def symbols(index: Index) -> frozenset[str]:
     """The names of the size symbols in it."""
-    atoms: set[Atom] = deep_atoms(index)
-    return frozenset(a.name for a in atoms if isinstance(a, Size))
+    return frozenset(a.name for a in deep_atoms(index) if isinstance(a, Size))
 
 
 def _is_symbol(index: Index) -> bool:

@@ -173,9 +173,9 @@ class Index:
     def __repr__(self) -> str:
         return _show(self)
 
-    def atoms(self) -> set[Atom]:
-        """The atoms that stand in it directly (not those within divisions)."""
-        return {atom for monomial, _ in self.terms for atom in monomial}
+    def atoms(self) -> dict[Atom, None]:
+        """The atoms that stand in it directly (not those within divisions), in their order."""
+        return {atom: None for monomial, _ in self.terms for atom in monomial}
 
 
 _interned = weakref.WeakValueDictionary()
@@ -426,6 +426,7 @@ def nonnegative(index: Index) -> bool:
     for atom in index.atoms():
         if isinstance(atom, Axis | Mod | Clamp):
             return _without(index, atom)
+    for atom in index.atoms():
         if isinstance(atom, FloorDiv) and (top := _most_of_division(atom)) is not None:
             if any(m.count(atom) > 1 for m, _ in index.terms):
                 return False
@@ -433,8 +434,8 @@ def nonnegative(index: Index) -> bool:
             return all(nonnegative(i) for i in ends)
         if isinstance(atom, FloorDiv) and (least := _least_with_division(index, atom)) is not None:
             return nonnegative(least)
-        if not isinstance(atom, Size) or atom.low is None:
-            return False
+    if not all(_has_least(a) for a in index.atoms()):
+        return False
     shifted = substitute(
         index, {a: as_index(a) + a.low for a in index.atoms() if isinstance(a, Size) and a.low}
     )
@@ -461,6 +462,10 @@ def _least_with_division(index: Index, atom: FloorDiv) -> Index | None:
         return None
     most = atom.num if factor < 0 else atom.num - (den - 1)
     return rest + factor // den * most
+
+
+def _has_least(atom: Atom) -> bool:
+    return atom.low is not None if isinstance(atom, Size) else _known_nonnegative(atom)
 
 
 def _known_nonnegative(atom: Atom) -> bool:
@@ -519,11 +524,13 @@ def atom_index(atom: Atom) -> Index:
     return Index((((atom,), 1),))
 
 
-def deep_atoms(index: Index) -> set[Atom]:
-    """All atoms, those within divisions and clamps too; gathered expressions are not entered."""
-    found: set[Atom] = set()
+def deep_atoms(index: Index) -> dict[Atom, None]:
+    """All atoms, those within divisions and clamps too; gathered expressions are not entered.
+
+    A dict for its order: what is chosen among atoms must not hang on their addresses."""
+    found: dict[Atom, None] = {}
     for atom in index.atoms():
-        found.add(atom)
+        found[atom] = None
         if isinstance(atom, FloorDiv | Mod):
             found |= deep_atoms(atom.num) | deep_atoms(atom.den)
         elif isinstance(atom, Clamp):

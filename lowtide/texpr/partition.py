@@ -301,7 +301,7 @@ class _Partition:
         d = self.defs.get(node.source)
         if d is None or node.source in self.cycle_of or not _is_pointwise(d):
             return None
-        varies = any(set(index.atoms()) & deep_atoms(i) for i in node.index)
+        varies = any(a in deep_atoms(i) for i in node.index for a in index.atoms())
         if not varies and any(isinstance(n, Apply | Select | Cast) for n in ex.walk(d.expr)):
             return None
         moved = at_indices(d.expr, dict(zip(d.axes, node.index, strict=True)))
