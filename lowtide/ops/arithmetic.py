@@ -218,7 +218,6 @@ def lower_pow(b: Builder, x: Operand, exponent: Operand) -> Val:
 
 
 _POWERS: Final[dict[float, Formula]] = {
-    0: lambda x: x.like(1),
     1: lambda x: x,
     2: lambda x: x * x,
     3: lambda x: x * x * x,

@@ -48,16 +48,19 @@ def _refuse_old(*old: Any) -> None:
         raise Unsupported("size_average and reduce, which PyTorch deprecates")
 
 
+# `near` is a value of its own so that the slope of the square is 0, not 0 * inf, far away.
 def _smooth_l1(x: Term, y: Term, beta: float) -> Term:
     apart = (x - y).fn("abs")
     if beta == 0.0:
         return apart
-    return (apart < beta).where(0.5 * apart * apart / beta, apart - 0.5 * beta)
+    near = (apart < beta).where(apart, 0.0)
+    return (apart < beta).where(0.5 * near * near / beta, apart - 0.5 * beta)
 
 
 def _huber(x: Term, y: Term, delta: float) -> Term:
     apart = (x - y).fn("abs")
-    return (apart <= delta).where(0.5 * apart * apart, delta * (apart - 0.5 * delta))
+    near = (apart <= delta).where(apart, 0.0)
+    return (apart <= delta).where(0.5 * near * near, delta * (apart - 0.5 * delta))
 
 
 def _cross(x: Term, y: Term) -> Term:

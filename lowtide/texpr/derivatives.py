@@ -98,7 +98,7 @@ def _atan2(g: F, a: F, b: F) -> Cotangents:
 
 CLAMPS: Final = frozenset({"clamp", "clamp_min", "clamp_max", "normalize"})
 STRICT: Final = frozenset({"relu", "relu6", "hardtanh", "hardsigmoid", "hardswish"})
-# losses that give NaN where their operands are infinitely far apart
+# losses whose slope is NaN, not 0, where the distance is NaN
 LIPSCHITZ: Final = frozenset({"smooth_l1_loss", "huber_loss"})
 # the slope at NaN, where a backward formula asks on which side of a kink it lies
 AT_NAN: Final = {
@@ -145,7 +145,7 @@ def cotangents(node: Apply, g: Expr, op: str) -> tuple[Expr | None, ...] | None:
         r = F(node)
         found = (r.equals(0).where(cot.like(0), cot / (r * 2)),)
     elif fn == "abs" and op in LIPSCHITZ:
-        found = (cot * args[0].test("isfinite").where(args[0].fn("sign"), math.nan),)
+        found = (cot * args[0].equals(args[0]).where(args[0].fn("sign"), math.nan),)
     elif fn == "pow" and op in ROOTS:
         base, power = BINARY[fn](cot, args[0], args[1], F(node))
         assert base is not None

@@ -137,10 +137,16 @@ OTHERS: list[tuple[str, tuple[Any, ...]]] = [
     ("lerp", ((6, 7), (6, 7), 0.3)), ("addcmul", ((6, 7), (6, 7), (6, 7))),
     ("addcdiv", ((6, 7), (6, 7), (6, 7))), ("prelu", ((6, 7), (7,))), ("prelu", ((6, 7), (1,))),
     ("glu", ((6, 8),)), ("gelu", ((6, 7),)), ("gelu", ((6, 7), "tanh")), ("pow", ((6, 7), 2)),
-    ("pow", ((6, 7), 3)), ("pow", ((6, 7), 0.5)), ("pow", ((6, 7), -1)), ("pow", ((6, 7), 2.5)),
-    ("pow", (2.0, (6, 7))), ("threshold", ((6, 7), 0.5, 2.0)), ("leaky_relu", ((6, 7),)),
-    ("softplus", ((6, 7),)), ("nan_to_num", ((6, 7),)), ("sinc", ((6, 7),)),
+    ("pow", ((6, 7), 0)), ("pow", ((6, 7), 3)), ("pow", ((6, 7), 0.5)), ("pow", ((6, 7), -1)),
+    ("pow", ((6, 7), 2.5)), ("pow", (2.0, (6, 7))), ("threshold", ((6, 7), 0.5, 2.0)),
+    ("leaky_relu", ((6, 7),)), ("softplus", ((6, 7),)), ("nan_to_num", ((6, 7),)),
+    ("sinc", ((6, 7),)),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["smooth_l1_loss", "huber_loss", "l1_loss", "mse_loss"])
+def test_losses_infinitely_far_apart(name: str) -> None:
+    check(name, with_inf(6, 7), ties(6, 7))
 
 
 @pytest.mark.parametrize("make", MAKERS)
