@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.largest import largest
+from lowtide.memory.onednn import layer_results
 from lowtide.memory.plan import Event, Held
 from lowtide.memory.scratch import scratch_bytes
 
@@ -197,6 +198,8 @@ class Ledger(TorchDispatchMode):
             return func(*args, **kwargs)
         args, kwargs = self._on_meta(func, args, kwargs)
         result, note = largest(func, args)
+        if result is None:
+            result = layer_results(func, args)
         if result is None:
             result = func(*args, **kwargs)
         elif note:

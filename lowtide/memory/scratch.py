@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import torch
 
+from lowtide.memory import onednn
+
 aten = torch.ops.aten
 _CHANNELS = 16
 Bound = Callable[[Sequence[Any], Any], int]
@@ -85,6 +87,8 @@ _BOUNDS: dict[Any, Bound] = {
     aten.nanmedian.dim: _copy_unless_last,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
+    aten.mkldnn_rnn_layer.default: onednn.layer_scratch,
+    aten.mkldnn_rnn_layer_backward.default: onednn.layer_backward_scratch,
     aten.abs.default: _complex,
     aten.index.Tensor: _mask_indices,
     aten.linalg_inv_ex.default: _copy,

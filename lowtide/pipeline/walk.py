@@ -23,6 +23,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.memory.ledger import Ledger, like
+from lowtide.memory.onednn import LikeTheCpu
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
 from lowtide.pipeline.gradient import Pass
@@ -136,7 +137,7 @@ class Walk:
         env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
         self._arguments = {v.name: env[v] for v in driver.function.arguments}
         try:
-            with self.ledger, torch.set_grad_enabled(self.records):
+            with self.ledger, LikeTheCpu(), torch.set_grad_enabled(self.records):
                 results = self._block(driver.plan, env)
                 if self.records:
                     self.notes += backward(self.ledger, _tensors(results))

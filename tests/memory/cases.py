@@ -456,6 +456,20 @@ def transformer() -> nn.Module:
     return nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
 
 
+@module("lstm_deep", lambda: (torch.rand(200, 8, 40),))
+def lstm_deep() -> nn.Module:
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTM(40, 64, num_layers=2, bidirectional=True, bias=False)
+
+        def forward(self, x):
+            y, (h, c) = self.rnn(x)
+            return torch.tanh(y).sum(0) + h.sum() * c.sum()
+
+    return Encoder()
+
+
 @module("lstm", lambda: (torch.rand(16, 60, 64),))
 def lstm() -> nn.Module:
     class Tagger(nn.Module):

@@ -24,7 +24,6 @@ EVERY_DAY = {
     "pointwise", "transposed", "pairs", "low_then_up", "cross_entropy", "cumulative", "ordered",
     "smallest_k", "convolved_1d", "branch", "collected", "block", "unet",
 }  # fmt: skip
-KNOWN = {"lstm-grad": "oneDNN's LSTM keeps a workspace for its backward pass"}
 M_MMAP_THRESHOLD = -3
 
 pytestmark = pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
@@ -43,8 +42,7 @@ def variants() -> list[Any]:
         marks = [] if case.name in EVERY_DAY else [pytest.mark.slow]
         for grad in (False, True) if case.grad else (False,):
             name = f"{case.name}-{'grad' if grad else 'plain'}"
-            known = [pytest.mark.xfail(reason=KNOWN[name])] if name in KNOWN else []
-            found.append(pytest.param(case, grad, id=name, marks=[*marks, *known]))
+            found.append(pytest.param(case, grad, id=name, marks=marks))
     return found
 
 
