@@ -23,6 +23,7 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script.module_methods import method_types
 from lowtide.frontend.script.module_state import Guard, root_of
 from lowtide.frontend.script.script import script_function, signature_types
+from lowtide.frontend.script.source import parameters_of
 from lowtide.ir.core import Function
 from lowtide.ir.types import TupleType, Type
 from lowtide.passes.standard import tidy
@@ -49,7 +50,7 @@ def of_function(f: ScriptFunction) -> list[Program]:
         return saved
     fn: Any = f.__lowtide_function__
     made = [d.function for d in f.drivers()]
-    parameters = inspect.signature(fn, follow_wrapped=False).parameters.values()
+    parameters = parameters_of(fn).values()
     if (not made or _is_annotated(parameters)) and not _is_variadic(parameters):
         try:
             types = tuple(signature_types(fn).values())

@@ -226,7 +226,10 @@ class BlockPlan:
             manager = Entered(manager, self._leaving(leaving[0], env))
         _drop(env, alive, tuple(env))
         with manager as entered:
-            return plan.run({**inner, block.args[0]: entered})
+            inner[block.args[0]] = entered
+            if plain.reason():  # the manager has turned autocast on, say
+                return run_block(block, inner)
+            return plan.run(inner)
         raise suppressed(op)
 
     def _leaving(self, block: Block, env: Env) -> Callable[..., object]:

@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from lowtide.frontend.script.module_methods import compile_method, method_types
 from lowtide.frontend.script.module_state import Guard, is_torch_class
 from lowtide.frontend.script.script import check_syntax
+from lowtide.frontend.script.source import decorated
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
 from lowtide.pipeline import debug, plain
@@ -159,7 +160,7 @@ class ScriptMethod(ScriptFunction):
         if isinstance(source, FunctionType):
             if not is_torch_class(type(root)):
                 check_syntax(source)
-            signature = inspect.signature(source, follow_wrapped=False)
+            signature = inspect.signature(decorated(source), follow_wrapped=False)
             parameters = list(signature.parameters.values())[1:]
             self._signature = signature.replace(parameters=parameters)
             self._fn = MethodType(source, root)

@@ -10,14 +10,29 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import known_elements, make_dict, python_object
-from lowtide.frontend.script.nodes import NODES, Call, Node
+from lowtide.frontend.script.functions import parameter_node
+from lowtide.frontend.script.nodes import (
+    NODES,
+    BoundMethod,
+    Call,
+    FinishedMethod,
+    LocalFunction,
+    Members,
+    ModuleRef,
+    Node,
+    PythonObject,
+)
 from lowtide.frontend.script.targets import unpacked
+from lowtide.ir import types as t
 from lowtide.ir.core import Value
+
+# what a tuple of values cannot hold without being less known
+_KNOWN_ONLY = (ModuleRef, BoundMethod, FinishedMethod, Members, PythonObject, LocalFunction)
 
 
 def compile_arguments(c: Context, node: ast.Call) -> Call:
@@ -27,7 +42,11 @@ def compile_arguments(c: Context, node: ast.Call) -> Call:
         if not isinstance(arg, ast.Starred):
             call.args.append(c.kept(c.expr(arg), arg))
             continue
-        xs = c.read_value(arg.value)
+        found = c.expr(arg.value)
+        if isinstance(found, Members):
+            call.args.extend(found.nodes)
+            continue
+        xs = c.as_value(found, arg.value)
         known = known_elements(c, xs)
         call.args.extend([xs] if known is None else known)
         spread.extend([xs] if known is None else [])
@@ -61,6 +80,31 @@ def _one_list(c: Context, node: ast.Call, args: Sequence[Node], spread: Sequence
     return unpacked(c, node, parts)
 
 
+def handed_on(
+    c: Context,
+    node: ast.AST,
+    parameters: Iterable[inspect.Parameter],
+    arguments: Sequence[Value],
+) -> Call:
+    """The call of a function with the arguments that the whole program was given."""
+    place = ast.copy_location(ast.Call(ast.Constant(None), [], []), node)
+    call = Call(node=place, args=[])
+    for value, parameter in zip(arguments, parameters, strict=True):
+        found = parameter_node(value)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            call.args.extend(known_elements(c, value) or ())
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            call.keywords[value.name] = found
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            given = value.type.key if isinstance(value.type, t.DictType) else t.NEVER
+            if given == t.NEVER:
+                continue  # there are none
+            raise c.error(node, f"`**{value.name}` of a method is not compiled", "names")
+        else:
+            call.args.append(found)
+    return call
+
+
 def check_count(c: Context, call: Call) -> None:
     """Raises CompileError where it is not known how many arguments there are."""
     if call.unpacked:
@@ -85,7 +129,10 @@ def bind_python(
     for key, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             rest = cast("tuple[Node, ...]", values.get(key, ()))
-            values[key] = c.builder.tuple_make([c.as_value(v, node) for v in rest])
+            if any(isinstance(v, _KNOWN_ONLY) for v in rest):
+                values[key] = Members(rest)
+            else:
+                values[key] = c.builder.tuple_make([c.as_value(v, node) for v in rest])
         elif parameter.kind is parameter.VAR_KEYWORD:
             named = cast("dict[str, Node]", values.get(key, {}))
             keys = [c.const(k) for k in named]

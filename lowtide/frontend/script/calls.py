@@ -25,10 +25,12 @@ from lowtide.frontend.script.arguments import bind_python, check_count, compile_
 from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin, take_keywords
 from lowtide.frontend.script.comprehensions import decided_early
 from lowtide.frontend.script.context import Context, expression, link
+from lowtide.frontend.script.context_managers import context_manager
 from lowtide.frontend.script.decorators import MODIFIER
 from lowtide.frontend.script.expressions import python_object
 from lowtide.frontend.script.functions import (
     compile_body,
+    is_same,
     push_frame,
     signature_annotations,
 )
@@ -124,10 +126,9 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     if is_cached and isinstance(wrapped, FunctionType):
         return inline(c, wrapped, call.node, call.args, call.keywords, unpacked=call.unpacked)
     source = source_of(callee)
-    if _hashable_get(CONTEXT_MANAGERS, obj):
-        operands = [c.as_value(a, call.node) for a in (*call.args, *call.keywords.values())]
-        target = f"torch.{CONTEXT_MANAGERS[obj]}"
-        return c.dynamic("call_torch", operands, target=target, kwnames=tuple(call.keywords))
+    entered = context_manager(c, obj, call)
+    if entered is not None:
+        return entered
     is_helper = source is not None and source.startswith("F._") and isinstance(obj, FunctionType)
     if source is not None and not isinstance(obj, type) and not is_helper:
         return torch_call(c, call.node, source, call.args, call.keywords, unpacked=call.unpacked)
@@ -203,16 +204,6 @@ def call_function(
     return CALL_OF[type(callee)](c, callee, call)
 
 
-CONTEXT_MANAGERS: dict[object, str] = {
-    torch.no_grad: "no_grad",
-    torch.enable_grad: "enable_grad",
-    torch.set_grad_enabled: "set_grad_enabled",
-    torch.inference_mode: "inference_mode",
-    torch.autocast: "autocast",
-    torch.profiler.record_function: "profiler.record_function",
-}
-
-
 def _hashable_get(table: Mapping[object, T], obj: object) -> T | None:
     try:
         return table.get(obj)
@@ -252,8 +243,7 @@ def inline(
     owner: int = 0,
 ) -> Node:
     """The body of a Python function, in place of its call; see `Context.inline`."""
-    is_active = any(f.fn.__code__ is fn.__code__ and f.owner == owner for f in c.frames)
-    if is_active:
+    if any(is_same(f.fn, fn) and f.owner == owner for f in c.frames):
         return _recursion(c, fn, node, args, keywords or {})
     if len(c.frames) > _DEEPEST:
         raise c.error(node, f"more than {_DEEPEST} calls within calls", "a loop")

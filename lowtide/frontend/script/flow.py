@@ -21,7 +21,7 @@ transforms.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -201,7 +201,21 @@ def merge(
         merged[name] = value
     if RAISED in c.frame.vars and RAISED not in merged:
         merged[RAISED] = c.frame.vars[RAISED]
+    if RAISED in left and left[0] != left[1]:
+        _keep_narrow(c, merged, (otherwise if left[0] == RAISED else then).vars)
     c.frame.vars = merged
+
+
+def _keep_narrow(
+    c: Context, merged: dict[str, Node | Poison], survivor: Mapping[str, Node | Poison]
+) -> None:
+    """What the only branch that goes on knows of a variable's type holds after the `if`, too."""
+    for name, before in merged.items():
+        after = survivor.get(name)
+        if isinstance(before, Value) and isinstance(after, Value) and after.type != before.type:
+            known = c.builder.emit("cast", [before], [after.type]).result
+            known.name = before.name
+            merged[name] = known
 
 
 class _Meeting:

@@ -10,7 +10,7 @@ import builtins
 import dataclasses
 import typing
 from collections.abc import Mapping
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, cast
 
 import torch
@@ -43,10 +43,16 @@ def push_frame(c: Context, fn: FunctionType, source: FunctionSource | None = Non
         source=found,
         names=outer_names(fn),
         local_names=frozenset((*code.co_varnames, *code.co_cellvars)),
-        caller=c.builder.loc if c.frames and c.frames[-1].fn.__code__ is not code else None,
+        caller=c.builder.loc if c.frames and not is_same(c.frames[-1].fn, fn) else None,
     )
     c.frames.append(frame)
     return frame
+
+
+def is_same(one: FunctionType | MethodType, other: FunctionType) -> bool:
+    """Whether they are one function; functions of one decorator share their code."""
+    cells = one.__closure__ or (), other.__closure__ or ()
+    return one.__code__ is other.__code__ and list(map(id, cells[0])) == list(map(id, cells[1]))
 
 
 def local_frame(outer: Frame, node: ast.FunctionDef | ast.Lambda) -> Frame:

@@ -14,8 +14,6 @@ bools and strings read at run time, it is compiled for the ones that stand there
 
 from __future__ import annotations
 
-import ast
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
@@ -25,15 +23,14 @@ import torch
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import module_attributes, module_calls, module_containers
+from lowtide.frontend.script.arguments import handed_on
 from lowtide.frontend.script.context import Context, Frame
-from lowtide.frontend.script.expressions import known_elements
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.leaves import leaf_classes
 from lowtide.frontend.script.module_state import Guard, Knowledge, ModuleState, Restart, follow
-from lowtide.frontend.script.nodes import BoundMethod, Call, ModuleRef
+from lowtide.frontend.script.nodes import BoundMethod, ModuleRef
 from lowtide.frontend.script.script import signature_types
-from lowtide.frontend.script.source import read_source
-from lowtide.ir import types as t
+from lowtide.frontend.script.source import decorated, parameters_of, read_source
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Function, Value
 from lowtide.ir.literals import is_literal
@@ -116,25 +113,12 @@ def _compile(
     c = Context(builder)
     c.modules = state = ModuleState(root=module, block=builder.block, knowledge=knowledge)
     builder.loc = source.loc(source.node)
-    parameters = list(inspect.signature(fn, follow_wrapped=False).parameters.values())[1:]
+    parameters = list(parameters_of(fn).values())[1:]
     arguments = [Value(n, type_) for n, type_ in types.items()]
     builder.block.args.extend(arguments)
     # Calls look for a frame; this one only passes the arguments on.
     c.frames.append(Frame(fn=fn, source=source, names=outer_names(fn), local_names=frozenset()))
-    place = ast.copy_location(ast.Call(ast.Constant(None), [], []), source.node)
-    call = Call(node=place, args=[])
-    for value, parameter in zip(arguments, parameters, strict=True):
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            call.args.extend(known_elements(c, value) or ())
-        elif parameter.kind is parameter.KEYWORD_ONLY:
-            call.keywords[value.name] = value
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            given = value.type.key if isinstance(value.type, t.DictType) else t.NEVER
-            if given == t.NEVER:
-                continue  # there are none
-            raise c.error(source.node, f"`**{value.name}` of a method is not compiled", "names")
-        else:
-            call.args.append(value)
+    call = handed_on(c, source.node, parameters, arguments)
     ref = ModuleRef(module, "")
     if name == "forward":
         found = module_calls.call_forward(c, ref, call)
@@ -160,6 +144,7 @@ def _compile(
 
 
 def _defaults(fn: FunctionType) -> dict[str, object]:
+    fn = decorated(fn)
     code, values = fn.__code__, fn.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
     found = dict(zip(names[len(names) - len(values) :], values, strict=True))

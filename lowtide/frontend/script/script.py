@@ -35,6 +35,7 @@ from lowtide.frontend.script import (
     slices,
     statements,
 )
+from lowtide.frontend.script.arguments import handed_on
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.functions import (
     compile_body,
@@ -42,7 +43,13 @@ from lowtide.frontend.script.functions import (
     push_frame,
     signature_annotations,
 )
-from lowtide.frontend.script.source import read_source, unwrap
+from lowtide.frontend.script.source import (
+    decorated,
+    is_decorated,
+    parameters_of,
+    read_source,
+    unwrap,
+)
 from lowtide.frontend.script.syntax import check_syntax
 from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
@@ -59,6 +66,7 @@ LANGUAGE = (
     *(left_to_python, local_calls, loops, operators, questions, slices, statements),
     *(module_attributes, module_calls),  # `super()` is that of plain classes, too
 )
+_DECORATED = 1  # the owner of a decorated function's frame within that of its program
 
 
 def script_function(
@@ -76,11 +84,14 @@ def script_function(
     c = Context(builder)
     frame = push_frame(c, plain, source)
     builder.loc = source.loc(source.node)
-    for name, type_ in types.items():
-        value = Value(name, type_)
-        builder.block.args.append(value)
-        frame.vars[name] = parameter_node(value)
-    result = c.as_value(compile_body(c), source.node)
+    builder.block.args.extend(Value(name, type_) for name, type_ in types.items())
+    if is_decorated(plain):
+        call = handed_on(c, source.node, parameters_of(plain).values(), builder.block.args)
+        found = c.inline(plain, call.node, call.args, call.keywords, owner=_DECORATED)
+    else:
+        frame.vars.update({v.name: parameter_node(v) for v in builder.block.args})
+        found = compile_body(c)
+    result = c.as_value(found, source.node)
     builder.emit("return", [result])
     builder.block.args.extend(c.captured.values())
     compiled = Function(
@@ -100,9 +111,10 @@ def signature_types(
 ) -> dict[str, Type]:
     """The type of every parameter, in order; see `script_function`."""
     plain = unwrap(fn)
-    declared = signature_annotations(plain, read_source(plain).node)
+    own = decorated(plain)
+    declared = signature_annotations(own, read_source(own).node)
     given = list(arg_types or ())
-    parameters = inspect.signature(plain, follow_wrapped=False).parameters
+    parameters = parameters_of(plain)
     if len(given) > len(parameters):
         raise CompileError(
             f"{plain.__name__}() takes {len(parameters)} arguments, {len(given)} were given"
@@ -145,5 +157,5 @@ def _is_vague(type_: Type) -> bool:
 
 
 def _defaults(fn: FunctionType) -> dict[str, object]:
-    parameters = inspect.signature(fn, follow_wrapped=False).parameters.values()
+    parameters = parameters_of(fn).values()
     return {p.name: p.default for p in parameters if is_literal(p.default)}

@@ -14,7 +14,7 @@ import linecache
 import re
 import sysconfig
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
@@ -64,6 +64,23 @@ def unwrap(fn: Callable[..., Any]) -> FunctionType:
         f"{name!r} is not a Python function, so there is no source to compile",
         remedy="a `def`",
     )
+
+
+def is_decorated(fn: FunctionType) -> bool:
+    """Whether it hands all its arguments on to the function that it wraps (`functools.wraps`)."""
+    wrapped = getattr(fn, "__wrapped__", None)
+    takes_all = fn.__code__.co_flags & inspect.CO_VARARGS
+    return isinstance(wrapped, FunctionType) and bool(takes_all)
+
+
+def decorated(fn: FunctionType) -> FunctionType:
+    """The function under its decorators: the one whose parameters a caller sees."""
+    return decorated(cast("Any", fn).__wrapped__) if is_decorated(fn) else fn
+
+
+def parameters_of(fn: FunctionType) -> Mapping[str, inspect.Parameter]:
+    """The parameters that a caller sees."""
+    return inspect.signature(decorated(fn), follow_wrapped=False).parameters
 
 
 _STDLIB = sysconfig.get_path("stdlib")
