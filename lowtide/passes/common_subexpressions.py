@@ -31,7 +31,7 @@ def eliminate_common_subexpressions(fn: Function) -> Function:
     """The function with equal pure ops computed once."""
     result = clone(fn)
     changed = {str(op.attrs["target"]) for op in result.walk() if "target" in op.attrs}
-    unsafe: tuple[str, ...] = ("size", *opdefs.PURE_KINDS) if changed & _RESIZING else ()
+    unsafe: tuple[str, ...] = ("size", *opdefs.PURE_KINDS) if changed & RESIZING else ()
     if changed and not unsafe:
         unsafe = tuple(k for k in opdefs.PURE_KINDS if k != "size")
     fixed = {
@@ -67,7 +67,7 @@ def _forgets(op: Op) -> bool:
     return pure and all(t.is_immutable(r.type) and r.type != t.TENSOR for r in op.results)
 
 
-_RESIZING = {
+RESIZING = {
     f"Tensor.{name}_"
     for name in ("resize", "resize_as", "set", "t", "transpose", "swapaxes", "squeeze", "unsqueeze")
 }

@@ -1,6 +1,7 @@
 """The passes every front end's program goes through, in order.
 
-tidy(fn)     constants folded, common subexpressions shared, dead code gone
+tidy(fn)     constants folded, carried tuples, rows and lists in a form that loops can be lifted
+             from, common subexpressions shared, dead code gone
 """
 
 from __future__ import annotations
@@ -9,9 +10,20 @@ from lowtide.ir.core import Function
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.dead_code import eliminate_dead_code
+from lowtide.passes.grown_lists import grow_in_place
+from lowtide.passes.rows import read_rows
 from lowtide.passes.run import Pass, run
+from lowtide.passes.split_tuples import split_tuples
 
-TIDY: tuple[Pass, ...] = (fold_constants, eliminate_common_subexpressions, eliminate_dead_code)
+TIDY: tuple[Pass, ...] = (
+    split_tuples,
+    fold_constants,
+    eliminate_dead_code,  # and what loops carry unchanged
+    read_rows,
+    grow_in_place,
+    eliminate_common_subexpressions,
+    eliminate_dead_code,
+)
 
 
 def tidy(fn: Function) -> Function:

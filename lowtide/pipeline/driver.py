@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Function, Op, Value, free_values
+from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
 from lowtide.ir.interpret import Entered, run_block, run_op, suppressed
 from lowtide.pipeline import plain, stats
 from lowtide.pipeline.budget.section import SECTION, run_section
@@ -32,6 +32,7 @@ from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.stopping import ends_region, static_reason
 
 Env = dict[Value, Any]
+_GROW: Final = ("list.append", "list.extend")
 
 
 class BlockPlan:
@@ -54,6 +55,11 @@ class BlockPlan:
         self.last = len(block.ops) - 1
         self.live_at = _liveness(block)
         self._first_live_ins = list(live_ins)
+        self.constants = {op.result for op in block.ops if op.name == "const"}
+        self.is_repeated = False
+        self.growing = {v for v in block.args if _is_tensors(v)}
+        self.growing |= {op.operands[0] for op in walk(block) if op.name in _GROW}
+        self.growing -= {r for op in walk(block) for r in op.results}
         self._regions: dict[int, Region | None] = {}
         self._inner: dict[int, BlockPlan] = {}
         self._lock = threading.Lock()
@@ -67,7 +73,7 @@ class BlockPlan:
                 return self._regions.setdefault(pos, self._region(pos))
 
     def _region(self, pos: int) -> Region | None:
-        if self.ops[pos].name == "mutate" or self._takes_row(self.ops[pos]):
+        if self.ops[pos].name == "mutate" or self._is_drivers(self.ops[pos]):
             return None  # of a tensor from outside
         end = pos
         while end < self.last and not self._ends(end, pos):
@@ -93,18 +99,24 @@ class BlockPlan:
         """Whether every region from `start` on ends here; to a list from outside nothing is added,
         so that its growth makes no new signature."""
         op = self.ops[pos]
-        if op.name in ("list.append", "list.extend"):
+        if op.name in _GROW:
             made = {v for earlier in self.ops[start:pos] for v in earlier.results}
             return op.operands[0] not in made
-        return bool(ends_region(op)) or self._takes_row(op)
+        return bool(ends_region(op)) or self._is_drivers(op)
 
-    def _takes_row(self, op: Op) -> bool:
-        """x[i] in a loop over i: PyTorch takes the view, so that i is in no signature."""
-        args = self.block.args
-        if self._first_live_ins or not args or op.name != "torch.getitem":
+    def _is_drivers(self, op: Op) -> bool:
+        """x[i] and xs[i] in a loop over i, and a list that grows: the driver runs these, so that
+        neither i nor a length is in a signature, of which each step would have its own."""
+        if not self.is_repeated:
             return False
-        index = op.operands[1:]
-        return index == [args[0]] and args[0].type == t.INT
+        if (op.blocks or op.name.startswith(("list.", "py."))) and not self.growing.isdisjoint(
+            free_values([op])
+        ):
+            return True
+        reads = op.name == "torch.getitem" or (
+            op.name == "list.get" and _is_tensors(op.operands[0])
+        )
+        return reads and any(v.type == t.INT and v not in self.constants for v in op.operands[1:])
 
     def share(self, inner: dict[int, BlockPlan]) -> None:
         """From now on plans of nested blocks are taken from there, and added there."""
@@ -117,6 +129,9 @@ class BlockPlan:
             with self._lock:
                 made = BlockPlan(block, self.name, self.mutates, (), self.changed)
                 made.shown = self.shown
+                made.is_repeated = self.is_repeated or bool(block.args)
+                made.constants |= self.constants
+                made.growing |= self.growing
                 found = self._inner.setdefault(id(block), made)
         return found
 
@@ -309,6 +324,10 @@ def make_driver(function: Function, budget_bytes: int | None) -> Driver:
     from lowtide.pipeline.budget.budgeted import BudgetedDriver  # it derives from Driver
 
     return BudgetedDriver(function, budget_bytes)
+
+
+def _is_tensors(value: Value) -> bool:
+    return value.type == t.ListType(t.TENSOR)
 
 
 def _is_work(op: Op) -> bool:

@@ -27,6 +27,7 @@ from lowtide.pipeline.abstract import (
     Abs,
     Map,
     Origin,
+    Pending,
     Seq,
     concrete,
     constant,
@@ -61,6 +62,8 @@ def evaluate(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> 
         result = rule(host, *operands)
         if result is not None:
             return result
+    if any(isinstance(x.value, Pending) for x in operands):
+        raise Unsupported("what a loop has collected is read as a list")
     layout = _SEQUENCES.get(op.name)
     if layout is not None and isinstance(operands[0].value, Seq):
         return _on_sequence(definition, layout, operands)

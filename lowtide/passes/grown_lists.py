@@ -1,0 +1,185 @@
+"""A list that a loop makes anew each time, longer by some items, is one that items are added to.
+
+In, out: a Function. Always holds: only where nobody else holds the list that the loop began with,
+and nothing reads the list inside the loop.
+
+    outs = [h] + outs            →      fresh.append(h)               outs = fresh[::-1]
+    outs = outs + [h]            →      fresh.append(h)               outs = fresh
+    outs += [h]                  →      outs.append(h)
+    torch.stack(xs[::-1])        →      torch.stack(xs).flip(0)
+
+So that a loop carries no list, and what it collects can become the rows of one tensor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any, Final, NamedTuple
+
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Function, Op, Value, clone, free_values
+from lowtide.ir.types import ListType, TupleType
+
+_READERS: Final = ("torch.stack", "list.get", "py.len", "list.slice")
+_OWN: Final = (*_READERS, "list.append", "list.extend")
+
+
+def grow_in_place(fn: Function) -> Function:
+    """See the module's text."""
+    result = clone(fn)
+    _Lists(result).block(result.block)
+    return result
+
+
+class _Turned(NamedTuple):
+    """A list that holds the items of another, from either end."""
+
+    of: Value
+    is_reversed: bool
+
+
+class _Lists:
+    def __init__(self, fn: Function) -> None:
+        self.makers = {r: op for op in fn.walk() for r in op.results}
+        self.uses = Counter(v for op in fn.walk() for v in op.operands)
+        self.users: defaultdict[Value, list[Op]] = defaultdict(list)
+        for op in fn.walk():
+            for value in op.operands:
+                self.users[value].append(op)
+        self.stand_ins: dict[Value, Value] = {}
+
+    def block(self, block: Block) -> None:
+        kept: list[Op] = []
+        turned: dict[Value, _Turned] = {}  # while neither has changed
+        for op in block.ops:
+            op.operands = [self.stand_ins.get(v, v) for v in op.operands]
+            for inner in op.blocks:
+                self.block(inner)
+            before: list[Op] = []
+            after: list[Op] = []
+            if op.name == "torch.stack" and op.operands[0] in turned:
+                after = self.flipped(op, turned[op.operands[0]])
+            elif op.name == "loop":
+                for place in reversed(range(2, len(op.operands))):
+                    self.grow(op, place, before, after)
+            touched: set[Value] = set()
+            if op.name not in _READERS:
+                touched.update(op.operands, free_values([op]))
+            turned = {r: x for r, x in turned.items() if touched.isdisjoint((r, x.of))}
+            for made in (op, *after):
+                if self.turns_round(made):
+                    xs = made.operands[0]
+                    below = turned.get(xs, _Turned(xs, False))
+                    turned[made.result] = _Turned(below.of, not below.is_reversed)
+            added = self.extended_by(op)
+            kept += [*before, *([op] if added is None else added), *after]
+        block.ops = kept
+
+    def grow(self, loop: Op, place: int, before: list[Op], after: list[Op]) -> None:
+        """Makes a carried list one that is added to, if it is built so."""
+        (body,) = loop.blocks
+        carried, end = body.args[place - 1], body.terminator
+        start = self.makers.get(loop.operands[place])
+        grown = self.makers.get(end.operands[place - 1])
+        if not isinstance(carried.type, ListType) or start is None or grown is None:
+            return
+        if start.name != "list.make" or start.operands or self.uses[start.result] != 1:
+            return
+        if grown.name != "py.add" or grown not in body.ops or carried not in grown.operands:
+            return
+        if self.uses[carried] != 1 or self.uses[grown.result] != 1:
+            return
+        at_end = grown.operands[0] is carried
+        added = self.makers.get(grown.operands[1 if at_end else 0])
+        if added is None or added.name != "list.make" or self.uses[added.result] != 1:
+            return
+        fresh = Value(carried.name, loop.results[place - 2].type)
+        self.makers[fresh] = Op(name="list.make", results=[fresh], loc=start.loc)
+        before.append(self.makers[fresh])
+        items = added.operands if at_end else added.operands[::-1]
+        position = body.ops.index(grown)
+        body.ops[position : position + 1] = _appends(fresh, items, grown)
+        result = loop.results[place - 2]
+        for values, index in ((loop.operands, place), (body.args, place - 1)):
+            del values[index]
+        del end.operands[place - 1], loop.results[place - 2]
+        if at_end:
+            self.stand_ins[result] = fresh
+        else:
+            after += self.turn_round(fresh, result, loop)
+
+    def extended_by(self, op: Op) -> list[Op] | None:
+        """`xs += [a, b]`: each of them appended."""
+        if op.name != "list.extend" or self.uses[op.result]:
+            return None
+        xs, more = op.operands
+        made = self.makers.get(more)
+        if made is None or made.name != "list.make" or self.uses[more] != 1:
+            return None
+        return _appends(xs, made.operands, op)
+
+    def turn_round(self, xs: Value, result: Value, like: Op) -> list[Op]:
+        none, step = Value("", t.NONE), Value("", t.INT)
+        found = [
+            _const(none, None, like),
+            _const(step, -1, like),
+            Op(
+                name="list.slice",
+                operands=[xs, none, none, step],
+                results=[result],
+                loc=like.loc,
+            ),
+        ]
+        self.makers.update((r, op) for op in found for r in op.results)
+        return found
+
+    def turns_round(self, op: Op) -> bool:
+        """`xs[::-1]` of a list that nothing but this function's own ops ever sees."""
+        if op.name != "list.slice" or not self.is_private(op.operands[0]):
+            return False
+        bounds = [self.constant(v) for v in op.operands[1:]]
+        return bounds == [None, None, -1]
+
+    def is_private(self, xs: Value) -> bool:
+        """Whether the list is made here and never held by anything else."""
+        maker = self.makers.get(xs)
+        users = self.users[xs]
+        return (
+            maker is not None
+            and maker.name in ("list.make", "list.slice")
+            and all(u.operands.index(xs) == 0 and u.name in _OWN for u in users)
+        )
+
+    def constant(self, value: Value) -> Any:
+        maker = self.makers.get(value)
+        return maker.attrs["value"] if maker is not None and maker.name == "const" else ...
+
+    def flipped(self, stack: Op, turned: _Turned) -> list[Op]:
+        """The rows of a list that was turned round, stacked as they were and turned round then."""
+        dim = stack.operands[1]
+        stack.operands = [turned.of, dim]
+        if not turned.is_reversed:
+            return []
+        (result,) = stack.results
+        stack.results = [Value("", result.type)]
+        dims = Value("", TupleType((t.INT,)))
+        return [
+            Op(name="tuple.make", operands=[dim], results=[dims], loc=stack.loc),
+            Op(
+                name="torch.flip",
+                operands=[stack.result, dims],
+                results=[result],
+                loc=stack.loc,
+            ),
+        ]
+
+
+def _appends(xs: Value, items: list[Value], like: Op) -> list[Op]:
+    return [
+        Op(name="list.append", operands=[xs, v], results=[Value("", t.NONE)], loc=like.loc)
+        for v in items
+    ]
+
+
+def _const(result: Value, value: object, like: Op) -> Op:
+    return Op(name="const", attrs={"value": value}, results=[result], loc=like.loc)

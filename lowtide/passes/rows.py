@@ -1,0 +1,138 @@
+"""Rows of a tensor are read from the tensor, not from a list of them.
+
+In, out: a Function. Always holds: a list that anything else sees stays: one that is returned,
+changed, unpacked or handed on.
+
+    %xs: List[Tensor] = torch.unbind(%x, %0)       %n: int = torch.size.dim(%x, %0)
+    %n: int = py.len(%xs)                      →
+    %row: Tensor = list.get(%xs, %i)               %row: Tensor = torch.getitem(%x, %i)
+
+A list turned round, `xs[::-1]`, is read from the other end. What reads x[i] can become a tensor
+expression, whatever i is; what reads an item of a list cannot.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Function, Op, Value, clone
+from lowtide.passes.common_subexpressions import RESIZING
+
+_MAKERS: Final = ("torch.unbind", "list.slice")
+_READERS: Final = ("py.len", "list.get")
+
+
+def read_rows(fn: Function) -> Function:
+    """See the module's text."""
+    result = clone(fn)
+    if not any(op.attrs.get("target") in RESIZING for op in result.walk()):
+        _Rows(result).block(result.block)
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Of which tensor and dim these are the rows; how many; which way round."""
+
+    tensor: Value
+    dim: Value
+    length: Value
+    is_reversed: bool
+
+
+class _Rows:
+    def __init__(self, fn: Function) -> None:
+        self.known: dict[Value, object] = {}
+        self.users: defaultdict[Value, list[Op]] = defaultdict(list)
+        for op in fn.walk():
+            if op.name == "const":
+                self.known[op.result] = op.attrs["value"]
+            for value in op.operands:
+                self.users[value].append(op)
+        self.sources: dict[Value, _Source] = {}
+        self.stand_ins: dict[Value, Value] = {}
+        self.counters: set[Value] = set()  # of loops: never negative
+
+    def block(self, block: Block) -> None:
+        kept: list[Op] = []
+        for op in block.ops:
+            op.operands = [self.stand_ins.get(v, v) for v in op.operands]
+            if op.name == "loop":
+                self.counters.add(op.blocks[0].args[0])
+            for inner in op.blocks:
+                self.block(inner)
+            kept.extend(self.op(op))
+        block.ops = kept
+
+    def op(self, op: Op) -> list[Op]:
+        source = self.sources.get(op.operands[0]) if op.operands else None
+        if op.name == "torch.unbind" and self.is_only_read(op.result):
+            length = Value("", t.INT)
+            x, dim = op.operands
+            self.sources[op.result] = _Source(tensor=x, dim=dim, length=length, is_reversed=False)
+            return [Op(name="torch.size.dim", operands=[x, dim], results=[length], loc=op.loc)]
+        if source is None:
+            return [op]
+        if op.name == "list.slice":
+            self.sources[op.result] = _Source(
+                tensor=source.tensor,
+                dim=source.dim,
+                length=source.length,
+                is_reversed=not source.is_reversed,
+            )
+            return []
+        if op.name == "py.len":
+            self.stand_ins[op.result] = source.length
+            return []
+        return self.row(op, source)
+
+    def row(self, op: Op, source: _Source) -> list[Op]:
+        """`list.get` as a view of the tensor."""
+        made: list[Op] = []
+        index = op.operands[1]
+        if source.is_reversed:
+            one, last, turned = (Value("", t.INT) for _ in range(3))
+            from_start = (
+                index in self.counters
+            )  # then x[n - 1 - i], which is affine, else x[-1 - i]
+            made.append(Op(name="const", attrs={"value": 1}, results=[one], loc=op.loc))
+            if from_start:
+                made.append(_subtract(source.length, one, last, op))
+            else:
+                made.append(Op(name="const", attrs={"value": -1}, results=[last], loc=op.loc))
+            made.append(_subtract(last, index, turned, op))
+            index = turned
+        x, results, loc = source.tensor, op.results, op.loc
+        if self.known.get(source.dim) == 0:
+            spec = {"spec": ("int",)}
+            read = Op(name="torch.getitem", operands=[x, index], results=results, loc=loc)
+            read.attrs.update(spec)
+        else:
+            operands = [x, source.dim, index]
+            read = Op(name="torch.select", operands=operands, results=results, loc=loc)
+        return [*made, read]
+
+    def is_only_read(self, rows: Value) -> bool:
+        """Whether all that is done with a list is to ask for its length and its items."""
+        for user in self.users[rows]:
+            if user.operands[0] is not rows or rows in user.operands[1:]:
+                return False
+            if user.name == "list.slice" and self.turns_round(user):
+                if not self.is_only_read(user.result):
+                    return False
+            elif user.name not in _READERS:
+                return False
+        return True
+
+    def turns_round(self, op: Op) -> bool:
+        """`xs[::-1]`"""
+        bounds: Mapping[int, object] = dict(enumerate(self.known.get(v, 0) for v in op.operands))
+        return bounds[1] is None and bounds[2] is None and bounds[3] == -1
+
+
+def _subtract(a: Value, b: Value, result: Value, like: Op) -> Op:
+    return Op(name="py.sub", operands=[a, b], results=[result], loc=like.loc)

@@ -1,0 +1,114 @@
+"""A tuple that a loop carries becomes its items.
+
+In, out: a Function. Always holds: tuples are made anew, which nobody can tell; a namedtuple that a
+loop began with is still that where the loop never runs.
+
+    %s: (Tensor, Tensor) = loop(%n, %true, %s0)         %h0, %c0 = the items of %s0
+      block(%i, %s1):                                   %h, %c = loop(%n, %true, %h0, %c0)
+        …                                          →      block(%i, %h1, %c1):
+        yield(%true, %s2)                                   %s1 = tuple.make(%h1, %c1)
+                                                            …
+                                                            yield(%true, the items of %s2)
+                                                        %s = tuple.make(%h, %c)
+
+So that a recurrence over tensors is one, however the user has packed its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Function, Op, Value, clone
+from lowtide.ir.types import TupleType
+
+
+def split_tuples(fn: Function) -> Function:
+    """See the module's text."""
+    result = clone(fn)
+    constants = {op.result: op.attrs["value"] for op in result.walk() if op.name == "const"}
+    _split(result.block, constants)
+    return result
+
+
+def _split(block: Block, constants: dict[Value, object]) -> None:
+    kept: list[Op] = []
+    for op in block.ops:
+        after: list[Op] = []
+        if op.name == "loop":
+            runs = constants.get(op.operands[1]) is True
+            place = 2
+            while place < len(op.operands):
+                if _can_split(op, place, runs):
+                    before, made = _split_one(op, place)
+                    kept += before
+                    after[:0] = made
+                else:
+                    place += 1
+        for inner in op.blocks:
+            _split(inner, constants)
+        kept += [op, *after]
+    block.ops = kept
+
+
+def _can_split(loop: Op, place: int, runs: bool) -> bool:
+    """Whether what is carried is a plain tuple; `runs`: only the trip count decides how often."""
+    before, carried = loop.operands[place].type, loop.blocks[0].args[place - 1].type
+    result, after = loop.results[place - 2].type, loop.blocks[0].terminator.operands[place - 1].type
+    if not isinstance(before, TupleType) or not isinstance(after, TupleType) or not after.elems:
+        return False
+    plain = all(isinstance(x, TupleType) and not x.names for x in (carried, result))
+    return plain and len(before.elems) == len(after.elems) and (not before.names or runs)
+
+
+def _split_one(loop: Op, place: int) -> tuple[list[Op], list[Op]]:
+    """What comes before the loop and after it."""
+    (body,) = loop.blocks
+    end = body.terminator
+    before, carried = loop.operands[place], body.args[place - 1]
+    yielded, result = end.operands[place - 1], loop.results[place - 2]
+    first = list(_items(before, loop))
+    loop.operands[place : place + 1] = [op.result for op in first]
+    args = [Value(carried.name, x) for x in _elems(carried)]
+    body.args[place - 1 : place] = args
+    last = list(_items(yielded, loop))
+    end.operands[place - 1 : place] = [op.result for op in last]
+    body.ops[:] = [_tuple(args, carried, loop), *body.ops[:-1], *last, end]
+    results = [Value(result.name, x) for x in _elems(result)]
+    loop.results[place - 2 : place - 1] = results
+    if not (isinstance(before.type, TupleType) and before.type.names):
+        return first, [_tuple(results, result, loop)]
+    made, zero, any_step = Value("", result.type), Value("", t.INT), Value("", t.BOOL)
+    then = Block([], [_tuple(results, made, loop), _yields(made, loop)])
+    return first, [
+        Op(name="const", attrs={"value": 0}, results=[zero], loc=loop.loc),
+        Op(name="py.gt", operands=[loop.operands[0], zero], results=[any_step], loc=loop.loc),
+        Op(
+            name="if",
+            operands=[any_step],
+            results=[result],
+            blocks=[then, Block([], [_yields(before, loop)])],
+            loc=loop.loc,
+        ),
+    ]
+
+
+def _elems(value: Value) -> tuple[t.Type, ...]:
+    assert isinstance(value.type, TupleType)
+    return value.type.elems
+
+
+def _items(value: Value, like: Op) -> Iterator[Op]:
+    for k, type_ in enumerate(_elems(value)):
+        item = Value("", type_)
+        yield Op(
+            name="tuple.get", operands=[value], attrs={"index": k}, results=[item], loc=like.loc
+        )
+
+
+def _tuple(items: list[Value], result: Value, like: Op) -> Op:
+    return Op(name="tuple.make", operands=list(items), results=[result], loc=like.loc)
+
+
+def _yields(value: Value, like: Op) -> Op:
+    return Op(name="yield", operands=[value], loc=like.loc)
