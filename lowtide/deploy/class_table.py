@@ -239,6 +239,13 @@ def may_be_field(kind: Kind, name: str) -> bool:
             return not hasattr(object, name)
 
 
+def may_be_method(cls: type, name: str) -> bool:
+    """Whether programs may be this method of a module that comes from a file; `cls`: one of
+    `CONTAINERS`, or derived. All that PyTorch has keeps its meaning, `forward` aside."""
+    is_taken = hasattr(cls, name) or name in vars(torch.nn.Module()) or name.startswith("_lowtide")
+    return name == "forward" or not is_taken
+
+
 def class_named(name: str) -> type:
     """The class of this process that IR calls so; raises NotSaved."""
     try:
