@@ -204,7 +204,7 @@ class WrappedModule(ScriptModule):
                 return held[name]
         root: _Module = own["_lowtide_root"]
         found = inspect.getattr_static(root, name, _MISSING)
-        if found is _MISSING and own["_lowtide_given"]:
+        if found is _MISSING and own["_lowtide_given"] and name not in {*_ASKED, *INSTEAD}:
             raise AttributeError(f"{self.original_name} has no {name!r}{what_can_be_called(self)}")
         if found is _MISSING:
             return super().__getattr__(name)

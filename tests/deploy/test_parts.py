@@ -239,6 +239,8 @@ def test_what_has_no_program_tells_what_has(net: Net, x: Tensor) -> None:
         AttributeError, match=r"'unused'.*called of Encoder.*`forward`, `exported`, `encode`;"
     ):
         m.encoder.unused(x)
+    assert "return" in str(m.encoder.graph)
+    assert not hasattr(m.encoder, "unused")
     traced = through_file(lt.trace(net, x))
     with pytest.raises(NotImplementedError, match=r"called of Net, .*is `forward`;"):
         traced.encoder(x)
