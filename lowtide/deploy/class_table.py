@@ -141,7 +141,7 @@ def describe(cls: type, id_: str, used: Mapping[str, object]) -> ClassEntry:
             return ClassEntry(**head, base=_exception_base(cls))  # pyright: ignore[reportArgumentType]
         case "module":
             base = next((n for n, c in CONTAINERS.items() if n and issubclass(cls, c)), "")
-            fields = tuple(Field(name=name) for name in used)
+            fields = tuple(Field(name=name) for name in sorted(used))
             return ClassEntry(**head, base=base, fields=fields)  # pyright: ignore[reportArgumentType]
         case "record":
             return _record(cls, head, used)

@@ -7,8 +7,9 @@ In: a compiled module. Out: `Entry`s of its submodules, and of itself.
     scripted.norm(x), before saving  forward of `norm`, for what it was called with, too
 
 Each submodule's `forward` and exported methods are there for the types of their annotations, and
-every public method that a program calls for what it is called with. What does not compile alone is
-left out: saving the whole does not depend on it. Modules that are alike are compiled once.
+every public method of the user's that a program calls for what it is called with. What does not
+compile alone is left out: saving the whole does not depend on it. Modules that are alike are
+compiled once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -29,7 +30,7 @@ from lowtide.deploy.programs import of_method
 from lowtide.deploy.twins import Twins, form_of, standing
 from lowtide.errors import CompileError
 from lowtide.frontend.script.left_to_python import only_python
-from lowtide.frontend.script.module_state import root_of
+from lowtide.frontend.script.module_state import is_torch_class, root_of
 from lowtide.pipeline.script_method import ScriptMethod
 from lowtide.pipeline.script_module import ScriptModule, make_or_get, wrap
 
@@ -114,7 +115,9 @@ def _names(wrapper: ScriptModule, module: torch.nn.Module, called: Called) -> It
     yield from dict.fromkeys(n for n in names_of(wrapper, module) if _is_method(module, n))
     for name in sorted(called):
         if not name.startswith("_") and name != "forward" and _is_method(module, name):
-            yield name
+            member: Any = inspect.getattr_static(type(module), name)
+            if not is_torch_class(member):  # torch.nn's own helpers: nobody calls them
+                yield name
 
 
 def _is_method(module: torch.nn.Module, name: str) -> bool:
