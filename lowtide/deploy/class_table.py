@@ -141,7 +141,7 @@ def describe(cls: type, id_: str, used: Mapping[str, object]) -> ClassEntry:
             return ClassEntry(**head, base=_exception_base(cls))  # pyright: ignore[reportArgumentType]
         case "module":
             base = next((n for n, c in CONTAINERS.items() if n and issubclass(cls, c)), "")
-            fields = tuple(Field(name=name) for name in used)
+            fields = tuple(Field(name=name) for name in sorted(used))
             return ClassEntry(**head, base=base, fields=fields)  # pyright: ignore[reportArgumentType]
         case "record":
             return _record(cls, head, used)
@@ -237,6 +237,13 @@ def may_be_field(kind: Kind, name: str) -> bool:
             return not name.startswith("_")
         case _:
             return not hasattr(object, name)
+
+
+def may_be_method(cls: type, name: str) -> bool:
+    """Whether programs may be this method of a module that comes from a file; `cls`: one of
+    `CONTAINERS`, or derived. All that PyTorch has keeps its meaning, `forward` aside."""
+    is_taken = hasattr(cls, name) or name in vars(torch.nn.Module()) or name.startswith("_lowtide")
+    return name == "forward" or not is_taken
 
 
 def class_named(name: str) -> type:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lowtide.deploy.programs import Program, of_function, of_method
+from lowtide.deploy.fitting import Program
+from lowtide.deploy.programs import of_function, of_method
 from lowtide.errors import CompileError
 from lowtide.frontend.script.left_to_python import only_python
 from lowtide.frontend.script.module_state import root_of
@@ -27,35 +28,39 @@ from lowtide.pipeline.script_module import LazyMethod, ScriptModule, make_or_get
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry point; every program takes the parameters of the signature."""
+    """An entry point; every program takes the parameters of the signature. `module`: the one whose
+    method it is, None for a function."""
 
     name: str
+    module: torch.nn.Module | None
     signature: inspect.Signature
     programs: list[Program]
 
 
 def entries_of(m: ScriptFunction | ScriptModule) -> list[Entry]:
-    """All entry points; raises CompileError."""
+    """The entry points of the whole; raises CompileError."""
     if isinstance(m, ScriptMethod):
         raise CompileError("a method alone is not saved", remedy="lt.save of its module")
     if isinstance(m, ScriptFunction):
-        return [Entry(m.__name__, m.signature, of_function(m))]
+        return [Entry(m.__name__, None, m.signature, of_function(m))]
     root = root_of(m)
-    reason = only_python(root) or _hooks(root)
+    reason = only_python(root) or why_not_saved(root)
     if reason:
         raise CompileError(
             f"{type(root).__name__} cannot be saved: {reason}", remedy="remove the hook, then save"
         )
-    methods = {name: make_or_get(m, name) for name in dict.fromkeys(_names(m, root))}
-    return [Entry(name, x.signature, of_method(x)) for name, x in methods.items()]
+    methods = {name: make_or_get(m, name) for name in dict.fromkeys(names_of(m, root))}
+    return [Entry(name, root, x.signature, of_method(x)) for name, x in methods.items()]
 
 
-def _hooks(root: torch.nn.Module) -> str:
-    own = vars(root)
+def why_not_saved(module: torch.nn.Module) -> str:
+    """Why the methods of a module are not saved, "" if they are: a file has no hooks."""
+    own = vars(module)
     return "it has a hook" if own["_forward_hooks"] or own["_forward_pre_hooks"] else ""
 
 
-def _names(m: ScriptModule, root: torch.nn.Module) -> Iterator[str]:
+def names_of(m: ScriptModule, root: torch.nn.Module) -> Iterator[str]:
+    """The methods that are entry points; some may come twice."""
     given: dict[str, Function | MethodMaker] = vars(m).get("_lowtide_given", {})
     if given:
         yield from given

@@ -5,20 +5,23 @@ the file has; a function becomes the `forward` of a module that has nothing else
 
     %W: Tensor @ "@main.globals|W"   →   %W: Tensor @ "lowtide_globals.c0"
 
+A method of a submodule finds them in a `lowtide_globals` of that submodule.
+
 Always holds: the compiled object, its module and its programs stay as they are. What is saved is
 the tensor that stands there now; after loading, the name in the user's module means nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
 import torch
 
 from lowtide.deploy.entries import Entry
-from lowtide.deploy.programs import Program
+from lowtide.deploy.fitting import Program
+from lowtide.deploy.modules import children_of, in_order
 from lowtide.errors import CompileError
 from lowtide.frontend.script.module_state import follow
 from lowtide.ir.core import Function
@@ -34,32 +37,43 @@ def brought_inside(
 
     Raises CompileError for what is no tensor."""
     tensors = _Tensors()
-    made = [replace(e, programs=[tensors.program(p) for p in e.programs]) for e in entries]
+    made = [tensors.entry(entry) for entry in entries]
     if not tensors.places:
         return root, list(entries)
     if root is None:
         root = shell_named(name)
-        made = [replace(entry, name="forward") for entry in made]
-    return tensors.added_to(root), made
+        made = [replace(entry, name="forward", module=root) for entry in made]
+        tensors.used = {root: set(tensors.places)}
+    copies = tensors.copies(root)
+    return copies[root], [replace(e, module=copies[cast("Any", e.module)]) for e in made]
 
 
 class _Tensors:
-    """The tensors, each once, and where they are put."""
+    """The tensors, each once, where they are put, and the modules whose methods read them."""
 
     def __init__(self) -> None:
         self.places: dict[str, torch.Tensor] = {}
+        self.used: dict[torch.nn.Module | None, set[str]] = {}
         self._known: dict[int, str] = {}
 
-    def program(self, program: Program) -> Program:
+    def entry(self, entry: Entry) -> Entry:
+        used: set[str] = set()
+        programs = [self._program(program, used) for program in entry.programs]
+        if used:
+            self.used.setdefault(entry.module, set()).update(used)
+        return replace(entry, programs=programs)
+
+    def _program(self, program: Program, used: set[str]) -> Program:
         fn = program.function
-        captures = tuple(self._path(fn, path) for path in fn.captures)
-        if captures == fn.captures:
+        places = {path: self._place(fn, path) for path in fn.captures if path.startswith("@")}
+        if not places:
             return program
+        used.update(places.values())
+        inside = {path: f"{HOLDER}.{place}" for path, place in places.items()}
+        captures = tuple(inside.get(path, path) for path in fn.captures)
         return replace(program, function=replace(fn, captures=captures))
 
-    def _path(self, fn: Function, path: str) -> str:
-        if not path.startswith("@"):
-            return path
+    def _place(self, fn: Function, path: str) -> str:
         owner, name = follow(torch.nn.Module(), path)
         held: Any = cast("Any", owner)[name] if isinstance(owner, dict) else getattr(owner, name)
         if not isinstance(held, torch.Tensor):
@@ -69,23 +83,41 @@ class _Tensors:
                 fn.loc,
                 "an argument of the function, or an attribute of a module",
             )
-        if id(held) not in self._known:
-            place = f"c{len(self.places)}"
-            self.places[place] = held
-            self._known[id(held)] = place
-        return f"{HOLDER}.{self._known[id(held)]}"
+        place = self._known.setdefault(id(held), f"c{len(self.places)}")
+        self.places[place] = held
+        return place
 
-    def added_to(self, root: torch.nn.Module) -> torch.nn.Module:
-        """A module like `root` that has them, too."""
-        if HOLDER in members(root, "_modules"):
+    def copies(self, root: torch.nn.Module) -> dict[torch.nn.Module, torch.nn.Module]:
+        """For each module below `root` one like it that has the tensors, too; itself where neither
+        it nor what is below needs any."""
+        made: dict[torch.nn.Module, torch.nn.Module] = {}
+        for module in in_order(root):
+            below = dict(children_of(module))
+            children = {n: None if c is None else made[c] for n, c in below.items()}
+            if module in self.used:
+                children[HOLDER] = self._holder(module)
+            is_same = module not in self.used and all(children[n] is below[n] for n in below)
+            made[module] = module if is_same else _with_children(module, children)
+        return made
+
+    def _holder(self, module: torch.nn.Module) -> torch.nn.Module:
+        if HOLDER in members(module, "_modules"):
             raise CompileError(f"a submodule is called {HOLDER!r}", remedy="another name")
         holder = Shell()
         for place, tensor in self.places.items():
+            if place not in self.used[module]:
+                continue
             if isinstance(tensor, torch.nn.Parameter):
                 holder.register_parameter(place, tensor)
             else:
                 holder.register_buffer(place, tensor, persistent=False)
-        made: torch.nn.Module = object.__new__(type(root))
-        vars(made).update(vars(root))
-        vars(made)["_modules"] = {**members(root, "_modules"), HOLDER: holder}
-        return made
+        return holder
+
+
+def _with_children(
+    module: torch.nn.Module, children: Mapping[str, torch.nn.Module | None]
+) -> torch.nn.Module:
+    made: torch.nn.Module = object.__new__(type(module))
+    vars(made).update(vars(module))
+    vars(made)["_modules"] = dict(children)
+    return made

@@ -23,7 +23,8 @@ OPS: Final = 500_000  # in one program
 NESTING: Final = 80  # blocks in blocks
 RATIO: Final = 200  # of a compressed entry, from RATIO_FROM_BYTES on
 RATIO_FROM_BYTES: Final = 1 << 20
-PROGRAMS: Final = 4096
+PROGRAMS: Final = 4096  # of one method
+PATH_CHARS: Final = 1 << 26  # of what programs read of modules, for each of their modules
 TUPLES: Final = 64  # tuples in tuples, in attributes
 DIMENSIONS: Final = 64
 

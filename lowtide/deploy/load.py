@@ -10,8 +10,6 @@ checked before anything is registered or made; what fails leaves nothing behind 
 
 from __future__ import annotations
 
-import inspect
-import keyword
 import os
 import threading
 from typing import IO, Any, Final
@@ -31,18 +29,15 @@ from lowtide.deploy import (
     tensor_file,
 )
 from lowtide.deploy.archive import Archive
+from lowtide.deploy.entry_rows import EntryReader
 from lowtide.deploy.jsontext import Node
 from lowtide.deploy.loaded import LoadedFunction, SavedMethod
-from lowtide.deploy.programs import Program
-from lowtide.deploy.reader import read_program, use_names
 from lowtide.deploy.values import Decoder
 from lowtide.errors import LoadError
 from lowtide.ir import python_objects
 from lowtide.pipeline.script import ScriptFunction
-from lowtide.pipeline.script_method import MethodMaker
 from lowtide.pipeline.script_module import ScriptModule, wrap
 
-_KINDS: Final = {k.name.lower(): k for k in inspect._ParameterKind}  # pyright: ignore[reportPrivateUsage]
 _MANIFEST: Final = (
     *("format", "producer", "torch", "kind", "name", "entries", "classes", "modules"),
     *("objects", "tensors", "sources"),
@@ -125,17 +120,17 @@ class _Loader:
             decoder = Decoder(self.tensors, self.entries, self.classes)
             decoder.read_objects(self.manifest.get("objects"))
             tree = self._tree(kind, decoder)
-            root = tree[-1] if tree else None
-            parts = [self._entry(e, decoder, root) for e in self._entry_rows(kind)]
+            reader = EntryReader(self.archive, decoder, tree)
+            checked = reader.methods(self.manifest.get("entries"))
             self._register(key)
-            parts = [(name, sig, [self._named(p) for p in found]) for name, sig, found in parts]
-        if root is None:
-            return LoadedFunction(*parts[0])
-        methods: dict[str, Any] = {}
-        for name, signature, programs in parts:
-            methods[name] = SavedMethod(name, signature, programs)
-        given: dict[str, MethodMaker] = methods
-        return wrap(root, given)
+            methods = reader.named(checked, self.classes, self.lines)
+        if not tree:
+            return LoadedFunction(methods[0].name, methods[0].signature, methods[0].programs)
+        for method in methods:
+            maker = SavedMethod(method.name, method.signature, method.programs)
+            for place in method.modules:
+                vars(tree[place]).setdefault("_lowtide_programs", {})[method.name] = maker
+        return wrap(tree[-1])
 
     def _tree(self, kind: str, decoder: Decoder) -> list[torch.nn.Module]:
         rows = self.manifest.get("modules")
@@ -145,71 +140,9 @@ class _Loader:
             raise rows.fail("no modules in a function")
         return []
 
-    def _entry_rows(self, kind: str) -> list[Node]:
-        rows = self.manifest.get("entries").items_of(limits.PROGRAMS)
-        if kind == "function" and len(rows) != 1:
-            raise self.manifest.get("entries").fail("one entry of a function")
-        names = [row.get("name").text() for row in rows]
-        if len(set(names)) != len(names):
-            raise self.manifest.get("entries").fail("entries of different names")
-        return list(rows)
-
-    def _entry(
-        self, row: Node, decoder: Decoder, root: torch.nn.Module | None
-    ) -> tuple[str, inspect.Signature, list[Program]]:
-        row.only("name", "parameters", "programs")
-        name = row.get("name")
-        taken = (
-            root is not None and name.value != "forward" and hasattr(torch.nn.Module, name.text())
-        )
-        if not name.text().isidentifier() or name.text().startswith("__") or taken:
-            raise name.fail("the name of an entry point")
-        signature = _signature(row.get("parameters"), decoder)
-        rows = row.get("programs").items_of(limits.PROGRAMS)
-        if not rows:
-            raise row.get("programs").fail("a program")
-        programs = [self._program(r, decoder, root, signature) for r in rows]
-        return name.text(), signature, programs
-
-    def _program(
-        self,
-        row: Node,
-        decoder: Decoder,
-        root: torch.nn.Module | None,
-        signature: inspect.Signature,
-    ) -> Program:
-        row.only("code", "guards")
-        code = row.get("code").text()
-        raw = self.archive.read(code, limits.CODE_BYTES) if code.startswith("code/") else None
-        if raw is None:
-            raise row.get("code").fail("an entry in code/")
-        return read_program(code, raw, row.get("guards"), self.entries, decoder, root, signature)
-
     def _register(self, key: bytes) -> None:
         """From here on nothing fails: the classes get names in this process."""
         _known_classes[key] = self.classes
         for id_, cls in self.classes.items():
             records.remember(cls, self.entries[id_])
             python_objects.name_of(cls)
-
-    def _named(self, program: Program) -> Program:
-        return use_names(program, self.entries, self.classes, self.lines)
-
-
-def _signature(rows: Node, decoder: Decoder) -> inspect.Signature:
-    parameters: list[inspect.Parameter] = []
-    for row in rows.items_of(1000):
-        row.only("name", "kind", "default")
-        name, kind = row.get("name"), _KINDS[row.get("kind").text(_KINDS)]
-        if not name.text().isidentifier() or keyword.iskeyword(name.text()):
-            raise name.fail("the name of a parameter")
-        default = (
-            decoder.value(row.get("default")) if row.has("default") else inspect.Parameter.empty
-        )
-        if row.has("default") and kind in (_KINDS["var_positional"], _KINDS["var_keyword"]):
-            raise row.fail("a `*` parameter without a default")
-        parameters.append(inspect.Parameter(name.text(), kind, default=default))
-    try:
-        return inspect.Signature(parameters)
-    except ValueError as error:
-        raise rows.fail("parameters in an order that Python takes") from error

@@ -12,13 +12,13 @@ from __future__ import annotations
 import enum
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from lowtide.deploy.programs import Program
+from lowtide.deploy.fitting import NoProgram, Program, Types, fitting, for_types, no_program, takes
 from lowtide.deploy.records import entry_of
 from lowtide.deploy.rename import values_of
 from lowtide.errors import CompileError
@@ -26,76 +26,10 @@ from lowtide.frontend.script.module_state import Guard, follow
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
-from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type, types_in
+from lowtide.ir.types import ClassType, Type, types_in
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.script_method import MethodMaker, ScriptMethod, Variant
-
-Types = tuple[Type, ...]
-
-
-def takes(param: Type, given: Type) -> bool:
-    """Whether an argument may stand for a parameter; an int for a float, too, as in Python, and
-    whatever a list holds that was empty when the program was made."""
-    if t.is_subtype(given, param) or param == t.NEVER:
-        return True
-    match param, given:
-        case OptionalType(elem), _:
-            return takes(elem, given)
-        case ListType(elem), ListType(inner):
-            return takes(elem, inner)
-        case DictType(key, elem), DictType(k, inner):
-            return takes(key, k) and takes(elem, inner)
-        case TupleType(elems), TupleType(inner):
-            return len(elems) == len(inner) and all(map(takes, elems, inner))
-        case _:
-            wider: dict[Type, Types] = {
-                t.FLOAT: (t.INT, t.BOOL, t.NUMBER),
-                t.INT: (t.BOOL, t.NUMBER),
-            }
-            return given in wider.get(param, ())
-
-
-def fitting(programs: Iterable[Program], types: Types) -> list[Program]:
-    """The programs for these arguments, those for exactly these types first."""
-    exact: list[Program] = []
-    loose: list[Program] = []
-    for program in programs:
-        params = [p.type for p in program.function.arguments]
-        if len(params) == len(types) and all(map(t.is_subtype, types, params)):
-            exact.append(program)
-        elif len(params) == len(types) and all(map(takes, params, types)):
-            loose.append(program)
-    return [*exact, *loose]
-
-
-def _for_types(name: str, programs: Sequence[Program], types: Types) -> list[Program]:
-    """Those to inline for operands of these types; what only the run knows fits any."""
-    found = fitting(programs, types)
-    if not found and any(map(t.is_dynamic, types)):
-        found = [p for p in programs if _may_take(p.function, types)]
-    if not found:
-        raise no_program(name, programs, types)
-    return found
-
-
-def _may_take(function: Function, types: Types) -> bool:
-    params = [p.type for p in function.arguments]
-    rows = zip(params, types, strict=False)
-    return len(params) == len(types) and all(t.is_dynamic(g) or takes(p, g) for p, g in rows)
-
-
-class NoProgram(TypeError):
-    """Arguments that no program takes."""
-
-
-def no_program(name: str, programs: Sequence[Program], types: Types) -> NoProgram:
-    """The error for arguments that no program takes."""
-    known = {f"({', '.join(str(p.type) for p in s.function.arguments)})" for s in programs}
-    return NoProgram(
-        f"{name}() was saved for {' and '.join(sorted(known))}, not for "
-        f"({', '.join(map(str, types))}); call it so before saving it"
-    )
 
 
 def classes_of(c: object) -> dict[str, type]:
@@ -222,7 +156,7 @@ class LoadedMethod(ScriptMethod):
 
     def chosen(self, types: Types) -> Program:
         """The program for these types that fits the modules as they are."""
-        found = _for_types(self._name, self.__lowtide_programs__, types)
+        found = for_types(self._name, self.__lowtide_programs__, types)
         fits = (p for p in found if self._bound(p) is not None)
         program = next(fits, None)
         if program is None:
@@ -309,7 +243,7 @@ class SavedMethod(MethodMaker):
     def chosen(self, types: Sequence[Type], root: torch.nn.Module | None) -> Program:
         """The program to inline for a call; see `frontend.script.programs.SavedPrograms`."""
         if root is None:  # of a function
-            return _for_types(self.name, self.programs, tuple(types))[0]
+            return for_types(self.name, self.programs, tuple(types))[0]
         return LoadedMethod(root, self.name, self.signature, self.programs).chosen(tuple(types))
 
     def __deepcopy__(self, memo: object) -> SavedMethod:

@@ -51,10 +51,9 @@ def children_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module 
 
 
 def encode(
-    root: torch.nn.Module, needs: Needs, encoder: Encoder, names: ClassNames
+    paths: Mapping[torch.nn.Module, str], needs: Needs, encoder: Encoder, names: ClassNames
 ) -> list[object]:
-    """The rows; raises NotSaved."""
-    paths = in_order(root)
+    """The rows of the modules that `in_order` gives; raises NotSaved."""
     places = {module: k for k, module in enumerate(paths)}
     writer = _Writer(needs, encoder, names)
     return [writer.row(module, path, places) for module, path in paths.items()]

@@ -12,35 +12,23 @@ use, parameters are Tensors.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
 import torch
 
+from lowtide.deploy.fitting import Program, Types, fitting
 from lowtide.errors import CompileError
 from lowtide.frontend.script.module_methods import method_types
-from lowtide.frontend.script.module_state import Guard, root_of
+from lowtide.frontend.script.module_state import root_of
 from lowtide.frontend.script.script import script_function, signature_types
 from lowtide.frontend.script.source import parameters_of
 from lowtide.ir.core import Function
-from lowtide.ir.types import TupleType, Type
+from lowtide.ir.types import TupleType
 from lowtide.passes.standard import tidy
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.script_method import ScriptMethod, Variant
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A program, and what its guards gave when it was made; guards of hooks have no fact.
-
-    `reads`: of a loaded one, the types of attributes that it reads where it uses them."""
-
-    function: Function
-    guards: tuple[Guard, ...] = ()
-    facts: tuple[Any, ...] = ()
-    reads: Mapping[str, Type] = field(default_factory=dict[str, Type])
 
 
 def of_function(f: ScriptFunction) -> list[Program]:
@@ -80,28 +68,41 @@ def _is_annotated(parameters: Iterable[inspect.Parameter]) -> bool:
     return all(p.annotation is not empty or p.default is not empty for p in parameters)
 
 
-def of_method(method: ScriptMethod) -> list[Program]:
-    """All programs of a method that fit its modules as they are; raises CompileError."""
+def of_method(method: ScriptMethod, called: Iterable[Types] = ()) -> list[Program]:
+    """All programs of a method that fit its modules as they are; raises CompileError.
+
+    `called`: types of arguments that other programs call it with."""
     saved: list[Program] | None = getattr(method, "__lowtide_programs__", None)
     if saved is not None:
         return saved
     source = method.source
     if not isinstance(source, FunctionType):
         return [Program(source)]
-    types = tuple(method_types(source, ()).values())
-    made: list[Variant] = []
     parameters = method.signature.parameters.values()
-    if not _is_variadic(parameters):
-        try:
-            made += _in_both_modes(method, lambda: method.variant_for(types))
-        except CompileError:
-            if not method.variants():
-                raise
+    wanted = [types for types in called if len(types) == len(parameters)]
+    if not _is_variadic(parameters) and (_is_annotated(parameters) or not wanted):
+        wanted.insert(0, tuple(method_types(source, ()).values()))
+    made, failed = _for_each(method, wanted)
     made += [v for v in method.variants() if v.is_readable()]
     made = [v for v in made if _takes_rest(v.driver.function, parameters)]
     if not made:
-        raise _no_variadic(method.__name__)
-    return _distinct(_program(v) for v in made)
+        raise failed or _no_variadic(method.__name__)
+    return _distinct(map(_program, dict.fromkeys(made)))
+
+
+def _for_each(
+    method: ScriptMethod, wanted: Iterable[Types]
+) -> tuple[list[Variant], CompileError | None]:
+    """A program for all of these types that no other one takes; what failed first."""
+    made: list[Variant] = []
+    failed: CompileError | None = None
+    for types in wanted:
+        if not fitting(map(_program, made), types):
+            try:
+                made += _in_both_modes(method, lambda t=types: method.variant_for(t))
+            except CompileError as error:
+                failed = failed or error
+    return made, failed
 
 
 def _takes_rest(function: Function, parameters: Iterable[inspect.Parameter]) -> bool:
@@ -134,7 +135,10 @@ def _program(variant: Variant) -> Program:
     return Program(variant.driver.function, variant.guards, variant.facts)
 
 
-def _distinct(programs: Iterable[Program]) -> list[Program]:
+def _distinct(given: Iterable[Program]) -> list[Program]:
+    programs = list(given)
+    if len(programs) == 1:
+        return programs  # most often; printing it takes long
     found: dict[str, Program] = {}
     for program in programs:
         key = f"{program.function}\n{program.guards!r}\n{program.facts!r}"

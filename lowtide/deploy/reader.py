@@ -7,7 +7,6 @@ Always holds: whatever the text is, it ends as a checked program or as a LoadErr
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
@@ -18,8 +17,8 @@ from lowtide.deploy import limits, sources
 from lowtide.deploy.allowed import WARN, Refusal, check_sizes
 from lowtide.deploy.check import check, owner_of
 from lowtide.deploy.class_table import EXCEPTIONS, FOREIGN, ClassEntry
+from lowtide.deploy.fitting import Program
 from lowtide.deploy.jsontext import Node
-from lowtide.deploy.programs import Program
 from lowtide.deploy.rename import rename_classes, rename_type, values_of
 from lowtide.deploy.values import Decoder
 from lowtide.errors import LoadError, LowtideError
@@ -38,24 +37,34 @@ _BROKEN: Final = (
 _GUARDS: Final = ("value", "none", "same", "hooks")
 
 
-def read_program(
-    code: str,
-    raw: bytes,
-    guards: Node,
-    entries: Mapping[str, ClassEntry],
-    decoder: Decoder,
-    root: torch.nn.Module | None,
-    signature: inspect.Signature,
-) -> Program:
-    """The program, with the file's names of classes; raises LoadError."""
+def read_code(code: str, raw: bytes, entries: Mapping[str, ClassEntry]) -> Program:
+    """The program without guards, with the file's names of classes; raises LoadError."""
     function = _function(code, raw, entries)
-    if len(function.arguments) != len(signature.parameters):
-        raise LoadError(f"{code} has other parameters than its entry")
-    for path in function.captures:
-        _check_path(code, root, path, none=False)
-    rows = [_guard(row, decoder, code, root) for row in guards.items_of()]
-    facts = tuple(fact for guard, fact in rows if guard.kind != "hooks")
-    return Program(function, tuple(guard for guard, _ in rows), facts, _reads(function, entries))
+    return Program(function, reads=_reads(function, entries))
+
+
+def read_guard(row: Node, decoder: Decoder) -> tuple[Guard, Any]:
+    """A guard, and what it gave when the program was made."""
+    kind, path, other, fact = row.row(4)
+    guard = Guard(cast("Kind", kind.text(_GUARDS)), path.text(), other.text())
+    match guard.kind:
+        case "hooks":
+            return guard, None
+        case "value":
+            return guard, decoder.value(fact)
+        case _:
+            return guard, fact.flag()
+
+
+def check_paths(code: str, program: Program, module: torch.nn.Module) -> None:
+    """Raises LoadError unless all that the program reads is there in the module."""
+    for path in program.function.captures:
+        _check_path(code, module, path)
+    for guard in program.guards:
+        is_hooks = guard.kind == "hooks" and guard.path
+        _check_path(code, module, f"{guard.path}." if is_hooks else guard.path)
+        if guard.kind == "same":
+            _check_path(code, module, guard.other)
 
 
 def _reads(function: Function, entries: Mapping[str, ClassEntry]) -> dict[str, Type]:
@@ -101,10 +110,10 @@ def _check_text(text: str) -> None:
             raise ValueError("blocks in blocks, too deep")
 
 
-def _check_path(code: str, root: torch.nn.Module | None, path: str, *, none: bool) -> None:
-    if root is None:
-        raise LoadError(f"{code} is a function, so it cannot read {path[:80]!r} of a module")
+def _check_path(code: str, root: torch.nn.Module, path: str) -> None:
     try:
+        if path.startswith("@"):  # it leads to what this process has
+            raise KeyError(path)
         owner, name = follow(root, path)
         held = vars(owner)
         found = not name or any(
@@ -123,24 +132,6 @@ _INTERNAL: Final = frozenset(vars(torch.nn.Module()))
 
 def _own_attributes(module: torch.nn.Module) -> set[str]:
     return set(vars(module)) - _INTERNAL
-
-
-def _guard(
-    row: Node, decoder: Decoder, code: str, root: torch.nn.Module | None
-) -> tuple[Guard, Any]:
-    kind, path, other, fact = row.row(4)
-    kind_ = cast("Kind", kind.text(_GUARDS))
-    paths = [path.text(), *([other.text()] if kind_ == "same" else [])]
-    for one in paths:
-        _check_path(code, root, f"{one}." if kind_ == "hooks" and one else one, none=True)
-    guard = Guard(kind_, path.text(), other.text())
-    match kind_:
-        case "hooks":
-            return guard, None
-        case "value":
-            return guard, decoder.value(fact)
-        case _:
-            return guard, fact.flag()
 
 
 # ---- names of this process --------------------------------------------------------------------

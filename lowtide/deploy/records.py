@@ -29,14 +29,10 @@ MODULE: Final = "lowtide.loaded"  # what the classes give as their module
 
 
 class LoadedModule(torch.nn.Module):
-    """A module out of a file: its state. What it computes are the programs of the root."""
+    """A module out of a file: its state. What it computes are its programs; a container has no
+    `forward` of its own, either."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises NotImplementedError: a file has programs of the root only."""
-        raise NotImplementedError(
-            "loaded as a part of another module: only the programs of the whole were saved; "
-            "save the part on its own to call it"
-        )
+    forward: Any = torch.nn.Module.forward
 
 
 class Record:

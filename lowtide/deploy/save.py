@@ -11,15 +11,17 @@ can run: methods left to Python, objects with operators of their own, context ma
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO
 
 import torch
 
 from lowtide import __version__
 from lowtide.deploy import archive, class_rows, jsontext, limits, tensor_file
+from lowtide.deploy.class_table import NotSaved
 from lowtide.deploy.entries import Entry, entries_of
 from lowtide.deploy.global_tensors import brought_inside
+from lowtide.deploy.parts import parts_of
 from lowtide.deploy.writer import Writer
 from lowtide.errors import CompileError
 from lowtide.frontend.script.module_state import root_of
@@ -50,13 +52,51 @@ def contents(
     if prepare is not None:
         m = prepare()
     extra = [_extra(name, content) for name, content in extra_files.items()]
-    root = root_of(m) if isinstance(m, ScriptModule) else None
-    name = "" if isinstance(m, ScriptModule) else m.__name__
-    root, entries = brought_inside(root, name, entries_of(m))
-    writer = Writer(root)
+    entries = entries_of(m)
+    if not isinstance(m, ScriptModule):
+        return [*_written(None, m.__name__, entries), *extra]
+    return [*_with_parts(root_of(m), entries, parts_of(m, entries)), *extra]
+
+
+Contents = list[tuple[str, archive.Content]]
+
+
+def _with_parts(root: torch.nn.Module, entries: list[Entry], parts: list[Entry]) -> Contents:
+    """The entry points, which must be there, and all parts that can be."""
+    try:
+        return _written(root, "", [*entries, *parts])
+    except CompileError:
+        _written(root, "", entries)  # raises what is wrong with these
+    alike: dict[tuple[int, ...], list[Entry]] = {}
+    for part in parts:
+        alike.setdefault(tuple(map(id, part.programs)), []).append(part)
+    kept = {id(part) for part in _savable(root, list(alike.values()))}
+    return _written(root, "", [*entries, *(part for part in parts if id(part) in kept)])
+
+
+def _savable(root: torch.nn.Module, groups: list[list[Entry]]) -> list[Entry]:
+    """The parts that can be written; found by halves, for those that cannot are few."""
+    parts = [part for group in groups for part in group]
+    try:
+        _written(root, "", parts)
+    except CompileError:
+        middle = len(groups) // 2
+        return (
+            [*_savable(root, groups[:middle]), *_savable(root, groups[middle:])] if middle else []
+        )
+    return parts
+
+
+def _written(root: torch.nn.Module | None, name: str, entries: Sequence[Entry]) -> Contents:
+    """The entries of the file without extra files; `name`: of a function."""
+    try:
+        root, entries = brought_inside(root, name, entries)
+        writer = Writer(root)
+    except NotSaved as error:
+        raise CompileError(f"cannot be saved: {error}") from error
     codes = [(entry, writer.programs(entry)) for entry in entries]
     modules = writer.modules()
-    rows = [_entry(writer, entry, texts) for entry, texts in codes]
+    rows = _rows(writer, codes)
     tensors, pieces, memory = writer.tensors.finish()
     classes = writer.finish()
     manifest: dict[str, object] = {
@@ -72,20 +112,32 @@ def contents(
         "tensors": tensors,
         "sources": writer.sources(),
     }
-    made: list[tuple[str, archive.Content]] = [(limits.MANIFEST, jsontext.dump_lines(manifest))]
-    for _, texts in codes:
-        made += [(name, text.encode("utf-8", "backslashreplace")) for name, text in texts]
-    made.append((limits.STATE, lambda file: tensor_file.write(file, pieces, memory)))
-    return [*made, *extra]
+    return [
+        (limits.MANIFEST, jsontext.dump_lines(manifest)),
+        *((n, text.encode("utf-8", "backslashreplace")) for text, n in writer.codes.items()),
+        (limits.STATE, lambda file: tensor_file.write(file, pieces, memory)),
+    ]
 
 
-def _entry(writer: Writer, entry: Entry, texts: Iterable[tuple[str, str]]) -> dict[str, object]:
+def _rows(writer: Writer, codes: Iterable[tuple[Entry, list[str]]]) -> list[object]:
+    """A row for each method; modules whose methods are the same share one."""
+    rows: dict[bytes, dict[str, object]] = {}
+    places: dict[bytes, list[int]] = {}
+    for entry, names in codes:
+        row = _row(writer, entry, names)
+        key = jsontext.dump(row)
+        rows.setdefault(key, row)
+        places.setdefault(key, []).extend(writer.places(entry))
+    return [{"modules": places[key], **row} for key, row in rows.items()]
+
+
+def _row(writer: Writer, entry: Entry, names: Iterable[str]) -> dict[str, object]:
     return {
         "name": entry.name,
         "parameters": [writer.parameter(entry, p) for p in entry.signature.parameters.values()],
         "programs": [
             {"code": name, "guards": writer.guards(program)}
-            for (name, _), program in zip(texts, entry.programs, strict=True)
+            for name, program in zip(names, entry.programs, strict=True)
         ],
     }
 

@@ -2,7 +2,8 @@
 
 In: entries, the root module. Out: texts of IR, rows of the manifest.
 
-Always holds: what is written has passed the checks that reading makes, and its text reads back to
+Always holds: a text stands once in the file, whichever methods it is the program of. What is
+written has passed the checks that reading makes, and its text reads back to
 the same program.
 """
 
@@ -21,11 +22,11 @@ from lowtide.deploy.check import check
 from lowtide.deploy.class_names import ClassNames, needed_method
 from lowtide.deploy.class_table import ClassEntry, NotSaved, class_named
 from lowtide.deploy.entries import Entry
-from lowtide.deploy.programs import Program
+from lowtide.deploy.fitting import Program
 from lowtide.deploy.rename import named_class, rename_classes
 from lowtide.deploy.storages import TensorTable
 from lowtide.deploy.values import Encoder
-from lowtide.errors import CompileError, Loc
+from lowtide.errors import UNKNOWN_LOC, CompileError, Loc
 from lowtide.frontend.script.module_state import follow, join_path
 from lowtide.ir.core import Function, Op, Value
 from lowtide.ir.literals import is_literal
@@ -50,31 +51,44 @@ class Writer:
         self.names = ClassNames()
         self.tensors = TensorTable()
         self.encoder = Encoder(self.tensors, self.names.id, self.names.use)
-        self._written: list[tuple[Function, Function]] = []  # as it is, as it stands in the file
+        self.codes: dict[str, str] = {}  # texts of programs, and their names in the file
+        self._paths = {} if root is None else modules.in_order(root)
+        self._rows = {module: k for k, module in enumerate(self._paths)}
+        self._written: dict[int, tuple[Function, Function, str]] = {}  # as it is, as it is written
         self._needs: dict[tuple[int, str], object] = {}
 
     # -- programs --
 
-    def programs(self, entry: Entry) -> list[tuple[str, str]]:
-        """Names and texts of an entry's programs; raises CompileError."""
-        found: list[tuple[str, str]] = []
-        for k, program in enumerate(entry.programs):
+    def programs(self, entry: Entry) -> list[str]:
+        """The names of an entry's programs in the file; raises CompileError."""
+        found: list[str] = []
+        for program in entry.programs:
             fn = program.function
-            self._note_classes(fn)
-            self._note_needs(program)
-            made = rename_classes(fn, self.names.id_of_name)
-            made.name = re.sub(r"\W", "_", made.name, flags=re.ASCII)[:100]
-            for op in made.walk():
-                op.attrs.pop("owner", None)  # what reading has added
-            self._written.append((fn, made))
-            stem = re.sub(r"\W", "_", entry.name, flags=re.ASCII)[:100]
-            name = f"code/{stem}.{k}.ir" if k else f"code/{stem}.ir"
-            found.append((name, self._text(made)))
+            if id(fn) not in self._written:
+                self._note_classes(fn)
+                made = rename_classes(fn, self.names.id_of_name)
+                made.name = _plain(made.name).replace(".", "_")
+                for op in made.walk():
+                    op.attrs.pop("owner", None)  # what reading has added
+                self._written[id(fn)] = (fn, made, self._text(made))
+            text = self._written[id(fn)][2]
+            self._note_needs(program, entry.module)
+            found.append(self.codes.get(text) or self._named(text, entry))
         return found
+
+    def _named(self, text: str, entry: Entry) -> str:
+        path = "" if entry.module is None else self._paths[entry.module]
+        stem = _plain(join_path(path, entry.name))
+        name, count, taken = f"code/{stem}.ir", 0, set(self.codes.values())
+        while name in taken:
+            count += 1
+            name = f"code/{stem}.{count}.ir"
+        self.codes[text] = name
+        return name
 
     def _text(self, fn: Function) -> str:
         text = print_function(fn, full_paths=True)
-        if parse_function(text) != fn:
+        if print_function(parse_function(text), full_paths=True) != text:
             raise CompileError(f"{fn.name}() prints to IR that does not read back", fn.loc)
         return text
 
@@ -118,27 +132,27 @@ class Writer:
 
     # -- state --
 
-    def _note_needs(self, program: Program) -> None:
+    def _note_needs(self, program: Program, module: torch.nn.Module | None) -> None:
         fn = program.function
         captured = dict(zip(fn.params[len(fn.arguments) :], fn.captures, strict=True))
         for path in captured.values():
-            self._at(fn.loc, lambda p=path: self._need(p))
+            self._at(fn.loc, lambda p=path: self._need(module, p))
         for guard in program.guards:
             paths = () if guard.kind in ("hooks", "has") else (guard.path, guard.other)
             for path in filter(None, paths):
-                self._at(fn.loc, lambda p=path, k=guard.kind: self._need(p, only_plain=k))
+                self._at(fn.loc, lambda p=path, k=guard.kind: self._need(module, p, only_plain=k))
         for op in fn.walk():
             if op.name in ("attr.get", "attr.set") and self._is_module(captured, op.operands[0]):
                 path = join_path(captured[op.operands[0]], str(op.attrs["name"]))
-                self._at(op.loc, lambda p=path: self._need(p))
+                self._at(op.loc, lambda p=path: self._need(module, p))
 
     def _is_module(self, captured: Mapping[Value, str], value: Value) -> bool:
         cls = _class_of(value) if value in captured else None
         return cls is not None and issubclass(cls, torch.nn.Module)
 
-    def _need(self, path: str, only_plain: str = "") -> None:
-        assert self.root is not None
-        owner, name = follow(self.root, path)
+    def _need(self, root: torch.nn.Module | None, path: str, only_plain: str = "") -> None:
+        assert root is not None
+        owner, name = follow(root, path)
         if not name:
             return
         own = vars(owner)
@@ -161,11 +175,14 @@ class Writer:
         """The rows of the module tree; raises CompileError."""
         if self.root is None:
             return []
-        loc = self._written[0][0].loc if self._written else Loc("<unknown>", 0)
         try:
-            return modules.encode(self.root, self._needs, self.encoder, self.names)
+            return modules.encode(self._paths, self._needs, self.encoder, self.names)
         except NotSaved as error:
-            raise _not_saved(str(error), loc) from error
+            raise _not_saved(str(error), self._first_loc()) from error
+
+    def places(self, entry: Entry) -> list[int]:
+        """The row of the module whose method it is; none for a function."""
+        return [] if entry.module is None else [self._rows[entry.module]]
 
     def parameter(self, entry: Entry, parameter: inspect.Parameter) -> dict[str, object]:
         """The row of a parameter; raises CompileError."""
@@ -200,8 +217,8 @@ class Writer:
         try:
             classes = self.names.entries()
         except NotSaved as error:
-            raise _not_saved(str(error), self._written[0][0].loc) from error
-        for _, made in self._written:
+            raise _not_saved(str(error), self._first_loc()) from error
+        for _, made, _ in self._written.values():
             try:
                 check_sizes(made)
                 check(made, classes)
@@ -211,7 +228,15 @@ class Writer:
 
     def sources(self) -> list[object]:
         """The lines that the programs point at."""
-        return sources.rows_of(made for _, made in self._written)
+        return sources.rows_of(made for _, made, _ in self._written.values())
+
+    def _first_loc(self) -> Loc:
+        return next((fn.loc for fn, _, _ in self._written.values()), UNKNOWN_LOC)
+
+
+def _plain(name: str) -> str:
+    """A name of the characters that names of files and functions have."""
+    return re.sub(r"[^\w.]", "_", name, flags=re.ASCII)[:100]
 
 
 def _class_of(value: Value) -> type | None:

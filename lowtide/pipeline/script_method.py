@@ -23,7 +23,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from lowtide.frontend.script.module_methods import compile_method, method_types
-from lowtide.frontend.script.module_state import Guard, is_torch_class
+from lowtide.frontend.script.module_state import Callees, Guard, is_torch_class
 from lowtide.frontend.script.script import check_syntax
 from lowtide.frontend.script.source import decorated
 from lowtide.ir import types as t
@@ -178,7 +178,7 @@ class ScriptMethod(ScriptFunction):
         self._dropped: dict[tuple[t.Type, ...], tuple[str, ...]] = {}  # and why
         self._newest: Variant | None = None
         self._hooks_seen = -1
-        self.callees: set[tuple[int, str]] = set()
+        self.callees: Callees = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the Python method would return."""
@@ -321,7 +321,8 @@ class ScriptMethod(ScriptFunction):
                 preserved=self._preserved,
             )
             function, guards, leaves = program.function, program.guards, program.leaves
-            self.callees |= program.callees
+            for callee, called in program.callees.items():
+                self.callees.setdefault(callee, {}).update(called)
         debug.show("ir", function.name, lambda: str(function))
         differences = self._compiled_for(types)
         variant = self._variant(function, guards)

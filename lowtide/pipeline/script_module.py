@@ -28,6 +28,7 @@ from lowtide.frontend.script import decorators
 from lowtide.frontend.script.module_state import root_of
 from lowtide.frontend.script.source import unwrap
 from lowtide.ir.core import Function
+from lowtide.pipeline.finished import what_can_be_called
 from lowtide.pipeline.script_method import MethodMaker, ScriptMethod
 from lowtide.pipeline.torch_jit_members import INSTEAD, saved_to_buffer, told_instead
 
@@ -203,6 +204,8 @@ class WrappedModule(ScriptModule):
                 return held[name]
         root: _Module = own["_lowtide_root"]
         found = inspect.getattr_static(root, name, _MISSING)
+        if found is _MISSING and own["_lowtide_given"] and name not in {*_ASKED, *INSTEAD}:
+            raise AttributeError(f"{self.original_name} has no {name!r}{what_can_be_called(self)}")
         if found is _MISSING:
             return super().__getattr__(name)
         if name in root.__dict__ or not callable(found) or isinstance(found, staticmethod):
@@ -334,9 +337,10 @@ def wrap(
     preserved: frozenset[str] = frozenset(),
 ) -> ScriptModule:
     """The compiled module around a root. `methods`: finished programs, for modules whose source is
-    not to be read (traced, loaded); their captures are paths from the root."""
+    not to be read (traced, loaded); their captures are paths from the root, which keeps them."""
     if isinstance(root, ScriptModule) and not isinstance(root, WrappedModule):
         return root
+    methods = methods or root.__dict__.get("_lowtide_programs")
     cls = _Container if hasattr(type(root), "__len__") else WrappedModule
     return cls(root, methods, memo, frozen=frozen, preserved=preserved)
 
@@ -360,7 +364,9 @@ def make_method(module: ScriptModule, name: str) -> ScriptMethod:
     if isinstance(source, MethodMaker):
         return source.make(root)
     if source is _Module.forward:
-        raise NotImplementedError(f"{type(root).__name__} has no forward()")
+        raise NotImplementedError(
+            f"{type(root).__name__} has no forward(){what_can_be_called(module)}"
+        )
     return ScriptMethod(root, name, source, **options)
 
 

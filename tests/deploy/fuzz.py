@@ -17,6 +17,7 @@ import random
 import re
 import time
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide as lt
-from tests.deploy.forge import function_file, module_file, packed, parts_of
+from tests.deploy.forge import Small, function_file, module_file, packed, parts_of
 
 CORPUS = Path(__file__).parent / "corpus"
 WORDS = [
@@ -203,13 +204,27 @@ class Busy(nn.Module):
         return y.cumsum(0) + len(self.names)
 
 
+class Stacked(nn.Module):
+    """Parts that can be called, two of them alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.part = Small()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.part(x)
+
+
 def seeds() -> list[bytes]:
     """The valid files that are damaged."""
     from tests.deploy.test_save_load import make
 
     torch.manual_seed(0)
     found = [function_file(), module_file()]
-    for obj in (Busy(), make):
+    for obj in (Busy(), make, Stacked()):
         file = io.BytesIO()
         lt.save(lt.script(obj), file)
         found.append(file.getvalue())
@@ -247,6 +262,9 @@ def _asked(m: Any) -> None:
     if isinstance(m, nn.Module):
         m.state_dict()
         [p.sum() for p in m.parameters() if p.numel() < 1 << 20]
+        for part in m.modules():
+            with contextlib.suppress(NotImplementedError):
+                repr(part.forward)
     file = io.BytesIO()
     with contextlib.suppress(lt.CompileError):
         lt.save(m, file)
@@ -268,9 +286,20 @@ def run(seconds: float, seed: int, most: int = 1 << 60) -> tuple[int, dict[str, 
     return count, found
 
 
+def _of_no_machine(data: bytes) -> bytes:
+    """The file without the folders that its sources lie in."""
+    folders = [str(Path(module.__file__ or "").parents[1]) for module in (lt, torch)]
+    parts = parts_of(data)
+    for name in parts:
+        if name.endswith((".json", ".ir")):
+            for folder in folders:
+                parts[name] = parts[name].replace(folder.encode(), b"")
+    return packed(parts, zipfile.ZIP_DEFLATED)
+
+
 def write_corpus() -> None:
     """Valid files, and each mutation once for each of them."""
-    for k, data in enumerate(seeds()):
+    for k, data in enumerate(map(_of_no_machine, seeds())):
         (CORPUS / f"valid-{k}.lt").write_bytes(data)
         for n, change in enumerate(dict.fromkeys(MUTATIONS)):
             name = getattr(change, "__name__", "").strip("_")

@@ -223,6 +223,11 @@ def entry(kind: str, **more: Any) -> dict[str, Any]:
     return {"id": "X", "name": "X", "kind": kind, **more}
 
 
+def _in_a_list(manifest: Any) -> None:
+    manifest["classes"][0]["base"] = "ModuleList"
+    manifest["entries"][0]["name"] = "append"
+
+
 EVIL_FIELD = [["__class__", True, True, True, None]]
 EDITS: dict[str, tuple[Any, str]] = {
     "unknown key": (at("evil", value=1), "without 'evil'"),
@@ -231,6 +236,20 @@ EDITS: dict[str, tuple[Any, str]] = {
     "no entries": (at("entries", value=3), "a list"),
     "entry name": (at("entries", 0, "name", value="__init__"), "entry point"),
     "entry name of nn.Module": (at("entries", 0, "name", value="state_dict"), "entry point"),
+    "entry name of an attribute": (at("entries", 0, "name", value="table"), "entry point"),
+    "entry name of a submodule": (at("entries", 0, "name", value="fc"), "entry point"),
+    "entry name of a parameter": (at("entries", 1, "name", value="weight"), "entry point"),
+    "entry name of state": (at("entries", 1, "name", value="_parameters"), "entry point"),
+    "entry name of a mode": (at("entries", 1, "name", value="training"), "entry point"),
+    "entry name of ours": (at("entries", 1, "name", value="_lowtide_root"), "entry point"),
+    "entry name of a container": (_in_a_list, "entry point"),
+    "entry without modules": (at("entries", 1, "modules", value=[]), "whose method it is"),
+    "modules of entries": (at("entries", 1, "modules", value=[2]), "index below 2"),
+    "modules below zero": (at("entries", 1, "modules", value=[-1]), "a size"),
+    "modules by name": (at("entries", 1, "modules", value=["fc"]), "a size"),
+    "a module twice": (at("entries", 1, "modules", value=[0, 0]), "without a method"),
+    "an entry twice": (lambda m: m["entries"].append(m["entries"][1]), "without a method"),
+    "modules that lack what is read": (at("entries", 0, "modules", value=[1, 0]), "do not have"),
     "parameter name": (at("entries", 0, "parameters", 0, "name", value="a b"), "parameter"),
     "parameter keyword": (at("entries", 0, "parameters", 0, "name", value="import"), "parameter"),
     "parameter kind": (at("entries", 0, "parameters", 0, "kind", value="x"), "one of"),
@@ -312,6 +331,28 @@ EDITS: dict[str, tuple[Any, str]] = {
 def test_manifests(name: str) -> None:
     edit, match = EDITS[name]
     refused(forge(M, edit=edit), match)
+
+
+def test_a_function_reads_no_module() -> None:
+    text = program(head="def same(%x: Tensor, %n: int, %w: Tensor @ 'fc.weight') -> Tensor:")
+    refused(forge(F, code={"code/same.ir": text}), "cannot read a module")
+    refused(forge(F, edit=at("entries", 0, "modules", value=[0])), "index below 0")
+    guards = [["value", "training", "", True]]
+    refused(forge(F, edit=at("entries", 0, "programs", 0, "guards", value=guards)), "cannot read")
+
+
+def test_nothing_of_this_process_is_read() -> None:
+    name = python_objects.name_of(torch.nn.Linear(2, 2))
+    for path in (f"@{name}|weight", "@os|environ", "@|", "@"):
+        text = program(head=f"def forward(%x: Tensor, %w: Tensor @ {path!r}) -> Tensor:")
+        refused(forge(M, code={"code/forward.ir": text}), "do not have")
+        edit = at("entries", 0, "programs", 0, "guards", value=[["none", path, "", True]])
+        refused(forge(M, edit=edit), "do not have")
+
+
+def test_paths_that_are_read_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PATH_CHARS", 20)
+    refused(M, "read less of their modules")
 
 
 RAW = {

@@ -259,6 +259,9 @@ def inline(
         for name, value in bound.items():
             declared = types.get(name)
             frame.vars[name] = as_declared(c, value, declared)
+        if owner and c.modules is not None:
+            arguments = [frame.vars[name] for name in bound]
+            c.modules.note_call(owner, fn.__name__, arguments[1:])
         return compile_body(c)
     except CompileError as error:
         place = c.frames[depth - 1].source.loc(node)

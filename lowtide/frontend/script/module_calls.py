@@ -193,7 +193,7 @@ def _method(c: Context, method: BoundMethod, call: Call) -> Node:
         return special(c, owner, call)
     if fn is _UNIMPLEMENTED:
         raise c.error(call.node, f"{type(owner.module).__name__} has no forward()", "a method")
-    state_of(c).callees.add((id(owner.module), fn.__name__))
+    state_of(c).callees.setdefault((id(owner.module), fn.__name__), {})
     return _inline(c, fn, bound, owner)
 
 

@@ -27,7 +27,14 @@ from lowtide.frontend.script.arguments import handed_on
 from lowtide.frontend.script.context import Context, Frame
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.leaves import leaf_classes
-from lowtide.frontend.script.module_state import Guard, Knowledge, ModuleState, Restart, follow
+from lowtide.frontend.script.module_state import (
+    Callees,
+    Guard,
+    Knowledge,
+    ModuleState,
+    Restart,
+    follow,
+)
 from lowtide.frontend.script.nodes import BoundMethod, ModuleRef
 from lowtide.frontend.script.script import signature_types
 from lowtide.frontend.script.source import decorated, parameters_of, read_source
@@ -45,12 +52,11 @@ _LITERALS = (bool, int, float, str, tuple)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodProgram:
-    """`callees`: methods (id of the module, name) that were inlined; `leaves`: see the module of
-    that name."""
+    """`callees`: see `ModuleState`; `leaves`: see the module of that name."""
 
     function: Function
     guards: tuple[Guard, ...]
-    callees: frozenset[tuple[int, str]]
+    callees: Callees
     leaves: tuple[type[Any], ...]
 
 
@@ -138,7 +144,7 @@ def _compile(
     return MethodProgram(
         function=function,
         guards=tuple(dict.fromkeys((*state.guards, *types_only))),
-        callees=frozenset(state.callees),
+        callees=state.callees,
         leaves=leaf_classes(compiled),
     )
 

@@ -13,7 +13,7 @@ assigns is *dynamic*: it is read and written where it is used; if that is found 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
@@ -24,6 +24,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Value
 
 Kind = Literal["value", "none", "same", "type", "has", "hooks"]
+Callees = dict[tuple[int, str], dict[tuple[t.Type, ...], None]]  # see `ModuleState`
 
 HOOKS: Final = (  # where nn.Module keeps them
     *("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"),
@@ -59,14 +60,17 @@ class Knowledge:
 
 @dataclass(slots=True, kw_only=True)
 class ModuleState:
-    """One compilation; `block` is the method's own, whose last arguments are the captures."""
+    """One compilation; `block` is the method's own, whose last arguments are the captures.
+
+    `callees`: the methods that were inlined, as (id of the module, name), each with the types of
+    the arguments that it was called with; a call that hands in a function or module has none."""
 
     root: torch.nn.Module
     block: Block
     knowledge: Knowledge
     paths: list[str] = field(default_factory=list[str])
     guards: dict[Guard, None] = field(default_factory=dict[Guard, None])
-    callees: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    callees: Callees = field(default_factory=Callees)
     _values: dict[str, Value] = field(default_factory=dict[str, Value])
     _tensors: dict[int, tuple[str, Value]] = field(default_factory=dict[int, tuple[str, Value]])
 
@@ -96,6 +100,13 @@ class ModuleState:
     def guard(self, kind: Kind, path: str) -> None:
         """Relies on this fact."""
         self.guards[Guard(kind, path)] = None
+
+    def note_call(self, owner: int, name: str, arguments: Sequence[object]) -> None:
+        """Notes the types that one of `callees` is called with."""
+        known = self.callees.get((owner, name))
+        types = tuple(a.type for a in arguments if isinstance(a, Value))
+        if known is not None and len(types) == len(arguments):
+            known[types] = None
 
 
 def join_path(path: str, name: str) -> str:

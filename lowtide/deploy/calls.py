@@ -1,0 +1,49 @@
+"""What the programs of a compiled module call: methods of its submodules, and its own.
+
+In: compiled methods. Out: for each module, names of methods and the types they are called with.
+
+    self.encoder.encode(x, 2)   →   of(encoder) == {"encode": [(Tensor, int)]}
+
+Always holds: what a call hands a function to is not among them, for no file can hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from lowtide.deploy.fitting import Types
+from lowtide.frontend.script.module_state import Callees
+from lowtide.ir.types import FunctionType, types_in
+
+Called = Mapping[str, Iterable[Types]]  # what methods of one module are called with
+
+
+@dataclass(slots=True)
+class Calls:
+    """See the module's text; `count` grows whenever something new is noted."""
+
+    count: int = 0
+    _known: dict[int, dict[str, list[Types]]] = field(
+        default_factory=dict[int, dict[str, list[Types]]]
+    )
+
+    def note(self, callees: Callees, places: Mapping[int, int]) -> None:
+        """Adds what a method calls; `places`: ids of modules that others are to stand for."""
+        for (owner, name), types in callees.items():
+            methods = self._known.setdefault(places.get(owner, owner), {})
+            self.count += name not in methods
+            known = methods.setdefault(name, [])
+            new = [t for t in types if t not in known and _is_data(t)]
+            known += new
+            self.count += len(new)
+
+    def of(self, module: torch.nn.Module) -> Called:
+        """What methods of a module are called with."""
+        return self._known.get(id(module), {})
+
+
+def _is_data(types: Types) -> bool:
+    return not any(isinstance(p, FunctionType) for type_ in types for p in types_in(type_))

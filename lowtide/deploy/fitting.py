@@ -1,0 +1,98 @@
+"""One program of a file, and which of several is for the arguments of a call.
+
+In: programs and the types of arguments. Out: those that take them, the best first, or `NoProgram`,
+which tells what there is.
+
+    [f(Tensor, float), f(Tensor, int)] for (Tensor, int)   →   the second, then the first
+
+Always holds: a program takes what is of its types; besides, an int stands for a float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowtide.frontend.script.module_state import Guard
+from lowtide.ir import types as t
+from lowtide.ir.core import Function
+from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
+
+Types = tuple[Type, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program, and what its guards gave when it was made; guards of hooks have no fact.
+
+    `reads`: of a loaded one, the types of attributes that it reads where it uses them."""
+
+    function: Function
+    guards: tuple[Guard, ...] = ()
+    facts: tuple[Any, ...] = ()
+    reads: Mapping[str, Type] = field(default_factory=dict[str, Type])
+
+
+def takes(param: Type, given: Type) -> bool:
+    """Whether an argument may stand for a parameter; an int for a float, too, as in Python, and
+    whatever a list holds that was empty when the program was made."""
+    if t.is_subtype(given, param) or param == t.NEVER:
+        return True
+    match param, given:
+        case OptionalType(elem), _:
+            return takes(elem, given)
+        case ListType(elem), ListType(inner):
+            return takes(elem, inner)
+        case DictType(key, elem), DictType(k, inner):
+            return takes(key, k) and takes(elem, inner)
+        case TupleType(elems), TupleType(inner):
+            return len(elems) == len(inner) and all(map(takes, elems, inner))
+        case _:
+            wider: dict[Type, Types] = {
+                t.FLOAT: (t.INT, t.BOOL, t.NUMBER),
+                t.INT: (t.BOOL, t.NUMBER),
+            }
+            return given in wider.get(param, ())
+
+
+def fitting(programs: Iterable[Program], types: Types) -> list[Program]:
+    """The programs for these arguments, those for exactly these types first."""
+    exact: list[Program] = []
+    loose: list[Program] = []
+    for program in programs:
+        params = [p.type for p in program.function.arguments]
+        if len(params) == len(types) and all(map(t.is_subtype, types, params)):
+            exact.append(program)
+        elif len(params) == len(types) and all(map(takes, params, types)):
+            loose.append(program)
+    return [*exact, *loose]
+
+
+def for_types(name: str, programs: Sequence[Program], types: Types) -> list[Program]:
+    """Those to inline for operands of these types; what only the run knows fits any."""
+    found = fitting(programs, types)
+    if not found and any(map(t.is_dynamic, types)):
+        found = [p for p in programs if _may_take(p.function, types)]
+    if not found:
+        raise no_program(name, programs, types)
+    return found
+
+
+def _may_take(function: Function, types: Types) -> bool:
+    params = [p.type for p in function.arguments]
+    rows = zip(params, types, strict=False)
+    return len(params) == len(types) and all(t.is_dynamic(g) or takes(p, g) for p, g in rows)
+
+
+class NoProgram(TypeError):
+    """Arguments that no program takes."""
+
+
+def no_program(name: str, programs: Sequence[Program], types: Types) -> NoProgram:
+    """The error for arguments that no program takes."""
+    known = {f"({', '.join(str(p.type) for p in s.function.arguments)})" for s in programs}
+    return NoProgram(
+        f"{name}() was saved for {' and '.join(sorted(known))}, not for "
+        f"({', '.join(map(str, types))}); call it so before saving it"
+    )
