@@ -4,7 +4,7 @@ In, out: a Function. Always holds: only where nobody else holds the list that th
 and nothing reads the list inside the loop.
 
     outs = [h] + outs            →      fresh.append(h)               outs = fresh[::-1]
-    outs = outs + [h]            →      fresh.append(h)               outs = fresh
+    outs = [*outs, h]            →      fresh.append(h)               outs = fresh
     outs += [h]                  →      outs.append(h)
     torch.stack(xs[::-1])        →      torch.stack(xs).flip(0)
 
@@ -21,6 +21,7 @@ from lowtide.ir.core import Block, Function, Op, Value, clone, free_values
 from lowtide.ir.types import ListType, TupleType
 
 _READERS: Final = ("torch.stack", "list.get", "py.len", "list.slice")
+_LITERALS: Final = ("list.make", "tuple.make")
 _OWN: Final = (*_READERS, "list.append", "list.extend")
 
 
@@ -85,13 +86,14 @@ class _Lists:
             return
         if start.name != "list.make" or start.operands or self.uses[start.result] != 1:
             return
-        if grown.name != "py.add" or grown not in body.ops or carried not in grown.operands:
+        if grown.name != "py.add" or grown not in body.ops:
             return
-        if self.uses[carried] != 1 or self.uses[grown.result] != 1:
+        parts = [self.copied(v) for v in grown.operands]
+        if carried not in parts or self.uses[carried] != 1 or self.uses[grown.result] != 1:
             return
-        at_end = grown.operands[0] is carried
-        added = self.makers.get(grown.operands[1 if at_end else 0])
-        if added is None or added.name != "list.make" or self.uses[added.result] != 1:
+        at_end = parts[0] is carried
+        added = self.makers.get(parts[1 if at_end else 0])
+        if added is None or added.name not in _LITERALS or self.uses[added.result] != 1:
             return
         fresh = Value(carried.name, loop.results[place - 2].type)
         self.makers[fresh] = Op(name="list.make", results=[fresh], loc=start.loc)
@@ -105,8 +107,15 @@ class _Lists:
         del end.operands[place - 1], loop.results[place - 2]
         if at_end:
             self.stand_ins[result] = fresh
+            self.users[fresh] += self.users[result]
         else:
             after += self.turn_round(fresh, result, loop)
+
+    def copied(self, value: Value) -> Value:
+        """What a copy that only this reads is one of: `[*xs, h]` copies xs."""
+        maker = self.makers.get(value)
+        is_copy = maker is not None and maker.name == "list.of" and self.uses[value] == 1
+        return maker.operands[0] if maker is not None and is_copy else value
 
     def extended_by(self, op: Op) -> list[Op] | None:
         """`xs += [a, b]`: each of them appended."""
@@ -147,7 +156,8 @@ class _Lists:
         return (
             maker is not None
             and maker.name in ("list.make", "list.slice")
-            and all(u.operands.index(xs) == 0 and u.name in _OWN for u in users)
+            and all(xs not in u.operands or u.name in _OWN for u in users)
+            and not any(xs in u.operands[1:] for u in users)
         )
 
     def constant(self, value: Value) -> Any:

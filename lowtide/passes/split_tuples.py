@@ -26,39 +26,60 @@ from lowtide.ir.types import TupleType
 def split_tuples(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
-    constants = {op.result: op.attrs["value"] for op in result.walk() if op.name == "const"}
-    _split(result.block, constants)
+    makers = {r: op for op in result.walk() for r in op.results}
+    _split(result.block, makers, frozenset(result.params))
     return result
 
 
-def _split(block: Block, constants: dict[Value, object]) -> None:
+def _split(block: Block, makers: dict[Value, Op], params: frozenset[Value]) -> None:
     kept: list[Op] = []
     for op in block.ops:
         after: list[Op] = []
         if op.name == "loop":
-            runs = constants.get(op.operands[1]) is True
             place = 2
             while place < len(op.operands):
-                if _can_split(op, place, runs):
+                if _can_split(op, place, makers, params):
                     before, made = _split_one(op, place)
+                    makers.update((r, o) for o in (*before, *op.blocks[0].ops) for r in o.results)
                     kept += before
                     after[:0] = made
                 else:
                     place += 1
         for inner in op.blocks:
-            _split(inner, constants)
+            _split(inner, makers, params)
         kept += [op, *after]
     block.ops = kept
 
 
-def _can_split(loop: Op, place: int, runs: bool) -> bool:
-    """Whether what is carried is a plain tuple; `runs`: only the trip count decides how often."""
-    before, carried = loop.operands[place].type, loop.blocks[0].args[place - 1].type
-    result, after = loop.results[place - 2].type, loop.blocks[0].terminator.operands[place - 1].type
+def _can_split(loop: Op, place: int, makers: dict[Value, Op], params: frozenset[Value]) -> bool:
+    """Whether what is carried is a plain tuple, before the first step and after each."""
+    (body,) = loop.blocks
+    first, last, arg = (
+        loop.operands[place],
+        body.terminator.operands[place - 1],
+        body.args[place - 1],
+    )
+    bound = {*params, arg}
+    if not (_is_bound(first, makers, bound) and _is_bound(last, makers, bound)):
+        return False
+    going = makers.get(loop.operands[1])
+    runs = going is not None and going.name == "const" and going.attrs["value"] is True
+    before, after, carried, result = first.type, last.type, arg.type, loop.results[place - 2].type
     if not isinstance(before, TupleType) or not isinstance(after, TupleType) or not after.elems:
         return False
     plain = all(isinstance(x, TupleType) and not x.names for x in (carried, result))
     return plain and len(before.elems) == len(after.elems) and (not before.names or runs)
+
+
+def _is_bound(value: Value, makers: dict[Value, Op], bound: set[Value]) -> bool:
+    """Whether there surely is a tuple: a variable may be carried that has no value yet."""
+    maker = makers.get(value)
+    if maker is None or maker.name not in ("if", "tuple.make", "tuple.get"):
+        return value in bound
+    if maker.name != "if":
+        return True
+    k = maker.results.index(value)
+    return all(_is_bound(b.terminator.operands[k], makers, bound) for b in maker.blocks)
 
 
 def _split_one(loop: Op, place: int) -> tuple[list[Op], list[Op]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from lowtide.ir.core import Function
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
+from lowtide.passes.counted_loops import count_loops
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.grown_lists import grow_in_place
 from lowtide.passes.rows import read_rows
@@ -20,6 +21,7 @@ TIDY: tuple[Pass, ...] = (
     fold_constants,
     eliminate_dead_code,  # and what loops carry unchanged
     read_rows,
+    count_loops,
     grow_in_place,
     eliminate_common_subexpressions,
     eliminate_dead_code,

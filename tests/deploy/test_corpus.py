@@ -55,7 +55,6 @@ REFUSED = {
     "mixed.custom_error": "MyError has a __init__ of its own",
     "mixed.type_checks": "class_of_value",
     "mixed.Derived": "was saved for",  # of `*args, **kwargs`, only some
-    "mixed_modules.composed": "a call of the Python function",
     "mixed_modules.tree_sum": "the attribute 'children' of a value of unknown type",
     "mixed_modules.format_calls": "str.format() of a text that is not known",
     "mixed_modules.autograd_inside": "torch.autograd.grad",
