@@ -205,7 +205,8 @@ OPERATORS: Final = names_in(
 
 # Context managers, the only ones that `with` takes in a file.
 MODES: Final = frozenset(
-    f"torch.{name}" for name in ("no_grad", "enable_grad", "set_grad_enabled", "inference_mode")
+    f"torch.{name}"
+    for name in ("no_grad", "enable_grad", "set_grad_enabled", "inference_mode", "autocast")
 )
 
 _OTHERS: Final = (

@@ -1,7 +1,7 @@
 """A tuple that a loop carries becomes its items.
 
-In, out: a Function. Always holds: tuples are made anew, which nobody can tell; a namedtuple that a
-loop began with is still that where the loop never runs.
+In, out: a Function. Always holds: tuples are made anew, which nobody can tell; one from outside,
+which may be a namedtuple, is still that where the loop never runs.
 
     %s: (Tensor, Tensor) = loop(%n, %true, %s0)         %h0, %c0 = the items of %s0
       block(%i, %s1):                                   %h, %c = loop(%n, %true, %h0, %c0)
@@ -39,7 +39,7 @@ def _split(block: Block, makers: dict[Value, Op], params: frozenset[Value]) -> N
             place = 2
             while place < len(op.operands):
                 if _can_split(op, place, makers, params):
-                    before, made = _split_one(op, place)
+                    before, made = _split_one(op, place, _is_new(op.operands[place], makers))
                     makers.update((r, o) for o in (*before, *op.blocks[0].ops) for r in o.results)
                     kept += before
                     after[:0] = made
@@ -62,13 +62,20 @@ def _can_split(loop: Op, place: int, makers: dict[Value, Op], params: frozenset[
     bound = {*params, arg}
     if not (_is_bound(first, makers, bound) and _is_bound(last, makers, bound)):
         return False
+    is_new = _is_new(first, makers)
     going = makers.get(loop.operands[1])
     runs = going is not None and going.name == "const" and going.attrs["value"] is True
     before, after, carried, result = first.type, last.type, arg.type, loop.results[place - 2].type
     if not isinstance(before, TupleType) or not isinstance(after, TupleType) or not after.elems:
         return False
     plain = all(isinstance(x, TupleType) and not x.names for x in (carried, result))
-    return plain and len(before.elems) == len(after.elems) and (not before.names or runs)
+    return plain and len(before.elems) == len(after.elems) and (is_new or runs)
+
+
+def _is_new(value: Value, makers: dict[Value, Op]) -> bool:
+    """Whether the program has made this tuple itself."""
+    maker = makers.get(value)
+    return maker is not None and maker.name == "tuple.make" and not maker.attrs
 
 
 def _is_bound(value: Value, makers: dict[Value, Op], bound: set[Value]) -> bool:
@@ -82,7 +89,7 @@ def _is_bound(value: Value, makers: dict[Value, Op], bound: set[Value]) -> bool:
     return all(_is_bound(b.terminator.operands[k], makers, bound) for b in maker.blocks)
 
 
-def _split_one(loop: Op, place: int) -> tuple[list[Op], list[Op]]:
+def _split_one(loop: Op, place: int, is_new: bool) -> tuple[list[Op], list[Op]]:
     """What comes before the loop and after it."""
     (body,) = loop.blocks
     end = body.terminator
@@ -97,7 +104,7 @@ def _split_one(loop: Op, place: int) -> tuple[list[Op], list[Op]]:
     body.ops[:] = [_tuple(args, carried, loop), *body.ops[:-1], *last, end]
     results = [Value(result.name, x) for x in _elems(result)]
     loop.results[place - 2 : place - 1] = results
-    if not (isinstance(before.type, TupleType) and before.type.names):
+    if is_new:
         return first, [_tuple(results, result, loop)]
     made, zero, any_step = Value("", result.type), Value("", t.INT), Value("", t.BOOL)
     then = Block([], [_tuple(results, made, loop), _yields(made, loop)])
