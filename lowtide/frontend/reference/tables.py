@@ -27,8 +27,8 @@ from lowtide.frontend.reference.spelling import (
 )
 from lowtide.frontend.script import decorators, module_methods, types_from_annotations
 from lowtide.frontend.script.builtin_calls import BUILTINS
-from lowtide.frontend.script.context_managers import CONTEXT_MANAGERS
 from lowtide.frontend.script.context import EXPRESSIONS, OUTSIDE, STATEMENTS
+from lowtide.frontend.script.context_managers import CONTEXT_MANAGERS
 from lowtide.frontend.script.methods import has_method
 from lowtide.frontend.script.module_containers import METHODS
 from lowtide.frontend.script.module_state import Kind

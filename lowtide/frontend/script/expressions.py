@@ -228,7 +228,11 @@ def _object_attribute(c: Context, node: ast.Attribute, base: PythonObject) -> No
         near = alike(node.attr, dir(base.obj))
         raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}", near)
     path = f"{base.path}.{node.attr}" if base.path else ""
-    return python_object(c, node, getattr(base.obj, node.attr), path)
+    found: object = getattr(base.obj, node.attr)
+    scope = vars(base.obj) if isinstance(base.obj, ModuleType) else {}
+    if isinstance(found, torch.Tensor) and scope.get(node.attr) is found:
+        return capture(c, scope, node.attr, t.TENSOR)
+    return python_object(c, node, found, path)
 
 
 @expression(ast.Tuple)
