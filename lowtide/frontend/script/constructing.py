@@ -22,7 +22,7 @@ from lowtide.frontend.script.arguments import default_value
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import Call, Node
 from lowtide.frontend.script.statements import as_declared
-from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.frontend.script.types_from_annotations import field_type
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
@@ -137,10 +137,9 @@ def named_tuple(c: Context, cls: type, call: Call) -> Node:
         raise c.error(
             call.node, f"{cls.__name__}() takes {', '.join(fields)}", "one value for each"
         )
-    hints: dict[str, object] = getattr(cls, "__annotations__", {})
     for name in fields:
         if name in given:
-            declared = type_from_annotation(hints.get(name, inspect.Parameter.empty), c.frame.names)
+            declared = field_type(cls, name, c.frame.names)
             value = as_declared(c, given[name], declared)
             values.append(c.as_value(value, call.node))
         elif name in defaults:

@@ -167,7 +167,7 @@ def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
     if fn.__name__ != "forward" or not isinstance(owner, ModuleRef) or not _is_torch(fn):
         return _method(c, method, call)
     bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
-    type_ = result_type(owner.module, fn)
+    type_ = result_type(owner.module, fn, call)
     return _attempt(c, lambda: _method(c, method, call), lambda _: python_call(c, fn, bound, type_))
 
 
