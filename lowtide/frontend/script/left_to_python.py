@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -151,18 +151,27 @@ def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
     return python_call(c, fn, call, returned(fn, t.TENSOR))
 
 
-def python_call(c: Context, fn: FunctionType, call: Call, type_: t.Type) -> Node:
-    """The call of a Python function when the program runs."""
+def python_call(
+    c: Context,
+    fn: FunctionType,
+    call: Call,
+    type_: t.Type,
+    *,
+    target: object = None,
+    modules: Sequence[torch.nn.Module] = (),
+) -> Node:
+    """The call of a Python function when the program runs; `target`: what is called if it is not
+    `fn` itself, `modules`: those that it sees beside its arguments."""
     operands, kwnames = operands_of(c, call)
     if c.modules is not None:
-        given = [a.module for a in call.args if isinstance(a, ModuleRef)]
+        given = [*modules, *(a.module for a in call.args if isinstance(a, ModuleRef))]
         classes = frozenset(type(m) for module in given for m in module.modules())
         assigned, knowledge = _assigned_attributes(fn, classes), c.modules.knowledge
         if not assigned <= knowledge.dynamic:
             knowledge.dynamic |= assigned
             raise Restart(fn.__name__)
-    target = python_objects.name_of(fn)
-    op = c.builder.emit("py.call", operands, [type_], target=target, kwnames=kwnames)
+    name = python_objects.name_of(fn if target is None else target)
+    op = c.builder.emit("py.call", operands, [type_], target=name, kwnames=kwnames)
     return c.const(None) if type_ == t.NONE else op.result
 
 

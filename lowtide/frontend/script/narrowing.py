@@ -59,7 +59,8 @@ def narrowed(
     return with_narrowed
 
 
-_QUESTIONS: tuple[object, ...] = (isinstance, torch.jit.isinstance, language.isinstance)
+_TORCH_ISINSTANCE = cast("object", torch.jit.isinstance)
+_QUESTIONS = (isinstance, _TORCH_ISINSTANCE, language.isinstance)
 
 Fact = tuple[str, Callable[[Type], Type]]
 
