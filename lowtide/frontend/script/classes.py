@@ -103,9 +103,8 @@ def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
     if not isinstance(base, Value) or not (
         isinstance(base.type, ClassType) or t.is_dynamic(base.type)
     ):
-        raise c.error(
-            node, f"`{ast.unparse(node)} = ...`: {describe(base)} takes no attributes", "an object"
-        )
+        problem = f"`{ast.unparse(node)} = ...`: {describe(base)} takes no attributes"
+        raise c.error(node, problem, _set_instead(node, base))
     stored = c.as_value(value, node)
     cls = class_of(base.type)
     found = inspect.getattr_static(cls, name, None) if cls is not None else None
@@ -117,6 +116,20 @@ def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
     if isinstance(base.type, ClassType):
         declare(c, base.type, name, stored)
     c.effect("attr.set", base, stored, name=name)
+
+
+IN_PLACE = ("data", "grad", "real", "imag")  # of a tensor: what can be changed in place
+
+
+def _set_instead(node: ast.Attribute, base: Node) -> str:
+    text = ast.unparse(node)
+    if not isinstance(base, Value) or not t.may_be_tensor(base.type):
+        return "an object of a class that has the attribute"
+    if node.attr in IN_PLACE:
+        return f"`{text}.copy_(…)`, `{text}.add_(…)` or the like, which change it in place"
+    if node.attr == "requires_grad":
+        return f"`{ast.unparse(node.value)}.requires_grad_(…)`"
+    return "a function marked `@lt.ignore` that sets it"
 
 
 def declare(c: Context, owner: ClassType, name: str, value: Value) -> None:
