@@ -180,6 +180,34 @@ class WithoutLength(nn.Module):
         return len(self)
 
 
+class PlainContainers(nn.Module):
+    name: lt.Final[str]
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.layers, self.heads = [nn.ReLU()], {"a": nn.ReLU()}
+        self.__dict__["hidden"] = nn.ReLU()
+        self.name = name
+
+    def forward(self, x: Tensor):
+        return getattr(self, self.name)(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "remedy"),
+    [
+        ("layers", "a list of modules", "nn.ModuleList"),
+        ("heads", "a dict of modules", "nn.ModuleDict"),
+        ("hidden", "a ReLU that is no submodule", "`self.hidden = …` in __init__"),
+    ],
+)
+def test_modules_that_are_no_submodules(name: str, kind: str, remedy: str) -> None:
+    with pytest.raises(lt.CompileError) as caught:
+        lt.script(PlainContainers(name))(X)
+    assert f"is {kind}, which" in caught.value.problem
+    assert remedy in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("wrong", "remedy"),
     [

@@ -84,7 +84,8 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     if found is None and not _has_instance_attribute(c, cls, name):
         if method_of(base.type, "__getattr__") is not None:
             return call_method(c, node, base, "__getattr__", [c.const(name)])
-        near = alike(name, (*dir(cls), *annotations_of(cls)))
+        declared = f"an attribute that {cls.__name__} declares or assigns"
+        near = alike(name, {*dir(cls), *annotations_of(cls), *_assigned_in(cls)}, declared)
         raise c.error(node, f"{describe(base)} has no attribute {name!r}", near)
     return _read(c, base, name)
 
@@ -232,7 +233,8 @@ def call_method(
         return c.inline(fn, node, [first, *args], keywords or {})
     cls = class_of(receiver.type)
     if cls is not None and not hasattr(cls, name):
-        raise c.error(node, f"{describe(receiver)} has no method {name!r}", alike(name, dir(cls)))
+        near = alike(name, dir(cls), f"a method of {cls.__name__}")
+        raise c.error(node, f"{describe(receiver)} has no method {name!r}", near)
     named = {k: c.as_value(v, node) for k, v in (keywords or {}).items()}
     operands = [receiver, *(c.as_value(a, node) for a in args), *named.values()]
     return c.dynamic("py.call_method", operands, name=name, kwnames=tuple(named))
