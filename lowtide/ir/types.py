@@ -375,6 +375,8 @@ def is_instance(value: object, type_: Type) -> bool:
             return isinstance(value, dict) and all(
                 is_instance(k, key) and is_instance(v, elem) for k, v in _pairs(cast(Any, value))
             )
+        case TupleType(_, _, cls) if cls:
+            return isinstance(value, cast("type", python_objects.find(cls)))
         case TupleType(elems):
             return (
                 isinstance(value, tuple)

@@ -62,6 +62,8 @@ class Range:
 
 def slice_range(b: Builder, size: Size, start: Any, stop: Any, step: Any) -> Range:
     """What start:stop:step picks of a dim, Python's clamping done."""
+    if any(not isinstance(part, int | Index | None) for part in (start, stop, step)):
+        raise Unsupported("a slice bound that is a tensor, or a number of the run")
     step = 1 if step is None else step
     if not b.at_least(step, 1):
         raise b.error("a slice step that is not positive")

@@ -83,9 +83,10 @@ def is_instance(x: Abs, tested: t.Type) -> bool | None:
     if isinstance(tested, t.UnionType):
         answers = [is_instance(x, member) for member in tested.elems]
         return True if True in answers else None if None in answers else False
-    if isinstance(tested, t.ClassType):
+    name = tested.name if isinstance(tested, t.ClassType) else getattr(tested, "cls", "")
+    if name:
         if isinstance(x.value, Seq):
-            return issubclass(x.value.kind, cast("type", python_objects.find(tested.name)))
+            return issubclass(x.value.kind, cast("type", python_objects.find(name)))
         return None  # of what class a tensor or a number is, is Python's to say
     if isinstance(x.value, Seq) and isinstance(tested, t.ListType) and x.value.kind is not list:
         return False

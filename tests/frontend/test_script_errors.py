@@ -89,7 +89,7 @@ def used_before(x):
     a Tensor has no attribute 'foo'
         return x.foo()
                ^
-    write instead: a method or attribute that it has
+    write instead: what a Tensor has; if it is something else, an annotation that says so
 """)
 def no_attribute(x):
     return x.foo()
@@ -99,10 +99,41 @@ def no_attribute(x):
     `n + 'a'` does not take (int, str)
         return n + "a"
                ^
-    write instead: int(), float() or str() of what does not fit
+    write instead: str() of the int, or int() or float() of the str
 """)
 def bad_operands(n: int):
     return n + "a"
+
+
+@error("""
+    len does not take (int)
+        return len(n)
+               ^
+    write instead: a list, a tuple, a dict, a str or a tensor
+""")
+def len_of_an_int(n: int):
+    return len(n)
+
+
+@error("""
+    the name 'hh' is not defined
+        return hh * 2  # noqa: F821
+               ^
+    write instead: `h`
+""")
+def no_such_name(x):
+    h = torch.relu(x)
+    return hh * 2  # noqa: F821
+
+
+@error("""
+    a value of type str has no attribute 'encode'
+        return s.encode()
+               ^
+    write instead: a function marked `@lt.ignore` that does it, called in its place
+""")
+def no_method_of_the_language(s: str):
+    return s.encode()
 
 
 @error("""
@@ -141,7 +172,7 @@ error("""
     a Tensor has no attribute 'foo'
         return é + é.foo
                    ^
-        write instead: a method or attribute that it has
+        write instead: what a Tensor has; if it is something else, an annotation that says so
 """)(Outer.Inner.method)
 
 

@@ -13,6 +13,9 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
+import torch
+
+from lowtide.frontend.script.captured import capture_default
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import known_elements, make_dict, python_object
 from lowtide.frontend.script.functions import parameter_node
@@ -138,7 +141,7 @@ def bind_python(
             keys = [c.const(k) for k in named]
             values[key] = make_dict(c, keys, [c.as_value(v, node) for v in named.values()])
         elif key not in values:
-            values[key] = _default(c, node, parameter.default)
+            values[key] = default_value(c, node, key, parameter.default)
     return values
 
 
@@ -155,6 +158,8 @@ def _told(problem: str, signature: inspect.Signature, keywords: Mapping[str, Nod
     return f"got an unexpected keyword argument {unknown}; {problem}"
 
 
-def _default(c: Context, node: ast.AST, found: object) -> Node:
-    """A parameter's default: a Python object, or a node where the function is a local one."""
+def default_value(c: Context, node: ast.AST, name: str, found: object) -> Node:
+    """A parameter's or a field's default: a Python object, or a node of a local function."""
+    if isinstance(found, torch.Tensor):
+        return capture_default(c, name, found)
     return cast("Node", found) if isinstance(found, NODES) else python_object(c, node, found, "")

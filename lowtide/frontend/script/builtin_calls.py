@@ -18,15 +18,18 @@ from lowtide.frontend.script.expressions import (
 )
 from lowtide.frontend.script.iterable_calls import OVER_ITERABLES, Builtin
 from lowtide.frontend.script.iteration import iterate
+from lowtide.frontend.script.module_protocols import call_own, make_iterator
 from lowtide.frontend.script.nodes import (
     Call,
     Enumerate,
+    ModuleRef,
     Node,
     PythonObject,
     Range,
     Reversed,
     Slice,
     Zip,
+    describe,
 )
 from lowtide.frontend.script.operators import binary, truth
 from lowtide.frontend.script.statements import as_declared
@@ -107,7 +110,12 @@ def _bool(c: Context, call: Call) -> Node:
 
 
 def _len(c: Context, call: Call) -> Node:
-    found = call.args[0]
+    (found,) = call.args
+    on_module = call_own(c, call.node, found, "__len__")
+    if on_module is not None:
+        return on_module
+    if isinstance(found, ModuleRef) and not hasattr(found.module, "__len__"):
+        raise c.error(call.node, f"{describe(found)} has no len()", "a `__len__` of its class")
     if not isinstance(found, Value):
         return iterate(c, found, call.node).length
     on_object = class_operators.unary(c, call.node, found, "__len__")
@@ -204,6 +212,7 @@ BUILTINS: dict[object, Builtin] = {
     zip: _zip,
     reversed: _reversed,
     slice: _slice,
+    iter: make_iterator,
     int: _py("py.int"),
     float: _py("py.float"),
     bool: _bool,

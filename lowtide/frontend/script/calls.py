@@ -270,6 +270,8 @@ def inline(
             raise CompileError(
                 f"{name}() is not compiled: {error.problem}", place, IGNORED
             ) from error
+        if depth == 1 and is_same(c.frames[0].fn, fn):
+            raise  # the outermost frame only hands the arguments on
         raise error.called_from(place) from error.__cause__
     finally:
         del c.frames[depth:]

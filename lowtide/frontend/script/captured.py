@@ -1,16 +1,22 @@
-"""Captured parameters of what is no module's own: global tensors, constants of traced programs.
+"""Captured parameters of what is no module's own: global tensors, defaults, constants of traced
+programs.
 
 In: an object and a path from it. Out: a parameter of the program that is being built, once per
 path, which every call reads anew.
 
     WEIGHTS = torch.rand(3)          def f(%x: Tensor, %WEIGHTS: Tensor @ "@main.globals|WEIGHTS")
     def f(x): return x * WEIGHTS
+    def g(x, w=torch.ones(3)): …     def f(%x: Tensor, %w: Tensor @ "@builtins.dict|w")
+    def f(x): return g(x)
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from lowtide.frontend.script.context import Context
 from lowtide.ir import python_objects
+from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.types import Type
 
@@ -24,3 +30,12 @@ def capture(c: Context, root: object, path: str, type_: Type) -> Value:
     if known is None:
         known = c.captured[whole] = Value(path.rpartition(".")[2], type_)
     return known
+
+
+def capture_default(c: Context, name: str, tensor: object) -> Value:
+    """A default that is a tensor: the very object, which may be changed in place between calls."""
+    held = _defaults.setdefault((id(tensor), name), {name: tensor})
+    return capture(c, held, name, t.TENSOR)
+
+
+_defaults: dict[tuple[int, str], dict[str, Any]] = {}  # they keep the tensors, and so their ids

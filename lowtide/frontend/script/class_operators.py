@@ -14,6 +14,7 @@ import ast
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import classes
+from lowtide.frontend.script.attempts import attempt
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import PythonObject
 from lowtide.ir import types as t
@@ -64,15 +65,14 @@ def _operator_method(
         return None
     if "NotImplemented" not in fn.__code__.co_names:
         return c.as_value(classes.call_method(c, node, own, method, [other]), node)
-    block, depth = c.builder.block, len(c.frames)
-    count = len(block.ops)
-    try:
-        found = classes.call_method(c, node, own, method, [other])
-        declines = isinstance(found, PythonObject) and found.obj is NotImplemented
-        return None if declines else c.as_value(found, node)
-    except CompileError:
-        del block.ops[count:], c.frames[depth:]
-        return None
+    found = attempt(c, lambda: _value_given(c, node, own, method, other))
+    return None if isinstance(found, CompileError) else found
+
+
+def _value_given(c: Context, node: ast.AST, own: Value, method: str, other: Value) -> Value | None:
+    found = classes.call_method(c, node, own, method, [other])
+    declines = isinstance(found, PythonObject) and found.obj is NotImplemented
+    return None if declines else c.as_value(found, node)
 
 
 def unary(c: Context, node: ast.AST, operand: Value, method: str) -> Value | None:

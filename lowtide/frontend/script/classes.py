@@ -84,7 +84,8 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     if found is None and not _has_instance_attribute(c, cls, name):
         if method_of(base.type, "__getattr__") is not None:
             return call_method(c, node, base, "__getattr__", [c.const(name)])
-        near = alike(name, (*dir(cls), *annotations_of(cls)))
+        declared = f"an attribute that {cls.__name__} declares or assigns"
+        near = alike(name, {*dir(cls), *annotations_of(cls), *_assigned_in(cls)}, declared)
         raise c.error(node, f"{describe(base)} has no attribute {name!r}", near)
     return _read(c, base, name)
 
@@ -103,9 +104,8 @@ def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
     if not isinstance(base, Value) or not (
         isinstance(base.type, ClassType) or t.is_dynamic(base.type)
     ):
-        raise c.error(
-            node, f"`{ast.unparse(node)} = ...`: {describe(base)} takes no attributes", "an object"
-        )
+        problem = f"`{ast.unparse(node)} = ...`: {describe(base)} takes no attributes"
+        raise c.error(node, problem, _set_instead(node, base))
     stored = c.as_value(value, node)
     cls = class_of(base.type)
     found = inspect.getattr_static(cls, name, None) if cls is not None else None
@@ -117,6 +117,20 @@ def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
     if isinstance(base.type, ClassType):
         declare(c, base.type, name, stored)
     c.effect("attr.set", base, stored, name=name)
+
+
+IN_PLACE = ("data", "grad", "real", "imag")  # of a tensor: what can be changed in place
+
+
+def _set_instead(node: ast.Attribute, base: Node) -> str:
+    text = ast.unparse(node)
+    if not isinstance(base, Value) or not t.may_be_tensor(base.type):
+        return "an object of a class that has the attribute"
+    if node.attr in IN_PLACE:
+        return f"`{text}.copy_(…)`, `{text}.add_(…)` or the like, which change it in place"
+    if node.attr == "requires_grad":
+        return f"`{ast.unparse(node.value)}.requires_grad_(…)`"
+    return "a function marked `@lt.ignore` that sets it"
 
 
 def declare(c: Context, owner: ClassType, name: str, value: Value) -> None:
@@ -219,7 +233,8 @@ def call_method(
         return c.inline(fn, node, [first, *args], keywords or {})
     cls = class_of(receiver.type)
     if cls is not None and not hasattr(cls, name):
-        raise c.error(node, f"{describe(receiver)} has no method {name!r}", alike(name, dir(cls)))
+        near = alike(name, dir(cls), f"a method of {cls.__name__}")
+        raise c.error(node, f"{describe(receiver)} has no method {name!r}", near)
     named = {k: c.as_value(v, node) for k, v in (keywords or {}).items()}
     operands = [receiver, *(c.as_value(a, node) for a in args), *named.values()]
     return c.dynamic("py.call_method", operands, name=name, kwnames=tuple(named))

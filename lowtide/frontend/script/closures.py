@@ -144,10 +144,10 @@ def _itself(obj: object) -> object:
 
 
 def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
-    """A function, a class or a tuple of classes, as it is."""
+    """A function, a class, a tuple of classes or `...`, as it is."""
     is_tuple = isinstance(found.obj, tuple)
     parts = cast("tuple[object, ...]", found.obj) if is_tuple else (found.obj,)
-    if not all(map(callable, parts)):
+    if not all(callable(p) or p is Ellipsis for p in parts):
         given = "an argument, or a function marked `@lt.ignore` that gives it"
         raise c.error(node, f"{describe(found)} cannot be used as a value", given)
     target = python_objects.name_of(_giver(found.obj))

@@ -18,10 +18,11 @@ from types import FunctionType
 from typing import Any, cast
 
 from lowtide.frontend.script import classes
+from lowtide.frontend.script.arguments import default_value
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import Call, Node
 from lowtide.frontend.script.statements import as_declared
-from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.frontend.script.types_from_annotations import field_type
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
@@ -94,7 +95,7 @@ def _make_dataclass(
         elif field.default_factory is not dataclasses.MISSING:
             value = _from_factory(c, node, field.default_factory)
         elif field.init:
-            value = c.python_object(node, field.default)
+            value = default_value(c, node, field.name, field.default)
         else:
             continue  # the class has it, or __post_init__ sets it
         stored = c.as_value(value, node)
@@ -102,7 +103,8 @@ def _make_dataclass(
         _set_field(c, cls, made, field.name, stored)
     for_init = {k: p for k, p in signature.parameters.items() if k not in {f.name for f in fields}}
     given = [
-        bound[k] if k in bound else c.python_object(node, p.default) for k, p in for_init.items()
+        bound[k] if k in bound else default_value(c, node, k, p.default)
+        for k, p in for_init.items()
     ]
     if classes.method_of(made.type, "__post_init__") is not None:
         classes.call_method(c, node, made, "__post_init__", given)
@@ -135,14 +137,13 @@ def named_tuple(c: Context, cls: type, call: Call) -> Node:
         raise c.error(
             call.node, f"{cls.__name__}() takes {', '.join(fields)}", "one value for each"
         )
-    hints: dict[str, object] = getattr(cls, "__annotations__", {})
     for name in fields:
         if name in given:
-            declared = type_from_annotation(hints.get(name, inspect.Parameter.empty), c.frame.names)
+            declared = field_type(cls, name, c.frame.names)
             value = as_declared(c, given[name], declared)
             values.append(c.as_value(value, call.node))
         elif name in defaults:
-            found = c.python_object(call.node, defaults[name])
+            found = default_value(c, call.node, name, defaults[name])
             values.append(c.as_value(found, call.node))
         else:
             raise c.error(call.node, f"{cls.__name__}() lacks {name!r}", f"`{name}=…`")

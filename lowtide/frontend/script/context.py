@@ -20,6 +20,7 @@ from lowtide.errors import CompileError, Loc
 from lowtide.frontend.script.module_state import ModuleState
 from lowtide.frontend.script.node_tables import VALUE_OF
 from lowtide.frontend.script.nodes import ITERATORS, Method, Node, Poison, describe
+from lowtide.frontend.script.remedies import fitting
 from lowtide.frontend.script.source import FunctionSource
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN, Builder
@@ -184,7 +185,7 @@ class Context:
         if found is None:
             types = ", ".join(str(o.type) for o in operands)
             problem = f"{name.partition('.')[2]} does not take ({types})"
-            raise self.error(node, problem, "int(), float() or str() of what does not fit")
+            raise self.error(node, problem, fitting(name, [o.type for o in operands]))
         return found
 
     def const(self, value: object) -> Value:

@@ -22,6 +22,7 @@ from lowtide.frontend.script import classes
 from lowtide.frontend.script.captured import capture
 from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.methods import has_method
+from lowtide.frontend.script.narrowing import python_class
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
 from lowtide.frontend.script.nodes import (
     ITERATORS,
@@ -33,7 +34,7 @@ from lowtide.frontend.script.nodes import (
     Range,
     describe,
 )
-from lowtide.frontend.script.remedies import MEMBERS, alike
+from lowtide.frontend.script.remedies import alike, defined, member
 from lowtide.frontend.script.targets import assign, unpacked
 from lowtide.frontend.script.torch_calls import attribute
 from lowtide.ir import python_objects
@@ -79,7 +80,8 @@ def compile_name(c: Context, node: ast.Name) -> Node:
             node, f"{node.id!r} is used before it is assigned", f"`{node.id} = ...` first"
         )
     if node.id not in frame.names:
-        raise c.error(node, f"the name {node.id!r} is not defined", "an argument or a global of it")
+        near = defined(node.id, frame.vars, frame.names)
+        raise c.error(node, f"the name {node.id!r} is not defined", near)
     found = frame.names[node.id]
     if isinstance(found, torch.Tensor):
         return _global_tensor(c, node, found)
@@ -155,7 +157,9 @@ def compile_attribute(c: Context, node: ast.Attribute) -> Node:
     if isinstance(base, PythonObject):
         return _object_attribute(c, node, base)
     if not isinstance(base, Value):
-        raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}", MEMBERS)
+        raise c.error(
+            node, f"{describe(base)} has no attribute {node.attr!r}", "a value that has it"
+        )
     variable = node.value.id if isinstance(node.value, ast.Name) else ""
     return value_attribute(c, node, base, node.attr, variable)
 
@@ -189,7 +193,8 @@ def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable:
             some = c.builder.emit("cast", [base], [plain]).result
             return classes.get_attribute(c, node, some, name)
         case _:
-            raise c.error(node, f"{describe(base)} has no attribute {name!r}", MEMBERS)
+            remedy = member(base.type, python_class(_plain(base.type)), name)
+            raise c.error(node, f"{describe(base)} has no attribute {name!r}", remedy)
 
 
 def _named_tuple_member(c: Context, node: ast.AST, base: Value, name: str) -> Node | None:
@@ -225,10 +230,14 @@ def _plain(type_: Type) -> Type:
 
 def _object_attribute(c: Context, node: ast.Attribute, base: PythonObject) -> Node:
     if not hasattr(base.obj, node.attr):
-        near = alike(node.attr, dir(base.obj))
+        near = alike(node.attr, dir(base.obj), "a name that is there")
         raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}", near)
     path = f"{base.path}.{node.attr}" if base.path else ""
-    return python_object(c, node, getattr(base.obj, node.attr), path)
+    found: object = getattr(base.obj, node.attr)
+    scope = vars(base.obj) if isinstance(base.obj, ModuleType) else {}
+    if isinstance(found, torch.Tensor) and scope.get(node.attr) is found:
+        return capture(c, scope, node.attr, t.TENSOR)
+    return python_object(c, node, found, path)
 
 
 @expression(ast.Tuple)

@@ -74,7 +74,9 @@ def _annotation(c: Context, node: ast.Subscript) -> Node:
 def index_items(c: Context, node: ast.expr, base: Type) -> Items:
     """Compiles what stands in the brackets of a subscript of a value of type `base`."""
     items = _Growing()
-    if isinstance(base, DictType | ClassType) or t.is_dynamic(base):
+    if isinstance(base, ClassType):  # its method gets one value, a slice or a tuple too
+        return Items(("tensor",), (c.as_value(c.expr(node), node),))
+    if isinstance(base, DictType) or t.is_dynamic(base):
         key = c.expr(node)
         if isinstance(key, Value) and key.type != t.SLICE:
             return Items((_KEY_WORDS.get(key.type, "tensor"),), (key,))

@@ -19,6 +19,7 @@ from typing import cast
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.module_protocols import call_own
 from lowtide.frontend.script.node_tables import ELEMENTS_OF
 from lowtide.frontend.script.nodes import (
     Enumerate,
@@ -53,6 +54,9 @@ class Iteration:
 
 def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
     """The iteration over a compiled expression; raises CompileError if it cannot be run over."""
+    own = call_own(c, node, found, "__iter__")
+    if own is not None:
+        return iterate(c, own, node)
     match found:
         case Range():
             return _over_range(c, found, node)

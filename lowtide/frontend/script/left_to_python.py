@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -43,12 +43,16 @@ _TWO_STATES = t.tuple_of(t.TENSOR, t.TENSOR)
 
 # What modules give that PyTorch runs, where their annotations do not say it.
 _RESULTS: dict[type, t.Type] = {
-    torch.nn.LSTM: t.tuple_of(t.TENSOR, _TWO_STATES),
-    torch.nn.RNN: _TWO_STATES,
-    torch.nn.GRU: _TWO_STATES,
     torch.nn.LSTMCell: _TWO_STATES,
     torch.nn.MultiheadAttention: t.tuple_of(t.TENSOR, t.optional(t.TENSOR)),
     torch.nn.AdaptiveLogSoftmaxWithLoss: t.TupleType((t.TENSOR, t.TENSOR), ("output", "loss")),
+}
+
+# These give a sequence of the kind that they are given, packed or not, and their state.
+_OF_SEQUENCES: dict[type, t.Type] = {
+    torch.nn.LSTM: _TWO_STATES,
+    torch.nn.RNN: t.TENSOR,
+    torch.nn.GRU: t.TENSOR,
 }
 
 
@@ -83,7 +87,7 @@ def python_module(
     state_of(c).guard("hooks", ref.path)
     module = state_of(c).object(ref.path, ref.module)
     operands, kwnames = operands_of(c, call)
-    type_ = result_type(ref.module, forward_of(ref.module))
+    type_ = result_type(ref.module, forward_of(ref.module), call)
     op = c.builder.emit(
         "call_module",
         [module, *operands],
@@ -95,8 +99,12 @@ def python_module(
     return op.result
 
 
-def result_type(module: torch.nn.Module, forward: Any) -> t.Type:
+def result_type(module: torch.nn.Module, forward: Any, call: Call) -> t.Type:
     """The type of what a module that PyTorch runs gives."""
+    given = [*call.args, *(v for k, v in call.keywords.items() if k == "input")]
+    for cls in type(module).__mro__:
+        if cls in _OF_SEQUENCES and given and isinstance(given[0], Value):
+            return t.tuple_of(given[0].type, _OF_SEQUENCES[cls])
     known = (_RESULTS[cls] for cls in type(module).__mro__ if cls in _RESULTS)
     return next(known, None) or returned(forward, t.TENSOR)
 
@@ -143,18 +151,27 @@ def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
     return python_call(c, fn, call, returned(fn, t.TENSOR))
 
 
-def python_call(c: Context, fn: FunctionType, call: Call, type_: t.Type) -> Node:
-    """The call of a Python function when the program runs."""
+def python_call(
+    c: Context,
+    fn: FunctionType,
+    call: Call,
+    type_: t.Type,
+    *,
+    target: object = None,
+    modules: Sequence[torch.nn.Module] = (),
+) -> Node:
+    """The call of a Python function when the program runs; `target`: what is called if it is not
+    `fn` itself, `modules`: those that it sees beside its arguments."""
     operands, kwnames = operands_of(c, call)
     if c.modules is not None:
-        given = [a.module for a in call.args if isinstance(a, ModuleRef)]
+        given = [*modules, *(a.module for a in call.args if isinstance(a, ModuleRef))]
         classes = frozenset(type(m) for module in given for m in module.modules())
         assigned, knowledge = _assigned_attributes(fn, classes), c.modules.knowledge
         if not assigned <= knowledge.dynamic:
             knowledge.dynamic |= assigned
             raise Restart(fn.__name__)
-    target = python_objects.name_of(fn)
-    op = c.builder.emit("py.call", operands, [type_], target=target, kwnames=kwnames)
+    name = python_objects.name_of(fn if target is None else target)
+    op = c.builder.emit("py.call", operands, [type_], target=name, kwnames=kwnames)
     return c.const(None) if type_ == t.NONE else op.result
 
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import Call, Method, Node, describe
-from lowtide.frontend.script.remedies import MEMBERS
+from lowtide.frontend.script.remedies import IGNORED, alike
 from lowtide.frontend.script.targets import check_own, widen
 from lowtide.ir import opdefs, python_objects
 from lowtide.ir import types as t
@@ -66,7 +66,7 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
             operands = [receiver, *args, *named.values()]
             return c.dynamic("py.call_method", operands, name=name, kwnames=tuple(named))
         case _:
-            raise c.error(call.node, f"{describe(receiver)} has no method {name!r} here", MEMBERS)
+            raise c.error(call.node, f"{describe(receiver)} has no method {name!r} here", IGNORED)
 
 
 def has_method(type_: Type, name: str) -> bool:
@@ -100,7 +100,8 @@ def _named_tuple_method(
         return c.builder.tuple_make(elems, type_.names, type_.cls)
     fn = inspect.getattr_static(cast("Any", python_objects.find(type_.cls)), name, None)
     if not isinstance(fn, FunctionType):
-        raise c.error(call.node, f"{describe(receiver)} has no method {name!r}", MEMBERS)
+        near = alike(name, dir(python_objects.find(type_.cls)), "a method of its class")
+        raise c.error(call.node, f"{describe(receiver)} has no method {name!r}", near)
     return c.inline(fn, call.node, [receiver, *call.args], call.keywords)
 
 

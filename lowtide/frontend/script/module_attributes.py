@@ -50,7 +50,7 @@ from lowtide.frontend.script.nodes import (
     describe,
 )
 from lowtide.frontend.script.programs import finished_names, module_program
-from lowtide.frontend.script.remedies import MEMBERS
+from lowtide.frontend.script.remedies import alike
 from lowtide.frontend.script.source import unwrap
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import types as t
@@ -112,15 +112,24 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
     ):
         state.guard("value", path)
         return python_object(c, node, found, "")
-    kind = type(cast("object", found)).__name__
-    remedy = (
-        "nn.ModuleList or nn.ModuleDict"
-        if isinstance(found, list | tuple | dict)
-        else "a method marked @lt.ignore that uses it; register_buffer() for a tensor"
-    )
+    kind, remedy = _not_held(name, found)
     raise c.error(
-        node, f"the attribute {path!r} is a {kind}, which compiled code cannot hold", remedy
+        node, f"the attribute {path!r} is {kind}, which compiled code cannot hold", remedy
     )
+
+
+def _not_held(name: str, found: object) -> tuple[str, str]:
+    """What it is that no program can read, and what to write instead."""
+    kind = type(found).__name__
+    if isinstance(found, torch.nn.Module):
+        return (
+            f"a {kind} that is no submodule",
+            f"`self.{name} = …` in __init__, which registers it",
+        )
+    if _holds_modules(found):
+        kept = "nn.ModuleDict" if isinstance(found, dict) else "nn.ModuleList"
+        return f"a {kind} of modules", kept
+    return f"a {kind}", "a method marked @lt.ignore that uses it; register_buffer() for a tensor"
 
 
 def _holds_modules(found: object) -> bool:
@@ -278,7 +287,8 @@ def _object_super(c: Context, node: ast.AST, found: Super, owner: Value, name: s
     if isinstance(member, property) and member.fget is not None:
         return c.inline(unwrap(member.fget), node, [owner])
     if not isinstance(member, FunctionType):
-        raise c.error(node, f"super() of {describe(owner)} has no method {name!r}", MEMBERS)
+        near = alike(name, {n for k in after for n in vars(k)}, "a method of a base class")
+        raise c.error(node, f"super() of {describe(owner)} has no method {name!r}", near)
     return BoundMethod(member, owner)
 
 

@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, cast
 
 import torch
 
 from lowtide.errors import CompileError
+from lowtide.frontend.script import hooks
+from lowtide.frontend.script.attempts import attempt
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.expressions import known_elements
 from lowtide.frontend.script.left_to_python import (
     forward_of,
     left_to_python,
     only_python,
-    operands_of,
     python_call,
     python_module,
     result_type,
@@ -48,7 +48,6 @@ from lowtide.frontend.script.nodes import (
 )
 from lowtide.frontend.script.programs import call_module_program, module_program
 from lowtide.frontend.script.source import unwrap
-from lowtide.ir import types as t
 from lowtide.ir.core import Value
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
@@ -59,8 +58,8 @@ def call_module(c: Context, ref: ModuleRef, call: Call) -> Node:
     program = module_program(ref, "forward")
     if program is not None:
         state_of(c).guard("hooks", ref.path)
-        call = _before(c, ref, call)
-        return _after(c, ref, call, call_module_program(c, ref, program, call))
+        call = hooks.before(c, ref, call)
+        return hooks.after(c, ref, call, call_module_program(c, ref, program, call))
     why = only_python(ref.module)
     if why:
         return python_module(c, ref, call, why)
@@ -83,17 +82,13 @@ def _or_python(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
 
 
 def _attempt(c: Context, compile_it: Callable[[], Node], otherwise: Callable[[str], Node]) -> Node:
-    """`compile_it`; what it left behind is undone if PyTorch's own source does not compile."""
-    block, variables = c.builder.block, dict(c.frame.vars)
-    marks = len(block.ops), len(c.frames)
-    try:
-        return compile_it()
-    except CompileError as error:
-        if error.loc.line and not error.loc.file.startswith(_TORCH_FOLDER):
-            raise
-        del block.ops[marks[0] :], c.frames[marks[1] :]
-        c.frame.vars = variables
-        return otherwise(error.problem)
+    """`compile_it`; `otherwise` if it is PyTorch's own source that does not compile."""
+    found = attempt(c, compile_it)
+    if not isinstance(found, CompileError):
+        return found
+    if found.loc.line and not found.loc.file.startswith(_TORCH_FOLDER):
+        raise found
+    return otherwise(found.problem)
 
 
 def _is_torch(fn: object) -> bool:
@@ -110,51 +105,13 @@ def _compiled(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
         found = PythonObject(own) if is_free else BoundMethod(fn, ref)
     if method == "__call__":
         state_of(c).guard("hooks", ref.path)
-        call = _before(c, ref, call)
+        call = hooks.before(c, ref, call)
     assert isinstance(found, BoundMethod | PythonObject)
     if isinstance(found, BoundMethod):
         result = _method(c, found, call)
     else:
         raise c.error(call.node, f"the forward of {ref.path!r} was replaced", "a subclass")
-    return _after(c, ref, call, result) if method == "__call__" else result
-
-
-# --- hooks -------------------------------------------------------------------------------------
-
-
-def _before(c: Context, ref: ModuleRef, call: Call) -> Call:
-    """The arguments as the forward pre-hooks leave them."""
-    hooks: dict[int, Any] = vars(ref.module)["_forward_pre_hooks"]
-    for hook in hooks.values():
-        values, names = operands_of(c, call)
-        given = c.builder.tuple_make(values[: len(values) - len(names)])
-        found = _call_hook(c, call, hook, [ref, given])
-        if isinstance(found, Value) and found.type != t.NONE:
-            known = known_elements(c, found) if isinstance(found.type, t.TupleType) else None
-            args: Sequence[Node] = [found] if known is None else known
-            call = Call(node=call.node, args=list(args), keywords=call.keywords)
-    return call
-
-
-def _after(c: Context, ref: ModuleRef, call: Call, result: Node) -> Node:
-    """The result as the forward hooks leave it."""
-    hooks: dict[int, Any] = vars(ref.module)["_forward_hooks"]
-    for hook in hooks.values():
-        given = c.builder.tuple_make([c.as_value(a, call.node) for a in call.args])
-        found = _call_hook(c, call, hook, [ref, given, result])
-        if isinstance(found, Value) and found.type != t.NONE:
-            result = found
-    return result
-
-
-def _call_hook(c: Context, call: Call, hook: Any, args: list[Node]) -> Node:
-    inner = Call(node=call.node, args=args)
-    if isinstance(hook, FunctionType):
-        return _inline(c, hook, inner)
-    owner = getattr(hook, "__self__", None)
-    if owner is args[0].module and isinstance(args[0], ModuleRef):  # pyright: ignore
-        return _inline(c, unwrap(hook), Call(node=call.node, args=[args[0], *args]), args[0])
-    raise c.error(call.node, f"the hook {hook!r} is not a Python function", "a `def`")
+    return hooks.after(c, ref, call, result) if method == "__call__" else result
 
 
 # --- methods -----------------------------------------------------------------------------------
@@ -167,7 +124,7 @@ def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
     if fn.__name__ != "forward" or not isinstance(owner, ModuleRef) or not _is_torch(fn):
         return _method(c, method, call)
     bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
-    type_ = result_type(owner.module, fn)
+    type_ = result_type(owner.module, fn, call)
     return _attempt(c, lambda: _method(c, method, call), lambda _: python_call(c, fn, bound, type_))
 
 

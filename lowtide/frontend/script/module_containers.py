@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.module_protocols import call_own
 from lowtide.frontend.script.module_state import child, follow, join_path
 from lowtide.frontend.script.node_tables import (
     ATTRIBUTE_OF,
@@ -39,7 +40,6 @@ from lowtide.frontend.script.nodes import (
     Slice,
     describe,
 )
-from lowtide.frontend.script.remedies import INDEXED
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
@@ -72,13 +72,16 @@ def elements(c: Context, node: ast.AST, ref: ModuleRef) -> Sequence[Node]:
         return [_element(c, node, ref, k) for k in _keys(ref)]
     raise c.error(
         node,
-        f"{describe(ref)} (a {type(ref.module).__name__}) cannot be run over",
-        "nn.ModuleList, nn.ModuleDict or nn.Sequential",
+        f"{describe(ref)} cannot be run over",
+        "nn.ModuleList, nn.ModuleDict or nn.Sequential, or an `__iter__` of its class",
     )
 
 
 def item(c: Context, node: ast.Subscript, ref: ModuleRef) -> Node:
     """`container[index]`."""
+    own = call_own(c, node, ref, "__getitem__", [_key(c, node.slice)])
+    if own is not None:
+        return own
     index = _index(c, node.slice)
     keys = _keys(ref)
     if isinstance(index, slice) and isinstance(ref.module, _LISTS):
@@ -97,13 +100,18 @@ def item(c: Context, node: ast.Subscript, ref: ModuleRef) -> Node:
             raise c.error(node, f"{describe(ref)} has no {index!r}", " or ".join(map(repr, keys)))
         return _element(c, node, ref, index)
     if not isinstance(ref.module, (*_LISTS, *_DICTS)):
-        raise c.error(node, f"{describe(ref)} has no items", INDEXED)
+        raise c.error(node, f"{describe(ref)} has no items", "a `__getitem__` of its class")
     found = c.expr(node.slice)
     if isinstance(found, Value) and keys:
         names = tuple(keys) if isinstance(ref.module, _DICTS) else ()
         return Chosen(found, tuple(_element(c, node, ref, k) for k in keys), names)
     loop = f"`for i, module in enumerate({ast.unparse(node.value)})` with an `if` on i"
     raise c.error(node, "the index of a container must be known while compiling", loop)
+
+
+def _key(c: Context, node: ast.expr) -> Node:
+    found = c.expr(node)
+    return c.as_value(found, node) if isinstance(found, Slice) else found
 
 
 def _index(c: Context, node: ast.expr) -> object:
@@ -134,6 +142,11 @@ def compare_nodes(
 ) -> Value | None:
     """`module is None`, `callback is None`, `"key" in self.layers`; None if that is not for here
     to decide."""
+    if isinstance(op, ast.In | ast.NotIn):
+        own = call_own(c, node, right, "__contains__", [left])
+        if own is not None:
+            held = c.truth(c.as_value(own, node))
+            return c.py(node, "py.not", held) if isinstance(op, ast.NotIn) else held
     if isinstance(op, ast.In | ast.NotIn) and type(right) in ELEMENTS_OF:
         known = c.constant(left)
         found = [c.constant(e) for e in ELEMENTS_OF[type(right)](c, node, right)]

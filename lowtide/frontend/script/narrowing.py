@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from lowtide.frontend.script import classes
+from lowtide.frontend.script import classes, language
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import PythonObject
 from lowtide.frontend.script.types_from_annotations import PLAIN, tested_types
@@ -59,6 +59,9 @@ def narrowed(
     return with_narrowed
 
 
+_TORCH_ISINSTANCE = cast("object", torch.jit.isinstance)
+_QUESTIONS = (isinstance, _TORCH_ISINSTANCE, language.isinstance)
+
 Fact = tuple[str, Callable[[Type], Type]]
 
 
@@ -72,10 +75,12 @@ def _facts(c: Context, test: ast.expr, outcome: bool) -> Iterator[Fact]:
             yield id, _some
         case ast.UnaryOp(ast.Not(), operand):
             yield from _facts(c, operand, not outcome)
-        case ast.Call(ast.Name("isinstance"), [ast.Name(id), classes]):
-            yield from _instance(c, id, classes, outcome)
-        case ast.Call(ast.Attribute(ast.Name(), "isinstance"), [ast.Name(id), classes]):
-            yield from _instance(c, id, classes, outcome)
+        case ast.Call(
+            ast.Name() | ast.Attribute(attr="isinstance") as asked, [ast.Name(id), classes]
+        ):
+            found = c.expr(asked)
+            if isinstance(found, PythonObject) and any(found.obj is q for q in _QUESTIONS):
+                yield from _instance(c, id, classes, outcome)
         case ast.BoolOp(ast.And(), values) if outcome:
             for value in values:
                 yield from _facts(c, value, True)
@@ -125,8 +130,12 @@ def _tells_all(type_: Type) -> bool:
 
 def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
     """Whether a value of this type is of one of the tested ones; None if the run decides."""
-    if type_ == t.ListType(t.INT) and any(isinstance(x, t.ListType) for x in tested):
-        return None  # a size, which is a tuple, has this type too
+    if type_ == t.ListType(t.INT):
+        return _is_one_of_ints(tested)
+    named = [x for x in tested if isinstance(x, t.TupleType) and x.cls]
+    if named:
+        rest = [x for x in tested if x not in named]
+        return _is_named(type_, [python_class(x) for x in named], is_one(type_, rest))
     if any(t.is_subtype(type_, x) for x in tested) or (type_ == t.BOOL and t.INT in tested):
         return True
     if t.is_dynamic(type_) or type_ == t.NUMBER:
@@ -135,9 +144,30 @@ def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
     others = [cls for x in tested if (cls := classes.class_of(x)) is not None]
     if any(issubclass(own, x) for x in others):
         return True
-    is_size = type_ == t.ListType(t.INT) and any(issubclass(torch.Size, x) for x in others)
     below = any(issubclass(x, own) for x in others) or any(t.is_subtype(x, type_) for x in tested)
-    return None if below or is_size else False
+    return None if below else False
+
+
+def _is_named(type_: Type, tested: Sequence[type], otherwise: bool | None) -> bool | None:
+    """`is_one` for named tuples, which are told by their class, whatever they hold."""
+    own = python_class(type_)
+    if otherwise or any(issubclass(own, cls) for cls in tested):
+        return True
+    return None if any(issubclass(cls, own) for cls in tested) else otherwise
+
+
+def _is_one_of_ints(tested: Sequence[Type]) -> bool | None:
+    """`is_one` for a list of ints: a size, which is a tuple and no list, has this type, too."""
+    known = [cls for x in tested if (cls := classes.class_of(x)) is not None]
+    as_list = any(t.is_subtype(t.ListType(t.INT), x) for x in tested)
+    as_list |= any(issubclass(list, cls) for cls in known)
+    as_size = t.ANY in tested or any(issubclass(torch.Size, cls) for cls in known)
+    if as_list and as_size:
+        return True
+    below = any(issubclass(cls, list | torch.Size) for cls in known)
+    below |= any(isinstance(x, t.TupleType) for x in tested)
+    below |= any(t.is_subtype(x, t.ListType(t.INT)) for x in tested)
+    return None if as_list or as_size or below else False
 
 
 def exact_class(type_: Type) -> type | None:

@@ -30,6 +30,7 @@ from lowtide.frontend.script.nodes import (
     describe,
     is_choosable,
 )
+from lowtide.frontend.script.remedies import fitting
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
@@ -98,7 +99,7 @@ def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, righ
         known = c.builder.py(py_name or "py.matmul", c.not_none(left), c.not_none(right))
     if known is None:
         problem = f"`{_symbol(node)}` does not take ({left.type}, {right.type})"
-        raise c.error(node, problem, "int(), float() or str() of what does not fit")
+        raise c.error(node, problem, fitting(py_name, sides))
     return known
 
 

@@ -1,21 +1,69 @@
-"""What an error says to write instead of a name that is not there.
+"""What an error says to write instead of what is not there, or does not fit.
 
-alike("sine", names, "…")  →  "`sin` or `sinc`"       the names nearest to it
+alike("sine", names, "…")             →  "`sin` or `sinc`"       the names nearest to it
+fitting("py.add", [STR, INT])         →  "str() of the int"
+member(STR, str, "encode")            →  "a function marked `@lt.ignore` that does it, …"
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-MEMBERS = "a method or attribute that it has"
+from lowtide.ir import types as t
+
 CALLABLES = "a function, a method, a class or a module"
 INDEXED = "an item of a list, a tuple, a dict, a str or a tensor"
 IGNORED = "a function marked `@lt.ignore` that does it, called in its place"
 _NEAR = 0.76  # `relue` is near to `relu`, `nosuch` is not near to `cosh`
+_NEAR_VARIABLE = 0.6  # there are few of them: `h` is near to `hh`
+
+_OPERANDS = {  # what an op takes, where it takes one kind of thing
+    "py.len": "a list, a tuple, a dict, a str or a tensor",
+    "py.iter": "a list, a tuple, a dict, a str or a tensor",
+    "py.contains": "a list, a tuple, a dict, a str or a tensor on the right",
+    "py.ord": "a str of one character",
+    "py.chr": "an int",
+}
+_NUMBERS = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.COMPLEX)
 
 
-def alike(name: str, names: Iterable[str], otherwise: str = MEMBERS) -> str:
+def alike(name: str, names: Iterable[str], otherwise: str) -> str:
     """The names that look like this one; `otherwise` if none does."""
-    near = difflib.get_close_matches(name, [n for n in names if not n.startswith("_")], 3, _NEAR)
-    return " or ".join(f"`{n}`" for n in near) or otherwise
+    return _listed(_near(name, names, _NEAR)) or otherwise
+
+
+def defined(name: str, variables: Iterable[str], outside: Iterable[str]) -> str:
+    """What an undefined name may have been meant to be."""
+    near = _near(name, variables, _NEAR_VARIABLE) or _near(name, outside, _NEAR)
+    return _listed(near) or "an argument or a global of it"
+
+
+def member(type_: t.Type, cls: type, name: str) -> str:
+    """What to write for an attribute that is not there, or is none of the language's."""
+    if cls is not object and hasattr(cls, name):
+        return IGNORED
+    otherwise = f"what a {type_} has; if it is something else, an annotation that says so"
+    return alike(name, dir(cls), otherwise)
+
+
+def fitting(op_name: str, types: Sequence[t.Type]) -> str:
+    """What to write for operands of types that Python does not take together."""
+    if op_name in _OPERANDS:
+        return _OPERANDS[op_name]
+    if any(type_ == t.NONE or isinstance(type_, t.OptionalType) for type_ in types):
+        return "a test that it is not None, in front"
+    numbers = [type_ for type_ in types if type_ in _NUMBERS]
+    if t.STR in types and numbers:
+        return f"str() of the {numbers[0]}, or int() or float() of the str"
+    if len(numbers) == len(types):
+        return "int() or float() of what does not fit"
+    return "operands of types that Python takes here"
+
+
+def _near(name: str, names: Iterable[str], cutoff: float) -> list[str]:
+    return difflib.get_close_matches(name, [n for n in names if n[:1] not in "_$"], 3, cutoff)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " or ".join(f"`{n}`" for n in names)

@@ -23,6 +23,7 @@ from lowtide.frontend.script.indexing import Items, index_items, load
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, ELEMENTS_OF, STORE_OF
 from lowtide.frontend.script.nodes import Node, Poison, describe
 from lowtide.frontend.script.operators import augmented, right_side
+from lowtide.frontend.script.torch_calls import attribute
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.types import ClassType, DictType, ListType, TupleType, Type
@@ -147,11 +148,15 @@ def augmented_attribute(c: Context, node: ast.AugAssign, operator: str) -> None:
     name = node.target.attr
     if type(base) in ATTRIBUTE_OF:
         found = ATTRIBUTE_OF[type(base)](c, node.target, base, name)
+    elif isinstance(base, Value) and base.type == t.TENSOR:
+        found = attribute(c, node.target, base, name, "")
     else:
         found = classes.get_attribute(c, node.target, base, name)
     old = c.as_value(found, node)
     new = augmented(c, node, operator, old, right_side(c, node, old))
-    if new is not old:
+    is_of_tensor = isinstance(base, Value) and base.type == t.TENSOR
+    is_stored = is_of_tensor and name in classes.IN_PLACE  # `x.data` is what has been changed
+    if new is not old and not is_stored:
         store_attribute(c, node.target, base, new)
 
 

@@ -22,7 +22,7 @@ from lowtide.frontend.script.binding import Bound, Default, Gather, Slot, bind
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.mutation import is_inplace
 from lowtide.frontend.script.nodes import Method, Node, PythonObject
-from lowtide.frontend.script.remedies import alike
+from lowtide.frontend.script.remedies import member
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
@@ -76,7 +76,7 @@ def torch_call(
 def attribute(c: Context, node: ast.AST, receiver: Value, name: str, variable: str) -> Node:
     """`x.name` of a tensor: a property's value, or a method about to be called."""
     if not hasattr(torch.Tensor, name):
-        near = alike(name, dir(torch.Tensor))
+        near = member(t.TENSOR, torch.Tensor, name)
         raise c.error(node, f"a Tensor has no attribute {name!r}", near)
     if torch_schemas.is_attribute(name):
         return torch_call(c, node, f"Tensor.{name}", [receiver], {})

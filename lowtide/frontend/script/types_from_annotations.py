@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -144,7 +145,16 @@ def _named_tuple(annotation: object, names: Mapping[str, object]) -> Type | None
     fields = getattr(annotation, "_fields", None)
     if not isinstance(annotation, type) or not isinstance(fields, tuple):
         return None
-    hints: dict[str, object] = getattr(annotation, "__annotations__", {})
     labels = tuple(str(f) for f in fields)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    elems = [type_from_annotation(hints.get(f), names) or t.TENSOR for f in labels]
+    elems = [field_type(annotation, f, names) or t.TENSOR for f in labels]
     return TupleType(tuple(elems), labels, python_objects.name_of(cast("object", annotation)))
+
+
+def field_type(cls: type, field: str, names: Mapping[str, object]) -> Type | None:
+    """What the class, or one that it is derived from, declares a field to be."""
+    for base in cls.__mro__:
+        hints: dict[str, object] = vars(base).get("__annotations__", {})
+        if field in hints:
+            module = sys.modules.get(base.__module__)
+            return type_from_annotation(hints[field], {**names, **(vars(module) if module else {})})
+    return None

@@ -5,10 +5,10 @@ import typing as t
 from typing import Any, Dict, Final, List, NamedTuple, Optional, Tuple, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.language import jit
-from tests.language.support import program
+from tests.language.support import module_program, program
 
 SCALE: Final[float] = 2.5
 LIMIT: Final = 3
@@ -365,3 +365,76 @@ def int_where_float(n: int) -> float:
 @program(args=lambda: (torch.ones(2, 3),))
 def tuple_of_variable_length(x: torch.Tensor) -> List[int]:
     return list(x.size())
+
+
+_LISTS = ([4], [[1, 2]], [], ["ab"], [["a", "b"]], (1, 2), "ab", 3)
+
+
+@program(calls=lambda: [(x,) for x in _LISTS], torchscript=False)
+def lists_told_by_jit_isinstance(x: Any) -> int:
+    if torch.jit.isinstance(x, List[int]):
+        return sum(x)
+    elif torch.jit.isinstance(x, List[List[int]]):
+        longest = 0
+        for row in x:
+            longest = max(longest, len(row))
+        return longest
+    elif torch.jit.isinstance(x, List[str]):
+        return len(x[0].upper())
+    elif torch.jit.isinstance(x, Tuple[int, int]):
+        return x[0] - x[1]
+    return -1
+
+
+@program(calls=lambda: [([4],), ([[1, 2]],)], torchscript=False)
+def only_nested_lists(x: Any) -> int:
+    if torch.jit.isinstance(x, List[List[int]]):
+        return len(x[0])
+    return -1
+
+
+@program(calls=lambda: [([4, 5],), ([[1, 2]],)])
+def a_union_of_lists(x: Union[List[int], List[List[int]]]) -> int:
+    if torch.jit.isinstance(x, List[List[int]]):
+        return len(x[0])
+    else:
+        return sum(x)
+
+
+@program(args=lambda: (torch.ones(2, 3), [2, 3]), torchscript=False)
+def a_size_told_by_jit_isinstance(x, sizes):
+    shape = x.shape
+    found = [0, 0]
+    if torch.jit.isinstance(shape, Tuple[int, int]):
+        found[0] = shape[0] * 10 + shape[1]
+    if torch.jit.isinstance(shape, List[int]):
+        found[1] = len(shape)
+    wide = isinstance(shape, (list, tuple)), isinstance(sizes, (list, tuple))
+    return found, wide, torch.jit.isinstance(sizes, List[int])
+
+
+@module_program(
+    calls=lambda: [([1, 2],), ([[1], [2, 3]],), ([],), ("abc",)],
+    raises=TypeError,
+    torchscript=False,
+)
+class PadsToATensor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.padding: Optional[int] = 7
+
+    def forward(self, x: Any) -> Tensor:
+        if torch.jit.isinstance(x, List[int]):
+            return torch.tensor(x, dtype=torch.long)
+        elif torch.jit.isinstance(x, List[List[int]]):
+            if self.padding is None:
+                return torch.tensor(x, dtype=torch.long)
+            longest = 0
+            for row in x:
+                longest = max(longest, len(row))
+            rows: List[List[int]] = []
+            for row in x:
+                rows.append(row + [self.padding] * (longest - len(row)))
+            return torch.tensor(rows, dtype=torch.long)
+        else:
+            raise TypeError("neither")

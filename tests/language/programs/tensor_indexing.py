@@ -3,6 +3,7 @@
 from typing import List, Optional, Tuple
 
 import torch
+from torch import Tensor
 
 from tests.language.support import program
 
@@ -222,3 +223,30 @@ def slice_object(x: torch.Tensor, s: slice) -> torch.Tensor:
 def tuple_as_index(x: torch.Tensor) -> torch.Tensor:
     where = (0, 1)
     return x[where]
+
+
+def _offsets() -> Tuple[Tensor, Tensor]:
+    return torch.arange(12.0).view(6, 2), torch.tensor([2, 0, 3])
+
+
+@program(args=_offsets)
+def rows_between_offsets(x: Tensor, lengths: Tensor) -> List[Tensor]:
+    ends = torch.cat([torch.zeros(1, dtype=torch.long), torch.cumsum(lengths, 0)])
+    rows: List[Tensor] = []
+    for i in range(lengths.numel()):
+        rows.append(x[ends[i] : ends[i + 1]])
+    return rows
+
+
+@program(args=_offsets)
+def stores_between_offsets(x: Tensor, n: Tensor) -> Tuple[Tensor, Tensor]:
+    y = x * 1
+    y[n[1] : n[0]] = 7
+    y[n[0] : n[2], n[1]] += 3
+    return y, y[:: n[0]] * 2
+
+
+@program(args=_offsets, torchscript=False)
+def sizes_that_are_tensors(x: Tensor, n: Tensor):
+    y = (x + 1).view(n[2], -1)
+    return y.narrow(0, n[0], 1), torch.arange(n[0], n[2] * 2), x.repeat(n[0], n[2])

@@ -1,0 +1,27 @@
+"""Compiling what may turn out not to compile, where something else can be done then.
+
+In: a function that compiles something. Out: what it gives, or its CompileError, with the ops,
+frames and variables that it left behind taken away again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script.context import Context
+
+Result = TypeVar("Result")
+
+
+def attempt(c: Context, compile_it: Callable[[], Result]) -> Result | CompileError:
+    """What `compile_it` gives, or why it does not compile."""
+    block, variables = c.builder.block, dict(c.frame.vars)
+    op_count, depth = len(block.ops), len(c.frames)
+    try:
+        return compile_it()
+    except CompileError as error:
+        del block.ops[op_count:], c.frames[depth:]
+        c.frame.vars = variables
+        return error

@@ -1,0 +1,131 @@
+"""Forward hooks of submodules: inlined where they compile, else called by Python.
+
+In: a module with hooks, and a call's arguments or its result. Out: the arguments or the result as
+the hooks leave them.
+
+    lambda m, args, y: y * 2           →  torch.mul(%y, %2)
+    lambda m, args, y: seen.append(y)  →  py.call(%module, %args, %y) {target="…hooked"}
+
+Always holds: the hooks of the root are not here: they are run around the program, by PyTorch.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+
+from lowtide.errors import CompileError
+from lowtide.frontend.script.attempts import attempt
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.expressions import known_elements
+from lowtide.frontend.script.left_to_python import operands_of, python_call, returned
+from lowtide.frontend.script.nodes import Call, ModuleRef, Node
+from lowtide.frontend.script.source import read_source, unwrap
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+
+
+def before(c: Context, ref: ModuleRef, call: Call) -> Call:
+    """The arguments as the forward pre-hooks leave them."""
+    hooks: dict[int, Any] = vars(ref.module)["_forward_pre_hooks"]
+    for hook in hooks.values():
+        values, names = operands_of(c, call)
+        given = c.builder.tuple_make(values[: len(values) - len(names)])
+        found = _call_hook(c, call, hook, [ref, given], _changed_arguments)
+        if isinstance(found, Value) and found.type != t.NONE:
+            known = known_elements(c, found) if isinstance(found.type, t.TupleType) else None
+            args: Sequence[Node] = [found] if known is None else known
+            call = Call(node=call.node, args=list(args), keywords=call.keywords)
+    return call
+
+
+def after(c: Context, ref: ModuleRef, call: Call, result: Node) -> Node:
+    """The result as the forward hooks leave it."""
+    hooks: dict[int, Any] = vars(ref.module)["_forward_hooks"]
+    for hook in hooks.values():
+        given = c.builder.tuple_make([c.as_value(a, call.node) for a in call.args])
+        found = _call_hook(c, call, hook, [ref, given, result], _changed_result)
+        if isinstance(found, Value) and found.type != t.NONE:
+            result = found
+    return result
+
+
+def _call_hook(
+    c: Context, call: Call, hook: Any, args: list[Node], wrapped: Callable[[Any], Any]
+) -> Node:
+    inner = Call(node=call.node, args=args)
+    module = cast("ModuleRef", args[0]).module
+    found = attempt(c, lambda: _inlined(c, hook, module, inner))
+    if not isinstance(found, CompileError):
+        return found
+    return _called(c, hook, inner, wrapped)
+
+
+def _inlined(c: Context, hook: Any, module: torch.nn.Module, call: Call) -> Node:
+    if isinstance(hook, FunctionType):
+        return c.inline(hook, call.node, call.args)
+    if getattr(hook, "__self__", None) is module:
+        args = [call.args[0], *call.args]
+        return c.inline(unwrap(hook), call.node, args, owner=id(module))
+    raise c.error(call.node, "a hook that is the method of another object")
+
+
+def _called(c: Context, hook: Any, call: Call, wrapped: Callable[[Any], Any]) -> Node:
+    """The call by Python; where nothing tells what the hook gives, the wrapped one says whether
+    it is a None, for which what was there stays."""
+    fn = getattr(hook, "__func__", hook)
+    owner = getattr(hook, "__self__", None)
+    modules = [owner] if isinstance(owner, torch.nn.Module) else []
+    if _gives_nothing(fn):
+        return python_call(c, fn, call, t.NONE, target=hook, modules=modules)
+    type_: t.Type = t.ANY
+    last = call.args[-1]
+    if wrapped is _changed_arguments and isinstance(last, Value):
+        type_ = t.tuple_of(*[t.ANY] * len(known_elements(c, last) or ()))
+    return python_call(c, fn, call, type_, target=wrapped(hook), modules=modules)
+
+
+def _gives_nothing(fn: FunctionType) -> bool:
+    if returned(fn, t.ANY) == t.NONE:
+        return True
+    try:
+        node = read_source(fn).node
+    except CompileError:
+        return False
+    given = [n for n in ast.walk(node) if isinstance(n, ast.Return) and n.value is not None]
+    return isinstance(node, ast.FunctionDef) and not given
+
+
+@functools.cache
+def _changed_result(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """What the hook gives, or the result as it was."""
+
+    def hooked(module: object, args: object, result: object) -> object:
+        found = hook(module, args, result)
+        return result if found is None else found
+
+    return hooked
+
+
+@functools.cache
+def _changed_arguments(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments that the hook gives, as many as before, or as they were."""
+
+    def hooked(module: object, args: tuple[object, ...]) -> tuple[object, ...]:
+        given = hook(module, args)
+        if given is None:
+            return args
+        found = cast("tuple[object, ...]", given if isinstance(given, tuple) else (given,))
+        if len(found) != len(args):
+            raise TypeError(
+                f"a forward pre-hook gave {len(found)} arguments for {len(args)}, which compiled "
+                "code does not take where it cannot read the hook"
+            )
+        return found
+
+    return hooked
