@@ -208,7 +208,7 @@ def _part(name: str, producer: Def, node: Load) -> Def:
     assert isinstance(producer.expr, Reduce)
     fresh = {a: Axis(a.name, a.extent) for a in (*_axes_of(node), *producer.expr.axes)}
     moved = {a: as_index(b) for a, b in fresh.items()}
-    at = Rewriter(replace_atom=dict[Atom, Index](moved.items()).get)
+    at = Rewriter(atoms=dict[Atom, Index](moved.items()))
     index = [at.index(i) for i in node.index]
     expr = at_indices(producer.expr, {**moved, **dict(zip(producer.axes, index, strict=True))})
     axes = tuple(fresh[a] for a in _axes_of(node))
@@ -240,13 +240,13 @@ def _are_few(d: Def, parts: Sequence[Load], hints: Mapping[str, int]) -> bool:
 
 
 def _axes_of(node: Load) -> tuple[Axis, ...]:
-    return tuple(sorted(ex.free_axes(node), key=lambda a: a.key))
+    return tuple(sorted(node.free, key=lambda a: a.key))
 
 
 def _canonical(node: Load) -> tuple[Index, ...]:
     """The index with axes that depend only on their order and extent."""
     names = {a: as_index(numbered(k, a.extent)) for k, a in enumerate(_axes_of(node))}
-    at = Rewriter(replace_atom=dict[Atom, Index](names.items()).get)
+    at = Rewriter(atoms=dict[Atom, Index](names.items()))
     return tuple(at.index(i) for i in node.index)
 
 

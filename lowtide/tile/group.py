@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lowtide.texpr import expr as ex
@@ -178,7 +178,7 @@ def _with_epilogues(groups: list[Group]) -> list[Group]:
     result: list[Group] = []
     for g in groups:
         single = all(
-            not own_axes(d) and not isinstance(d.expr, Reduce) and not ex.free_axes(d.expr)
+            not own_axes(d) and not isinstance(d.expr, Reduce) and not d.expr.free
             for d in g.defs.values()
         )
         made = {n: k for k, r in enumerate(result) for n in (*r.defs, *r.epilogue)}
@@ -232,7 +232,7 @@ def _written(d: Def, shared: Shared) -> Def:
     return Def(name=d.name, axes=d.axes, expr=expr, loc=d.loc, op=d.op)
 
 
-def _reached(d: Def, shared: Shared) -> Iterator[Load]:
+def _reached(d: Def, shared: Shared) -> tuple[Load, ...]:
     """Loads of a definition, seen through shared values, at the definition's own axes."""
     return ex.loads(_inlined(d, shared).expr)
 
@@ -370,7 +370,7 @@ def _shared_points(before: list[dict[str, Def]], hints: Mapping[str, int]) -> in
     """The most elements of one value that both read, or one makes and the other reads."""
     most = 1
     loads = [
-        {(x.source, frozenset(ex.free_axes(x))) for d in g.values() for x in ex.loads(d.expr)}
+        {(x.source, frozenset(x.free)) for d in g.values() for x in ex.loads(d.expr)}
         for g in before
     ]
     for source, axes in loads[0] & loads[1]:
@@ -454,7 +454,7 @@ def is_contraction(d: Def) -> bool:
     if not isinstance(d.expr, Reduce) or d.expr.fn != "sum":
         return False
     loops = {*own_axes(d), *d.expr.axes}
-    partial = [ex.free_axes(load) for load in ex.loads(d.expr.body)]
+    partial = [load.free for load in ex.loads(d.expr.body)]
     return len(own_axes(d)) >= 1 and sum(1 for p in partial if p and p < loops) >= 2
 
 

@@ -121,7 +121,7 @@ class Context:
         return likely(a.extent, self.hints)
 
     def live(self, e: Expr) -> frozenset[Axis]:
-        return ex.free_axes(e) - self.fixed
+        return e.free - self.fixed
 
 
 def choose_vector(items: list[Item], ctx: Context) -> Axis | None:
@@ -165,7 +165,7 @@ def _walked_cost(load: Load, a: Axis, ctx: Context) -> float:
     """A vector along an axis, from memory or from a buffer."""
     if load.source in ctx.inner:
         kept = own_axes(ctx.inner[load.source])
-        if a not in ex.free_axes(load):
+        if a not in load.free:
             return SPLAT
         return SIDE_BY_SIDE if kept[-1] is a else STRIDED * ctx.lanes
     step = stride_along(address(load, ctx.strides), a)
@@ -198,7 +198,7 @@ def shared_rows(d: Def) -> Axis | None:
         x, w = w, x
     if not _is_windowed(x, e.axes) or _is_windowed(w, e.axes):
         return None
-    in_x, in_w = ex.free_axes(x), ex.free_axes(w)
+    in_x, in_w = x.free, w.free
     rows = [a for a in own_axes(d) if a in in_w and a not in in_x]
     return max(rows, key=lambda a: a.extent.const or 1 << 30, default=None)
 
