@@ -27,7 +27,7 @@ from lowtide.texpr.index import (
     substitute,
 )
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
-from lowtide.tile.items import address, stride_along
+from lowtide.tile.items import address, place_in, stride_along
 
 
 @dataclass(slots=True)
@@ -400,9 +400,7 @@ class Body:
                 after.append(f"{place} = {value}[0];")
             return
         dtype = self.names.memory[w.target]
-        offset = as_index(0)
-        for i, stride in zip(w.index, self.names.strides[w.target], strict=True):
-            offset = offset + i * stride
+        offset = place_in(w.index, self.names.strides[w.target])
         base = f"p_{w.target} + {self._index(offset, point)}"
         step = stride_along(offset, v) if v is not None else as_index(0)
         if v is None or step is None or step.const == 0:
