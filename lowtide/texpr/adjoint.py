@@ -121,9 +121,9 @@ class _Solver:
         moved = dict(self.at)
         data = tuple((rhs, at_indices(e, moved)) for rhs, e in self.data)
         for rhs, e in data:
-            if not ex.free_axes(e) & frozenset(rest):
+            if not e.free & frozenset(rest):
                 self.conditions.append(F(ex.cast(e, dtypes.i64)).equals(place(rhs)))
-        left = tuple((rhs, e) for rhs, e in data if ex.free_axes(e) & frozenset(rest))
+        left = tuple((rhs, e) for rhs, e in data if e.free & frozenset(rest))
         conditions = tuple(F(at_indices(c.e, moved)) for c in self.conditions)
         return Inverse(at=self.at, conditions=conditions, rest=tuple(rest), data=left)
 

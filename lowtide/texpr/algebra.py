@@ -183,12 +183,12 @@ def _pull_factors(node: Reduce) -> Expr | None:
     under: list[Expr] = []
 
     def split(e: Expr, inverse: bool) -> None:
-        if not ex.free_axes(e) & axes:
+        if not e.free & axes:
             (under if inverse else over).append(e)
         elif isinstance(e, Apply) and e.fn == "mul" and not inverse:
             for a in e.args:
                 split(a, inverse)
-        elif isinstance(e, Apply) and e.fn == "div" and not ex.free_axes(e.args[1]) & axes:
+        elif isinstance(e, Apply) and e.fn == "div" and not e.args[1].free & axes:
             split(e.args[0], inverse)
             split(e.args[1], not inverse)
         else:
@@ -232,7 +232,7 @@ def multiply_by_reciprocal(node: Reduce) -> Reduce:
         return found
 
     def visited(e: Expr) -> Expr:
-        if isinstance(e, Apply) and e.fn == "div" and not ex.free_axes(e.args[1]):
+        if isinstance(e, Apply) and e.fn == "div" and not e.args[1].free:
             one = ex.apply("div", (ex.const(1, e.dtype), e.args[1]), e.dtype)
             return ex.apply("mul", (visit(e.args[0]), one), e.dtype)
         if isinstance(e, Apply) and e.fn == "div":
@@ -247,4 +247,4 @@ def multiply_by_reciprocal(node: Reduce) -> Reduce:
 def at_indices(expr: Expr, values: dict[Axis, Index]) -> Expr:
     """The expression with axes replaced by indices."""
     lookup: dict[Atom, Index] = dict(values.items())
-    return Rewriter(replace_atom=lookup.get)(expr)
+    return Rewriter(atoms=lookup)(expr)

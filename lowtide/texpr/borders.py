@@ -195,6 +195,6 @@ def _over(e: Select, dims: Sequence[_Window | Axis], axes: Sequence[Axis]) -> Ex
         at, extent = as_index(a) + x.low, x.atom.extent
         moved[x.atom] = clamp(at, extent)
         asked += [place(left).test(fn, place(right)) for fn, left, right in _bounds(at, extent)]
-    value = F(Rewriter(replace_atom=moved.get)(e.yes))
+    value = F(Rewriter(atoms=moved)(e.yes))
     inside = all_of(asked)
     return value.e if inside is None else inside.where(value, F(e.no)).e

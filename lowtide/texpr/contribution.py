@@ -79,7 +79,7 @@ class Contribution:
             return own if isinstance(node, Load) and node.source == seed.source else None
 
         atoms: dict[Atom, Index] = {**moved}
-        turn = Rewriter(replace_atom=atoms.get)
+        turn = Rewriter(atoms=atoms)
 
         return Contribution(
             user=f"{self.user} {d.name}",

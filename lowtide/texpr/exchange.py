@@ -121,7 +121,7 @@ def _read_from(
         return None
     for left, binding in _matches(own.over, whole.over, {}):
         for under, axes in _matches(own.under, whole.under, binding):
-            if any(ex.free_axes(e) & over for e in (*left, *under)):
+            if any(e.free & over for e in (*left, *under)):
                 continue
             summed = [axes.get(a) for a in s.expr.axes]
             if not all(a in summed for a in over):
@@ -177,4 +177,4 @@ def _same(a: Expr, b: Expr, binding: Binding) -> Binding | None:
         for x, y in zip(a.args, b.args, strict=True):
             found_or_none = None if found_or_none is None else _same(x, y, found_or_none)
         return found_or_none
-    return binding if a is b and not ex.free_axes(a) else None
+    return binding if a is b and not a.free else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.ir.dtypes import DType
@@ -34,14 +34,16 @@ from lowtide.texpr.index import (
 
 
 class Expr:
-    """One node; `children` are expressions, `fields` everything that tells two nodes apart."""
+    """One node. What is asked again and again is found once, when the node is made: its `children`,
+    the `atoms` that its indices and reductions are made of, and of these the axes that are `free`,
+    all including those of its children. `reads`: what `loads` has found."""
 
-    __slots__ = ("__weakref__", "dtype")
+    __slots__ = ("__weakref__", "atoms", "children", "dtype", "free", "reads")
     dtype: DType
-
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return ()
+    children: tuple[Expr, ...]
+    atoms: frozenset[Atom]
+    free: frozenset[Axis]
+    reads: tuple[Load, ...] | None
 
     def __repr__(self) -> str:
         return show(self)
@@ -54,10 +56,6 @@ class Load(Expr):
     source: str
     index: tuple[Index, ...]
 
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return tuple(gathered(self.index))
-
 
 class Const(Expr):
     __slots__ = ("value",)
@@ -69,10 +67,6 @@ class At(Expr):
 
     __slots__ = ("index",)
     index: Index
-
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return tuple(gathered((self.index,)))
 
 
 class Scalar(Expr):
@@ -89,10 +83,6 @@ class Apply(Expr):
     fn: str
     args: tuple[Expr, ...]
 
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return self.args
-
 
 class Select(Expr):
     """`yes` where `cond` (a bool) holds, else `no`."""
@@ -102,18 +92,10 @@ class Select(Expr):
     yes: Expr
     no: Expr
 
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return (self.cond, self.yes, self.no)
-
 
 class Cast(Expr):
     __slots__ = ("arg",)
     arg: Expr
-
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return (self.arg,)
 
 
 class Reduce(Expr):
@@ -124,24 +106,53 @@ class Reduce(Expr):
     axes: tuple[Axis, ...]
     body: Expr
 
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return (self.body,)
 
-
+_A = TypeVar("_A")
 _interned: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
 
 
-def _make(kind: type[Any], dtype: DType, key: tuple[Any, ...], **fields: Any) -> Any:
+def _make(
+    kind: type[Any],
+    dtype: DType,
+    key: tuple[Any, ...],
+    children: tuple[Expr, ...] = (),
+    **fields: Any,
+) -> Any:
+    """The node of this content; `children`: without those in its indices."""
     full = (kind, dtype.name, *key)
     found = _interned.get(full)
     if found is None:
         found = object.__new__(kind)
         found.dtype = dtype
+        found.reads = None
         for name, value in fields.items():
             setattr(found, name, value)
+        _look_inside(found, children)
         _interned[full] = found
     return found
+
+
+def _look_inside(node: Expr, children: tuple[Expr, ...]) -> None:
+    """Sets what a node knows of its parts."""
+    atoms, axes = frozenset[Atom](), frozenset[Axis]()
+    if held := indices(node):
+        children = (*children, *gathered(held))
+        atoms = frozenset(a for i in held for a in deep_atoms(i))
+        axes = frozenset(a for a in atoms if isinstance(a, Axis))
+    node.children = children
+    node.atoms = _union(atoms, [c.atoms for c in children])
+    node.free = _union(axes, [c.free for c in children])
+    if isinstance(node, Reduce):
+        node.atoms = node.atoms.union(node.axes)
+        node.free = node.free.difference(node.axes)
+
+
+def _union(first: frozenset[_A], others: Iterable[frozenset[_A]]) -> frozenset[_A]:
+    """All of these together: one of them, if it has all."""
+    for other in others:
+        if first is not other and not other <= first:
+            first = other if first <= other else first | other
+    return first
 
 
 def load(source: str, index: Sequence[Index], dtype: DType) -> Load:
@@ -165,21 +176,23 @@ def scalar(name: str, dtype: DType) -> Scalar:
 
 
 def apply(fn: str, args: Sequence[Expr], dtype: DType) -> Apply:
-    return _make(Apply, dtype, (fn, *args), fn=fn, args=tuple(args))
+    return _make(Apply, dtype, (fn, *args), tuple(args), fn=fn, args=tuple(args))
 
 
 def select(cond: Expr, yes: Expr, no: Expr) -> Select:
-    return _make(Select, yes.dtype, (cond, yes, no), cond=cond, yes=yes, no=no)
+    parts = (cond, yes, no)
+    return _make(Select, yes.dtype, parts, parts, cond=cond, yes=yes, no=no)
 
 
 def cast(arg: Expr, dtype: DType) -> Expr:
     if arg.dtype is dtype:
         return arg
-    return _make(Cast, dtype, (arg,), arg=arg)
+    return _make(Cast, dtype, (arg,), (arg,), arg=arg)
 
 
 def reduce(fn: str, axes: Sequence[Axis], body: Expr, dtype: DType) -> Reduce:
-    return _make(Reduce, dtype, (fn, tuple(axes), body), fn=fn, axes=tuple(axes), body=body)
+    key = (fn, tuple(axes), body)
+    return _make(Reduce, dtype, key, (body,), fn=fn, axes=tuple(axes), body=body)
 
 
 # ---- programs -------------------------------------------------------------------------------
@@ -348,21 +361,26 @@ def gathered(index: Sequence[Index]) -> Iterator[Expr]:
 def walk(expr: Expr) -> Iterator[Expr]:
     """Every node once, operands before users."""
     seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(expr, False)]
+    stack: list[Any] = [expr]  # None: the node below it is ready
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            yield node
-            continue
-        if node in seen:
-            continue
-        seen.add(node)
-        stack.append((node, True))
-        stack.extend((child, False) for child in reversed(node.children))
+        node = stack.pop()
+        if node is None:
+            yield stack.pop()
+        elif node not in seen:
+            seen.add(node)
+            if node.children:
+                stack += (node, None, *reversed(node.children))
+            else:
+                yield node
 
 
-def loads(expr: Expr) -> Iterator[Load]:
-    return (node for node in walk(expr) if isinstance(node, Load))
+def loads(expr: Expr) -> tuple[Load, ...]:
+    """The elements that an expression reads; remembered, for a definition is asked many times."""
+    if isinstance(expr, Load) and not expr.children:
+        return (expr,)
+    if expr.reads is None:
+        expr.reads = tuple(node for node in walk(expr) if isinstance(node, Load))
+    return expr.reads
 
 
 def indices(node: Expr) -> tuple[Index, ...]:
@@ -379,31 +397,41 @@ def aligned(node: Load) -> bool:
 
 
 class Rewriter:
-    """Rebuilds expressions bottom up: `visit` may replace a node whose operands are new already.
-
-    `replace_atom` may replace atoms of indices. Each distinct node is visited once."""
+    """Rebuilds expressions bottom up: `visit` may replace a node whose operands are new already,
+    `atoms` says what replaces atoms of indices. Each distinct node is visited once; without a
+    `visit`, what has none of the atoms stays as it is."""
 
     def __init__(
         self,
-        visit: Callable[[Expr], Expr | None] = lambda _: None,
-        replace_atom: Callable[[Atom], Index | None] = lambda _: None,
+        visit: Callable[[Expr], Expr | None] | None = None,
+        atoms: Mapping[Atom, Index] | None = None,
     ) -> None:
         self._visit = visit
-        self._replace_atom = replace_atom
+        self._atoms = atoms or {}
         self._done: dict[Expr, Expr] = {}
 
     def __call__(self, expr: Expr) -> Expr:
-        for node in walk(expr):
-            if node not in self._done:
+        done, visit, atoms = self._done, self._visit, self._atoms.keys()
+        stack = [expr]
+        while stack:
+            node = stack[-1]
+            if node in done:
+                stack.pop()
+            elif visit is None and node.atoms.isdisjoint(atoms):
+                done[stack.pop()] = node
+            elif waiting := [c for c in node.children if c not in done]:
+                stack += reversed(waiting)
+            else:
+                stack.pop()
                 new = self._rebuilt(node)
-                self._done[node] = self._visit(new) or new
-        return self._done[expr]
+                done[node] = new if visit is None else visit(new) or new
+        return done[expr]
 
     def index(self, index: Index) -> Index:
         return rebuild(index, self._atom)
 
     def _atom(self, atom: Atom) -> Index | None:
-        new = self._replace_atom(atom)
+        new = self._atoms.get(atom)
         if new is None and isinstance(atom, Gather):
             inner = self(atom.expr)
             return None if inner is atom.expr else gather(inner)
@@ -411,6 +439,9 @@ class Rewriter:
 
     def _rebuilt(self, node: Expr) -> Expr:
         done = self._done
+        children = tuple(map(done.__getitem__, node.children))
+        if children == node.children and node.atoms.isdisjoint(self._atoms):
+            return node
         if isinstance(node, Load):
             return load(node.source, [self.index(i) for i in node.index], node.dtype)
         if isinstance(node, At):
@@ -428,46 +459,18 @@ class Rewriter:
     def _axes(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         renamed: list[Axis] = []
         for a in axes:
-            new = self._replace_atom(a)
+            new = self._atoms.get(a)
             atoms = new.atoms() if new is not None else {a}
             only = next(iter(atoms)) if len(atoms) == 1 else a
             renamed.append(only if isinstance(only, Axis) else a)
         return tuple(renamed)
 
 
-def free_axes(expr: Expr) -> frozenset[Axis]:
-    """The axes an expression depends on, without those of reductions inside it."""
-    return _FreeAxes().of(expr)
-
-
 def ordered_axes(expr: Expr, axes: Sequence[Axis]) -> tuple[Axis, ...]:
     """The axes that are free in a part of a definition: the definition's `axes` first, in order."""
-    free = free_axes(expr)
+    free = expr.free
     others = sorted(free.difference(axes), key=lambda a: a.key)
     return (*(a for a in axes if a in free), *others)
-
-
-class _FreeAxes:
-    """Memoised over one query; the cache below keeps answers for live nodes."""
-
-    _known: ClassVar[weakref.WeakKeyDictionary[Expr, frozenset[Axis]]] = weakref.WeakKeyDictionary()
-
-    def of(self, expr: Expr) -> frozenset[Axis]:
-        known = self._known.get(expr)
-        if known is not None:
-            return known
-        for node in walk(expr):
-            if node in self._known:
-                continue
-            found: set[Axis] = set()
-            for i in indices(node):
-                found |= {a for a in deep_atoms(i) if isinstance(a, Axis)}
-            for child in node.children:
-                found |= self._known[child]
-            if isinstance(node, Reduce):
-                found -= set(node.axes)
-            self._known[node] = frozenset(found)
-        return self._known[expr]
 
 
 _LONGEST_SHOWN = 20_000  # characters of one part; shared parts stand in full wherever they are used

@@ -10,11 +10,12 @@ of a contiguous tensor leaves no division behind.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
 from typing import Any
 
 _serial = itertools.count()
@@ -118,38 +119,46 @@ _atoms: weakref.WeakValueDictionary[tuple[Any, ...], Atom] = weakref.WeakValueDi
 class Index:
     """A polynomial with integer coefficients: `terms` maps a product of atoms to its factor."""
 
-    __slots__ = ("__weakref__", "_hash", "terms")
+    __slots__ = ("__weakref__", "const", "deep", "terms")
 
     terms: tuple[tuple[Monomial, int], ...]
+    const: int | None  # the value, where it is a plain number
+    deep: Mapping[Atom, None] | None  # what `deep_atoms` has found
 
     def __new__(cls, terms: tuple[tuple[Monomial, int], ...]) -> Index:
         found = _interned.get(terms)
         if found is None:
             found = object.__new__(cls)
             found.terms = terms
-            found._hash = hash(terms)
+            found.const = _constant(terms)
+            found.deep = None
             _interned[terms] = found
         return found
 
-    def __hash__(self) -> int:
-        return self._hash
+    __hash__ = object.__hash__  # equal ones are one object
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
             return self.const == other
         return self is other
 
-    @property
-    def const(self) -> int | None:
-        """The value, where it is a plain number."""
-        if not self.terms:
-            return 0
-        if len(self.terms) == 1 and not self.terms[0][0]:
-            return self.terms[0][1]
-        return None
-
     def __add__(self, other: Index | int) -> Index:
-        return _from_terms(itertools.chain(self.terms, as_index(other).terms))
+        if isinstance(other, int):
+            return self._plus(other)
+        if other.const is not None:
+            return self._plus(other.const)
+        if self.const is not None:
+            return other._plus(self.const)
+        return _from_terms(itertools.chain(self.terms, other.terms))
+
+    def _plus(self, number: int) -> Index:
+        if not number:
+            return self
+        terms = self.terms
+        if terms and not terms[-1][0]:  # a number is the last term
+            number += terms[-1][1]
+            terms = terms[:-1]
+        return Index((*terms, ((), number)) if number else terms)
 
     __radd__ = __add__
 
@@ -157,16 +166,22 @@ class Index:
         return Index(tuple((m, -c) for m, c in self.terms))
 
     def __sub__(self, other: Index | int) -> Index:
-        return self + (-as_index(other))
+        return self + -other
 
     def __rsub__(self, other: Index | int) -> Index:
         return as_index(other) - self
 
     def __mul__(self, other: Index | int) -> Index:
-        right = as_index(other).terms
-        return _from_terms(
-            (tuple(sorted(a + b, key=_atom_key)), c * d) for a, c in self.terms for b, d in right
-        )
+        factor = other if isinstance(other, int) else other.const
+        if factor is None:
+            return _from_terms(
+                (tuple(sorted(a + b, key=_atom_key)), c * d)
+                for a, c in self.terms
+                for b, d in as_index(other).terms
+            )
+        if factor == 1:
+            return self
+        return Index(tuple((m, c * factor) for m, c in self.terms) if factor else ())
 
     __rmul__ = __mul__
 
@@ -179,6 +194,12 @@ class Index:
 
 
 _interned = weakref.WeakValueDictionary()
+
+
+def _constant(terms: tuple[tuple[Monomial, int], ...]) -> int | None:
+    if not terms:
+        return 0
+    return terms[0][1] if len(terms) == 1 and not terms[0][0] else None
 
 
 def _atom_key(atom: Atom) -> tuple[int, str, int]:
@@ -194,7 +215,8 @@ def _from_terms(terms: Iterable[tuple[Monomial, int]]) -> Index:
     for monomial, factor in terms:
         total[monomial] = total.get(monomial, 0) + factor
     kept = [(m, c) for m, c in total.items() if c]
-    kept.sort(key=_term_key)
+    if len(kept) > 1:
+        kept.sort(key=_term_key)
     return Index(tuple(kept))
 
 
@@ -220,7 +242,12 @@ def as_index(value: Index | int | Atom) -> Index:
         return value
     if isinstance(value, Atom):
         return Index((((value,), 1),))
-    return Index(() if value == 0 else (((), int(value)),))
+    return _number(int(value))
+
+
+@functools.lru_cache(maxsize=4096)
+def _number(value: int) -> Index:
+    return Index(() if value == 0 else (((), value),))
 
 
 def axis(name: str, extent: Index | int) -> Index:
@@ -236,7 +263,7 @@ def the_axis(index: Index) -> Axis | None:
     return None
 
 
-@lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)
 def numbered(number: int, extent: Index) -> Axis:
     """An axis that is told by its number and extent only: to compare what differs in axes."""
     return Axis(f"place{number}", extent)
@@ -416,7 +443,7 @@ def joined(pair: tuple[Axis, Axis]) -> Index:
     return as_index(pair[0]) * pair[1].extent + as_index(pair[1])
 
 
-@lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=8192)
 def nonnegative(index: Index) -> bool:
     """True where `index >= 0` is certain for all values of its axes and sizes."""
     if (value := index.const) is not None:
@@ -488,26 +515,35 @@ def _without(index: Index, atom: Axis | Mod | Clamp) -> bool:
 
 def substitute(index: Index, values: Mapping[Atom, Index]) -> Index:
     """The index with atoms replaced, inside divisions too (not inside gathered expressions)."""
-    return rebuild(index, lambda atom: values.get(atom))
+    if values.keys().isdisjoint(deep_atoms(index)):
+        return index
+    return rebuild(index, values.get)
 
 
 def rebuild(index: Index, replace: Callable[[Atom], Index | None]) -> Index:
     """The index with each atom replaced by `replace(atom)`; None keeps it and goes inside."""
-    total = as_index(0)
+    if index.const is not None:
+        return index
+    terms: list[tuple[Monomial, int]] = []
     changed = False
     for monomial, factor in index.terms:
-        part = as_index(factor)
-        for atom in monomial:
-            new = replace(atom)
-            if new is None:
-                new = _inside(atom, replace)
-            changed = changed or new is not None
-            part = part * (new if new is not None else atom_index(atom))
-        total = total + part
-    return total if changed else index
+        new = [_replaced(atom, replace) for atom in monomial]
+        if not any(new):
+            terms.append((monomial, factor))
+            continue
+        changed = True
+        values = (value or atom_index(atom) for atom, value in zip(monomial, new, strict=True))
+        part = functools.reduce(operator.mul, values)
+        if len(index.terms) == 1:
+            return part * factor
+        terms += (part * factor).terms
+    return _from_terms(terms) if changed else index
 
 
-def _inside(atom: Atom, replace: Callable[[Atom], Index | None]) -> Index | None:
+def _replaced(atom: Atom, replace: Callable[[Atom], Index | None]) -> Index | None:
+    new = replace(atom)
+    if new is not None:
+        return new
     if isinstance(atom, FloorDiv | Mod):
         num, den = rebuild(atom.num, replace), rebuild(atom.den, replace)
         if num is atom.num and den is atom.den:
@@ -524,17 +560,23 @@ def atom_index(atom: Atom) -> Index:
     return Index((((atom,), 1),))
 
 
-def deep_atoms(index: Index) -> dict[Atom, None]:
+def deep_atoms(index: Index) -> Mapping[Atom, None]:
     """All atoms, those within divisions and clamps too; gathered expressions are not entered.
 
     A dict for its order: what is chosen among atoms must not hang on their addresses."""
+    if index.deep is None:
+        index.deep = _deep_atoms(index)
+    return index.deep
+
+
+def _deep_atoms(index: Index) -> dict[Atom, None]:
     found: dict[Atom, None] = {}
     for atom in index.atoms():
         found[atom] = None
         if isinstance(atom, FloorDiv | Mod):
-            found |= deep_atoms(atom.num) | deep_atoms(atom.den)
+            found |= {**deep_atoms(atom.num), **deep_atoms(atom.den)}
         elif isinstance(atom, Clamp):
-            found |= deep_atoms(atom.num) | deep_atoms(atom.extent)
+            found |= {**deep_atoms(atom.num), **deep_atoms(atom.extent)}
     return found
 
 

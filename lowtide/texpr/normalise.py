@@ -18,7 +18,7 @@ Out: the same values, where
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, simplify
@@ -55,11 +55,17 @@ def is_reduction(d: Def) -> bool:
     return isinstance(d.expr, Reduce)
 
 
-def _live(defs: Mapping[str, Def], roots: Mapping[str, None]) -> list[Def]:
+def _live(
+    defs: Mapping[str, Def],
+    roots: Mapping[str, None],
+    rewrite: Callable[[Expr], Expr] | None = None,
+) -> list[Def]:
+    """What is needed for the roots, once rewritten."""
     needed = set(roots)
     kept: list[Def] = []
     for d in reversed(list(defs.values())):
         if d.name in needed:
+            d = _renamed(d, rewrite(d.expr)) if rewrite else d
             kept.append(d)
             needed.update(load.source for load in ex.loads(d.expr))
     return kept[::-1]
@@ -173,9 +179,8 @@ def _cloned(
     """`logits[n, target[n]]`: n dot products instead of a stored n × v matrix. A product of which
     disjoint parts are read (the gates of an LSTM) is these parts."""
     by_name = {d.name: d for d in defs if d.name not in kept}
-    known: dict[Load, Expr | None] = {}
-    written = [_renamed(d, _inlined_off_axes(d.expr, by_name, known)) for d in defs]
-    written = _live({d.name: d for d in written}, roots)
+    off_axes = _OffAxes(by_name)
+    written = _live({d.name: d for d in defs}, roots, off_axes)
     parts = {
         name: list(found.values())
         for name, found in _read_parts(written).items()
@@ -208,7 +213,7 @@ def _part(name: str, producer: Def, node: Load) -> Def:
     assert isinstance(producer.expr, Reduce)
     fresh = {a: Axis(a.name, a.extent) for a in (*_axes_of(node), *producer.expr.axes)}
     moved = {a: as_index(b) for a, b in fresh.items()}
-    at = Rewriter(replace_atom=dict[Atom, Index](moved.items()).get)
+    at = Rewriter(atoms=dict[Atom, Index](moved.items()))
     index = [at.index(i) for i in node.index]
     expr = at_indices(producer.expr, {**moved, **dict(zip(producer.axes, index, strict=True))})
     axes = tuple(fresh[a] for a in _axes_of(node))
@@ -240,40 +245,45 @@ def _are_few(d: Def, parts: Sequence[Load], hints: Mapping[str, int]) -> bool:
 
 
 def _axes_of(node: Load) -> tuple[Axis, ...]:
-    return tuple(sorted(ex.free_axes(node), key=lambda a: a.key))
+    return tuple(sorted(node.free, key=lambda a: a.key))
 
 
 def _canonical(node: Load) -> tuple[Index, ...]:
     """The index with axes that depend only on their order and extent."""
     names = {a: as_index(numbered(k, a.extent)) for k, a in enumerate(_axes_of(node))}
-    at = Rewriter(replace_atom=dict[Atom, Index](names.items()).get)
+    at = Rewriter(atoms=dict[Atom, Index](names.items()))
     return tuple(at.index(i) for i in node.index)
 
 
-def _inlined_off_axes(
-    expr: Expr, defs: Mapping[str, Def], written: dict[Load, Expr | None]
-) -> Expr:
+class _OffAxes:
     """Pointwise values read at other than plain axes, written out down to what they read, unless
-    that grows too large. `written` remembers what each load became."""
+    that grows too large."""
 
-    def visit(node: Expr) -> Expr | None:
-        if not isinstance(node, Load) or node.source not in defs:
-            return None
-        if node not in written:
-            written[node] = write(node)
-        return written[node]
+    def __init__(self, defs: Mapping[str, Def]) -> None:
+        self._defs = {
+            n: d for n, d in defs.items() if not isinstance(d.expr, Reduce) and _is_short(d.expr)
+        }
+        self._written: dict[Load, Expr | None] = {}  # what each load became
 
-    def write(node: Load) -> Expr | None:
-        producer = defs[node.source]
-        if isinstance(producer.expr, Reduce) or _is_whole(node, producer):
+    def __call__(self, expr: Expr) -> Expr:
+        if all(self._visit(load) is None for load in ex.loads(expr)):
+            return expr
+        return Rewriter(self._visit)(expr)
+
+    def _visit(self, node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or node.source not in self._defs:
             return None
-        if not _is_short(producer.expr):
+        if node not in self._written:
+            self._written[node] = self._write(node)
+        return self._written[node]
+
+    def _write(self, node: Load) -> Expr | None:
+        producer = self._defs[node.source]
+        if _is_whole(node, producer):
             return None
-        moved = at_indices(producer.expr, dict(zip(producer.axes, node.index, strict=True)))
-        full = _inlined_off_axes(moved, defs, written)
+        moved = dict[Atom, Index](zip(producer.axes, node.index, strict=True))
+        full = Rewriter(self._visit, moved)(producer.expr)
         return full if _is_short(full) else None
-
-    return Rewriter(visit)(expr)
 
 
 def _is_short(expr: Expr) -> bool:

@@ -273,7 +273,7 @@ class _Puller:
 
 def _constant_along(load: Load, e: Expr) -> bool:
     assert isinstance(e, Reduce)
-    return not (ex.free_axes(load) & frozenset(e.axes))
+    return not (load.free & frozenset(e.axes))
 
 
 def _loads(e: Expr, counts: Callable[[Load], bool]) -> Collection[Load]:

@@ -151,7 +151,7 @@ class Arrangement:
         if (a.extent.const or FULL_EXTENT + 1) > FULL_EXTENT:
             return False
         for d in self.reductions.values():
-            costs = [(node_cost(n), a in ex.free_axes(n)) for n in ex.walk(d.expr)]
+            costs = [(node_cost(n), a in n.free) for n in ex.walk(d.expr)]
             if 2 * sum(c for c, own in costs if own) > sum(c for c, _ in costs):
                 return False
         return True
@@ -182,10 +182,10 @@ class Arrangement:
 
     def _is_batch(self, a: Axis) -> bool:
         """Do two points of the axis read nothing in common, with work enough in each?"""
-        loads = [x for d in self.defs.values() for x in ex.loads(d.expr) if ex.free_axes(x)]
+        loads = [x for d in self.defs.values() for x in ex.loads(d.expr) if x.free]
         nests = [{*own_axes(d), *reduced_axes(d)} for d in self.defs.values()]
         work = max(math.prod(map(self.extent, axes)) for axes in nests)
-        return work >= SMALL_POINTS * self.extent(a) and all(a in ex.free_axes(x) for x in loads)
+        return work >= SMALL_POINTS * self.extent(a) and all(a in x.free for x in loads)
 
     def _balanced(self, main: Axis, most: int, rest: int) -> int:
         """At most `most` rows a tile, and tiles that the threads can share out evenly.

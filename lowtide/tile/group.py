@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lowtide.texpr import expr as ex
@@ -31,8 +31,10 @@ COLUMNS = 8  # a product that must be held whole by each task has at most so man
 HELD = 1 << 18  # … or so many elements, where there are tasks enough
 WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
 
+Pattern = tuple[Axis, ...] | None
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, eq=False)
 class Group:
     """Definitions of one kernel, by name, with unified axes.
 
@@ -45,18 +47,35 @@ class Group:
         """Names of members that other members load."""
         return {s for d in self.defs.values() for s in sources(d) if s in self.defs}
 
-    def sources(self) -> set[str]:
+    @functools.cached_property
+    def sources(self) -> frozenset[str]:
         """What it reads of others."""
-        return {s for d in self.defs.values() for s in sources(d)} - set(self.defs)
+        return frozenset(s for d in self.defs.values() for s in sources(d) if s not in self.defs)
+
+    @functools.cached_property
+    def patterns(self) -> Mapping[str, Pattern]:
+        """The axes at which it reads each value, if its reads agree but for where they begin."""
+        found: dict[str, Pattern] = {}
+        for d in self.defs.values():
+            for load in ex.loads(d.expr):
+                walked = [_walked(i) for i in load.index if not _is_fixed(i)]
+                axes = tuple(a for a in walked if a is not None)
+                if len(axes) < len(walked) or found.setdefault(load.source, axes) != axes:
+                    found[load.source] = None
+        return found
 
     def all_sources(self) -> set[str]:
         """What must lie in memory for it: what it reads, and what its epilogue reads."""
-        return self.sources() | {s for d in self.epilogue.values() for s in sources(d)}
+        return {*self.sources, *(s for d in self.epilogue.values() for s in sources(d))}
+
+
+def sources(d: Def) -> frozenset[str]:
+    return _sources(d.expr)
 
 
 @functools.lru_cache(maxsize=4096)
-def sources(d: Def) -> frozenset[str]:
-    return frozenset(load.source for load in ex.loads(d.expr))
+def _sources(e: ex.Expr) -> frozenset[str]:
+    return frozenset(load.source for load in ex.loads(e))
 
 
 def own_axes(d: Def) -> tuple[Axis, ...]:
@@ -178,11 +197,11 @@ def _with_epilogues(groups: list[Group]) -> list[Group]:
     result: list[Group] = []
     for g in groups:
         single = all(
-            not own_axes(d) and not isinstance(d.expr, Reduce) and not ex.free_axes(d.expr)
+            not own_axes(d) and not isinstance(d.expr, Reduce) and not d.expr.free
             for d in g.defs.values()
         )
         made = {n: k for k, r in enumerate(result) for n in (*r.defs, *r.epilogue)}
-        feeding = {made[s] for s in g.sources() if s in made}
+        feeding = {made[s] for s in g.sources if s in made}
         if single and len(feeding) == 1:
             k = feeding.pop()
             result[k] = Group(result[k].defs, {**result[k].epilogue, **g.defs})
@@ -194,12 +213,13 @@ def _with_epilogues(groups: list[Group]) -> list[Group]:
 class Shared(dict[str, Def]):
     """Pointwise values of several users: written into each user once the groups are known.
 
-    `written` remembers definitions with all of these written in. `tasks`: as many of a kernel keep
-    all threads busy."""
+    `written` remembers definitions with all of these written in, `needs` what groups then read.
+    `tasks`: as many of a kernel keep all threads busy."""
 
     def __init__(self, tasks: int) -> None:
         super().__init__()
         self.written: dict[Def, Def] = {}
+        self.needs: dict[Group, frozenset[str]] = {}
         self.tasks = tasks
 
 
@@ -232,31 +252,35 @@ def _written(d: Def, shared: Shared) -> Def:
     return Def(name=d.name, axes=d.axes, expr=expr, loc=d.loc, op=d.op)
 
 
-def _reached(d: Def, shared: Shared) -> Iterator[Load]:
+def _reached(d: Def, shared: Shared) -> tuple[Load, ...]:
     """Loads of a definition, seen through shared values, at the definition's own axes."""
     return ex.loads(_inlined(d, shared).expr)
 
 
 def _meets(a: Group, b: Group, shared: Shared) -> bool:
     """Does one use the other, or do both read the same values?"""
-    read_a = _needs(a, shared) | a.sources()
-    read_b = _needs(b, shared) | b.sources()
-    return bool(read_b & set(a.defs) or read_a & set(b.defs) or read_a & read_b)
+    read_a = _needs(a, shared) | a.sources
+    read_b = _needs(b, shared) | b.sources
+    return bool(read_b & a.defs.keys() or read_a & b.defs.keys() or read_a & read_b)
 
 
-def _needs(g: Group, shared: Shared) -> set[str]:
-    return {s for d in g.defs.values() for s in sources(_inlined(d, shared))}
+def _needs(g: Group, shared: Shared) -> frozenset[str]:
+    found = shared.needs.get(g)
+    if found is None:
+        read = (sources(_inlined(d, shared)) for d in g.defs.values())
+        found = shared.needs[g] = frozenset[str]().union(*read)
+    return found
 
 
 def _between(a: Group, b: Group, groups: list[Group], shared: Shared) -> bool:
     """Is there a third group that needs `a` and is needed by `b`? Merging would close a cycle."""
     reach = set(a.defs)
     left = [g for g in groups if g is not a and g is not b]
-    while grown := [g for g in left if _needs(g, shared) & reach]:
+    while grown := [g for g in left if not reach.isdisjoint(_needs(g, shared))]:
         for g in grown:
             reach |= set(g.defs)
             left.remove(g)
-            if _needs(b, shared) & set(g.defs):
+            if _needs(b, shared) & g.defs.keys():
                 return True
     return False
 
@@ -283,33 +307,38 @@ def _merged(
     hints: Mapping[str, int],
     careful: bool,
 ) -> Group | None:
-    found = _united(first, second, shared, by_sources=True)
-    if found is not None and _reduces_inside(found[1]):
-        found = _united(first, second, shared, by_sources=False)
-    if found is None or not _loads_at_own_axes(found[1]):
-        return None
-    defs, full = found
-    consumed = Group(full).consumed()
-    common = common_axes(full, consumed)
-    if not common or not _worth_it(full, consumed, common, hints, shared):
-        return None
-    before = [{n: full[n] for n in g.defs} for g in (first, second)]
-    pairs = [shared[n] for n in first.sources() & second.sources() if n in shared]
-    if careful and not _keeps_its_freedom(before, pairs, common, hints):
-        return None
-    return Group(defs)
-
-
-def _united(
-    first: Group, second: Group, shared: Shared, by_sources: bool
-) -> tuple[dict[str, Def], dict[str, Def]] | None:
-    """The definitions of both over the same axes; and the same with shared values written in."""
-    renaming = _alignment(first, second, shared, by_sources)
+    own, theirs = ({n: _inlined(d, shared) for n, d in g.defs.items()} for g in (first, second))
+    renaming = _alignment(first, second, shared, by_sources=True)
+    if renaming is not None and _reduces_inside({**own, **_outlines(theirs, renaming)}):
+        renaming = _alignment(first, second, shared, by_sources=False)
     if renaming is None:
         return None
+    outlines = {**own, **_outlines(theirs, renaming)}
+    consumed = Group(outlines).consumed()
+    common = common_axes(outlines, consumed)
+    if not common or not _leaves_tasks(outlines, consumed, common, hints):
+        return None
+    before = [own, {n: _with_axes(d, renaming) for n, d in theirs.items()}]
+    full = {**before[0], **before[1]}
+    if not _loads_at_own_axes(full) or not _worth_it(full, common, hints, shared):
+        return None
+    pairs = [shared[n] for n in first.sources & second.sources if n in shared]
+    if careful and not _keeps_its_freedom(before, pairs, common, hints):
+        return None
     moved = {n: _with_axes(d, renaming) for n, d in second.defs.items()}
-    defs = {**first.defs, **moved}
-    return defs, {n: _inlined(d, shared) for n, d in defs.items()}
+    shared.written.update((moved[n], before[1][n]) for n in moved)
+    return Group({**first.defs, **moved})
+
+
+def _outlines(defs: Mapping[str, Def], renaming: Mapping[Axis, Axis]) -> dict[str, Def]:
+    """The definitions over other axes, with bodies left as they are: for questions of axes only."""
+    found: dict[str, Def] = {}
+    for n, d in defs.items():
+        e, axes = d.expr, tuple(renaming.get(a, a) for a in d.axes)
+        if isinstance(e, Reduce):
+            e = ex.reduce(e.fn, [renaming.get(a, a) for a in e.axes], e.body, e.dtype)
+        found[n] = Def(name=n, axes=axes, expr=e, loc=d.loc, op=d.op)
+    return found
 
 
 def _reduces_inside(defs: Mapping[str, Def]) -> bool:
@@ -370,7 +399,7 @@ def _shared_points(before: list[dict[str, Def]], hints: Mapping[str, int]) -> in
     """The most elements of one value that both read, or one makes and the other reads."""
     most = 1
     loads = [
-        {(x.source, frozenset(ex.free_axes(x))) for d in g.values() for x in ex.loads(d.expr)}
+        {(x.source, frozenset(x.free)) for d in g.values() for x in ex.loads(d.expr)}
         for g in before
     ]
     for source, axes in loads[0] & loads[1]:
@@ -397,23 +426,30 @@ def _loads_at_own_axes(defs: Mapping[str, Def]) -> bool:
     return True
 
 
-def _worth_it(
-    defs: Mapping[str, Def],
-    consumed: set[str],
-    common: list[Axis],
-    hints: Mapping[str, int],
-    shared: Shared,
-) -> bool:
+def _apart(defs: Mapping[str, Def], common: list[Axis]) -> list[Axis]:
+    """The common axes that no member reduces: along these, tasks are independent."""
     reduced = {a for d in defs.values() for a in reduced_axes(d)}
-    apart = [a for a in common if a not in reduced]
+    return [a for a in common if a not in reduced]
+
+
+def _leaves_tasks(
+    defs: Mapping[str, Def], consumed: set[str], common: list[Axis], hints: Mapping[str, int]
+) -> bool:
+    """Are there axes and points enough to share the work?"""
+    apart = _apart(defs, common)
     if len(defs) > 1 and not apart:
         # the grid will be an axis that some member reduces, into a buffer of each thread
         for d in defs.values():
             if set(reduced_axes(d)) & set(common) and len(_large_axes(own_axes(d), hints)) > 1:
                 return False
     free = math.prod(likely(a.extent, hints) for a in common)
-    if free < LEAST_PARALLEL and any(reduced_axes(defs[n]) for n in consumed):
-        return False
+    return free >= LEAST_PARALLEL or not any(reduced_axes(defs[n]) for n in consumed)
+
+
+def _worth_it(
+    defs: Mapping[str, Def], common: list[Axis], hints: Mapping[str, int], shared: Shared
+) -> bool:
+    apart = _apart(defs, common)
     points = math.prod(likely(a.extent, hints) for a in apart)
     room = HELD if apart and points >= shared.tasks else 0
     if len(defs) > 1 and any(_spreads(d, defs, apart, hints, room) for d in defs.values()):
@@ -454,7 +490,7 @@ def is_contraction(d: Def) -> bool:
     if not isinstance(d.expr, Reduce) or d.expr.fn != "sum":
         return False
     loops = {*own_axes(d), *d.expr.axes}
-    partial = [ex.free_axes(load) for load in ex.loads(d.expr.body)]
+    partial = [load.free for load in ex.loads(d.expr.body)]
     return len(own_axes(d)) >= 1 and sum(1 for p in partial if p and p < loops) >= 2
 
 
@@ -486,8 +522,8 @@ def _alignment(
                     b = the_axis(i)
                     if b is not None and not (link(a, b) if swap else link(b, a)):
                         return None
-    for source in sorted(first.sources() & second.sources()) if by_sources else ():
-        mine, theirs = _pattern(second, source), _pattern(first, source)
+    for source in sorted(first.sources & second.sources) if by_sources else ():
+        mine, theirs = second.patterns[source], first.patterns[source]
         if mine is None or theirs is None or len(mine) != len(theirs):
             continue
         before = dict(renaming)
@@ -495,19 +531,6 @@ def _alignment(
             renaming.clear()
             renaming.update(before)
     return renaming
-
-
-def _pattern(g: Group, source: str) -> tuple[Axis, ...] | None:
-    """The axes at which a group reads a value, if all its reads agree but for where they begin."""
-    found: set[tuple[Axis, ...]] = set()
-    for d in g.defs.values():
-        for load in ex.loads(d.expr):
-            if load.source == source:
-                axes = [_walked(i) for i in load.index if not _is_fixed(i)]
-                if None in axes:
-                    return None
-                found.add(tuple(a for a in axes if a is not None))
-    return found.pop() if len(found) == 1 else None
 
 
 def _walked(i: Index) -> Axis | None:

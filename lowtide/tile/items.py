@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, Def, Expr, Input, Load, Reduce, Select
@@ -90,12 +91,19 @@ def node_cost(node: Expr) -> int:
 
 def address(load: Load, strides: Mapping[str, tuple[Index, ...]]) -> Index:
     """The element offset of a load from memory."""
+    return place_in(load.index, strides[load.source])
+
+
+@lru_cache(maxsize=8192)
+def place_in(index: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
+    """The element offset of an index into a tensor."""
     total = as_index(0)
-    for i, stride in zip(load.index, strides[load.source], strict=True):
+    for i, stride in zip(index, strides, strict=True):
         total = total + i * stride
     return total
 
 
+@lru_cache(maxsize=8192)
 def stride_along(offset: Index, axis: Axis) -> Index | None:
     """By how much the offset grows with the axis; None where that is not a fixed step."""
     if not any(axis in deep_atoms(as_index(a)) for a in offset.atoms() if a is not axis):
@@ -121,7 +129,7 @@ class Context:
         return likely(a.extent, self.hints)
 
     def live(self, e: Expr) -> frozenset[Axis]:
-        return ex.free_axes(e) - self.fixed
+        return e.free - self.fixed
 
 
 def choose_vector(items: list[Item], ctx: Context) -> Axis | None:
@@ -151,8 +159,7 @@ def _lane_cost(item: Item, a: Axis, ctx: Context) -> float:
 
 
 def _own_address(item: Item, ctx: Context) -> Index:
-    here = [as_index(a) for a in item.d.axes]
-    return address(ex.load(item.d.name, here, item.d.dtype), ctx.strides)
+    return place_in(tuple(map(as_index, item.d.axes)), ctx.strides[item.d.name])
 
 
 def _load_cost(load: Load, a: Axis, item: Item, ctx: Context) -> float:
@@ -165,7 +172,7 @@ def _walked_cost(load: Load, a: Axis, ctx: Context) -> float:
     """A vector along an axis, from memory or from a buffer."""
     if load.source in ctx.inner:
         kept = own_axes(ctx.inner[load.source])
-        if a not in ex.free_axes(load):
+        if a not in load.free:
             return SPLAT
         return SIDE_BY_SIDE if kept[-1] is a else STRIDED * ctx.lanes
     step = stride_along(address(load, ctx.strides), a)
@@ -198,7 +205,7 @@ def shared_rows(d: Def) -> Axis | None:
         x, w = w, x
     if not _is_windowed(x, e.axes) or _is_windowed(w, e.axes):
         return None
-    in_x, in_w = ex.free_axes(x), ex.free_axes(w)
+    in_x, in_w = x.free, w.free
     rows = [a for a in own_axes(d) if a in in_w and a not in in_x]
     return max(rows, key=lambda a: a.extent.const or 1 << 30, default=None)
 

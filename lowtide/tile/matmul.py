@@ -53,7 +53,7 @@ def as_matmul(defs: Mapping[str, Def], strides: Mapping[str, tuple[Index, ...]])
         return None
     k = e.axes[0]
     kept = own_axes(d)
-    in_x, in_y = ex.free_axes(x), ex.free_axes(y)
+    in_x, in_y = x.free, y.free
     if k not in in_x or k not in in_y or not set(kept) <= in_x | in_y:
         return None
     batch = [a for a in kept if a in in_x and a in in_y]
@@ -90,7 +90,7 @@ def _matrix(
             return None
         steps[a] = step
         offset = offset - as_index(a) * step
-    if ex.free_axes(load) - set(steps) or any(ax in offset.atoms() for ax in steps):
+    if load.free - set(steps) or any(ax in offset.atoms() for ax in steps):
         return None
     down, along = _merged(rows, steps), _merged(columns, steps)
     if down is None or along is None or 1 not in (down[1].const, along[1].const):

@@ -313,7 +313,7 @@ class _Planner:
 
     def _same_for_all_tiles(self, e: Expr) -> bool:
         """May the buffer be filled before the first tile? It holds all points of its axes then."""
-        axes = ex.free_axes(e)
+        axes = e.free
         sources = {load.source for load in ex.loads(e)}
         if axes & self.a.grid_axes() or sources & self.a.defs.keys():
             return False

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, Expr, Load
 from lowtide.texpr.index import Axis, Index
 from lowtide.texpr.normalise import likely
@@ -123,8 +122,8 @@ def _shared_rows(sums: list[Accumulate], v: Axis) -> set[Axis]:
     found: set[Axis] = set()
     for w in sums:
         factors = w.expr.args if isinstance(w.expr, Apply) and w.expr.fn == "mul" else ()
-        along = [ex.free_axes(f) for f in factors if v in ex.free_axes(f)]
-        others = [ex.free_axes(f) for f in factors if v not in ex.free_axes(f)]
+        along = [f.free for f in factors if v in f.free]
+        others = [f.free for f in factors if v not in f.free]
         if len(along) == 1 and len(others) == 1:
             found |= others[0] - along[0] - set(w.over)
     return found if len(found) == 1 else set()
@@ -173,9 +172,9 @@ def _two_rows(
     """For a long sum of products: an axis of one factor, and a short `whole` one of the other."""
     if v is None or w.fn != "sum" or not isinstance(w.expr, Apply) or w.expr.fn != "mul":
         return None
-    if not all(isinstance(f, Load) and v in ex.free_axes(f) for f in w.expr.args):
+    if not all(isinstance(f, Load) and v in f.free for f in w.expr.args):
         return None
-    first, second = (ex.free_axes(f) for f in w.expr.args)
+    first, second = (f.free for f in w.expr.args)
     for mine, other in ((first, second), (second, first)):
         tall = [a for a in kept if a in mine and a not in other]
         short = [

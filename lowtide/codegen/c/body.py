@@ -27,7 +27,7 @@ from lowtide.texpr.index import (
     substitute,
 )
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
-from lowtide.tile.items import address, stride_along
+from lowtide.tile.items import address, place_in, stride_along
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ class Body:
 
     def value(self, e: Expr, point: Point) -> str:
         """The C name of a value at a point."""
-        axes = ex.free_axes(e)
+        axes = e.free
         key = (e, self.restrict(point, axes))
         if key not in self.known:
             buffer = self.nest.reads.get(e)
@@ -226,7 +226,7 @@ class Body:
 
         def gathered(g: Gather) -> str:
             name = self.value(g.expr, point)
-            along = v is not None and v in ex.free_axes(g.expr)
+            along = v is not None and v in g.expr.free
             return f"{name}[{lane if lane and along else 0}]"
 
         return c_index(index, coordinate, gathered)
@@ -237,7 +237,7 @@ class Body:
             if isinstance(atom, Axis):
                 axes.add(atom)
             elif isinstance(atom, Gather):
-                axes |= ex.free_axes(atom.expr)
+                axes |= atom.expr.free
         return frozenset(axes)
 
     def _at(self, index: Index, point: Point) -> str:
@@ -254,7 +254,7 @@ class Body:
 
     def _gathers_along(self, index: Index) -> bool:
         v = self.nest.vector
-        return any(isinstance(g, Gather) and v in ex.free_axes(g.expr) for g in deep_atoms(index))
+        return any(isinstance(g, Gather) and v in g.expr.free for g in deep_atoms(index))
 
     def iota(self, t: str) -> str:
         return f"(({t}v){{{', '.join(map(str, range(self.names.lanes)))}}})"
@@ -400,9 +400,7 @@ class Body:
                 after.append(f"{place} = {value}[0];")
             return
         dtype = self.names.memory[w.target]
-        offset = as_index(0)
-        for i, stride in zip(w.index, self.names.strides[w.target], strict=True):
-            offset = offset + i * stride
+        offset = place_in(w.index, self.names.strides[w.target])
         base = f"p_{w.target} + {self._index(offset, point)}"
         step = stride_along(offset, v) if v is not None else as_index(0)
         if v is None or step is None or step.const == 0:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from lowtide.codegen.c import pointwise as pw
 from lowtide.codegen.c.indexing import c_index
@@ -79,6 +80,7 @@ class _Printer:
         self.sweeps = {s.axis: s.tile for s in sweeps(kernel.body)}
         self.sizes: dict[str, None] = {}
         self.is_long = False
+        self.printed: dict[int, list[str]] = {}
         self.outlined: list[tuple[str, list[str], list[str]]] = []  # name, tile variables, lines
 
     # -- buffers --
@@ -202,20 +204,23 @@ class _Printer:
 
     def _buffer_lines(self) -> Iterator[str]:
         yield f"scratch += t * ({c_index(self.thread_bytes())});"
-        yield from self._buffer_pointers()
+        yield from self._buffer_pointers
 
-    def _buffer_pointers(self) -> Iterator[str]:
+    @cached_property
+    def _buffer_pointers(self) -> list[str]:
         offset = as_index(0)
+        lines: list[str] = []
         for b in self.kernel.buffers:
             c = pw.SCALAR[b.dtype.name]
-            yield f"{c} *restrict s_{b.name} = ({c} *)(scratch + {c_index(offset)});"
+            lines.append(f"{c} *restrict s_{b.name} = ({c} *)(scratch + {c_index(offset)});")
             for a in b.axes:
                 if a is not b.last:
                     length = c_index(self._length(b, a))
-                    yield f"const int64_t e_{b.name}_{self.names.axis(a)} = {length};"
+                    lines.append(f"const int64_t e_{b.name}_{self.names.axis(a)} = {length};")
             if b.last is not None:
-                yield f"const int64_t e_{b.name}_last = {c_index(self._padded(b))};"
+                lines.append(f"const int64_t e_{b.name}_last = {c_index(self._padded(b))};")
             offset = offset + self._bytes(b)
+        return lines
 
     def _start(self, b: Buffer) -> str:
         fn, is_index = b.fn, b.twin is not None
@@ -273,9 +278,7 @@ class _Printer:
     def _body(self, body: list[Stmt], open_sweeps: frozenset[Axis]) -> Iterator[str]:
         for stmt in body:
             if isinstance(stmt, Nest):
-                print_nest = transposed_lines if stmt.transposed else nest_lines
-                inner = ("  " + line for line in print_nest(stmt, self.names))
-                lines = [*self._in_full(stmt, open_sweeps), *inner]
+                lines = self._nest(stmt, open_sweeps)
                 if self.is_long and len(lines) >= OUTLINED_LINES:
                     yield self._outlined_call(lines, open_sweeps)
                 else:
@@ -293,6 +296,14 @@ class _Printer:
                 )
                 yield "}"
 
+    def _nest(self, nest: Nest, open_sweeps: frozenset[Axis]) -> list[str]:
+        """The lines of a nest: a long kernel is printed twice, its nests once."""
+        if id(nest) not in self.printed:
+            print_nest = transposed_lines if nest.transposed else nest_lines
+            inner = ("  " + line for line in print_nest(nest, self.names))
+            self.printed[id(nest)] = [*self._in_full(nest, open_sweeps), *inner]
+        return self.printed[id(nest)]
+
     def _outlined_call(self, lines: list[str], open_sweeps: frozenset[Axis]) -> str:
         """A long nest becomes a function: a compiler's time grows faster than its functions do. (A
         short kernel is faster whole.)"""
@@ -309,7 +320,7 @@ class _Printer:
             parameters = ", ".join([base, *(f"int64_t {x}" for x in tiles)])
             yield f"LT_CALLED void {name}({parameters}) {{"
             yield from ("  " + line for line in slots[1:])  # scratch is the task's own
-            yield from ("  " + line for line in self._buffer_pointers())
+            yield from ("  " + line for line in self._buffer_pointers)
             yield from lines
             yield "}"
 
@@ -352,7 +363,7 @@ class _Printer:
             yield "  }"
         if combines:
             yield "  {"
-            yield from ("    " + line for line in self._buffer_pointers())
+            yield from ("    " + line for line in self._buffer_pointers)
             yield f"    const int64_t stride = {c_index(self.thread_bytes())};"
             yield from ("    " + line for line in combines)
             yield "  }"

@@ -58,7 +58,7 @@ class Body:
                 d = self.tainted[load.source]
                 where = f" ({d.op} at {d.loc})" if d is not None else ""
                 raise NotLifted(f"each iteration needs what the one before it computed{where}")
-        if self.axis in ex.free_axes(e):
+        if self.axis in e.free:
             raise AssertionError("a loop axis is left over")
 
     def merged(self, fn: str, e: Expr) -> Expr:
@@ -94,7 +94,7 @@ def closed(
         if any(load.source in body.tainted for load in ex.loads(expr)):
             body.tainted[name] = d
         axes = d.axes
-        if axis in ex.free_axes(expr):
+        if axis in expr.free:
             fresh = Axis(axis.name, axis.extent)
             expr = at_indices(expr, {axis: as_index(fresh)})
             axes = (fresh, *d.axes)

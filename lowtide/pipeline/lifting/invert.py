@@ -20,7 +20,6 @@ from lowtide.texpr.build import Builder
 from lowtide.texpr.conditions import parts_of, sides
 from lowtide.texpr.expr import Expr, Rewriter
 from lowtide.texpr.index import (
-    Atom,
     Axis,
     Clamp,
     Index,
@@ -66,17 +65,13 @@ class Solution:
         held = self._held()
         rest = mod(held, self.step)
 
-        def within(atom: Atom) -> Index | None:
-            if isinstance(atom, Clamp) and atom.num is self.offset:
-                return clamp(rest, self.width)
-            return None
-
         def drop(node: Expr) -> Expr | None:
             return ex.const(True, node.dtype) if node in self.holds else None
 
         e = Rewriter(drop)(e)
         if self.offset is not None:
-            e = Rewriter(replace_atom=within)(e)
+            held_offset = [a for a in e.atoms if isinstance(a, Clamp) and a.num is self.offset]
+            e = Rewriter(atoms=dict.fromkeys(held_offset, clamp(rest, self.width)))(e)
         return at_indices(e, {self.axis: floordiv(held, self.step)})
 
 

@@ -201,7 +201,7 @@ class Lift:
         if any(x.origin is not None and _knows(x, self.axis) for x in fresh):
             raise NotLifted("Python computes a number from the loop's index")
         for a, c, _ in self.b.program.equalities[mark[2] :]:
-            if self.axis in deep_atoms(a) | deep_atoms(c):
+            if self.axis in deep_atoms(a) or self.axis in deep_atoms(c):
                 raise NotLifted("sizes change from iteration to iteration")
 
     # -- what the loop leaves --

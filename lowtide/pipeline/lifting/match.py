@@ -69,7 +69,7 @@ class Carry:
         solutions = self._solutions(e)
         if solutions is not None:
             return self._once(e, solutions)
-        if not any(self.axis in ex.free_axes(c) for c in _conditions(e)) and self._overwrites(e):
+        if not any(self.axis in c.free for c in _conditions(e)) and self._overwrites(e):
             return self.started(self.last(e))
         for fn in _REDUCING:
             delta = self._delta(e, fn)
