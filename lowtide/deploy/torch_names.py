@@ -213,6 +213,8 @@ _OTHERS: Final = (
     *("torch.Size", "torch.finfo", "torch.iinfo", "Tensor.__setitem__", "Tensor.__getitem__"),
     *("torch.backends.mha.get_fastpath_enabled", "torch._native_multi_head_attention"),
     *("torch._nested_tensor_from_mask", "torch._nested_tensor_from_mask_left_aligned"),
+    *("torch._VF._pack_padded_sequence", "torch._VF._pad_packed_sequence"),
+    "torch._C._nn.pad_sequence",
     "Tensor.to_padded_tensor",
     *("torch._transformer_encoder_layer_fwd", "torch.jit.is_tracing", "torch.jit.is_scripting"),
 )

@@ -1,4 +1,4 @@
-"""PyTorch's named tuples, `torch.return_types`: what `x.max(0)` and its kind give.
+"""PyTorch's named tuples: `torch.return_types` (of `x.max(0)` and its kind), `PackedSequence`.
 
 In: a PyTorch function's name and the fields of its result. Out: the name of the class in
 `ir.python_objects`, so that compiled code gives its caller what PyTorch would.
@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from lowtide.ir import python_objects
 
 RESULTS: Final[dict[str, type]] = {
     python_objects.name_of(cls): cls
-    for cls in cast("list[type]", torch.return_types.all_return_types)  # pyright: ignore
+    for cls in (*cast("list[type]", torch.return_types.all_return_types), PackedSequence)  # pyright: ignore
 }
 
 

@@ -278,9 +278,10 @@ def is_list(value: object) -> TypeGuard[Sequence[Any]]:
 
 def size_list(value: Any) -> list[Size]:
     """The sizes in a list operand: (2, 3), or 5 for (5,)."""
-    if is_list(value):
-        return list(value)
-    return [value]
+    sizes: list[Any] = list(value) if is_list(value) else [value]
+    if not all(isinstance(s, int | Index) for s in sizes):
+        raise Unsupported("a size that only the run knows")
+    return sizes
 
 
 def numel(x: Val) -> Size:

@@ -16,7 +16,7 @@ from torch import nn
 
 import lowtide as lt
 from lowtide.deploy.loaded import classes_of
-from lowtide.ir.named_results import RESULTS
+from lowtide.ir.named_results import RESULTS, build
 from tests.language import support
 from tests.language.support import Program
 
@@ -102,7 +102,7 @@ def translated(value: Any, classes: dict[str, type], memo: dict[int, Any]) -> An
     if isinstance(value, tuple):
         parts = [translated(v, classes, memo) for v in value]
         if type(value) in RESULTS.values():
-            return type(value)(parts)
+            return build(type(value), parts)
         return known._make(parts) if known and hasattr(value, "_fields") else tuple(parts)
     if known is not None and not isinstance(value, nn.Module):
         memo[id(value)] = made = known.__new__(known)

@@ -58,6 +58,7 @@ def as_declared(c: Context, value: Node, declared: Type | None) -> Node:
     """The value at its declared type: `[]` and `{}` become containers of that."""
     if not isinstance(value, Value) or declared is None or value.type == declared:
         return value
+    whole = declared
     if isinstance(declared, OptionalType):
         declared = declared.elem
     maker = c.builder.makers.get(value)
@@ -70,7 +71,7 @@ def as_declared(c: Context, value: Node, declared: Type | None) -> Node:
     if is_new and type(declared) is type(value.type) and t.is_subtype(value.type, declared):
         c.builder.widen(value, declared)
     elif t.is_dynamic(value.type) and not t.is_dynamic(declared):
-        return c.builder.emit("cast", [value], [declared]).result
+        return c.builder.emit("cast", [value], [whole]).result
     return value
 
 

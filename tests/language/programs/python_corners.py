@@ -439,3 +439,12 @@ class _Bumped:
 def attributes_are_read_from_left_to_right(held: List[Any]) -> Tuple[int, bool, List[int]]:
     one = held[0]
     return one.value + one.bump(), one.value < one.bump() < 9, [one.value, one.bump()]
+
+
+def _is_there(x: Optional[Tensor]) -> int:
+    return 1 if x is not None else 2
+
+
+@program(calls=lambda: [call([1, None, "a"]), call([1, torch.ones(2), "a"])])
+def any_for_an_optional(xs: List[Any]):
+    return _is_there(xs[1])
