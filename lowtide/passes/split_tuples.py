@@ -81,10 +81,10 @@ def _is_new(value: Value, makers: dict[Value, Op]) -> bool:
 def _is_bound(value: Value, makers: dict[Value, Op], bound: set[Value]) -> bool:
     """Whether there surely is a tuple: a variable may be carried that has no value yet."""
     maker = makers.get(value)
-    if maker is None or maker.name not in ("if", "tuple.make", "tuple.get"):
+    if maker is None:
         return value in bound
     if maker.name != "if":
-        return True
+        return maker.name not in ("undef", "loop", "with")
     k = maker.results.index(value)
     return all(_is_bound(b.terminator.operands[k], makers, bound) for b in maker.blocks)
 
