@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from lowtide.deploy.fitting import Program
+from lowtide.deploy.limits import is_public
 from lowtide.deploy.programs import of_function, of_method
 from lowtide.errors import CompileError
 from lowtide.frontend.script.left_to_python import only_python
@@ -60,7 +61,11 @@ def why_not_saved(module: torch.nn.Module) -> str:
 
 
 def names_of(m: ScriptModule, root: torch.nn.Module) -> Iterator[str]:
-    """The methods that are entry points; some may come twice."""
+    """The methods that are entry points; some may come twice. No file gives a class a `__len__`."""
+    yield from filter(is_public, _names_of(m, root))
+
+
+def _names_of(m: ScriptModule, root: torch.nn.Module) -> Iterator[str]:
     given: dict[str, Function | MethodMaker] = vars(m).get("_lowtide_given", {})
     if given:
         yield from given

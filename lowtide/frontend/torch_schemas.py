@@ -5,7 +5,8 @@ and names. The only module that reads torch's private schema tables; tested per 
 
     results_of("Tensor.sort", (TENSOR,), {})  →  Results((TENSOR, TENSOR), ("values", "indices"))
 
-Always holds: where PyTorch says nothing, the answer is one Tensor.
+Always holds: where neither PyTorch nor a table here says anything, the answer is one value of any
+type.
 """
 
 from __future__ import annotations
@@ -36,6 +37,28 @@ class Results:
 
 
 _TENSOR = Results((t.TENSOR,))
+_ANY = Results((t.ANY,))
+
+# What gives a tensor, or several if it is asked to: `F.max_pool2d(x, 2, return_indices=True)`.
+_VARYING = frozenset({
+    *(f"{root}.unique{n}" for root in ("torch", "Tensor") for n in ("", "_consecutive")),
+    *(f"F.{kind}max_pool{n}d" for kind in ("", "adaptive_", "fractional_") for n in (1, 2, 3)),
+})  # fmt: skip
+_ASKED = ("return_inverse", "return_counts", "return_indices")
+# How many arguments these take before the one that asks for more.
+_BEFORE = {"unique": 2, "unique_consecutive": 1, "adaptive": 2, "max": 6, "fractional": 4}
+# Tensors, though neither a schema nor an annotation says so.
+_TENSORS = frozenset({
+    *(f"Tensor.{n}" for n in (
+        "H", "T", "apply_", "as_subclass", "bfloat16", "bool", "byte", "cdouble", "cfloat", "char",
+        "double", "float", "half", "int", "long", "map_", "map2_", "new", "new_tensor", "short",
+        "share_memory_", "to_sparse_coo", "cuda", "cpu",
+    )),
+    *(f"torch.{n}" for n in (
+        "asarray", "cdist", "dsmm", "from_dlpack", "from_numpy", "frombuffer", "get_rng_state",
+        "hsmm", "matrix_rank", "norm", "saddmm", "spmm", "stft", "tensordot",
+    )),
+})  # fmt: skip
 
 # Python-level members that no schema describes.
 _KNOWN: dict[str, Type] = {
@@ -58,6 +81,13 @@ _KNOWN: dict[str, Type] = {
     "Tensor.is_mkldnn": t.BOOL,
     "Tensor.is_contiguous": t.BOOL,
     "Tensor.get_device": t.INT,
+    "Tensor.data_ptr": t.INT,
+    "Tensor.ndimension": t.INT,
+    "Tensor.nelement": t.INT,
+    "Tensor.is_shared": t.BOOL,
+    "Tensor.is_nested": t.BOOL,
+    "Tensor.is_mps": t.BOOL,
+    "Tensor.is_sparse_csr": t.BOOL,
     "Tensor.dim": t.INT,
     "Tensor.numel": t.INT,
     "Tensor.stride": t.ListType(t.INT),
@@ -68,6 +98,8 @@ _KNOWN: dict[str, Type] = {
     "torch.is_tensor": t.BOOL,
     "torch.is_grad_enabled": t.BOOL,
     "torch.get_default_dtype": t.DTYPE,
+    "torch.get_num_threads": t.INT,
+    "torch.get_num_interop_threads": t.INT,
     "torch.promote_types": t.DTYPE,
     "torch.result_type": t.DTYPE,
     "torch.manual_seed": t.ANY,
@@ -101,14 +133,32 @@ def results_of(target: str, args: Sequence[Type], keywords: Mapping[str, Type]) 
     """What calling the target with arguments of these types gives."""
     if target in _KNOWN and not (target == "Tensor.stride" and len(args) > 1):
         return Results((_KNOWN[target],))
+    if target in _VARYING:
+        return _TENSOR if not _asks(target, args, keywords) else _ANY
     schemas = _schemas(target)
     for schema in schemas:
         if _takes(schema, args, keywords):
             return _results(schema)
     plain = [s for s in schemas if not any(a.is_out for a in s.arguments)]
-    if plain:
-        return _results(plain[0])
-    return _annotated(target)
+    for schema in plain:
+        if _could_take(schema, args, keywords):
+            return _results(schema)
+    return _ANY if plain else _annotated(target)
+
+
+def _asks(target: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> bool:
+    """Whether a function is perhaps asked for more than one tensor."""
+    name = target.rpartition(".")[2]
+    before = _BEFORE[name if name in _BEFORE else name.partition("_")[0]]
+    return any(k in keywords for k in _ASKED) or len(args) > before
+
+
+def _could_take(schema: _Schema, args: Sequence[Type], keywords: Mapping[str, Type]) -> bool:
+    """Whether so many arguments, and keywords of these names, fit, whatever their types."""
+    names = {name for a in schema.arguments for name in (a.name, *_ALIASES.get(a.name, ()))}
+    lists = any(a.types[0].endswith("[]") for a in schema.arguments)
+    places = sum(not a.keyword_only for a in schema.arguments)
+    return keywords.keys() <= names and (len(args) <= places or lists)
 
 
 def is_attribute(name: str) -> bool:
@@ -235,13 +285,17 @@ _PYTHON: dict[object, Type] = {
 
 @cache
 def _annotated(target: str) -> Results:
-    """The result that the Python function's annotation tells; a Tensor if there is none."""
+    """The result that the Python function's annotation tells, or the table here."""
+    if target in _TENSORS:
+        return _TENSOR
     try:
         hints = typing.get_type_hints(callable_of(target))
     except (TypeError, NameError, AttributeError):
-        return _TENSOR
-    result = hints.get("return")
+        hints = {}
+    if "return" not in hints:
+        return _TENSOR if target.startswith("F.") else _ANY
+    result = hints["return"]
     if typing.get_origin(result) is tuple:
         elems = typing.get_args(result)
         return Results(tuple(_PYTHON.get(e, t.ANY) for e in elems))
-    return Results((_PYTHON.get(result, t.TENSOR),))
+    return Results((_PYTHON.get(result, t.ANY),))

@@ -394,6 +394,7 @@ _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
     "py.neg": _negated,
     "py.pos": _same_int,
     "py.int": _same_int,
+    "py.index": _same_int,
     "py.abs": _absolute,
     "py.lt": _compare(lambda x, y: y - x - 1),
     "py.le": _compare(lambda x, y: y - x),

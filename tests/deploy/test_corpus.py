@@ -62,6 +62,8 @@ REFUSED = {
     "once_wrong.lambdas_of_the_file": "a call of the Python function",
     # the file's class of this name is not the caller's
     "packed_sequences.named_tuples_in_a_list": "False in place of True",
+    "torch_results.has_a_history": "Tensor.grad_fn",
+    "torch_results.several_at_once": "torch.get_num_threads",
     "modules.DelegatesAttributes": "__getattr__",
     "modules.ForwardOfAnyNumber": "*args",
 }

@@ -650,3 +650,30 @@ def test_freeze_of_what_is_traced_or_loaded() -> None:
     ):
         torch.testing.assert_close(made(x), model(x))
         assert not list(made.parameters())
+
+
+class Words(nn.Module):
+    """Special methods of a module, as torchtext's vocabularies have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids = {"a": 1}
+
+    @lt.export
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @lt.export
+    def __contains__(self, word: str) -> bool:
+        return word in self.ids
+
+    def forward(self, word: str) -> int:
+        return self.ids[word] + len(self) if word in self else 0
+
+
+def test_special_methods_are_no_entry_points(tmp_path: Path) -> None:
+    scripted = lt.script(nn.Sequential(Words()))
+    assert scripted("a") == 2
+    lt.save(scripted, tmp_path / "words.lt")
+    loaded: Any = lt.load(tmp_path / "words.lt")
+    assert [loaded(w) for w in ("a", "b")] == [2, 0]

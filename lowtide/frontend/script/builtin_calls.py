@@ -6,6 +6,7 @@ In: a call of a builtin. Out: ops on Python values, or something the compiler ta
 
 from __future__ import annotations
 
+import ast
 import builtins
 import typing
 
@@ -58,11 +59,18 @@ def _py(op_name: str, torch_source: str = "") -> Builtin:
 _COUNTS = (t.INT, t.BOOL, t.NUMBER, t.TENSOR)
 
 
+def _as_count(c: Context, node: ast.AST, value: Value) -> Value:
+    """An int, if that is known only at run time: Python tells if it is none."""
+    is_vague = t.is_dynamic(value.type) and value.type != t.NUMBER
+    return c.py(node, "py.index", value) if is_vague else value
+
+
 def _range(c: Context, call: Call) -> Node:
     values = _values(c, call)
     for value in values:
         if not (value.type in _COUNTS or t.is_dynamic(value.type)):
             raise c.error(call.node, f"range() of {value.type}", "an int")
+    values = [_as_count(c, call.node, v) for v in values]
     match values:
         case [stop]:
             return Range(c.const(0), stop, c.const(1))

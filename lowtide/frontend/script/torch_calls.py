@@ -44,6 +44,8 @@ def source_of(found: PythonObject) -> str | None:
         if path.startswith(long):
             path = short + path.removeprefix(long)
     root = path.partition(".")[0]
+    if path.startswith("torch.nn.utils.rnn."):
+        return None  # Python, and what it gives is no tensor
     return path if "." in path and root in ("torch", "F", "Tensor") else None
 
 

@@ -189,6 +189,7 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
     "py.not": (operator.not_, always(t.BOOL)),
     "py.bool": (bool, always(t.BOOL)),
     "py.int": (int, always(t.INT)),
+    "py.index": (operator.index, always(t.INT)),
     "py.float": (float, always(t.FLOAT)),
     "py.complex": (complex, always(t.COMPLEX)),
     "py.real": (operator.attrgetter("real"), always(t.FLOAT)),
