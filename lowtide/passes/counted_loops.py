@@ -14,38 +14,38 @@ from __future__ import annotations
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
+from lowtide.passes.making import Makers, constant, make_constant, makers_of
 
 
 def count_loops(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
-    makers = {r: op for op in result.walk() for r in op.results}
-    _count(result.block, makers)
+    _count(result.block, makers_of(result))
     return result
 
 
-def _count(block: Block, makers: dict[Value, Op]) -> None:
+def _count(block: Block, makers: Makers) -> None:
     kept: list[Op] = []
     for op in block.ops:
         length = _length(op, makers) if op.name == "loop" else None
         if length is not None:
             going, again = Value("", t.BOOL), Value("", t.BOOL)
-            kept.append(_true(going, op))
+            kept.append(make_constant(going, True, op))
             op.operands[:2] = [length, going]
             body = op.blocks[0]
             body.terminator.operands[0] = again
-            body.ops.insert(0, _true(again, op))
+            body.ops.insert(0, make_constant(again, True, op))
         for inner in op.blocks:
             _count(inner, makers)
         kept.append(op)
     block.ops = kept
 
 
-def _length(loop: Op, makers: dict[Value, Op]) -> Value | None:
+def _length(loop: Op, makers: Makers) -> Value | None:
     """The number of steps, where the loop is of this form."""
     trips, going = loop.operands[:2]
     (body,) = loop.blocks
-    endless = _constant(trips, makers)
+    endless = constant(trips, makers)
     first, again = makers.get(going), makers.get(body.terminator.operands[0])
     if not isinstance(endless, int) or endless < opdefs.MAX_TRIPS or not first or not again:
         return None
@@ -58,16 +58,7 @@ def _length(loop: Op, makers: dict[Value, Op]) -> Value | None:
         step is not None
         and step.name == "py.add"
         and step.operands[0] is body.args[0]
-        and _constant(step.operands[1], makers) == 1
+        and constant(step.operands[1], makers) == 1
     )
-    fixed = length.type == t.INT and same is length and _constant(start, makers) == 0
+    fixed = length.type == t.INT and same is length and constant(start, makers) == 0
     return length if counts and fixed else None
-
-
-def _constant(value: Value, makers: dict[Value, Op]) -> object:
-    maker = makers.get(value)
-    return maker.attrs["value"] if maker is not None and maker.name == "const" else None
-
-
-def _true(result: Value, like: Op) -> Op:
-    return Op(name="const", attrs={"value": True}, results=[result], loc=like.loc)

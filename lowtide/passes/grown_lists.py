@@ -14,11 +14,12 @@ So that a loop carries no list, and what it collects can become the rows of one 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, free_values
 from lowtide.ir.types import ListType, TupleType
+from lowtide.passes.making import make_constant, makers_of, turns_round
 
 _READERS: Final = ("torch.stack", "list.get", "py.len", "list.slice")
 _LITERALS: Final = ("list.make", "tuple.make")
@@ -41,7 +42,7 @@ class _Turned(NamedTuple):
 
 class _Lists:
     def __init__(self, fn: Function) -> None:
-        self.makers = {r: op for op in fn.walk() for r in op.results}
+        self.makers = makers_of(fn)
         self.uses = Counter(v for op in fn.walk() for v in op.operands)
         self.users: defaultdict[Value, list[Op]] = defaultdict(list)
         for op in fn.walk():
@@ -68,7 +69,7 @@ class _Lists:
                 touched.update(op.operands, free_values([op]))
             turned = {r: x for r, x in turned.items() if touched.isdisjoint((r, x.of))}
             for made in (op, *after):
-                if self.turns_round(made):
+                if self.is_private_reversed(made):
                     xs = made.operands[0]
                     below = turned.get(xs, _Turned(xs, False))
                     turned[made.result] = _Turned(below.of, not below.is_reversed)
@@ -88,17 +89,26 @@ class _Lists:
             return
         if grown.name != "py.add" or grown not in body.ops:
             return
-        parts = [self.copied(v) for v in grown.operands]
+        copies = [self.copy_of(v) for v in grown.operands]
+        parts = [
+            v if op is None else op.operands[0]
+            for v, op in zip(grown.operands, copies, strict=True)
+        ]
         if carried not in parts or self.uses[carried] != 1 or self.uses[grown.result] != 1:
             return
         at_end = parts[0] is carried
-        added = self.makers.get(parts[1 if at_end else 0])
-        if added is None or added.name not in _LITERALS or self.uses[added.result] != 1:
+        added, copied = self.makers.get(parts[at_end]), copies[at_end] is not None
+        literals = _LITERALS if copied else ("list.make",)  # list + tuple is an error
+        if added is None or added.name not in literals or self.uses[added.result] != 1:
+            return
+        unread = [op for op in copies if op is not None]
+        if not all(op in body.ops for op in unread):
             return
         fresh = Value(carried.name, loop.results[place - 2].type)
         self.makers[fresh] = Op(name="list.make", results=[fresh], loc=start.loc)
         before.append(self.makers[fresh])
         items = added.operands if at_end else added.operands[::-1]
+        body.ops[:] = [op for op in body.ops if op not in unread]
         position = body.ops.index(grown)
         body.ops[position : position + 1] = _appends(fresh, items, grown)
         result = loop.results[place - 2]
@@ -111,11 +121,11 @@ class _Lists:
         else:
             after += self.turn_round(fresh, result, loop)
 
-    def copied(self, value: Value) -> Value:
-        """What a copy that only this reads is one of: `[*xs, h]` copies xs."""
+    def copy_of(self, value: Value) -> Op | None:
+        """The op that makes a copy of a list that only this reads: `[*xs, h]` copies xs."""
         maker = self.makers.get(value)
         is_copy = maker is not None and maker.name == "list.of" and self.uses[value] == 1
-        return maker.operands[0] if maker is not None and is_copy else value
+        return maker if is_copy else None
 
     def extended_by(self, op: Op) -> list[Op] | None:
         """`xs += [a, b]`: each of them appended."""
@@ -130,8 +140,8 @@ class _Lists:
     def turn_round(self, xs: Value, result: Value, like: Op) -> list[Op]:
         none, step = Value("", t.NONE), Value("", t.INT)
         found = [
-            _const(none, None, like),
-            _const(step, -1, like),
+            make_constant(none, None, like),
+            make_constant(step, -1, like),
             Op(
                 name="list.slice",
                 operands=[xs, none, none, step],
@@ -142,12 +152,9 @@ class _Lists:
         self.makers.update((r, op) for op in found for r in op.results)
         return found
 
-    def turns_round(self, op: Op) -> bool:
+    def is_private_reversed(self, op: Op) -> bool:
         """`xs[::-1]` of a list that nothing but this function's own ops ever sees."""
-        if op.name != "list.slice" or not self.is_private(op.operands[0]):
-            return False
-        bounds = [self.constant(v) for v in op.operands[1:]]
-        return bounds == [None, None, -1]
+        return turns_round(op, self.makers) and self.is_private(op.operands[0])
 
     def is_private(self, xs: Value) -> bool:
         """Whether the list is made here and never held by anything else."""
@@ -159,10 +166,6 @@ class _Lists:
             and all(xs not in u.operands or u.name in _OWN for u in users)
             and not any(xs in u.operands[1:] for u in users)
         )
-
-    def constant(self, value: Value) -> Any:
-        maker = self.makers.get(value)
-        return maker.attrs["value"] if maker is not None and maker.name == "const" else ...
 
     def flipped(self, stack: Op, turned: _Turned) -> list[Op]:
         """The rows of a list that was turned round, stacked as they were and turned round then."""
@@ -189,7 +192,3 @@ def _appends(xs: Value, items: list[Value], like: Op) -> list[Op]:
         Op(name="list.append", operands=[xs, v], results=[Value("", t.NONE)], loc=like.loc)
         for v in items
     ]
-
-
-def _const(result: Value, value: object, like: Op) -> Op:
-    return Op(name="const", attrs={"value": value}, results=[result], loc=like.loc)

@@ -14,15 +14,14 @@ expression, whatever i is; what reads an item of a list cannot.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.passes.common_subexpressions import RESIZING
+from lowtide.passes.making import constant, make_constant, makers_of, turns_round
 
-_MAKERS: Final = ("torch.unbind", "list.slice")
 _READERS: Final = ("py.len", "list.get")
 
 
@@ -46,11 +45,9 @@ class _Source:
 
 class _Rows:
     def __init__(self, fn: Function) -> None:
-        self.known: dict[Value, object] = {}
+        self.makers = makers_of(fn)
         self.users: defaultdict[Value, list[Op]] = defaultdict(list)
         for op in fn.walk():
-            if op.name == "const":
-                self.known[op.result] = op.attrs["value"]
             for value in op.operands:
                 self.users[value].append(op)
         self.sources: dict[Value, _Source] = {}
@@ -96,18 +93,14 @@ class _Rows:
         index = op.operands[1]
         if source.is_reversed:
             one, last, turned = (Value("", t.INT) for _ in range(3))
-            from_start = (
-                index in self.counters
-            )  # then x[n - 1 - i], which is affine, else x[-1 - i]
-            made.append(Op(name="const", attrs={"value": 1}, results=[one], loc=op.loc))
-            if from_start:
-                made.append(_subtract(source.length, one, last, op))
-            else:
-                made.append(Op(name="const", attrs={"value": -1}, results=[last], loc=op.loc))
+            if index in self.counters:  # x[n - 1 - i], which is affine
+                made += [make_constant(one, 1, op), _subtract(source.length, one, last, op)]
+            else:  # x[-1 - i], for i may count from the end
+                made.append(make_constant(last, -1, op))
             made.append(_subtract(last, index, turned, op))
             index = turned
         x, results, loc = source.tensor, op.results, op.loc
-        if self.known.get(source.dim) == 0:
+        if constant(source.dim, self.makers) == 0:
             spec = {"spec": ("int",)}
             read = Op(name="torch.getitem", operands=[x, index], results=results, loc=loc)
             read.attrs.update(spec)
@@ -121,17 +114,12 @@ class _Rows:
         for user in self.users[rows]:
             if user.operands[0] is not rows or rows in user.operands[1:]:
                 return False
-            if user.name == "list.slice" and self.turns_round(user):
+            if turns_round(user, self.makers):
                 if not self.is_only_read(user.result):
                     return False
             elif user.name not in _READERS:
                 return False
         return True
-
-    def turns_round(self, op: Op) -> bool:
-        """`xs[::-1]`"""
-        bounds: Mapping[int, object] = dict(enumerate(self.known.get(v, 0) for v in op.operands))
-        return bounds[1] is None and bounds[2] is None and bounds[3] == -1
 
 
 def _subtract(a: Value, b: Value, result: Value, like: Op) -> Op:

@@ -21,17 +21,17 @@ from collections.abc import Iterator
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.ir.types import TupleType
+from lowtide.passes.making import Makers, constant, make_constant, makers_of
 
 
 def split_tuples(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
-    makers = {r: op for op in result.walk() for r in op.results}
-    _split(result.block, makers, frozenset(result.params))
+    _split(result.block, makers_of(result), frozenset(result.params))
     return result
 
 
-def _split(block: Block, makers: dict[Value, Op], params: frozenset[Value]) -> None:
+def _split(block: Block, makers: Makers, params: frozenset[Value]) -> None:
     kept: list[Op] = []
     for op in block.ops:
         after: list[Op] = []
@@ -51,7 +51,7 @@ def _split(block: Block, makers: dict[Value, Op], params: frozenset[Value]) -> N
     block.ops = kept
 
 
-def _can_split(loop: Op, place: int, makers: dict[Value, Op], params: frozenset[Value]) -> bool:
+def _can_split(loop: Op, place: int, makers: Makers, params: frozenset[Value]) -> bool:
     """Whether what is carried is a plain tuple, before the first step and after each."""
     (body,) = loop.blocks
     first, last, arg = (
@@ -63,8 +63,7 @@ def _can_split(loop: Op, place: int, makers: dict[Value, Op], params: frozenset[
     if not (_is_bound(first, makers, bound) and _is_bound(last, makers, bound)):
         return False
     is_new = _is_new(first, makers)
-    going = makers.get(loop.operands[1])
-    runs = going is not None and going.name == "const" and going.attrs["value"] is True
+    runs = constant(loop.operands[1], makers) is True
     before, after, carried, result = first.type, last.type, arg.type, loop.results[place - 2].type
     if not isinstance(before, TupleType) or not isinstance(after, TupleType) or not after.elems:
         return False
@@ -72,13 +71,13 @@ def _can_split(loop: Op, place: int, makers: dict[Value, Op], params: frozenset[
     return plain and len(before.elems) == len(after.elems) and (is_new or runs)
 
 
-def _is_new(value: Value, makers: dict[Value, Op]) -> bool:
+def _is_new(value: Value, makers: Makers) -> bool:
     """Whether the program has made this tuple itself."""
     maker = makers.get(value)
     return maker is not None and maker.name == "tuple.make" and not maker.attrs
 
 
-def _is_bound(value: Value, makers: dict[Value, Op], bound: set[Value]) -> bool:
+def _is_bound(value: Value, makers: Makers, bound: set[Value]) -> bool:
     """Whether there surely is a tuple: a variable may be carried that has no value yet."""
     maker = makers.get(value)
     if maker is None:
@@ -109,7 +108,7 @@ def _split_one(loop: Op, place: int, is_new: bool) -> tuple[list[Op], list[Op]]:
     made, zero, any_step = Value("", result.type), Value("", t.INT), Value("", t.BOOL)
     then = Block([], [_tuple(results, made, loop), _yields(made, loop)])
     return first, [
-        Op(name="const", attrs={"value": 0}, results=[zero], loc=loop.loc),
+        make_constant(zero, 0, loop),
         Op(name="py.gt", operands=[loop.operands[0], zero], results=[any_step], loc=loop.loc),
         Op(
             name="if",

@@ -26,6 +26,7 @@ from lowtide.texpr.build import Unsupported
 from lowtide.texpr.conditions import within
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.formula import F, place
+from lowtide.texpr.halves import divisors, halves, joined
 from lowtide.texpr.index import (
     Atom,
     Axis,
@@ -37,11 +38,8 @@ from lowtide.texpr.index import (
     as_index,
     clamp,
     deep_atoms,
-    divisors,
     exact_division,
     floordiv,
-    halves,
-    joined,
     mod,
     nonnegative,
     substitute,

@@ -422,27 +422,6 @@ def exact_division(num: Index, den: Index) -> Index | None:
 # ---- ranges ---------------------------------------------------------------------------------
 
 
-def divisors(indices: Iterable[Index], a: Axis) -> list[Index]:
-    """By what an axis is divided in these, the smallest constants last."""
-    found: dict[Index, None] = {}
-    for index in indices:
-        for atom in deep_atoms(index):
-            if isinstance(atom, FloorDiv | Mod) and a in deep_atoms(atom.num):
-                found[atom.den] = None
-    return sorted(found, key=lambda i: -(i.const or 1 << 60))
-
-
-def halves(a: Axis, by: Index) -> tuple[Axis, Axis] | None:
-    """The axes of a // by and a % by; None where they do not make up the axis exactly."""
-    outer = exact_division(a.extent, by)
-    return None if outer is None else (Axis(f"{a.name}o", outer), Axis(f"{a.name}i", by))
-
-
-def joined(pair: tuple[Axis, Axis]) -> Index:
-    """The axis that was cut in two, by its halves."""
-    return as_index(pair[0]) * pair[1].extent + as_index(pair[1])
-
-
 @functools.lru_cache(maxsize=8192)
 def nonnegative(index: Index) -> bool:
     """True where `index >= 0` is certain for all values of its axes and sizes."""

@@ -17,13 +17,11 @@ from collections.abc import Mapping
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
+from lowtide.texpr.halves import divisors, halves, joined
 from lowtide.texpr.index import (
     Axis,
     Index,
-    divisors,
     floordiv,
-    halves,
-    joined,
     mod,
     the_axis,
 )

@@ -82,6 +82,18 @@ def prepended_in_pairs(x: Tensor):
     return torch.stack(outs, 1), outs[0], outs[-1]
 
 
+@program(calls=lambda: [call(_x(4)), call(_x(40))])
+def unpacked_and_longer(x: Tensor):
+    outs: List[Tensor] = []
+    back: List[Tensor] = []
+    both: List[Tensor] = []
+    for i in range(x.shape[0]):
+        outs = [*outs, x[i], x[i] * 2]
+        back = [x[i], *back]
+        both = [*both, *(x[i], x[i] + 1)]
+    return torch.stack(outs), torch.stack(back), both
+
+
 @program(calls=lambda: [call(_x(4))])
 def lists_before_they_grow(x: Tensor):
     outs: List[Tensor] = []

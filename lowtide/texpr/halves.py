@@ -1,0 +1,31 @@
+"""An axis cut in two, so that what it is divided by is an axis of its own.
+
+x[i // 4, i % 4], i in [0, 4 * n)    →    x[io, ii], i = 4 * io + ii
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lowtide.texpr.index import Axis, FloorDiv, Index, Mod, as_index, deep_atoms, exact_division
+
+
+def divisors(indices: Iterable[Index], a: Axis) -> list[Index]:
+    """By what an axis is divided in these, the smallest constants last."""
+    found: dict[Index, None] = {}
+    for index in indices:
+        for atom in deep_atoms(index):
+            if isinstance(atom, FloorDiv | Mod) and a in deep_atoms(atom.num):
+                found[atom.den] = None
+    return sorted(found, key=lambda i: -(i.const or 1 << 60))
+
+
+def halves(a: Axis, by: Index) -> tuple[Axis, Axis] | None:
+    """The axes of a // by and a % by; None where they do not make up the axis exactly."""
+    outer = exact_division(a.extent, by)
+    return None if outer is None else (Axis(f"{a.name}o", outer), Axis(f"{a.name}i", by))
+
+
+def joined(pair: tuple[Axis, Axis]) -> Index:
+    """The axis that was cut in two, by its halves."""
+    return as_index(pair[0]) * pair[1].extent + as_index(pair[1])
