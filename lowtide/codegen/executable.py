@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lowtide.codegen.c.kernel import KernelText, kernel_text
-from lowtide.codegen.c.module import module_text
+from lowtide.codegen.c.module import module_text, without_names
 from lowtide.codegen.driver import driver_text, small_shape
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
@@ -160,7 +160,7 @@ class Executable:
     def _bound(self) -> dict[str, launch.Kernel]:
         found: dict[str, launch.Kernel] = {}
         for lanes, source in self._sources(self.target.vector_bytes).items():
-            library = cache.load_library(source, "kernels")
+            library = cache.load_library(without_names(source), "kernels")
             for p, t in zip(self.plans, self.texts, strict=True):
                 if p.lanes == lanes:
                     fmt = "P" * (1 + len(t.tensors)) + "q" * len(t.sizes) + "d" * len(t.numbers)

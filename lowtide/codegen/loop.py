@@ -39,7 +39,7 @@ def run_loop(
     run = _Run(loop, step, values, sizes, numbers)
     launches = [run.launch(name, kernel) for name, kernel in step.bound().items()]
     run_steps(launches, run.trips, loop.reverse)
-    found = {n: stack for n, stack in run.stacks.items() if n in loop.kept}
+    found = {n: stack for n, stack in run.stacks.items() if n in loop.kept} | run.blocks
     last = 0 if loop.reverse else run.trips - 1
     for name, end in loop.ends.items():
         stack = run.stacks[name]
@@ -65,7 +65,14 @@ class _Run:
         self.first = self.trips - 1 if loop.reverse else 0
         self.sizes = {**sizes, loop.step: self.first}
         self.numbers = dict(zip(step.scalars, numbers, strict=True))
-        self.stacks = {n: self._stack(n) for n in loop.program.outputs}
+        self.blocks = {n: self._block(parts) for n, parts in loop.blocks.items()}
+        inside = [
+            p for n, parts in loop.blocks.items() for p in zip(parts, self.blocks[n], strict=True)
+        ]
+        self.stacks = dict(inside)
+        for name in loop.program.outputs:
+            if name not in self.stacks:
+                self.stacks[name] = self._stack(name)
         for plan in step.plans:
             for name in plan.outputs:
                 if name not in self.stacks:
@@ -86,6 +93,10 @@ class _Run:
 
     def _stack(self, name: str) -> Tensor:
         return self._tensor(name, (evaluate(slots(self.loop, name), self.sizes),))
+
+    def _block(self, parts: Sequence[str]) -> Tensor:
+        steps = evaluate(slots(self.loop, parts[0]), self.sizes)
+        return self._tensor(parts[0], (len(parts), steps))
 
     def _tensor(self, name: str, front: tuple[int, ...]) -> Tensor:
         d = self.step.shaped[name]

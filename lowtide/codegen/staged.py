@@ -59,11 +59,16 @@ class Stage:
     def held(self) -> Iterator[tuple[str, Index, Any]]:
         """What it gives to later parts, with its bytes, while it runs and after."""
         program = self.part.program
-        for name in (*program.outputs, *program.checks):
-            d = program.defs[name]
-            nbytes = product(d.shape) * d.dtype.itemsize
+        made: dict[str, tuple[str, ...]] = {n: (n,) for n in (*program.outputs, *program.checks)}
+        if isinstance(self.part, Loop):
+            inside = {n for parts in self.part.blocks.values() for n in parts}
+            made = {n: parts for n, parts in made.items() if n not in inside}
+            made.update(self.part.blocks)
+        for name, parts in made.items():
+            d = program.defs[parts[0]]
+            nbytes = product(d.shape) * d.dtype.itemsize * len(parts)
             if isinstance(self.part, Loop):
-                nbytes = nbytes * slots(self.part, name)
+                nbytes = nbytes * slots(self.part, parts[0])
             yield name, nbytes, d.loc
 
 
@@ -171,7 +176,7 @@ def _set_dead(parts: Sequence[Stage], results: set[str]) -> None:
             reads = (reads - part.carried.keys()) | {init for _, init in part.carried.values()}
         gives = {*part.program.outputs, *part.program.checks}
         if isinstance(part, Loop):
-            gives |= set(part.ends.values())
+            gives |= {*part.ends.values(), *part.blocks}
         stage.dead = tuple(sorted((reads | gives) - needed))
         needed |= reads
 

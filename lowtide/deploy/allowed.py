@@ -25,7 +25,7 @@ WARN: Final = "warn."  # `py.call {target='warn.UserWarning'}` is warnings.warn
 PLAIN: Final = frozenset(
     (
         *("const", "undef", "cast", "tuple.make", "tuple.get", "list.make", "unpack", "dict.make"),
-        *("set.make", "torch.getitem", "if", "loop", "assert", "return", "yield"),
+        *("set.make", "torch.getitem", "if", "loop", "assert", "use", "return", "yield"),
         *(name for name in TABLE if name != "str.format"),
     )
 )
@@ -33,7 +33,7 @@ ATTRS: Final[Mapping[str, frozenset[str]]] = {
     "const": frozenset({"value"}),
     "tuple.make": frozenset({"cls"}),
     "tuple.get": frozenset({"index"}),
-    "torch.getitem": frozenset({"spec"}),
+    "torch.getitem": frozenset({"spec", "rows"}),
     "call_torch": frozenset({"target", "kwnames"}),
     "mutate": frozenset({"target", "kwnames", "spec"}),
     "attr.get": frozenset({"name"}),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import enum
+import inspect
 import os
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -50,6 +51,9 @@ CONTAINERS: Final[Mapping[str, type]] = {
     "ModuleList": torch.nn.ModuleList,
     "ModuleDict": torch.nn.ModuleDict,
 }
+_FORWARDS: Final = tuple(
+    inspect.getattr_static(cls, "forward") for cls in (torch.nn.Sequential, torch.nn.Module)
+)
 EXCEPTIONS: Final[Mapping[str, type[Exception]]] = {
     e.__name__: e
     for e in vars(builtins).values()
@@ -142,6 +146,9 @@ def describe(cls: type, id_: str, used: Mapping[str, object]) -> ClassEntry:
         case "module":
             base = next((n for n, c in CONTAINERS.items() if n and issubclass(cls, c)), "")
             fields = tuple(Field(name=name) for name in sorted(used))
+            computes = inspect.getattr_static(cls, "forward")
+            if cls.__name__ == base == "Sequential" and computes not in _FORWARDS:
+                head["name"] += "_"  # the name says that it computes what PyTorch's own does
             return ClassEntry(**head, base=base, fields=fields)  # pyright: ignore[reportArgumentType]
         case "record":
             return _record(cls, head, used)

@@ -9,65 +9,24 @@ gave when it was compiled. What fits no program is an error that tells which the
 
 from __future__ import annotations
 
-import enum
 import inspect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from lowtide.deploy.fitting import NoProgram, Program, Types, fitting, for_types, no_program, takes
-from lowtide.deploy.records import entry_of
-from lowtide.deploy.rename import values_of
-from lowtide.errors import CompileError
-from lowtide.frontend.script.module_state import Guard, follow
-from lowtide.ir import python_objects
+from lowtide.deploy.adopted import adoptable, adopted
+from lowtide.deploy.fitting import Program, Types, fitting, for_types, no_program
+from lowtide.deploy.states import held, holds, other_state
+from lowtide.frontend.script.module_state import Guard
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
-from lowtide.ir.types import ClassType, Type, types_in
+from lowtide.ir.types import Type, types_in
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.script_method import MethodMaker, ScriptMethod, Variant
-
-
-def classes_of(c: object) -> dict[str, type]:
-    """The classes that a loaded function's or module's programs speak of, by name: to make
-    arguments of them. Of two of one name, the first."""
-    methods = [m for m in vars(c).values() if isinstance(m, LoadedMethod)]
-    programs = [p for m in (c, *methods) for p in getattr(m, "__lowtide_programs__", ())]
-    found: dict[str, type] = {}
-    for program in programs:
-        for value in values_of(program.function.block):
-            for part in types_in(value.type):
-                name = part.name if isinstance(part, ClassType) else getattr(part, "cls", "")
-                cls = python_objects.find(name) if name else None
-                if isinstance(cls, type) and entry_of(cls) is not None:
-                    found.setdefault(cls.__name__, cls)
-    return found
-
-
-Given = TypeVar("Given", tuple[Any, ...], dict[str, Any])
-
-
-def adopted(c: object, given: Given) -> Given:
-    """The arguments, with members of an enum of the caller's replaced by those of the file's enum
-    of the same name and value."""
-    classes = classes_of(c)
-
-    def adopt(value: Any) -> Any:
-        if isinstance(value, enum.Enum):
-            known: Any = classes.get(type(value).__name__)
-            member = getattr(known, "__members__", {}).get(value.name)
-            if member is None and known is not None and issubclass(known, enum.Flag):
-                return known(value.value)
-            return member if member is not None and member.value == value.value else value
-        return value
-
-    if isinstance(given, dict):
-        return {k: adopt(v) for k, v in given.items()}
-    return tuple(map(adopt, given))
 
 
 class LoadedFunction(ScriptFunction):
@@ -83,14 +42,14 @@ class LoadedFunction(ScriptFunction):
         self._drivers = {}
         self._lock = threading.RLock()
         self._made: dict[int, Driver] = {}
+        self._classes = adoptable(programs)
         self.__lowtide_saved_programs__ = SavedMethod(name, signature, programs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the Python function would return."""
-        try:
-            return super().__call__(*args, **kwargs)
-        except NoProgram:
-            return super().__call__(*adopted(self, args), **adopted(self, kwargs))
+        if self._classes:
+            args, kwargs = adopted(args, kwargs, self._classes)
+        return super().__call__(*args, **kwargs)
 
     def driver(self, args: tuple[Any, ...]) -> Driver:
         """The program for the types of these arguments; raises TypeError."""
@@ -146,22 +105,21 @@ class LoadedMethod(ScriptMethod):
         self._signature = signature
         self._arity = _arity(signature)
         self._drivers_made: dict[int, Driver] = {}
+        self._classes = adoptable(programs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the Python method would return."""
-        try:
-            return super().__call__(*args, **kwargs)
-        except NoProgram:
-            return super().__call__(*adopted(self, args), **adopted(self, kwargs))
+        if self._classes:
+            args, kwargs = adopted(args, kwargs, self._classes)
+        return super().__call__(*args, **kwargs)
 
-    def chosen(self, types: Types) -> Program:
-        """The program for these types that fits the modules as they are."""
+    def chosen(self, types: Types, *, as_declared: bool = False) -> Program:
+        """The program for these types that fits the modules as they are; see `SavedPrograms`."""
         found = for_types(self._name, self.__lowtide_programs__, types)
-        fits = (p for p in found if self._bound(p) is not None)
-        program = next(fits, None)
-        if program is None:
-            raise self._no_state(found[0])
-        return program
+        fits = [p for p in found if self._bound(p) is not None]
+        if not fits:
+            raise other_state(self._name, found, self._root)
+        return min(fits, key=_count_of_nones) if as_declared else fits[0]
 
     def _make(self, types: Types) -> Variant:
         found = fitting(self.__lowtide_programs__, types)
@@ -171,7 +129,7 @@ class LoadedMethod(ScriptMethod):
             variant = self._bound(program)
             if variant is not None:
                 return self._keep(types, variant)
-        raise self._no_state(found[0])
+        raise other_state(self._name, found, self._root)
 
     def _bound(self, program: Program) -> Variant | None:
         """The program on the modules, if they are as it expects."""
@@ -181,7 +139,7 @@ class LoadedMethod(ScriptMethod):
         driver = self._drivers_made.get(id(program))
         try:
             variant = self._variant(program.function, (*facts, *types, *hooks), driver)
-            read = [_held(self._root, path) for path in program.reads]
+            read = [held(self._root, path) for path in program.reads]
         except (KeyError, AttributeError):
             return None
         self._drivers_made[id(program)] = variant.driver
@@ -189,43 +147,17 @@ class LoadedMethod(ScriptMethod):
         known = [(k, type_) for k, type_ in variant.containers if t.NEVER not in types_in(type_)]
         variant.containers = tuple(known)
         captured = variant.values()
-        if captured is None or not all(map(_fits, program.reads.values(), read)):
+        if captured is None or not all(map(holds, program.reads.values(), read)):
             return None
         params = program.function.params[len(program.function.arguments) :]
-        if not all(map(_fits, (p.type for p in params), captured)):
+        if not all(map(holds, (p.type for p in params), captured)):
             return None
         return variant
 
-    def _no_state(self, program: Program) -> CompileError:
-        guards = [g for g in program.guards if g.kind != "hooks"]
-        known = [_told(g, fact) for g, fact in zip(guards, program.facts, strict=True)]
-        known += [f"{path} of type {type_}" for path, type_ in program.reads.items()]
-        return CompileError(
-            f"{self._name}() was saved for other attributes than the module has now"
-            + (f": for {', '.join(known)}" if known else ""),
-            program.function.loc,
-            "hooks and other modules set before saving; a call in each state before lt.save()",
-        )
 
-
-def _held(root: torch.nn.Module, path: str) -> object:
-    owner, name = follow(root, path)
-    return getattr(owner, name)
-
-
-def _fits(type_: Type, value: object) -> bool:
-    found = t.type_of(value)
-    return isinstance(type_, t.ClassType) or found is None or takes(type_, found)
-
-
-def _told(guard: Guard, fact: object) -> str:
-    match guard.kind:
-        case "none":
-            return f"{guard.path} {'being' if fact else 'not being'} None"
-        case "same":
-            return f"{guard.path} being {guard.other}"
-        case _:
-            return f"{guard.path}={fact!r}"
+def _count_of_nones(program: Program) -> int:
+    """How many attributes must be None for it."""
+    return sum(g.kind == "none" for g in program.guards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +172,24 @@ class SavedMethod(MethodMaker):
         """The method of this module."""
         return LoadedMethod(root, self.name, self.signature, self.programs)
 
-    def chosen(self, types: Sequence[Type], root: torch.nn.Module | None) -> Program:
+    def chosen(
+        self, types: Sequence[Type], root: torch.nn.Module | None, *, as_declared: bool = False
+    ) -> Program:
         """The program to inline for a call; see `frontend.script.programs.SavedPrograms`."""
         if root is None:  # of a function
             return for_types(self.name, self.programs, tuple(types))[0]
-        return LoadedMethod(root, self.name, self.signature, self.programs).chosen(tuple(types))
+        method = LoadedMethod(root, self.name, self.signature, self.programs)
+        return method.chosen(tuple(types), as_declared=as_declared)
+
+    def optional(self, name: str) -> Type | None:
+        """The Optional that a program reads this attribute as; see `SavedPrograms`."""
+        for program in self.programs:
+            parameters = program.function.params[len(program.function.arguments) :]
+            captured = zip(program.function.captures, parameters, strict=True)
+            types = {path: p.type for path, p in captured} | dict(program.reads)
+            if isinstance(types.get(name), t.OptionalType):
+                return types[name]
+        return None
 
     def __deepcopy__(self, memo: object) -> SavedMethod:
         return self  # programs never change

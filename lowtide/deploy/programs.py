@@ -3,7 +3,8 @@
 In: a ScriptFunction or a ScriptMethod. Out: `Program`s: the one for the annotated types, then those
 made for the arguments seen so far, each with the facts about its modules that it relies on.
 
-    f(x, n: int)      for (Tensor, int); after f(x, 2.0) for (Tensor, float), too
+    f(x, n: int)               for (Tensor, int); after f(x, 2.0) for (Tensor, float), too
+    cache: Optional[Tensor]    one for what it is now, one for a Tensor or None
 
 Always holds: equal programs stand once. Without annotations, what was used is saved; before any
 use, parameters are Tensors.
@@ -11,8 +12,9 @@ use, parameters are Tensors.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -20,8 +22,9 @@ import torch
 
 from lowtide.deploy.fitting import Program, Types, fitting
 from lowtide.errors import CompileError
+from lowtide.frontend.script.module_attributes import optional_type
 from lowtide.frontend.script.module_methods import method_types
-from lowtide.frontend.script.module_state import root_of
+from lowtide.frontend.script.module_state import follow, is_torch_class, root_of
 from lowtide.frontend.script.script import script_function, signature_types
 from lowtide.frontend.script.source import parameters_of
 from lowtide.ir.core import Function
@@ -80,13 +83,15 @@ def of_method(method: ScriptMethod, called: Iterable[Types] = ()) -> list[Progra
         return [Program(source)]
     parameters = method.signature.parameters.values()
     wanted = [types for types in called if len(types) == len(parameters)]
-    if not _is_variadic(parameters) and (_is_annotated(parameters) or not wanted):
+    is_declared = _is_annotated(parameters) or is_torch_class(source)
+    if not _is_variadic(parameters) and (is_declared or not wanted):
         wanted.insert(0, tuple(method_types(source, ()).values()))
     made, failed = _for_each(method, wanted)
     made += [v for v in method.variants() if v.is_readable()]
     made = [v for v in made if _takes_rest(v.driver.function, parameters)]
     if not made:
         raise failed or _no_variadic(method.__name__)
+    made += _as_declared(method, made)
     return _distinct(map(_program, dict.fromkeys(made)))
 
 
@@ -103,6 +108,23 @@ def _for_each(
             except CompileError as error:
                 failed = failed or error
     return made, failed
+
+
+def _as_declared(method: ScriptMethod, made: Sequence[Variant]) -> list[Variant]:
+    """For the same arguments, programs that hold whether attributes that are declared Optional are
+    None or not; those that do not compile so are left out."""
+    found: list[Variant] = []
+    optional = [v.driver.function for v in made if _reads_optional(v, method.root)]
+    for types in dict.fromkeys(tuple(p.type for p in f.arguments) for f in optional):
+        with contextlib.suppress(CompileError):
+            found += _in_both_modes(method, lambda t=types: method.as_declared(t))
+    return found
+
+
+def _reads_optional(variant: Variant, root: torch.nn.Module) -> bool:
+    paths = (*variant.reader.paths, *(g.path for g in variant.guards if g.kind in ("none", "type")))
+    places = (follow(root, path) for path in paths if not path.startswith("@"))
+    return any(name and optional_type(owner, name) is not None for owner, name in places)
 
 
 def _takes_rest(function: Function, parameters: Iterable[inspect.Parameter]) -> bool:

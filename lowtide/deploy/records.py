@@ -35,6 +35,14 @@ class LoadedModule(torch.nn.Module):
     forward: Any = torch.nn.Module.forward
 
 
+class LoadedSequential(LoadedModule, torch.nn.Sequential):
+    """An nn.Sequential out of a file. One that is made of its layers, `head[:2]`, has no program
+    there, nor needs one: PyTorch's own class, which it then is, says what it computes."""
+
+    def __new__(cls, *layers: Any) -> Any:
+        return torch.nn.Sequential(*layers) if layers else super().__new__(cls)
+
+
 class Record:
     """The base of all records; see the module's text."""
 
@@ -163,6 +171,8 @@ def _exception(entry: ClassEntry) -> type:
 
 
 def _module(entry: ClassEntry) -> type:
+    if entry.base == entry.name == "Sequential":
+        return type(entry.name, (LoadedSequential,), {})
     bases = (LoadedModule,) if not entry.base else (LoadedModule, CONTAINERS[entry.base])
     return type(entry.name, bases, {})
 

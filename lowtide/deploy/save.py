@@ -136,7 +136,7 @@ def _row(writer: Writer, entry: Entry, names: Iterable[str]) -> dict[str, object
         "name": entry.name,
         "parameters": [writer.parameter(entry, p) for p in entry.signature.parameters.values()],
         "programs": [
-            {"code": name, "guards": writer.guards(program)}
+            {"code": name, "guards": writer.guards(entry, program)}
             for name, program in zip(names, entry.programs, strict=True)
         ],
     }

@@ -222,6 +222,7 @@ _OTHERS: Final = (
 TARGETS: Final = frozenset(
     (
         *(f"Tensor.{name}" for name in TENSOR_METHODS | TENSOR_ATTRIBUTES),
+        *(f"Tensor.{name}.__set__" for name in ("data", "grad", "imag", "real", "requires_grad")),
         *(f"torch.{name}" for name in TORCH_FUNCTIONS),
         *(f"F.{name}" for name in FUNCTIONAL),
         *(f"torch.linalg.{name}" for name in LINALG),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -25,9 +25,9 @@ from lowtide.deploy.entries import Entry
 from lowtide.deploy.fitting import Program
 from lowtide.deploy.rename import named_class, rename_classes
 from lowtide.deploy.storages import TensorTable
-from lowtide.deploy.values import Encoder
+from lowtide.deploy.values import Encoder, can_encode
 from lowtide.errors import UNKNOWN_LOC, CompileError, Loc
-from lowtide.frontend.script.module_state import follow, join_path
+from lowtide.frontend.script.module_state import Guard, follow, join_path
 from lowtide.ir.core import Function, Op, Value
 from lowtide.ir.literals import is_literal
 from lowtide.ir.parser import parse_function
@@ -141,10 +141,17 @@ class Writer:
             paths = () if guard.kind in ("hooks", "has") else (guard.path, guard.other)
             for path in filter(None, paths):
                 self._at(fn.loc, lambda p=path, k=guard.kind: self._need(module, p, only_plain=k))
-        for op in fn.walk():
-            if op.name in ("attr.get", "attr.set") and self._is_module(captured, op.operands[0]):
-                path = join_path(captured[op.operands[0]], str(op.attrs["name"]))
-                self._at(op.loc, lambda p=path: self._need(module, p))
+        for path, loc in self._in_place(fn).items():
+            self._at(loc, lambda p=path: self._need(module, p))
+
+    def _in_place(self, fn: Function) -> dict[str, Loc]:
+        """The attributes of modules that the program reads or writes where it uses them."""
+        captured = dict(zip(fn.params[len(fn.arguments) :], fn.captures, strict=True))
+        return {
+            join_path(captured[op.operands[0]], str(op.attrs["name"])): op.loc
+            for op in fn.walk()
+            if op.name in ("attr.get", "attr.set") and self._is_module(captured, op.operands[0])
+        }
 
     def _is_module(self, captured: Mapping[Value, str], value: Value) -> bool:
         cls = _class_of(value) if value in captured else None
@@ -156,7 +163,7 @@ class Writer:
         if not name:
             return
         own = vars(owner)
-        if any(name in own[held] for held in ("_modules", "_parameters", "_buffers")):
+        if _is_state(owner, name):
             return
         if name in own:
             value = own[name]
@@ -168,8 +175,13 @@ class Writer:
                 raise NotSaved(f"{path!r}, which is computed in Python (a parametrization, say)")
             if value is modules.MISSING:
                 raise NotSaved(f"{path!r}, which __getattr__ gives")
-        if not only_plain or is_literal(value):
+        if not only_plain or can_encode(value):
             self._needs[id(owner), name] = value
+
+    def _has(self, root: torch.nn.Module | None, path: str) -> bool:
+        """Whether the attribute will be in the file."""
+        owner, name = follow(cast("torch.nn.Module", root), path)
+        return _is_state(owner, name) or (id(owner), name) in self._needs
 
     def modules(self) -> list[object]:
         """The rows of the module tree; raises CompileError."""
@@ -193,21 +205,28 @@ class Writer:
             self._at(loc, lambda: row.update(default=self.encoder.value(parameter.default, hint)))
         return row
 
-    def guards(self, program: Program) -> list[object]:
-        """The rows of a program's guards; those that no file can hold are left out."""
+    def guards(self, entry: Entry, program: Program) -> list[object]:
+        """The rows of a program's guards; those that no file can hold are left out. Of an attribute
+        whose type alone the program asked for, the file says whether it is None."""
         facts: Iterator[Any] = iter(program.facts)
+        in_place = self._in_place(program.function)  # the program itself tells the types of these
         rows: list[object] = []
+
+        def add(guard: Guard, fact: object) -> None:
+            rows.append([guard.kind, guard.path, guard.other, self.encoder.value(fact, "guard")])
+
         for guard in program.guards:
             if guard.kind == "hooks":
-                rows.append([guard.kind, guard.path, "", None])
+                add(guard, None)
                 continue
             fact = next(facts)
-            if guard.kind in ("type", "has"):
-                continue  # the program tells the type; a file's modules get no attributes
-            if is_literal(fact):
-                rows.append(
-                    [guard.kind, guard.path, guard.other, self.encoder.value(fact, "guard")]
-                )
+            if guard.kind == "has":
+                continue  # a file's modules get no attributes
+            if guard.kind == "type":
+                if guard.path not in in_place and self._has(entry.module, guard.path):
+                    add(Guard("none", guard.path), fact is type(None))
+            elif is_literal(fact):
+                add(guard, fact)
         return rows
 
     # -- at the end --
@@ -232,6 +251,11 @@ class Writer:
 
     def _first_loc(self) -> Loc:
         return next((fn.loc for fn, _, _ in self._written.values()), UNKNOWN_LOC)
+
+
+def _is_state(module: torch.nn.Module, name: str) -> bool:
+    held = ("_modules", "_parameters", "_buffers")
+    return any(name in vars(module)[kind] for kind in held)
 
 
 def _plain(name: str) -> str:

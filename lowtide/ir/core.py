@@ -27,11 +27,13 @@ The ops (types and meaning of each: `opdefs`):
     with(entered)                    a second block, arguments (type, error, traceback), is what
                                      `__exit__` does; it yields whether the error is swallowed
     torch.NAME(operands…)            a record of `lowtide.ops`: all operands, in canonical order
-    torch.getitem(x, items…) {spec}  see `opdefs.Indexing`
+    torch.getitem(x, items…) {spec}  see `opdefs.Indexing`; with {rows} it was an item of the tuple
+                                     of x's rows
     call_torch(args…) {target, kwnames}         a PyTorch function without a record, as written
     mutate(args…) {target, kwnames[, spec]}     as call_torch; changes its first operand
     undef                            a value that is never looked at
     raise(message) {exception}, assert(cond, message), print(values…)
+    use(value)                       what made it may raise, so it runs though nobody reads it
 The loop op is TorchScript's `prim::Loop`; blocks with arguments follow MLIR.
 """
 

@@ -159,7 +159,12 @@ def _format(op: Op, env: Env) -> list[Any]:
 def _getitem(op: Op, env: Env) -> list[Any]:
     x, *items = (env[v] for v in op.operands)
     spec = cast("tuple[str, ...]", op.attrs["spec"])
-    return [x[opdefs.Indexing.index(spec, items)]]
+    try:
+        return [x[opdefs.Indexing.index(spec, items)]]
+    except IndexError as error:
+        if "rows" in op.attrs:
+            raise IndexError("tuple index out of range") from error
+        raise
 
 
 def _call_torch(op: Op, env: Env) -> list[Any]:
@@ -266,5 +271,6 @@ _STRUCTURED: dict[str, Callable[[Op, Env], list[Any]]] = {
     "assert": _assert,
     "raise": _raise,
     "print": _print,
+    "use": lambda op, env: [],
     **object_ops.RUN,
 }

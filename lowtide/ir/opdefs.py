@@ -133,6 +133,20 @@ def is_removable(op_name: str) -> bool:
     return has_kind(op_name, _REMOVABLE_KINDS)
 
 
+def may_raise(op: Op) -> bool:
+    """Whether a removable op may raise, so that a user who ignores its result still counts on it.
+    A pointwise op of one tensor never does."""
+    if has_kind(op.name, ("pointwise",)):
+        return sum(v.type == t.TENSOR for v in op.operands) > 1
+    return op.name in _RAISING or has_kind(op.name, ("view", "reduction", "contraction", "copy"))
+
+
+_RAISING = (
+    *("torch.getitem", "unpack", "list.get", "list.index", "dict.item", "py.int", "py.float"),
+    *("py.truediv", "py.floordiv", "py.mod"),
+)
+
+
 def writes(op_name: str) -> bool:
     """Whether the op changes its first operand, a Python value."""
     definition = TABLE.get(op_name)

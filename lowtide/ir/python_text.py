@@ -160,7 +160,7 @@ class _Writer:
                 return f"{args[0]}[{op.attrs['index']}]"
             case "list.make":
                 return f"[{', '.join(args)}]"
-            case "unpack":
+            case "unpack" | "use":
                 return args[0]
             case "torch.getitem":
                 return f"{args[0]}[{self.index(op, args[1:])}]"

@@ -220,5 +220,6 @@ _CHECKS: dict[str, Callable[[Op], bool]] = {
     "assert": lambda op: len(op.operands) in (1, 2) and op.operands[0].type == t.BOOL,
     "raise": lambda op: isinstance(op.attrs.get("exception"), str) and not op.results,
     "print": lambda op: not op.results,
+    "use": lambda op: len(op.operands) == 1 and not op.results,
     **object_ops.CHECKS,
 }

@@ -70,7 +70,7 @@ def _forgets(op: Op) -> bool:
 RESIZING = {
     f"Tensor.{name}_"
     for name in ("resize", "resize_as", "set", "t", "transpose", "swapaxes", "squeeze", "unsqueeze")
-}
+} | {"Tensor.data.__set__"}
 
 
 def _share(

@@ -1,6 +1,7 @@
 """Removes ops whose results nobody uses, and what `if` and `loop` carry for nobody.
 
-In, out: a Function. Always holds: what raises, prints, mutates or draws random numbers stays.
+In, out: a Function. Always holds: what raises, prints, mutates or draws random numbers stays; and
+so does what may raise, where the user's program never reads its result (`use`).
 
     %a: Tensor = torch.exp(%x)
     %b: Tensor = torch.add(%x, %x, %1)   →   %b: Tensor = torch.add(%x, %x, %1)

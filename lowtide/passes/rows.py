@@ -101,9 +101,8 @@ class _Rows:
             index = turned
         x, results, loc = source.tensor, op.results, op.loc
         if constant(source.dim, self.makers) == 0:
-            spec = {"spec": ("int",)}
             read = Op(name="torch.getitem", operands=[x, index], results=results, loc=loc)
-            read.attrs.update(spec)
+            read.attrs.update(spec=("int",), rows=True)
         else:
             operands = [x, source.dim, index]
             read = Op(name="torch.select", operands=operands, results=results, loc=loc)

@@ -7,6 +7,7 @@ tidy(fn)     constants folded, carried tuples, rows and lists in a form that loo
 from __future__ import annotations
 
 from lowtide.ir.core import Function
+from lowtide.passes.asked_again import ask_again
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.counted_loops import count_loops
@@ -25,6 +26,7 @@ TIDY: tuple[Pass, ...] = (
     grow_in_place,
     eliminate_common_subexpressions,
     eliminate_dead_code,
+    ask_again,  # in the end: what is asked twice is a common subexpression
 )
 
 

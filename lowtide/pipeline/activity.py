@@ -9,7 +9,8 @@ reason: then the op ends the region, PyTorch runs it and records its own backwar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from lowtide.ops.gradients import left_to_torch
@@ -19,6 +20,14 @@ from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.pullback import DETACHED
 
 MOST_RECORDED: Final = 40  # definitions; planning grows faster than they do
+MOST_IN_LOOP: Final = 120  # of a loop alone: cut in two, it would run step by step
+
+
+class Full(Unsupported):
+    """A region has as much as one backward pass shall be made of: the op belongs to the next."""
+
+    def __init__(self) -> None:
+        super().__init__("is too much to differentiate in one piece")
 
 
 class Activity:
@@ -29,11 +38,22 @@ class Activity:
         wanted = list(wanted)
         self.diff = Differentiation(builder.program.inputs, wanted)
         self.records = builder.records = bool(wanted)
+        self.most = MOST_RECORDED
 
     @property
     def is_full(self) -> bool:
         """Is there as much as one backward pass shall be made of?"""
-        return self.records and len(self.builder.program.defs) > MOST_RECORDED
+        return self.records and len(self.builder.program.defs) > self.most
+
+    @contextmanager
+    def loop(self) -> Generator[None]:
+        """While one is followed: at the beginning of a region it may be longer."""
+        before = self.most
+        self.most = before if self.builder.program.defs else MOST_IN_LOOP
+        try:
+            yield
+        finally:
+            self.most = before
 
     def before(self, name: str, operands: Sequence[Abs]) -> None:
         """Raises Unsupported for an op whose gradient is PyTorch's own."""

@@ -21,7 +21,7 @@ import torch
 
 from lowtide.frontend.script.module_state import Guard
 from lowtide.ir import types as t
-from lowtide.pipeline.signature import SMALL, Binding, Code
+from lowtide.pipeline.signature import LEAST, Binding, Code
 from lowtide.texpr.index import Index
 
 Facts = Mapping[tuple[str, str], str]
@@ -62,7 +62,7 @@ def signature_facts(
     live-ins; `sizes`: what each symbol is called in the user's program."""
     found = dict(_SignatureFacts(binding, names).facts)
     for index, holds in assumed.items():
-        text = re.sub(r"[snd]\d+", lambda m: sizes.get(m[0], m[0]), str(index))
+        text = re.sub(r"[sndv]\d+", lambda m: sizes.get(m[0], m[0]), str(index))
         found[f"`{text} >= 0`", ""] = str(holds)
     return found
 
@@ -108,7 +108,7 @@ class _SignatureFacts:
         rank = f"rank {len(shape)}"
         for d, code in enumerate(shape):
             size = f"{name}.shape[{d}]"
-            self.facts[f"`{size}`", rank] = self._number(size, code, f"any size above {SMALL}")
+            self.facts[f"`{size}`", rank] = self._number(size, code, "any size")
         known = [s if isinstance(s, int) else "any" for s in strides or ()]
         layout = "contiguous" if strides is None else f"({', '.join(map(str, known))})"
         self.facts[f"layout of `{name}`", rank] = layout
@@ -119,7 +119,8 @@ class _SignatureFacts:
         first = self._first.setdefault(code, name)
         if first != name:
             return f"equal to `{first}`"
-        return f"any size above {SMALL}" if code[0] == "s" else anything
+        least = LEAST.get(code[0])
+        return anything if least is None else f"any size above {least - 1}"
 
 
 # ---- facts about modules ------------------------------------------------------------------------

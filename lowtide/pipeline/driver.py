@@ -60,6 +60,13 @@ class BlockPlan:
         self.growing = {v for v in block.args if _is_tensors(v)}
         self.growing |= {op.operands[0] for op in walk(block) if op.name in _GROW}
         self.growing -= {r for op in walk(block) for r in op.results}
+        self.grown = {  # in a loop or branch, to a length that the run decides
+            op.operands[0]
+            for outer in block.ops
+            for inner in outer.blocks
+            for op in walk(inner)
+            if op.name in _GROW
+        }
         self._regions: dict[int, Region | None] = {}
         self._inner: dict[int, BlockPlan] = {}
         self._lock = threading.Lock()
@@ -73,7 +80,7 @@ class BlockPlan:
                 return self._regions.setdefault(pos, self._region(pos))
 
     def _region(self, pos: int) -> Region | None:
-        if self.ops[pos].name == "mutate" or self._is_drivers(self.ops[pos]):
+        if self.ops[pos].name == "mutate" or self._is_drivers(self.ops[pos], pos):
             return None  # of a tensor from outside
         end = pos
         while end < self.last and not self._ends(end, pos):
@@ -102,11 +109,16 @@ class BlockPlan:
         if op.name in _GROW:
             made = {v for earlier in self.ops[start:pos] for v in earlier.results}
             return op.operands[0] not in made
-        return bool(ends_region(op)) or self._is_drivers(op)
+        return bool(ends_region(op)) or self._is_drivers(op, start)
 
-    def _is_drivers(self, op: Op) -> bool:
-        """x[i] and xs[i] in a loop over i, and a list that grows: the driver runs these, so that
-        neither i nor a length is in a signature, of which each step would have its own."""
+    def _is_drivers(self, op: Op, start: int) -> bool:
+        """x[i] and xs[i] in a loop over i, and a list that grows or, before `start`, has grown: the
+        driver runs these, so that neither i nor a length is in a signature, of which each step, or
+        call, would have its own."""
+        if not op.blocks and not self.grown.isdisjoint(op.operands):
+            made = {v for later in self.ops[start:] for v in later.results}
+            if not self.grown.isdisjoint(v for v in op.operands if v not in made):
+                return True
         if not self.is_repeated:
             return False
         if (op.blocks or op.name.startswith(("list.", "py."))) and not self.growing.isdisjoint(

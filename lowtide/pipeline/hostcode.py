@@ -40,7 +40,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.build import symbols as symbols_of
 from lowtide.texpr.expr import Program
-from lowtide.texpr.index import Atom, Clamp, FloorDiv, Index, Mod, as_index
+from lowtide.texpr.index import Atom, Clamp, FloorDiv, Index, Mod, as_index, nonnegative, product
 
 
 class CheckFailed(Exception):
@@ -126,18 +126,34 @@ def _compiled(text: str, name: str, constants: Mapping[str, Any]) -> Any:
 
 
 def _kept(results: Sequence[Abs], mutates: bool) -> set[int]:
-    """Tensors (by id) that exist for real anyway, so that views of them are views."""
-    leaves = {id(t): t for r in results for t in tensors_in(r)}
-    kept = set(leaves)
-    if mutates:
-        views: dict[int, int] = {}
-        for leaf in leaves.values():
-            root = leaf
-            while root.base is not None:
-                root = root.base
-            views[id(root)] = views.get(id(root), 0) + 1
-        kept |= {root for root, count in views.items() if count > 1}
-    return kept
+    """Tensors (by id) that exist for real, so that views of them are views: those that leave, and
+    those whose views overlap for certain, being larger together; where the function changes
+    tensors, all with several views."""
+    leaves = {id(x): x for r in results for x in tensors_in(r)}
+    views: dict[Abs, list[Abs]] = {}
+    for leaf in leaves.values():
+        views.setdefault(_root(leaf), []).append(leaf)
+    several = {root: found for root, found in views.items() if len(found) > 1}
+    return set(leaves) | {id(x) for x, found in several.items() if mutates or _overlap(x, found)}
+
+
+def _root(x: Abs) -> Abs:
+    while x.base is not None:
+        x = x.base
+    return x
+
+
+def _overlap(base: Abs, views: Sequence[Abs]) -> bool:
+    """Whether the views have more elements than what they are views of; asks for no new split."""
+    excess = -_count(base)
+    for view in views:
+        excess += _count(view)
+    return nonnegative(excess - 1)
+
+
+def _count(x: Abs) -> Index:
+    assert isinstance(x.value, Val)
+    return product(x.value.shape)
 
 
 class _Writer:

@@ -132,11 +132,20 @@ class Recorder:
         self, tensors: list[Tensor], sizes: Sequence[int], numbers: Sequence[float], a: Values
     ) -> Sequence[Tensor]:
         for k in self.copied:
-            tensors[k] = tensors[k].clone()
+            tensors[k] = copied(tensors[k])
         for k in self.apart:
             tensors[k] = tensors[k].detach()
         call = _Call(self, tuple(sizes), tuple(numbers), a)
         return _Region.apply(call, *tensors)  # pyright: ignore[reportUnknownVariableType]
+
+
+def copied(x: Tensor) -> Tensor:
+    """A copy that lies in memory as it does: so it is that the kernels read it."""
+    copy = x.clone()
+    if copy.stride() == x.stride() or not x.numel():
+        return copy
+    span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride())
 
 
 class _Call:

@@ -29,7 +29,7 @@ from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.keys import KeyOf, key_function, whole_key
 from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, launched
-from lowtide.pipeline.signature import Binding, Levels, escalated
+from lowtide.pipeline.signature import Binding, Levels, Spot, escalated, with_varying
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
 from lowtide.texpr.build import NeedConst, Unsupported
 from lowtide.texpr.index import Index, evaluate
@@ -114,6 +114,7 @@ class Region:
     )
     classes: dict[tuple[Any, ...], Node] = field(default_factory=dict[tuple[Any, ...], Node])
     levels: Levels = field(default_factory=Levels)
+    small: dict[Spot, set[int]] = field(default_factory=dict[Spot, set[int]])
     floats_constant: bool = False
     count: int = 0
     shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
@@ -253,6 +254,10 @@ class Region:
         """A specialisation, a split, or None after the levels have been raised."""
         if self.count >= MAX_CLASSES:
             return self._eager(f"{MAX_CLASSES} signatures are compiled already")
+        varying = with_varying(self.levels, values, self.small)
+        if varying is not None:  # what is compiled stays as it is
+            self.levels = varying
+            return None
         floats = {name: _at(values, place) for name, place in binding.floats.items()}
         stats.count("traces")
         try:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from lowtide.frontend.script.module_methods import compile_method, method_types
+from lowtide.frontend.script.module_methods import MethodProgram, compile_method, method_types
 from lowtide.frontend.script.module_state import Callees, Guard, is_torch_class
 from lowtide.frontend.script.script import check_syntax
 from lowtide.frontend.script.source import decorated
@@ -265,6 +265,13 @@ class ScriptMethod(ScriptFunction):
             fitting = (v for v in found if v.values() is not None)
             return next(fitting, None) or self._make(types)
 
+    def as_declared(self, types: tuple[t.Type, ...]) -> Variant:
+        """A program that reads what is declared Optional as such, whatever it is now; not kept."""
+        assert isinstance(self._source, FunctionType)
+        with self._lock:
+            program = self._compiled(self._source, types, as_declared=True)
+            return self._variant(program.function, program.guards)
+
     def _find(self, values: Sequence[Any]) -> tuple[Variant, Values]:
         """The program for these arguments and the modules as they are, built if need be."""
         types = tuple(map(self._type_of, self._signature.parameters, values))
@@ -312,22 +319,29 @@ class ScriptMethod(ScriptFunction):
         if isinstance(self._source, Function):
             function, guards, leaves = self._source, (), ()
         else:
-            program = compile_method(
-                self._root,
-                self._name,
-                self._source,
-                types,
-                frozen=self._frozen,
-                preserved=self._preserved,
-            )
+            program = self._compiled(self._source, types)
             function, guards, leaves = program.function, program.guards, program.leaves
-            for callee, called in program.callees.items():
-                self.callees.setdefault(callee, {}).update(called)
         debug.show("ir", function.name, lambda: str(function))
         differences = self._compiled_for(types)
         variant = self._variant(function, guards)
         variant.driver.differences, variant.driver.leaves = differences, leaves
         return self._keep(types, variant)
+
+    def _compiled(
+        self, source: FunctionType, types: tuple[t.Type, ...], *, as_declared: bool = False
+    ) -> MethodProgram:
+        program = compile_method(
+            self._root,
+            self._name,
+            source,
+            types,
+            frozen=self._frozen,
+            preserved=self._preserved,
+            as_declared=as_declared,
+        )
+        for callee, called in program.callees.items():
+            self.callees.setdefault(callee, {}).update(called)
+        return program
 
     def _variant(
         self, function: Function, guards: tuple[Guard, ...], driver: Driver | None = None

@@ -341,8 +341,15 @@ def wrap(
     if isinstance(root, ScriptModule) and not isinstance(root, WrappedModule):
         return root
     methods = methods or root.__dict__.get("_lowtide_programs")
-    cls = _Container if hasattr(type(root), "__len__") else WrappedModule
+    base = _Container if hasattr(type(root), "__len__") else WrappedModule
+    cls = _named(base, type(root).__name__)
     return cls(root, methods, memo, frozen=frozen, preserved=preserved)
+
+
+@functools.lru_cache(maxsize=1024)
+def _named(cls: type[WrappedModule], name: str) -> type[WrappedModule]:
+    """The class under the name of the user's own, by which Python's messages call a module."""
+    return type(name, (cls,), {})
 
 
 def make_or_get(module: ScriptModule, name: str) -> ScriptMethod:

@@ -5,17 +5,17 @@ numbers of this call.
 
     x: [1000, 4], y: [1000], n = 7   ->   x: [s0, 4], y: [s0], n: n1     {s0: 1000, n1: 7}
 
-A dim up to 32 is a constant, a larger one a symbol; equal sizes share one symbol. Strides are
-derived from the sizes of a contiguous tensor, else each is 0, 1, or a symbol. An int is a symbol
-of its own, a float a runtime number, all else a constant. Positions in `Levels` are escalated
-towards constants.
+A dim up to 32 is a constant, a larger one a symbol; equal sizes share one symbol. A dim that has
+been several sizes up to 32 is a symbol from 5 on. Strides are derived from the sizes of a
+contiguous tensor, else each is 0, 1, or a symbol. An int is a symbol of its own, a float a runtime
+number, all else a constant. Positions in `Levels` are escalated towards constants.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,11 +28,13 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.index import Index, Size, as_index
 
-SMALL = 32  # sizes up to this are constants of the signature
+SMALL = 32  # sizes up to this are constants of the signature …
+MOST_SMALL = 2  # … while a dim has had no more than so many of them …
+TINY = 4  # … sizes up to this not counted: n - 1 of a larger one is no 1, which would broadcast
 
 LARGE = 1 << 40  # ints from here on are constants, so that products of symbols stay within 64 bits
 
-FREE, SIZE_LIKE, CONSTANT = 0, 1, 2
+VARIES, FREE, SIZE_LIKE, CONSTANT = -1, 0, 1, 2
 Spot = tuple[Place, int]  # an int at a place (dim -1), or one dim of a tensor there
 Levels = dict[Spot, int]
 
@@ -92,6 +94,10 @@ def exact_key(
 
 
 Code = int | str  # a size: a constant, or the name of a symbol
+LEAST = {
+    "s": SMALL + 1,
+    "v": TINY + 1,
+}  # of symbols, by the letter of their names; others may be anything
 
 
 class Binding:
@@ -112,6 +118,10 @@ class Binding:
         self._levels = levels
         self._floats_constant = floats_constant
         self._shared_names: dict[int, str] = {}
+        self._constants: set[int] = set()
+        if VARIES in levels.values():
+            steady = (n for spot, n in dims(values) if levels.get(spot, FREE) != VARIES)
+            self._constants.update(n for n in steady if n <= SMALL)
         self._forms: list[Any] = []
         for i, v in enumerate(values):
             self._describe(v, Place(i))
@@ -154,13 +164,7 @@ class Binding:
         records = t.requires_grad and _GRAD_ON()
         if records:
             self.wanted.append(name)
-        levels = self._levels
-        shape = tuple(
-            size
-            if size <= SMALL or (levels and levels.get((place, d), FREE) == CONSTANT)
-            else self._shared(size, (place, d))
-            for d, size in enumerate(t.shape)
-        )
+        shape = tuple(self._dim(size, (place, d)) for d, size in enumerate(t.shape))
         if t.is_contiguous():
             return (dtype, shape, None, records)
         strides = tuple(
@@ -169,10 +173,16 @@ class Binding:
         )
         return (dtype, shape, strides, records)
 
-    def _shared(self, value: int, spot: Spot) -> str:
+    def _dim(self, size: int, spot: Spot) -> Code:
+        level = self._levels.get(spot, FREE) if self._levels else FREE
+        if level == VARIES and size > TINY and size not in self._constants:
+            return self._shared(size, spot, "v")
+        return size if size <= SMALL or level == CONSTANT else self._shared(size, spot)
+
+    def _shared(self, value: int, spot: Spot, letter: str = "s") -> str:
         found = self._shared_names.get(value)
         if found is None:
-            found = self._shared_names[value] = self._symbol("s", value, spot)
+            found = self._shared_names[value] = self._symbol(letter, value, spot)
         else:
             self.spots[found].append(spot)
         return found
@@ -237,11 +247,10 @@ def _input(
 
 
 def size_of(code: Code) -> Index:
-    """A constant, or the symbol of this name: shared sizes ("s") are above SMALL, others
-    anything."""
+    """A constant, or the symbol of this name."""
     if isinstance(code, int):
         return as_index(code)
-    return size_symbol(code, SMALL + 1 if code[0] == "s" else None)
+    return size_symbol(code, LEAST.get(code[0]))
 
 
 @functools.cache
@@ -249,6 +258,37 @@ def size_symbol(name: str, low: int | None) -> Index:
     """The symbol of this name; the same object in every signature, so that guards can be
     compared."""
     return as_index(Size(name, low))
+
+
+def dims(values: Sequence[Any]) -> Iterator[tuple[Spot, int]]:
+    """Every dim of every tensor among live-ins."""
+    for k, v in enumerate(values):
+        yield from _dims(v, Place(k))
+
+
+def _dims(v: Any, place: Place) -> Iterator[tuple[Spot, int]]:
+    if isinstance(v, torch.Tensor):
+        yield from (((place, d), n) for d, n in enumerate(v.shape))
+        return
+    if not isinstance(v, tuple | list) and not _is_mapping(v):
+        return
+    entries = v.items() if isinstance(v, dict) else enumerate(v)  # pyright: ignore
+    for key, e in cast("Iterable[tuple[Any, Any]]", entries):
+        yield from _dims(e, place.of(key))
+
+
+def with_varying(
+    levels: Levels, values: Sequence[Any], seen: dict[Spot, set[int]]
+) -> Levels | None:
+    """The levels with dims that have been too many small sizes by now; None if there are no new
+    ones. `seen`: which they were."""
+    found: Levels = {}
+    for spot, n in dims(values):
+        if TINY < n <= SMALL and levels.get(spot, FREE) == FREE:
+            seen.setdefault(spot, set()).add(n)
+            if len(seen[spot]) > MOST_SMALL:
+                found[spot] = VARIES
+    return levels | found if found else None
 
 
 def escalated(levels: Levels, binding: Binding, symbols: frozenset[str]) -> Levels | None:

@@ -39,11 +39,11 @@ from lowtide.pipeline.abstract import (
     raw,
     tensors_in,
 )
-from lowtide.pipeline.activity import Activity
+from lowtide.pipeline.activity import Activity, Full
 from lowtide.pipeline.lifting import inplace, rows
 from lowtide.pipeline.lifting.lift import Lift, NotLifted
 from lowtide.pipeline.signature import Binding, size_symbol
-from lowtide.pipeline.stopping import ends_region
+from lowtide.pipeline.stopping import ends_region, is_short, only_prepares
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
 from lowtide.texpr.expr import Expr
@@ -51,7 +51,6 @@ from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, nonnegative
 
 UNROLL_TRIPS: Final = 32
 UNROLL_OPS: Final = 2000
-SHORT_OPS: Final = 64  # a loop of so few tensor ops is unrolled rather than run step by step
 MAX_GUARDS: Final = 12
 
 
@@ -130,6 +129,7 @@ class _Specialiser:
 
     def trace(self, block: Block, start: int, env: dict[Value, Abs]) -> Trace:
         stop, reason, misfit = start, "", False
+        cut, at_cut = start, self.mark()
         for op in block.ops[start:]:
             if op is block.terminator:
                 stop += 1
@@ -139,6 +139,10 @@ class _Specialiser:
             mark = self.mark()
             try:
                 self.op(op, env)
+            except Full as why:  # it begins the next region, with what only it needs
+                self.reset(at_cut if cut > start else mark)
+                stop, reason = (cut, "") if cut > start else (stop, str(why))
+                break
             except (Unsupported, ShapeError) as why:
                 self.reset(mark)
                 reason, misfit = str(why), isinstance(why, ShapeError)
@@ -150,6 +154,8 @@ class _Specialiser:
                 reason = f"needs a size that is known only at run time: {need}"
                 break
             stop += 1
+            if not only_prepares(op):
+                cut, at_cut = stop, self.mark()
         loc = block.ops[min(stop, len(block.ops) - 1)].loc
         if self._undo:
             self.refresh(env.values())
@@ -215,6 +221,10 @@ class _Specialiser:
         elif op.name == "assert":
             if operands[0].value is not True:
                 raise Stop("asserts what is known only at run time")
+            results = []
+        elif op.name == "use":  # of a tensor the shapes have been checked
+            if operands[0].origin is not None and not tensors_in(operands[0]):
+                raise Stop("may raise")
             results = []
         elif op.name == "mutate":
             results = [inplace.mutate(self, op, operands)]
@@ -345,7 +355,7 @@ class _Specialiser:
             return self._late(op, f"Tensor.{name}", [x])[0]
         if isinstance(x.value, Seq) and name in field_names(x.value.kind):
             return x.value.elems[field_names(x.value.kind).index(name)]
-        if is_constant(x):
+        if is_constant(x) and hasattr(x.value, name):
             return constant(getattr(x.value, name))
         raise Unsupported(f"attribute {name}")
 
@@ -434,7 +444,7 @@ class _Specialiser:
             elems: list[Any] = list(found)  # pyright: ignore[reportUnknownArgumentType]
             parts = tuple(self._result(e, kind, origin, i) for i, e in enumerate(elems))
             as_shape = origin.name in ("shape", "size", "Tensor.shape", "Tensor.size")
-            return Abs(Seq(_SIZE if as_shape else tuple, parts))
+            return Abs(Seq(torch.Size if as_shape else tuple, parts))
         return constant(found)
 
     def _try_floats(self, record: Any, args: list[Any], why: Unsupported) -> None:
@@ -484,7 +494,7 @@ class _Specialiser:
         trips, going, *carried = operands
         if not is_constant(going) or not isinstance(trips.value, int | Index):
             raise Stop("loops as often as only the run knows")
-        short = isinstance(trips.value, int) and _is_short(op, trips.value)
+        short = isinstance(trips.value, int) and is_short(op, trips.value)
         lifted = self._lifted(op, as_index(trips.value), carried, env, not short)
         if not isinstance(lifted, str):
             return lifted
@@ -509,7 +519,8 @@ class _Specialiser:
         if not some:
             return carried
         try:
-            return Lift(self, op, trips, carried, env, scans).results()
+            with self.activity.loop():
+                return Lift(self, op, trips, carried, env, scans).results()
         except NotLifted as why:
             return f"is not lifted: {why}"
 
@@ -531,23 +542,14 @@ class _Specialiser:
     def inline(self, block: Block, env: dict[Value, Abs]) -> list[Abs]:
         for op in block.ops[:-1]:
             if self.activity.is_full:
-                raise Stop("is too much to differentiate in one piece")
+                raise Full
             try:
                 self.op(op, env)
+            except Full:
+                raise
             except Unsupported as why:
                 raise Stop(f"{why} (in {op.name} at {op.loc})") from why
         return [env[v] for v in block.terminator.operands]
-
-
-_SIZE: Final = torch.Size
-
-
-def _is_short(loop: Op, trips: int) -> bool:
-    """Is it so few ops in all, each for every element by itself, that they are better written
-    out?"""
-    ops = [op for block in loop.blocks for op in block.ops if op.name.startswith("torch.")]
-    alone = all(opdefs.has_kind(op.name, ("pointwise", "view", "size", "factory")) for op in ops)
-    return alone and trips * len(ops) <= SHORT_OPS
 
 
 def _viewed(origin: Origin, item: int | None) -> Abs | None:

@@ -1,4 +1,4 @@
-"""Which ops end a region, wherever they stand, and why.
+"""Which ops end a region, wherever they stand, and why; which of them belong to the next one.
 
 In: an op. Out: the reason for which PyTorch or Python runs it, "" where it may be compiled.
 """
@@ -12,6 +12,8 @@ from lowtide.ir.core import Op
 from lowtide.ir.types import ClassType
 from lowtide.pipeline import late
 from lowtide.pipeline.lifting import inplace
+
+SHORT_OPS: Final = 64  # a loop of so few tensor ops is unrolled rather than run step by step
 
 STOPPING: Final = {
     "mutate": "changes a tensor in place",
@@ -54,3 +56,19 @@ def static_reason(op: Op) -> str:
             return "has no record"
         return "" if record.lower is not None else "is not lowered"
     return ""
+
+
+def only_prepares(op: Op) -> bool:
+    """Does it make nothing but numbers, and lists and tuples of what is there?"""
+    definition = opdefs.find(op.name)
+    if op.blocks or (definition is not None and definition.writes):
+        return False
+    return not op.name.startswith("torch.") or opdefs.has_kind(op.name, ("size",))
+
+
+def is_short(loop: Op, trips: int) -> bool:
+    """Is it so few ops in all, each for every element by itself, that they are better written
+    out?"""
+    ops = [op for block in loop.blocks for op in block.ops if op.name.startswith("torch.")]
+    alone = all(opdefs.has_kind(op.name, ("pointwise", "view", "size", "factory")) for op in ops)
+    return alone and trips * len(ops) <= SHORT_OPS

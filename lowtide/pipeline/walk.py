@@ -285,7 +285,7 @@ class Walk:
         return pos + 1
 
     def _plain(self, op: Op, env: Env) -> list[Any]:
-        if op.name in ("print", "assert", "raise"):
+        if op.name in ("print", "assert", "raise", "use"):
             return []
         if op.name in OBJECT_OPS:
             found = self._objects.run(op, env)

@@ -15,11 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowtide.texpr import expr as ex
+from lowtide.texpr.conditions import holds
 from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Reduce, Rewriter, Select
 from lowtide.texpr.index import Atom, Axis, Index, as_index
 
 UNROLL_EXTENT = 8  # reductions at most this long, over constants, are written out …
-UNROLL_NODES = 256  # … if that takes at most this many nodes
+UNROLL_WORK = 64  # … if that takes at most this many operations
+
+_FUNCTION = 8
+_ARITHMETIC = frozenset({"add", "sub", "mul", "fma", "neg", "abs", "minimum", "maximum"})
 
 _FOLD: dict[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -74,7 +78,10 @@ def _rule(node: Expr) -> Expr | None:
     if isinstance(node, Select):
         if isinstance(node.cond, Const):
             return node.yes if node.cond.value else node.no
-        return node.yes if node.yes is node.no else None
+        if node.yes is node.no:
+            return node.yes
+        found = holds(node.cond)
+        return None if found is None else node.yes if found else node.no
     if isinstance(node, Cast):
         return _cast(node)
     if isinstance(node, At) and (value := node.index.const) is not None:
@@ -149,8 +156,7 @@ def _unroll(node: Reduce) -> Expr | None:
         inner = _unroll(ex.reduce(node.fn, small, node.body, node.dtype))
         return None if inner is None else _rule_again(ex.reduce(node.fn, rest, inner, node.dtype))
     count = math.prod(known)
-    nodes = sum(1 for _ in ex.walk(node.body))
-    if count > UNROLL_EXTENT or (count > 1 and count * nodes > UNROLL_NODES):
+    if count > UNROLL_EXTENT or (count > 1 and count * work(node.body) > UNROLL_WORK):
         return None
     if count == 0:
         return ex.const(identity(node.fn, node.dtype), node.dtype)
@@ -159,6 +165,15 @@ def _unroll(node: Reduce) -> Expr | None:
         for point in itertools.product(*(range(e) for e in known))
     ]
     return _combined(node.fn, terms)
+
+
+def work(body: Expr) -> int:
+    """Operations, a choice or a function that is no arithmetic counted for more."""
+    return sum(
+        1 if isinstance(n, Apply) and n.fn in _ARITHMETIC else _FUNCTION
+        for n in ex.walk(body)
+        if isinstance(n, Apply | Select)
+    )
 
 
 def _rule_again(node: Reduce) -> Expr:

@@ -483,13 +483,18 @@ def _known_nonnegative(atom: Atom) -> bool:
 
 
 def _without(index: Index, atom: Axis | Mod | Clamp) -> bool:
-    """Is index >= 0 at both ends of the atom's range, which is enough since it is linear in it?"""
+    """Is index >= 0 in all of the atom's range? It is linear in it: least at one of its ends."""
     if any(m.count(atom) > 1 for m, _ in index.terms):
         return False
     top = (atom.den if isinstance(atom, Mod) else atom.extent) - 1
     at_zero = substitute(index, {atom: as_index(0)})
     at_top = substitute(index, {atom: top})
-    return nonnegative(at_zero) and nonnegative(at_top)
+    slope = substitute(index, {atom: as_index(1)}) - at_zero
+    if isinstance(atom, Clamp):  # of nothing it is 0, which then is beyond its top
+        return nonnegative(at_zero) and nonnegative(at_top)
+    if nonnegative(slope):
+        return nonnegative(at_zero)
+    return nonnegative(at_top) and (nonnegative(-slope) or nonnegative(at_zero))
 
 
 def substitute(index: Index, values: Mapping[Atom, Index]) -> Index:

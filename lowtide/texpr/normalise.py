@@ -18,17 +18,28 @@ Out: the same values, where
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import at_indices, simplify
+from lowtide.texpr.algebra import at_indices, simplify, work
 from lowtide.texpr.borders import with_borders
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter, Select
-from lowtide.texpr.index import Atom, Axis, Index, as_index, evaluate, numbered, the_axis
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    Index,
+    as_index,
+    deep_atoms,
+    evaluate,
+    numbered,
+    the_axis,
+)
 from lowtide.texpr.split import split_axes
 from lowtide.texpr.sums import merged_sums
 
 MOVED_NODES = 120  # the same for an expression that is written in at other than plain axes
+MOVED_WORK = 64  # … and it is computed at few places, or is cheap: so many operations in all
 INLINE_NODES = 600  # an expression that grew past this is stored instead of written into its users
 
 
@@ -38,7 +49,9 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     current = [_without_units(d) for d in _live(program.defs, roots)]
     current, bordered = with_borders(_inlined(current, roots, hints))
     current = _extracted(current)
-    current = _cloned(current, roots, hints, bordered)
+    room = sum(_size(i.shape, hints) for i in program.inputs.values())
+    room += sum(_points(d.axes, hints) for d in current if d.name in roots)
+    current = _cloned(current, roots, hints, bordered, room)
     current = split_axes(current)
     defs = {d.name: d for d in _live({d.name: d for d in current}, roots)}
     used = {load.source for d in defs.values() for load in ex.loads(d.expr)}
@@ -144,7 +157,7 @@ def _has_reduction(expr: Expr) -> bool:
 
 def _extracted(defs: list[Def]) -> list[Def]:
     result: list[Def] = []
-    known: dict[Reduce, Expr] = {}
+    known: dict[Expr, str] = {}  # with axes that depend only on their order and extent
     for d in defs:
         serial = 0
 
@@ -152,35 +165,48 @@ def _extracted(defs: list[Def]) -> list[Def]:
             nonlocal serial
             if not isinstance(node, Reduce):
                 return None
-            if node not in known:
-                axes = ex.ordered_axes(node, d.axes)
+            axes = ex.ordered_axes(node, d.axes)
+            same = _over_numbers(node, axes)
+            if same not in known:
                 serial += 1
-                new = Def(name=f"{d.name}r{serial}", axes=axes, expr=node, loc=d.loc, op=d.op)
+                known[same] = f"{d.name}r{serial}"
+                new = Def(name=known[same], axes=axes, expr=node, loc=d.loc, op=d.op)
                 result.append(new)
-                known[node] = ex.load(new.name, [as_index(a) for a in axes], node.dtype)
-            return known[node]
+            return ex.load(known[same], [as_index(a) for a in axes], node.dtype)
 
         if isinstance(d.expr, Reduce):
             body = Rewriter(visit)(d.expr.body)
             expr = ex.reduce(d.expr.fn, d.expr.axes, body, d.expr.dtype)
             result.append(_renamed(d, expr))
-            known.setdefault(expr, ex.load(d.name, [as_index(a) for a in d.axes], d.dtype))
+            if d.axes == ex.ordered_axes(expr, d.axes):
+                known.setdefault(_over_numbers(expr, d.axes), d.name)
         else:
             result.append(_renamed(d, Rewriter(visit)(d.expr)))
     return result
+
+
+def _over_numbers(e: Expr, axes: Sequence[Axis]) -> Expr:
+    """The expression over axes that depend only on their order and extent."""
+    return at_indices(e, {a: as_index(numbered(k, a.extent)) for k, a in enumerate(axes)})
 
 
 # ---- a reduction read at a few places only is computed there -----------------------------------
 
 
 def _cloned(
-    defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int], kept: Set[str]
+    defs: list[Def],
+    roots: Mapping[str, None],
+    hints: Mapping[str, int],
+    kept: Set[str],
+    room: int,
 ) -> list[Def]:
     """`logits[n, target[n]]`: n dot products instead of a stored n × v matrix. A product of which
     disjoint parts are read (the gates of an LSTM) is these parts."""
-    by_name = {d.name: d for d in defs if d.name not in kept}
-    off_axes = _OffAxes(by_name)
+    free = {d.name: d for d in defs if d.name not in kept}
+    stored = {n for n in _much_again(free) if _points(free[n].axes, hints) <= room}
+    off_axes = _OffAxes({n: d for n, d in free.items() if n not in stored})
     written = _live({d.name: d for d in defs}, roots, off_axes)
+    by_name = {d.name: d for d in written if d.name not in kept}
     parts = {
         name: list(found.values())
         for name, found in _read_parts(written).items()
@@ -255,6 +281,21 @@ def _canonical(node: Load) -> tuple[Index, ...]:
     return tuple(at.index(i) for i in node.index)
 
 
+def _much_again(defs: Mapping[str, Def]) -> Iterator[str]:
+    """Pointwise values that would be computed at each of many places: where a sum over a few terms
+    is written out, say."""
+    loads = {load for d in defs.values() for load in ex.loads(d.expr) if load.source in defs}
+    places = Counter(x.source for x in loads if any(not _axes_in(i) for i in x.index))
+    for name, count in places.items():
+        d = defs[name]
+        if not isinstance(d.expr, Reduce) and work(d.expr) * count > MOVED_WORK:
+            yield name
+
+
+def _axes_in(i: Index) -> bool:
+    return any(isinstance(a, Axis) for a in deep_atoms(i))
+
+
 class _OffAxes:
     """Pointwise values read at other than plain axes, written out down to what they read, unless
     that grows too large."""
@@ -268,7 +309,7 @@ class _OffAxes:
     def __call__(self, expr: Expr) -> Expr:
         if all(self._visit(load) is None for load in ex.loads(expr)):
             return expr
-        return Rewriter(self._visit)(expr)
+        return simplify(Rewriter(self._visit)(expr))
 
     def _visit(self, node: Expr) -> Expr | None:
         if not isinstance(node, Load) or node.source not in self._defs:
@@ -299,8 +340,12 @@ def _is_whole(node: Load, d: Def) -> bool:
     return all(a is None or a.extent is own.extent for a, own in pairs)
 
 
+def _size(shape: Sequence[Index], hints: Mapping[str, int]) -> int:
+    return math.prod(likely(n, hints) for n in shape)
+
+
 def _points(axes: tuple[Axis, ...], hints: Mapping[str, int]) -> int:
-    return math.prod(likely(a.extent, hints) for a in axes)
+    return _size([a.extent for a in axes], hints)
 
 
 def likely(size: Index, hints: Mapping[str, int]) -> int:

@@ -18,12 +18,13 @@ each part that reads them, so that only reductions and carried values lie in mem
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.algebra import at_indices, work
+from lowtide.texpr.blocks import Block, as_block
 from lowtide.texpr.expr import (
     Apply,
     Cast,
@@ -40,7 +41,8 @@ from lowtide.texpr.expr import (
 from lowtide.texpr.index import Index, Size, as_index, clamp, deep_atoms, product
 from lowtide.texpr.split_ranges import split_ranges
 
-FEW_TERMS = 16  # a sum of so few terms is computed again rather than stored
+FEW_TERMS = 16  # a sum of so few terms is computed again rather than stored …
+FEW_OPS = 12  # … if these are so few operations in all
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +58,8 @@ class Loop:
 
     `carried`: an input of the step, and the output that it is one step earlier, or at the first
     step the value named. `kept`: outputs of which all steps are needed later; of the others only
-    the last one. `ends`: an output, and what its value after the last step is called."""
+    the last one. `ends`: an output, and what its value after the last step is called. `blocks`: a
+    tensor, and the outputs that it is made of."""
 
     program: Program
     step: str
@@ -66,6 +69,7 @@ class Loop:
     carried: Mapping[str, tuple[str, str]]
     kept: frozenset[str]
     ends: Mapping[str, str]
+    blocks: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(slots=True)
@@ -86,18 +90,33 @@ class Parts:
 
 def partition(program: Program) -> Parts:
     """The parts of a Program with delays."""
-    made = _Partition(_settled(_forwarded(split_ranges(_forwarded(program)))))
-    return Parts(tuple(made.parts()), made.same)
+    program = _forwarded(program)
+    looped, apart = _looped(program), set[str]()
+    while True:
+        split, even = split_ranges(program, looped, apart)
+        made = _Partition(_settled(_forwarded(split)), even)
+        left = (even.keys() & looped) - made.in_blocks - apart
+        if not left:
+            return Parts(tuple(made.parts()), made.same)
+        apart |= left  # its parts are not alike after all
+
+
+def _looped(program: Program) -> set[str]:
+    """What loops compute."""
+    loads = {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
+    return {n for c in _cycles(program, loads) for n in c.members}
 
 
 class _Partition:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, even: Mapping[str, int]) -> None:
         self.program = program
-        self.defs = program.defs
+        self.defs = dict(program.defs)
         self.roots = [*program.outputs, *program.checks]
         self.loads = {n: {x.source for x in ex.loads(d.expr)} for n, d in self.defs.items()}
         self.cycles = _cycles(program, self.loads)
         self.cycle_of = {n: c for c in self.cycles for n in c.members}
+        self.in_blocks: set[str] = set()
+        self.blocks = dict(self._blocks(even))
         self._levels: dict[object, int] = {}
         self._placed: dict[str, int] = {}
         self.users: dict[str, set[str]] = {}
@@ -109,8 +128,24 @@ class _Partition:
                 self.users.setdefault(y.init, set()).add(y.source)
         self.demanded: dict[str, None] = dict.fromkeys(self.roots)
         self.ends: dict[str, str] = {}
+        self.filled: set[str] = set()  # blocks that are read
         self.whole: set[str] = {r for r in self.roots if r in self.cycle_of}
         self.same = self._handed_out()
+
+    def _blocks(self, even: Mapping[str, int]) -> Iterator[tuple[str, Block]]:
+        """Values that are read from a tensor of all their parts, which a loop fills."""
+        for name, dim in even.items():
+            d = self.defs.get(name)
+            found = as_block(d, dim) if d is not None and name not in self.cycle_of else None
+            if found is None:
+                continue
+            block, reading = found
+            loop = self.cycle_of.get(block.parts[0])
+            alike = loop is not None and all(self.cycle_of.get(n) is loop for n in block.parts)
+            if alike and self.in_blocks.isdisjoint(block.parts):
+                self.in_blocks.update((name, *block.parts))
+                self.defs[name] = reading
+                yield block.name, block
 
     def parts(self) -> list[Part | Loop]:
         """From the last part to the first, since each says what it needs of those before it."""
@@ -225,6 +260,13 @@ class _Partition:
         if name in self.program.inputs:
             inputs[name] = self.program.inputs[name]
             return
+        if name in self.blocks:
+            block = self.blocks[name]
+            inputs[name] = ex.stored(name, block.shape, block.dtype)
+            self.demanded |= dict.fromkeys(block.parts)
+            self.whole.update(block.parts)
+            self.filled.add(name)
+            return
         of = next((n for n, end in self.ends.items() if end == name), None)
         d = self.defs[of or name]
         shape = d.shape if of is None else d.shape[1:]
@@ -277,6 +319,11 @@ class _Partition:
             carried={y.name: (y.source, y.init) for y in c.delays if y.name in inputs},
             kept=frozenset(n for n in outputs if n in self.whole),
             ends={n: end for n, end in self.ends.items() if n in c.members},
+            blocks={
+                n: self.blocks[n].parts
+                for n in sorted(self.filled)
+                if self.blocks[n].parts[0] in c.members
+            },
         )
 
     def _one_step(self, d: Def, c: _Cycle, delays: Mapping[str, Delay], index: Index) -> Def:
@@ -317,7 +364,7 @@ def _is_pointwise(d: Def) -> bool:
     for node in ex.walk(d.expr):
         if isinstance(node, Reduce):
             terms = product(a.extent for a in node.axes).const
-            if terms is None or terms > FEW_TERMS:
+            if terms is None or terms > FEW_TERMS or terms * work(node.body) > FEW_OPS:
                 return False
     return True
 

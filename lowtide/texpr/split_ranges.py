@@ -13,7 +13,7 @@ such values. What reads one in another way reads it as it was.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from lowtide.ir import dtypes
@@ -41,21 +41,32 @@ class _Split:
     ranges: tuple[_Range, ...]
 
     @property
+    def is_even(self) -> bool:
+        return len({r.length for r in self.ranges}) == 1
+
+    @property
     def cuts(self) -> tuple[int, ...]:
         return tuple(r.start for r in self.ranges[1:])
 
 
-def split_ranges(program: Program) -> Program:
-    """See the module's text."""
-    run = _Splitter(program)
+def split_ranges(
+    program: Program, looped: Set[str], apart: Set[str]
+) -> tuple[Program, dict[str, int]]:
+    """See the module's text; and along which dim values were split into equal ranges.
+
+    `looped`: what loops compute; after its loop read as a whole (see `blocks`), but for `apart`."""
+    run = _Splitter(program, looped, looped - apart)
     for d in program.defs.values():
         run.add(d)
-    return dataclasses.replace(program, defs=run.defs)
+    even = {n: s.dim for n, s in run.splits.items() if s.is_even}
+    return dataclasses.replace(program, defs=run.defs), even
 
 
 class _Splitter:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, looped: Set[str], whole: Set[str]) -> None:
         self.program = program
+        self.looped = looped
+        self.whole = whole
         self.stored = {*program.outputs, *program.checks}
         self.stored |= {n for y in program.delays.values() for n in (y.source, y.init)}
         self.defs: dict[str, Def] = {}
@@ -78,7 +89,7 @@ class _Splitter:
 
     def _cuts(self, d: Def, axis: Axis) -> tuple[int, ...]:
         """Where the formula changes along an axis, () if it does not."""
-        found = {s.cuts for load, s in self._read(d.expr) if the_axis(load.index[s.dim]) is axis}
+        found = {s.cuts for load, s in self._read(d) if the_axis(load.index[s.dim]) is axis}
         if not found and not isinstance(d.expr, Reduce):
             size = axis.extent.const
             own = {c for c in _compared(d.expr, axis) if size is not None and 0 < c < size}
@@ -112,9 +123,7 @@ class _Splitter:
 
     def _reduced_in_ranges(self, d: Def, e: Reduce) -> Def:
         for axis in e.axes:
-            found = {
-                s.cuts for load, s in self._read(e.body) if the_axis(load.index[s.dim]) is axis
-            }
+            found = {s.cuts for load, s in self._read(d) if the_axis(load.index[s.dim]) is axis}
             size = axis.extent.const
             if len(found) != 1 or size is None or e.fn not in COMBINE:
                 continue
@@ -135,10 +144,11 @@ class _Splitter:
 
     # -- expressions --
 
-    def _read(self, e: Expr) -> Iterator[tuple[Load, _Split]]:
-        for load in ex.loads(e):
+    def _read(self, d: Def) -> Iterator[tuple[Load, _Split]]:
+        for load in ex.loads(d.expr):
             split = self.splits.get(load.source)
-            if split is not None:
+            is_after = load.source in self.whole and d.name not in self.looped
+            if split is not None and not (is_after and split.is_even):
                 yield load, split
 
     def _in_range(self, e: Expr) -> Expr:

@@ -10,7 +10,7 @@ Out: an `Arrangement`, which `plan` turns into nests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 
 from lowtide.ir.dtypes import BY_NAME
 from lowtide.texpr import expr as ex
@@ -18,7 +18,15 @@ from lowtide.texpr.expr import Def, Expr, Input, Load, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.texpr.normalise import inline, likely
 from lowtide.tile import online
-from lowtide.tile.group import Group, common_axes, own_axes, reduced_axes, sources
+from lowtide.tile.group import (
+    Group,
+    common_axes,
+    is_contraction,
+    own_axes,
+    reduced_axes,
+    sources,
+)
+from lowtide.tile.held import Reader, held
 from lowtide.tile.ir import Tiled
 from lowtide.tile.items import (
     FULL_EXTENT,
@@ -64,8 +72,10 @@ class Arrangement:
         hints: Mapping[str, int],
         target: Target,
         name: str,
+        in_loop: bool,
     ) -> None:
         self.name = name
+        self.in_loop = in_loop  # a step's values are no larger than what the loop carries
         self.hints = hints
         self.target = target
         self.stores = stores
@@ -99,8 +109,12 @@ class Arrangement:
         self.rank = self._rank()
         for item in self.all_items():
             item.chain = self._chain(item.loops)
-        self.rescaled = online.rescaled(self.reductions, self._is_local)
+        self.rescaled = online.rescaled(self.reductions, self._can_follow)
         self.levels = self._levels()
+        self.held = self._held()
+        for item in self.all_items():
+            inside = self.held_in(item.body)
+            item.staged = [*inside, *(e for e in item.staged if e not in self.held)]
 
     def compute_again(self, name: str) -> None:
         """A reduction whose tile is gone when it is read: computed anew in the reader's sweep."""
@@ -130,7 +144,12 @@ class Arrangement:
         reduced = {a for d in self.defs.values() for a in reduced_axes(d)}
         pure = [a for a in common if a not in reduced]
         enough = 2 * self.target.threads
-        lines = bool(pure) and all(own_axes(self.defs[n])[-1:] == (pure[-1],) for n in self.stores)
+        if any(is_contraction(d) for d in self.reductions.values()):
+            pure.sort(key=lambda a: (a.extent.const or FULL_EXTENT + 1) > FULL_EXTENT)
+            lines = bool(pure)  # a task has rows and columns, however they are stored
+        else:
+            ends = (own_axes(self.defs[n])[-1:] for n in self.stores)
+            lines = bool(pure) and all(end == (pure[-1],) for end in ends)
         extra = [a for a in common if a not in pure]
         if extra and all(self._is_column(a) for a in pure):
             pure = []  # they share the work on a pair: they stay together
@@ -243,6 +262,10 @@ class Arrangement:
     def grid_axes(self) -> frozenset[Axis]:
         return frozenset(t.axis for t in self.grid)
 
+    def _can_follow(self, d: Def) -> bool:
+        """May it be rescaled, or be what is followed: one tile after another, to the end?"""
+        return not self._is_local(d) and not self.tiles.keys().isdisjoint(reduced_axes(d))
+
     def per_thread(self, d: Def) -> bool:
         return bool(set(reduced_axes(d)) & self.grid_axes())
 
@@ -257,7 +280,7 @@ class Arrangement:
     # -- sweeps --
 
     def _tiles(self) -> dict[Axis, int]:
-        """Axes swept tile by tile: those that tile-local values have."""
+        """Axes swept tile by tile: those that tile-local values have, where one tile is not all."""
         grid = self.grid_axes()
         tiles: dict[Axis, int] = {}
 
@@ -290,7 +313,13 @@ class Arrangement:
         for item in self.all_items():
             for e in item.staged:
                 self._bound(tuple(a for a in item.loops if a in self.ctx.live(e)), tiles)
-        return tiles
+        return {a: tile for a, tile in tiles.items() if self._known(a) > tile}
+
+    def _known(self, a: Axis) -> float:
+        """An extent that stays the same: of the axes of a state, as far as one can tell."""
+        if self.in_loop:
+            return self.extent(a)
+        return math.inf if a.extent.const is None else a.extent.const
 
     def _few_lines(self, over: list[Axis], tiles: dict[Axis, int]) -> None:
         """Of several axes that are summed over, the first go few steps at a time."""
@@ -352,6 +381,42 @@ class Arrangement:
                 level = max(level, levels[name] + (1 if again else 0))
             levels[item.name] = level
         return levels
+
+    # -- values held by a task --
+
+    def _held(self) -> frozenset[Expr]:
+        """What nests at different places compute alike, where a task has room for all of it."""
+        items = [i for i in self.all_items() if i.name not in self.rescaled]
+        readers = [Reader(self._nest_of(i), i.body) for i in items]
+        found = held(readers, self._row_points, self._level_of)
+        in_row = sum(self._row_points(e) or 0 for e in found)
+        if found and self.grid and self.grid[-1].tile is not None:
+            axis, tile = self.grid[-1].axis, self.grid[-1].tile
+            self.grid = (*self.grid[:-1], Tiled(axis, max(min(tile, HELD_POINTS // in_row), 1)))
+        return found
+
+    def held_in(self, e: Expr) -> list[Expr]:
+        """The held values in an expression, each after those that it is made of."""
+        return [x for x in ex.walk(e) if x in self.held]
+
+    def _nest_of(self, item: Item) -> Hashable:
+        return self.levels.get(item.name, item.name), frozenset(item.loops)
+
+    def _level_of(self, e: Expr) -> Hashable:
+        names = self.persistent_reads(e)
+        return "held", max((self._level_after(n, e.free) for n in names), default=0), e.free
+
+    def _level_after(self, name: str, axes: Set[Axis]) -> int:
+        again = bool(set(reduced_axes(self.defs[name])) & axes)
+        return self.levels[name] + (1 if again else 0)
+
+    def _row_points(self, e: Expr) -> int | None:
+        """Of a value in one row of the grid; None if that is not known, or more than a tile."""
+        axes = self.ctx.live(e) - self.grid_axes()
+        if not self.persistent_reads(e).isdisjoint(self.rescaled.values()):
+            return None
+        points = math.prod(math.inf if a in self.tiles else self._known(a) for a in axes)
+        return None if points == math.inf else int(points)
 
     def persistent_reads(self, e: Expr) -> set[str]:
         found: set[str] = set()

@@ -264,14 +264,18 @@ def choose_staged(item: Item, ctx: Context) -> list[Expr]:
 
 
 def fully_unrolled(item: Item, ctx: Context) -> frozenset[Axis]:
-    """Kept axes of small constant extent, held in registers as a whole."""
+    """Kept axes of small constant extent, held in registers as a whole: all their points share what
+    is read along the lanes."""
     if item.kind != "reduce" or item.vector in item.over:
         return frozenset()
     room = 16
     chosen: set[Axis] = set()
+    along = [x.free for x in ex.loads(item.body) if item.vector in x.free]
     for a in item.kept:
         n = a.extent.const
         if a is item.vector or a in ctx.fixed or a in ctx.shared:
+            continue
+        if along and all(a in free for free in along):
             continue
         if n and n <= FULL_EXTENT and n <= room:
             chosen.add(a)

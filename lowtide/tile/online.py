@@ -21,15 +21,15 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Reduce, Rewriter, Select
 
 
-def rescaled(reductions: Mapping[str, Def], is_local: Callable[[Def], bool]) -> dict[str, str]:
+def rescaled(reductions: Mapping[str, Def], can_follow: Callable[[Def], bool]) -> dict[str, str]:
     """Sum → maximum, for the sums that can follow it in the same sweep."""
     found: dict[str, str] = {}
     for name, d in reductions.items():
         assert isinstance(d.expr, Reduce)
-        if d.expr.fn != "sum" or not d.dtype.is_float or is_local(d):
+        if d.expr.fn != "sum" or not d.dtype.is_float or not can_follow(d):
             continue
         for m_name, m in reductions.items():
-            if not isinstance(m.expr, Reduce) or m.expr.fn != "max" or is_local(m):
+            if not isinstance(m.expr, Reduce) or m.expr.fn != "max" or not can_follow(m):
                 continue
             if set(m.expr.axes) == set(d.expr.axes) and _follows(d.expr.body, m_name, m.expr.body):
                 found[name] = m_name

@@ -62,7 +62,7 @@ def plan(
 ) -> Kernel:
     """The kernel of a group; `stores` are the members that must end up in memory. `moving`: tensors
     and sizes that are others at each step of the loop that the kernel is launched in."""
-    arrangement = Arrangement(group, stores, inputs, defs, hints, target, name)
+    arrangement = Arrangement(group, stores, inputs, defs, hints, target, name, bool(moving))
     while True:
         try:
             made = _Planner(arrangement, moving).kernel()
@@ -303,8 +303,10 @@ class _Planner:
             return
         buffer = self._buffer(f"s{len(self.buffers)}", e.dtype, axes, frozenset(), last)
         scope.staged[e] = buffer
+        inside = self.a.held_in(e)
         nest = Nest(axes=axes, writes=[Stage(buffer=buffer, expr=self._online_safe(e, user))])
         nest.vector = last
+        nest.reads = {x: b for x, b in scope.staged.items() if x is not e and x in inside}
         if same:
             self.once[e, (*axes, last)] = buffer
             self.prologue.append(nest)

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 import lowtide as lt
-from lowtide.deploy.loaded import classes_of
+from lowtide.deploy.adopted import classes_of
 from lowtide.ir.named_results import RESULTS, build
 from tests.language import support
 from tests.language.support import Program

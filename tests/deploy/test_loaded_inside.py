@@ -253,3 +253,25 @@ def test_a_loaded_function(x: Tensor) -> None:
     close(lt.script(with_fill)(x), x + 4)
     with pytest.raises(lt.CompileError, match="was saved for"):
         lt.script(with_wrong)(x)
+
+
+class Moded(nn.Module):
+    mode: str | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mode = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mode is not None:
+            x = x + len(self.mode)
+        return x * 2
+
+
+def test_what_is_declared_optional_stays_so_when_saved_again() -> None:
+    inner = through_file(lt.script(Moded()))
+    m = through_file(lt.script(Outer(inner)))
+    x = torch.ones(2)
+    assert m(x).tolist() == [3, 3]
+    m.inner.mode = "ab"
+    assert m(x).tolist() == [7, 7]

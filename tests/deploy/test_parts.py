@@ -221,6 +221,44 @@ def test_inside_another_that_is_scripted_and_saved(net: Net, x: Tensor) -> None:
     close(m.inner.encoder.layers[1](x), net.encoder.layers[1](x))
 
 
+class Sequential(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+        self.other = Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.other(x))
+
+
+class Half(nn.Module):
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.whole.head[:2](x) + self.whole.head[0](x)
+
+
+def test_slices_of_a_sequential() -> None:
+    plain, x = Heads(), torch.rand(3, 4)
+    loaded = through_file(lt.script(plain))
+    for part in (slice(2), slice(1, None), slice(None, None, 2), slice(0, 0)):
+        found, expected = loaded.head[part], plain.head[part]
+        assert list(dict(found.named_children())) == list(dict(expected.named_children()))
+        for sliced in (found, through_file(lt.script(found))):
+            torch.testing.assert_close(sliced(x), expected(x))
+    half = lt.script(Half(loaded))
+    torch.testing.assert_close(through_file(half)(x), Half(plain)(x))
+    with pytest.raises(NotImplementedError, match=r"has no forward"):
+        loaded.other[:1](x)  # of the user's class, whose forward is not in the file
+
+
 def test_what_was_called_before_saving(net: Net, x: Tensor) -> None:
     c = lt.script(net)
     with pytest.raises(TypeError, match="was saved for"):
@@ -392,6 +430,27 @@ def test_global_tensors_of_parts(x: Tensor) -> None:
     assert len(list(net.modules())) == 4
     assert len({b.data_ptr() for b in m.buffers()}) == 1
     close(through_file(m)[2](x), net[2](x))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.rnn = kind(3, 3)
+
+    def forward(self, x: Tensor, state: Any) -> Tensor:
+        return self.rnn(x, state)[0]
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
+def test_layer_called_without_the_state_that_the_program_gives_it(kind: type[nn.RNNBase]) -> None:
+    net, x, zeros = Recurrent(kind), torch.randn(4, 2, 3), torch.zeros(1, 2, 3)
+    state = (zeros, zeros) if kind is nn.LSTM else zeros
+    c = lt.script(net)
+    expected = c(x, state)
+    m = through_file(c)
+    close(m.rnn(x), net.rnn(x))
+    close(m.rnn(x, state)[0], expected)
+    close(m(x, state), expected)
 
 
 # ---- the class style --------------------------------------------------------------------------

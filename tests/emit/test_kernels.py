@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lowtide.codegen.c.kernel import kernel_text
-from lowtide.codegen.c.module import module_text
+from lowtide.codegen.c.module import module_text, without_names
 from lowtide.ir import dtypes as dt
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.expr import Program
@@ -128,3 +128,9 @@ def test_kernel_text(name: str, vector_bytes: int, golden: Callable[[str, str], 
     golden(f"kernel_{name}_{vector_bytes}", text)
     assert "#include" not in source
     assert text_of(name, vector_bytes)[1] == source
+
+
+def test_kernels_that_differ_in_names_are_one_source() -> None:
+    first = "float *p_x0 = s_a + l_i; p_x0[z_n] = e_a_last * (float)0x1.8p+0;"
+    second = "float *p_y = s_carry + l_j; p_y[z_m] = e_carry_last * (float)0x1.8p+0;"
+    assert without_names(first) == without_names(second) != without_names(first[:-2])

@@ -3,9 +3,10 @@
 # ruff: noqa
 from __future__ import annotations
 
+import random
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -137,6 +138,56 @@ def no_method_of_the_language(s: str):
 
 
 @error("""
+    a value of type List[int] has no attribute 'push'
+        xs.push(3)
+        ^
+    write instead: `append`
+""")
+def name_of_another_language(xs: List[int]):
+    xs.push(3)
+
+
+@error("""
+    a value of type Dict[str, int] has no attribute 'has_key'
+        return d.has_key("a")
+               ^
+    write instead: `in`
+""")
+def name_of_python_2(d: Dict[str, int]):
+    return d.has_key("a")
+
+
+@error("""
+    a value of type str has no attribute 'reverse'
+        return s.reverse()
+               ^
+    write instead: `[::-1]`
+""")
+def method_of_lists(s: str):
+    return s.reverse()
+
+
+@error("""
+    a value of type List[int] has no attribute 'lenght'
+        return x.shape.lenght
+               ^
+    write instead: `len(…)`
+""")
+def misspelt_length(x):
+    return x.shape.lenght
+
+
+@error("""
+    the Python object random.random cannot be called in compiled code
+        return x * random.random()
+                   ^
+    write instead: a function of PyTorch or math, a builtin, a Python `def`, or a function marked `@lt.ignore` that does it, called in its place
+""")
+def call_of_another_library(x):
+    return x * random.random()
+
+
+@error("""
     3 values are unpacked to 2 names
         a, b = (x, x, x)
         ^
@@ -210,6 +261,26 @@ def test_lambda() -> None:
         check_syntax(lambda x: x)
     assert "a lambda is not compiled" in str(caught.value)
     assert "check_syntax(lambda x: x)" in str(caught.value)
+
+
+def _caret(text: str) -> str:
+    """The code from the caret on."""
+    _, code, caret, *_ = text.split("\n")
+    return code[caret.index("^") :]
+
+
+def test_lambda_beside_others() -> None:
+    def shown(f: Callable[..., Any]) -> str:
+        with pytest.raises(CompileError) as caught:
+            check_syntax(f)
+        return _caret(str(caught.value))
+
+    both = (lambda x: x + 1, "a", lambda x: x and x.sum())
+    assert shown(both[0]).startswith("lambda x: x + 1")
+    assert shown(both[2]).startswith("lambda x: x and")
+    inner = (lambda name: lambda x: [name, x])("lambda")
+    assert shown(inner).startswith("lambda x: [name")
+    assert shown(lambda: lambda y: y).startswith("lambda: lambda y")
 
 
 def test_no_source() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.pipeline import faults, stats
+from lowtide.pipeline.recording import copied
 from tests.grad.eager_gradients import close, randn, same
 
 
@@ -214,6 +215,27 @@ def grown(x: Tensor):
 def test_mutation_and_control_flow() -> None:
     same(in_place, randn(40, 6), randn(6, seed=1))
     same(grown, randn(9, 40))
+
+
+def coupled(x: Tensor, w: Tensor):
+    total = torch.zeros(x.size(0))
+    for _ in range(5):  # more than one region
+        a, b = x.split(2, 1)
+        s, t = torch.tanh(a @ w).split(2, 1)
+        x = torch.cat([b * s.exp() + t, a], 1)
+        total += s.sum(1)  # after it, halves of x that are views may have changed, too
+    return x, total
+
+
+def test_copies_for_the_backward_pass_lie_as_their_originals() -> None:
+    same(coupled, randn(5, 4), randn(2, 4, seed=1))
+    same(coupled, randn(50, 4), randn(2, 4, seed=1))
+    base = randn(7)
+    for x in (base[1:6:2], base.as_strided((3, 2), (1, 2)), base[:1].expand(4)):
+        copy = copied(x)
+        assert torch.equal(copy, x)
+        assert copy.stride() == x.stride()
+        assert copy.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
 def sharp(x: Tensor, y: Tensor):

@@ -9,6 +9,7 @@ import pytest
 from lowtide.ir.core import Function
 from lowtide.ir.parser import parse_function
 from lowtide.ir.printer import print_function
+from lowtide.passes.asked_again import ask_again
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.dead_code import eliminate_dead_code
@@ -180,6 +181,49 @@ def f(%x: Tensor) -> Tensor:
   %c: bool = const {value=True}
   %e: Tensor = torch.exp(%x)
   return(%e)
+""",
+    ),
+    (
+        "sizes asked again",
+        ask_again,
+        """
+def f(%x: Tensor) -> Tensor:
+  %0: int = const {value=0}
+  %1: int = const {value=1}
+  %t: bool = const {value=True}
+  %n: int = torch.size.dim(%x, %0)
+  %m: int = py.sub(%n, %1)
+  %a: Tensor = loop(%n, %t, %x)
+    block(%i: int, %b: Tensor):
+      %c: Tensor = torch.mul(%b, %m)
+      yield(%t, %c)
+  %d: Tensor = loop(%n, %t, %a)
+    block(%j: int, %e: Tensor):
+      %g: Tensor = torch.mul(%e, %m)
+      yield(%t, %g)
+  return(%d)
+""",
+        """
+def f(%x: Tensor) -> Tensor:
+  %0: int = const {value=0}
+  %1: int = const {value=1}
+  %t: bool = const {value=True}
+  %n: int = torch.size.dim(%x, %0)
+  %m: int = py.sub(%n, %1)
+  %a: Tensor = loop(%n, %t, %x)
+    block(%i: int, %b: Tensor):
+      %c: Tensor = torch.mul(%b, %m)
+      yield(%t, %c)
+  %2: int = const {value=0}
+  %n.1: int = torch.size.dim(%x, %2)
+  %t.1: bool = const {value=True}
+  %3: int = const {value=1}
+  %m.1: int = py.sub(%n.1, %3)
+  %d: Tensor = loop(%n.1, %t.1, %a)
+    block(%j: int, %e: Tensor):
+      %g: Tensor = torch.mul(%e, %m.1)
+      yield(%t.1, %g)
+  return(%d)
 """,
     ),
 ]

@@ -199,3 +199,75 @@ def test_a_norm_of_what_is_carried(dims: int) -> None:
         found = gradients(f, arguments)
     for got, want in zip(found, gradients(normed, arguments), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_each_of_several_loops_is_a_scan() -> None:
+    """However many there are: what is too much for one backward pass begins the next region."""
+
+    def both_ways(x, w, u, v, h):
+        ends = []
+        for _ in range(2):
+            rows, back = [], []
+            n = x.shape[0]
+            s = h
+            for t in range(n):
+                s = torch.nn.functional.layer_norm(torch.tanh(x[t] @ w + s @ u), (40,))
+                rows.append(torch.sigmoid(s * x[t] + s))
+            z = h
+            for t in range(n):
+                z = torch.nn.functional.layer_norm(torch.tanh(x[n - 1 - t] @ w + z @ v), (40,))
+                back.append(torch.sigmoid(z * x[n - 1 - t] + z))
+            x = torch.stack(rows) + torch.stack(back).flip(0)
+            ends += [s, z]
+        return x, ends
+
+    torch.manual_seed(0)
+    shapes = ((20, 6, 40), (40, 40), (40, 40), (40, 40), (6, 40))
+    arguments = [torch.rand(*shape, dtype=torch.float64) * 0.5 for shape in shapes]
+    f = lt.script(both_ways)
+
+    def total(fn, x, w, u, v, h):
+        y, ends = fn(x, w, u, v, h)
+        return y * sum(e.cos().mean() for e in ends)
+
+    found: list[Any] = []
+    for fn in (f, both_ways):
+        given = [a.clone().requires_grad_() for a in arguments]
+        with faults.strict():
+            total(fn, *given).sum().backward()
+        found.append([g.grad for g in given])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)
+    told = f.explain(*(a.requires_grad_() for a in arguments)).to_dict()
+    assert not [line for line in told["torch"] if line["op"] in ("loop", "getitem")]
+
+
+def _steps_of_backward(f: Any, *arguments: torch.Tensor) -> dict[str, str]:
+    return {n: text for n, text in f.stages(*arguments) if n.startswith("backward")}
+
+
+def test_gates_are_read_as_one_value_after_the_loop() -> None:
+    """The gradients of an LSTM's weights are one product each, not one for each gate."""
+    arguments = r.arguments(r.lstm, 40, 6, 5, 36)
+    given = [a.requires_grad_() for a in arguments]
+    found = _steps_of_backward(lt.script(r.lstm), *given)
+    texts = [text for n, text in found.items() if n.endswith("part2.normal form")]
+    sums = [line for text in texts for line in text.splitlines() if "= sum[" in line]
+    assert texts
+    assert all("_parts[" in line for line in sums)
+    assert len(sums) <= 4  # of x, both weights and the bias
+
+
+def test_what_a_step_needs_in_several_nests_is_computed_once() -> None:
+    def normed(x, w, u, h):
+        for t in range(x.shape[0]):
+            s = torch.sigmoid(x[t] @ w + h @ u)
+            h = torch.nn.functional.layer_norm(torch.exp(s) * torch.tanh(s), (48,))
+        return h
+
+    f = lt.script(normed)
+    torch.manual_seed(0)
+    x, w, u, h = (torch.randn(n) * 0.1 for n in ((40, 36, 7), (7, 48), (48, 48), (36, 48)))
+    check(f(x, w, u, h), normed(x, w, u, h))
+    (text,) = [t for n, t in f.stages(x, w, u, h) if n.startswith("loop") and n.endswith(".C")]
+    body = text[text.index("_task(") :]
+    assert body.count("exp_f32(") <= 2  # whole vectors, and what is left of them

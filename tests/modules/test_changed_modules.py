@@ -169,6 +169,31 @@ def test_train_and_eval_compile_nothing() -> None:
     assert facts_of(compiled, x) == []
 
 
+class OfTheClass(nn.Module):
+    cache = None
+    gain = 2
+    mode = "sum"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache is not None:
+            x = x + self.cache
+        return x * self.gain if self.mode == "sum" else x
+
+
+def test_what_the_class_gives_until_the_module_has_its_own() -> None:
+    net, x = OfTheClass(), torch.rand(3)
+    compiled = lt.script(net)
+    agree(net, compiled, x)
+    net.cache = torch.ones(3)
+    agree(net, compiled, x)
+    net.gain = 5
+    agree(net, compiled, x)
+    net.mode = "mean"
+    agree(net, compiled, x)
+    del net.cache, net.mode
+    agree(net, compiled, x)
+
+
 class Asking(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if hasattr(self, "extra"):

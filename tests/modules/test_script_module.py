@@ -439,3 +439,11 @@ def _unknown_keyword(x: torch.Tensor) -> torch.Tensor:
 def test_an_unknown_keyword_is_named_where_another_argument_is_missing_too() -> None:
     with pytest.raises(lt.CompileError, match=r"unexpected keyword argument 'k'.*'n'"):
         lt.script(_unknown_keyword)(torch.ones(1))
+
+
+def test_python_speaks_of_a_compiled_module_by_the_users_class() -> None:
+    compiled = lt.script(Net())
+    with pytest.raises(TypeError, match="object of type 'Net' has no len"):
+        len(compiled)
+    with pytest.raises(TypeError, match="'Net' object is not subscriptable"):
+        compiled[0]

@@ -28,6 +28,21 @@ def lone_view(x):
     return (x * 2).t()
 
 
+def overlapping(x):
+    y = x * 2
+    return y[:, :3], y[:, 1:]
+
+
+def whole_and_parts(x):
+    y = x.exp()
+    return y.t(), y[0], y.view(-1)
+
+
+def expanded(x):
+    y = x * 2
+    return y.expand(3, *y.shape), y[1]
+
+
 def fresh(x):
     return x.clone(), x + 0, x.clone()
 
@@ -105,9 +120,15 @@ def in_loop(x, n: int):
     return out
 
 
+def lone_halves(x):
+    a, b = (x * 2).chunk(2, 1)
+    return a, b
+
+
 PROGRAMS: list[Callable[..., Any]] = [
-    same, view, view_of_result, lone_view, fresh, noop_to, split, add_in_place, set_item,
-    through_view, two_views, read_before_write, view_of_input, masked, reshaped,
+    same, view, view_of_result, lone_view, overlapping, whole_and_parts, expanded, fresh,
+    noop_to, split, add_in_place, set_item, through_view, two_views, read_before_write,
+    view_of_input, masked, reshaped,
 ]  # fmt: skip
 
 
@@ -135,6 +156,19 @@ def test_like_eager(fn: Callable[..., Any], shape: tuple[int, ...]) -> None:
         if fn is not lone_view:
             assert storages([x, *got]) == storages([other, *want])
         assert [g is x for g in got] == [w is other for w in want]
+
+
+def test_gradients_of_overlapping_views() -> None:
+    x = torch.rand(4, 6, requires_grad=True)
+    a, b = lt.script(overlapping)(x)
+    (got,) = torch.autograd.grad(a.sum() + 3 * b.sum(), x)
+    assert got[0].tolist() == [2, 8, 8, 6, 6, 6]
+
+
+def test_disjoint_parts_stay_apart() -> None:
+    a, b = lt.script(lone_halves)(torch.rand(40, 50))
+    assert a.is_contiguous()
+    assert b.is_contiguous()
 
 
 def test_mutating_a_result_shows_in_its_views() -> None:

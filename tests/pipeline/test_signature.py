@@ -47,6 +47,50 @@ def test_small_sizes_down_to_none() -> None:
         close(f(x, y), pairs(x, y))
 
 
+def test_many_small_sizes_become_any_size() -> None:
+    f = lt.script(pairs)
+    y = torch.rand(70, 3)
+    counts: list[int] = []
+    for n in (7, 8, 9, 10, 30, 5, 100, 7, 70):
+        x = torch.rand(n, 3)
+        counts.append(compiles(lambda x=x: close(f(x, y), pairs(x, y))))
+    assert counts == [1, 1, 1, 0, 0, 0, 0, 0, 1]  # and one for sizes that are equal
+    for n in range(5):
+        x = torch.rand(n, 3)
+        close(f(x, y), pairs(x, y))
+
+
+def test_a_small_size_that_varies_beside_one_that_does_not() -> None:
+    def crossed(x, y):
+        return x + y, x.sum(0), torch.stack([x[0], y[0]])
+
+    f = lt.script(crossed)
+    for n in (5, 6, 7, 8, 9, 12, 20):
+        x = torch.rand(n, 8)
+        y = torch.rand(n, 8)
+        close(f(x, y), crossed(x, y))
+
+
+def suppressed(scores, limit: float):
+    kept = torch.jit.annotate(list[torch.Tensor], [])
+    order = scores.argsort()
+    while order.numel() > 0:
+        kept.append(order[0])
+        rest = order[1:]
+        order = rest[(scores[rest] - scores[order[0]]).abs() * 2 > limit]
+    return torch.stack(kept)
+
+
+def test_a_list_as_long_as_the_data_say_compiles_nothing() -> None:
+    f = lt.script(suppressed)
+    torch.manual_seed(0)
+    counts: list[int] = []
+    for n in (30, 31, 29, 28, 27, 26, 25):
+        scores = torch.rand(n)
+        counts.append(compiles(lambda s=scores: close(f(s, 0.1), suppressed(s, 0.1))))
+    assert sum(counts) < 40  # sizes up to four, and which are equal
+
+
 def scaled(x, s: float, n: int):
     return x * s + n
 

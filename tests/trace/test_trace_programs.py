@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -162,6 +163,64 @@ def test_nested_results_of_traced_parts() -> None:
         return made["y"] + made["z"][0]
 
     agree(lt.trace(fn, R(2)), fn, (R(5),))
+
+
+def _nest(x):
+    return {"sum": x.sum(), "rows": [x + 1, (x * 2, None)], 3: x}
+
+
+def test_nested_results_inside_scripted_ones() -> None:
+    inner = lt.trace(_nest, R(2))
+
+    @lt.script
+    def outer(x):
+        found = inner(x)
+        return found["rows"][1][0] + found["sum"], found
+
+    x = R(5)
+    same(outer(x), (x * 2 + x.sum(), _nest(x)))
+
+
+def test_nested_results_are_saved() -> None:
+    file = io.BytesIO()
+    lt.save(lt.trace(_nest, R(2)), file)
+    file.seek(0)
+    x = R(5)
+    same(lt.load(file)(x), _nest(x))
+
+
+@lt.script
+def by_name(x: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+    return {"a": [x + 1], "b": [x * 2, x]}
+
+
+def test_dicts_of_scripted_parts() -> None:
+    def fn(x):
+        return by_name(x)["b"][0] + by_name(x * 3)["a"][0]
+
+    agree(lt.trace(fn, R(2)), fn, (R(5),))
+
+
+class Holder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act = lt.trace(lambda x, y: torch.where(x > y, x * 2, y - x), (R(2), R(2)))
+        self.sign = sign
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(x, x.flip(0)) + self.sign(x, 3)
+
+
+def test_functions_of_a_module() -> None:
+    net, x = Holder(), R(5)
+    compiled = lt.script(net)
+    same(compiled(x), net(x))
+    file = io.BytesIO()
+    lt.save(compiled, file)
+    file.seek(0)
+    same(lt.load(file)(x), net(x))
+    net.act = lt.trace(torch.add, (R(2), R(2)))
+    same(compiled(x), net(x))
 
 
 def test_program_hook() -> None:

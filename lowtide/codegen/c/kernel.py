@@ -153,14 +153,15 @@ class _Printer:
         )
 
     def _tensors(self) -> list[str]:
-        read = {
+        known = {*self.names.values, *self.kernel.outputs}
+        read = [
             load.source
             for nest in self.kernel.nests()
             for w in nest.writes
             for load in ex.loads(w.expr)
-            if load.source not in self.names.values
-        }
-        return sorted(read - set(self.kernel.outputs)) + list(self.kernel.outputs)
+            if load.source not in known
+        ]
+        return [*dict.fromkeys(read), *self.kernel.outputs]
 
     def _scalars(self) -> Iterator[ex.Scalar]:
         for nest in self.kernel.nests():

@@ -1,11 +1,13 @@
 """All kernels of one program as one C file.
 
 In: kernel texts. Out: C source without any include; what it needs of the library is printed into it
-once per lane count.
+once per lane count. What is compiled has no names of the user's program: the kernels of two layers
+that differ in nothing else are one library.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from lowtide.codegen.c.indexing import HELPERS
@@ -35,3 +37,16 @@ def module_text(kernels: Sequence[KernelText], lanes: int, vector_bytes: int) ->
         *(k.text for k in kernels),
     ]
     return "\n".join(parts)
+
+
+_NAMED = re.compile(r"\b([a-z])_(\w+)")
+
+
+def without_names(source: str) -> str:
+    """The same C, with axes and values called by numbers, in the order in which they appear."""
+    numbers: dict[str, str] = {}
+
+    def numbered(found: re.Match[str]) -> str:
+        return numbers.setdefault(found[0], f"{found[1]}_{len(numbers)}")
+
+    return _NAMED.sub(numbered, source)

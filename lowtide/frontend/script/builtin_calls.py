@@ -93,11 +93,10 @@ def _enumerate(c: Context, call: Call) -> Node:
 def _zip(c: Context, call: Call) -> Node:
     if call.unpacked:  # `zip(*rows)`
         return c.py(call.node, "list.zipped", c.as_value(call.args[0], call.node))
-    strict = call.keywords.get("strict")
-    if strict is not None and c.constant(strict) is not False:
-        remedy = "an assert that both are as long, and zip() without it"
-        raise c.error(call.node, "zip() with strict=True is not compiled", remedy)
-    return Zip(tuple(call.args))
+    strict = c.constant(call.keywords["strict"]) if "strict" in call.keywords else False
+    if not isinstance(strict, bool):
+        raise c.error(call.node, "whether zip() is strict must be known while compiling", "True")
+    return Zip(tuple(call.args), strict)
 
 
 def _reversed(c: Context, call: Call) -> Node:
@@ -212,6 +211,17 @@ def _assert(c: Context, call: Call) -> Node:
     return c.const(None)
 
 
+def _unwrap_optional(c: Context, call: Call) -> Node:
+    """`torch.jit._unwrap_optional(x)`: x, which is not None."""
+    (value,) = _values(c, call)
+    held = c.py(call.node, "py.is_not", value, c.const(None))
+    if c.constant(held) is not True:
+        c.builder.emit("assert", [held, c.const("Unwrapping null optional")])
+    if isinstance(value.type, t.OptionalType):
+        return c.builder.emit("cast", [value], [value.type.elem]).result
+    return c.not_none(value)
+
+
 BUILTINS: dict[object, Builtin] = {
     **OVER_ITERABLES,
     len: _len,
@@ -251,7 +261,7 @@ BUILTINS: dict[object, Builtin] = {
     torch.jit.fork: _fork,
     torch.jit.wait: _py("future.wait"),
     torch._assert: _assert,  # pyright: ignore[reportPrivateUsage]
-    torch.jit._unwrap_optional: lambda c, call: call.args[0],  # pyright: ignore
+    torch.jit._unwrap_optional: _unwrap_optional,  # pyright: ignore
 }
 
 # What else a builtin takes by name: as the next positional arguments, and as itself.

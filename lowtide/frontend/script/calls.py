@@ -34,6 +34,7 @@ from lowtide.frontend.script.functions import (
     push_frame,
     signature_annotations,
 )
+from lowtide.frontend.script.iterable_calls import gives_iterator
 from lowtide.frontend.script.mutation import is_inplace
 from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import (
@@ -171,7 +172,10 @@ def _builtin_call(c: Context, callee: PythonObject, builtin: Builtin, call: Call
         check_count(c, call)
     take_keywords(c, callee.obj, call)
     try:
-        return builtin(c, call)
+        found = builtin(c, call)
+        if isinstance(found, Value) and gives_iterator(callee.obj):
+            c.iterators.add(found)
+        return found
     except (ValueError, IndexError) as error:  # there are more or fewer than it takes
         name = getattr(callee.obj, "__name__", "it")
         raise c.error(

@@ -23,7 +23,7 @@ from typing import Any, cast
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.declared_in_methods import declared_in_init
 from lowtide.frontend.script.nodes import Method, Node, PythonObject, describe
-from lowtide.frontend.script.remedies import alike
+from lowtide.frontend.script.remedies import alike, of_class
 from lowtide.frontend.script.source import read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
@@ -85,7 +85,8 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
         if method_of(base.type, "__getattr__") is not None:
             return call_method(c, node, base, "__getattr__", [c.const(name)])
         declared = f"an attribute that {cls.__name__} declares or assigns"
-        near = alike(name, {*dir(cls), *annotations_of(cls), *_assigned_in(cls)}, declared)
+        names = {*dir(cls), *annotations_of(cls), *_assigned_in(cls)}
+        near = of_class(cls, name, names, declared)
         raise c.error(node, f"{describe(base)} has no attribute {name!r}", near)
     return _read(c, base, name)
 
@@ -101,11 +102,15 @@ def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
     name = node.attr
     if isinstance(base, Value) and isinstance(base.type, t.OptionalType):
         base = c.builder.emit("cast", [base], [base.type.elem]).result
+    if isinstance(base, Value) and base.type == t.TENSOR and name in SET_OF_TENSORS:
+        stored, target = c.as_value(value, node), f"Tensor.{name}.__set__"
+        c.builder.emit("mutate", [base, stored], [t.NONE], target=target, kwnames=())
+        return
     if not isinstance(base, Value) or not (
         isinstance(base.type, ClassType) or t.is_dynamic(base.type)
     ):
         problem = f"`{ast.unparse(node)} = ...`: {describe(base)} takes no attributes"
-        raise c.error(node, problem, _set_instead(node, base))
+        raise c.error(node, problem, _set_instead(base))
     stored = c.as_value(value, node)
     cls = class_of(base.type)
     found = inspect.getattr_static(cls, name, None) if cls is not None else None
@@ -120,16 +125,12 @@ def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
 
 
 IN_PLACE = ("data", "grad", "real", "imag")  # of a tensor: what can be changed in place
+SET_OF_TENSORS = (*IN_PLACE, "requires_grad")  # what `x.name = …` sets
 
 
-def _set_instead(node: ast.Attribute, base: Node) -> str:
-    text = ast.unparse(node)
+def _set_instead(base: Node) -> str:
     if not isinstance(base, Value) or not t.may_be_tensor(base.type):
         return "an object of a class that has the attribute"
-    if node.attr in IN_PLACE:
-        return f"`{text}.copy_(…)`, `{text}.add_(…)` or the like, which change it in place"
-    if node.attr == "requires_grad":
-        return f"`{ast.unparse(node.value)}.requires_grad_(…)`"
     return "a function marked `@lt.ignore` that sets it"
 
 

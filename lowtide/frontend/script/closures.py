@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType
 from typing import Any, cast
 
+import torch
+
 from lowtide.frontend.script.context import Context, Frame
 from lowtide.frontend.script.left_to_python import operand
 from lowtide.frontend.script.node_tables import VALUE_OF
@@ -144,7 +146,11 @@ def _itself(obj: object) -> object:
 
 
 def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
-    """A function, a class, a tuple of classes or `...`, as it is."""
+    """A function, a class, a tuple of classes, `...` or the limits of a dtype, as it is."""
+    if isinstance(found.obj, torch.finfo | torch.iinfo):
+        dtype = c.const(getattr(torch, found.obj.dtype))
+        target = f"torch.{type(found.obj).__name__}"
+        return c.builder.emit("call_torch", [dtype], [t.ANY], target=target, kwnames=()).result
     is_tuple = isinstance(found.obj, tuple)
     parts = cast("tuple[object, ...]", found.obj) if is_tuple else (found.obj,)
     if not all(callable(p) or p is Ellipsis for p in parts):

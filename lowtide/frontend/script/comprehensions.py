@@ -34,7 +34,10 @@ def compile_comprehension(c: Context, node: ast.ListComp | ast.GeneratorExp) -> 
     """`[element for target in iterable if test]`."""
     if isinstance(node, ast.GeneratorExp) and named_inside(node):
         raise c.error(node, "`:=` in a generator, which is computed at once", "a `for` loop")
-    return collected(c, node, node.generators, lambda: c.value(node.elt))
+    made = collected(c, node, node.generators, lambda: c.value(node.elt))
+    if isinstance(node, ast.GeneratorExp):
+        c.iterators.add(made)
+    return made
 
 
 def decided_early(c: Context, node: ast.Call, generator: ast.GeneratorExp, is_any: bool) -> Node:
@@ -109,9 +112,11 @@ def collected(
 
 
 def _restore(c: Context, node: ast.expr, outer: Vars) -> None:
-    """The variables as before: a comprehension's are its own, but for those of `:=`."""
+    """The variables as before: a comprehension's are its own, but for those of `:=`; what it has
+    read to the end stays so."""
     inner = c.frame.vars
-    c.frame.vars = outer | {n: inner[n] for n in named_inside(node) if n in inner}
+    read = [n for n, v in outer.items() if c.is_iterator(v)]
+    c.frame.vars = outer | {n: inner[n] for n in (*named_inside(node), *read) if n in inner}
 
 
 def _unrolled(
@@ -124,12 +129,14 @@ def _unrolled(
         return None
     iteration = _iteration(c, generator)
     count = static_length(c, iteration)
-    if count is None:
+    if count is None or iteration.exists is not None:
         return None
     values: list[Value] = []
     for k in range(count):
         assign(c, generator.target, iteration.element(c.const(k)))
         values.append(element())
+    if iteration.finish is not None:
+        iteration.finish()
     return values
 
 
@@ -153,11 +160,7 @@ def _looped(
         assign(c, generator.target, iteration.element(i))
         _where(c, generator.ifs, lambda: _looped(c, node, more, innermost))
 
-    if iteration.must_unroll:
-        for k in range(static_length(c, iteration) or 0):
-            body(c.const(k))
-    else:
-        loop_over(c, node, [node], iteration, body)
+    loop_over(c, node, [node], iteration, body)
 
 
 def _where(c: Context, tests: Sequence[ast.expr], body: Callable[[], None]) -> None:

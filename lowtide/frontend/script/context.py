@@ -79,6 +79,7 @@ class Context:
         self.captured: dict[str, Value] = {}  # by path, where it is a function
         self.maybe_unbound: set[Value] = set()  # what a variable is that may not be assigned yet
         self.constants: set[Value] = set()  # lists and dicts that stand for global ones
+        self.iterators: set[Value] = set()  # lists that stand for what Python reads once
         self.attributes: dict[tuple[str, str], t.Type] = {}  # of classes, as far as seen assigned
 
     @property
@@ -135,6 +136,10 @@ class Context:
     def read_value(self, node: ast.expr) -> Value:
         """Compiles an expression that is read to its end at once."""
         return self.read(self.expr(node), node)
+
+    def is_iterator(self, found: Node | Poison | None) -> bool:
+        """Whether Python has an iterator here, which can be read only once."""
+        return isinstance(found, ITERATORS) or found in self.iterators
 
     def kept(self, found: Node, node: ast.AST) -> Node:
         """What an expression is where it is kept for later: an attribute of which only the run

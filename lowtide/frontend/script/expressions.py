@@ -33,6 +33,7 @@ from lowtide.frontend.script.nodes import (
     PythonObject,
     Range,
     describe,
+    read_once,
 )
 from lowtide.frontend.script.remedies import alike, defined, member
 from lowtide.frontend.script.targets import assign, unpacked
@@ -65,6 +66,8 @@ def compile_name(c: Context, node: ast.Name) -> Node:
         bound = c.builder.emit("py.bound", [found, c.const(node.id)], [found.type]).result
         c.bind(node.id, bound)
         return bound
+    if c.is_iterator(found):
+        c.frame.vars[node.id] = read_once(node.id, c.frame.source.loc(node))
     if found is not None:
         return found
     frame = c.frame
@@ -202,8 +205,9 @@ def _named_tuple_member(c: Context, node: ast.AST, base: Value, name: str) -> No
     type_ = _plain(base.type)
     assert isinstance(type_, TupleType)
     if name in type_.names:
-        plain = base if base.type == type_ else c.builder.emit("cast", [base], [type_]).result
-        return c.builder.tuple_get(plain, type_.names.index(name))
+        if base.type != type_:
+            base = c.py(node, "py.member_of", base, c.const(name))
+        return c.builder.tuple_get(base, type_.names.index(name))
     if not type_.cls:
         return None
     cls = cast("Any", python_objects.find(type_.cls))

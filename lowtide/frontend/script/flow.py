@@ -35,12 +35,12 @@ from lowtide.frontend.script.context import (
     Context,
     Step,
 )
-from lowtide.frontend.script.nodes import Chosen, Node, Poison, Range, Slice, is_choosable
+from lowtide.frontend.script.nodes import Chosen, Node, Poison, is_choosable, is_data
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Block, Value
 from lowtide.ir.literals import same_literal
-from lowtide.ir.types import Type
+from lowtide.ir.types import OptionalType, Type
 
 Vars = dict[str, "Node | Poison"]
 
@@ -148,6 +148,18 @@ def branch_on(
             moved = True
     merge(c, condition, first, second, node)
     return moved
+
+
+def some(c: Context, node: ast.AST, value: Value, problem: str) -> Value:
+    """The value without its Optional: of None, a TypeError is raised, as Python does."""
+    if not isinstance(value.type, OptionalType):
+        return value
+
+    def fail() -> None:
+        c.builder.emit("raise", [c.const(problem)], exception="TypeError")
+
+    branch_on(c, node, c.py(node, "py.is", value, c.const(None)), fail, lambda: None)
+    return c.builder.emit("cast", [value], [value.type.elem]).result
 
 
 _JUMPS = (RETURNED, BROKE, CONTINUED)
@@ -275,14 +287,15 @@ class _Meeting:
     def as_values(
         self, *sides: Node | Poison | None
     ) -> tuple[Node | Poison | None, Node | Poison | None]:
-        """A slice or a range of one branch is Python's own, where the other gives another value."""
-        if None in sides or not any(isinstance(s, Slice | Range) for s in sides):
+        """A slice, a range or the limits of a dtype are Python's own where the other branch gives
+        another value."""
+        if None in sides or not any(map(is_data, sides)):
             return sides[0], sides[1]
         found = list(sides)
         for k, side in enumerate(sides):
-            if isinstance(side, Slice | Range):
+            if is_data(side):
                 with self.c.builder.inside(self.branches[k].block):
-                    found[k] = self.c.as_value(side, self.node)
+                    found[k] = self.c.as_value(cast("Node", side), self.node)
         return found[0], found[1]
 
     def is_gone(self, side: int, name: str) -> bool:

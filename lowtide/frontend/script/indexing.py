@@ -189,6 +189,8 @@ def _tuple_item(
     known, count = c.builder.constant(index), len(elems)
     if not isinstance(known, int) or not -count <= known < count:  # then Python raises its error
         return c.py(node, "list.get", base, index)
+    if isinstance(base.type, OptionalType):  # of None, Python raises its error
+        return c.builder.emit("list.get", [base, index], [elems[known]]).result
     return c.builder.tuple_get(base, known % count)
 
 
@@ -197,7 +199,7 @@ def _tuple_slice(
 ) -> Node:
     known = [c.builder.constant(b) for b in bounds]
     start, stop, step = (k if isinstance(k, int) else None for k in known)
-    if UNKNOWN in known:
+    if UNKNOWN in known or isinstance(base.type, OptionalType):
         return c.py(node, "list.slice", base, *bounds)
     picked = range(count)[start:stop:step]
     return c.builder.tuple_make([c.builder.tuple_get(base, k) for k in picked])

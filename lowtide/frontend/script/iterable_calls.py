@@ -62,9 +62,6 @@ def each(c: Context, found: Node, node: ast.AST, body: Callable[[Value], None]) 
     """Compiles `body` for every element: one by one if they are in sight, else in a loop."""
     iteration = iterate(c, found, node)  # pyright: ignore[reportArgumentType]
     known = known_elements(c, found) if isinstance(found, Value) else None
-    if known is None and iteration.must_unroll:
-        count = static_length(c, iteration) or 0
-        known = [c.as_value(iteration.element(c.const(k)), node) for k in range(count)]
     if known is not None:
         for value in known:
             body(value)
@@ -90,7 +87,7 @@ def _tuple(c: Context, call: Call) -> Node:
         known = c.builder.list_elements(list_of(c, found, call.node))
         iteration = iterate(c, found, call.node)
         count = static_length(c, iteration)
-        if count is not None:
+        if count is not None and iteration.exists is None:
             elements = [iteration.element(c.const(k)) for k in range(count)]
             known = [c.as_value(e, call.node) for e in elements]
     if known is not None:
@@ -291,6 +288,12 @@ def _any_all(start: bool) -> Builtin:
         )
 
     return compile_any_all
+
+
+def gives_iterator(obj: object) -> bool:
+    """Whether Python's own function gives an iterator, of which a list is made here."""
+    of = getattr(obj, "__self__", obj)  # `chain.from_iterable` is a method of the class
+    return of in (map, filter) or (isinstance(of, type) and of.__module__ == "itertools")
 
 
 OVER_ITERABLES: dict[object, Builtin] = {

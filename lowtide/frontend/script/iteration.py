@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.flow import branch_on, some
 from lowtide.frontend.script.module_protocols import call_own
 from lowtide.frontend.script.node_tables import ELEMENTS_OF
 from lowtide.frontend.script.nodes import (
@@ -43,13 +45,16 @@ _LARGEST_UNROLLED = 64
 class Iteration:
     """`length` is an int value; `element` compiles the element at an index value. `sources` are the
     lists or dicts that are run over: where the loop changes one, `within` compiles whether there is
-    an element at an index, seen anew."""
+    an element at an index, seen anew; `exists` does so where it is unrolled and a list beside a
+    tuple may end first. `finish` compiles what follows the last element."""
 
     length: Value
     element: Callable[[Value], Node]
     must_unroll: bool = False
     sources: tuple[Value, ...] = ()
     within: Callable[[Value], Value] | None = None
+    exists: Callable[[Value], Value] | None = None
+    finish: Callable[[], None] | None = None
 
 
 def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
@@ -62,11 +67,12 @@ def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
             return _over_range(c, found, node)
         case Enumerate(inner, start):
             return _over_enumerate(c, iterate(c, inner, node), start, node)
-        case Zip(inners):
-            return _over_zip(c, [iterate(c, i, node) for i in inners], node)
+        case Zip(inners, strict):
+            return _over_zip(c, [iterate(c, i, node) for i in inners], node, strict)
         case Reversed(inner):
             return _over_reversed(c, iterate(c, inner, node), node)
         case Value():
+            found = some(c, node, found, "'NoneType' object is not iterable")
             return _over_value(c, c.not_none(found), node)
         case Method():
             return iterate(c, c.as_value(found, node), node)
@@ -84,6 +90,16 @@ def static_length(c: Context, iteration: Iteration) -> int | None:
     if not isinstance(known, int):
         return None
     return known if iteration.must_unroll or known <= _LARGEST_UNROLLED else None
+
+
+def if_there(
+    c: Context, node: ast.AST, iteration: Iteration, i: Value, body: Callable[[], None]
+) -> None:
+    """Compiles the body of an unrolled loop for one element, if there is one."""
+    if iteration.exists is None:
+        body()
+    else:
+        branch_on(c, node, iteration.exists(i), body, lambda: None)
 
 
 def _over_nodes(c: Context, nodes: Sequence[Node]) -> Iteration:
@@ -124,19 +140,26 @@ def _over_enumerate(c: Context, inner: Iteration, start: Value, node: ast.expr) 
         must_unroll=inner.must_unroll,
         sources=inner.sources,
         within=inner.within,
+        exists=inner.exists,
+        finish=inner.finish,
     )
 
 
-def _over_zip(c: Context, inners: list[Iteration], node: ast.expr) -> Iteration:
+def _over_zip(c: Context, inners: list[Iteration], node: ast.expr, strict: bool) -> Iteration:
     if not inners:
         raise c.error(node, "zip() of nothing", "zip(xs, ys)")
-    length = inners[0].length
+    shortest = inners[0].length
     for inner in inners[1:]:
-        length = c.py(node, "py.min", length, inner.length)
+        shortest = c.py(node, "py.min", shortest, inner.length)
     unroll = any(i.must_unroll for i in inners)
-    if unroll:  # the tuples' length is known; a list beside them must be as long
-        known = [n for i in inners if isinstance(n := c.builder.constant(i.length), int)]
-        length = c.const(min(known))
+    known = [c.builder.constant(i.length) for i in inners]
+    counts = [n for n in known if isinstance(n, int)]
+    may_end = [i.exists for i in inners if i.exists is not None]
+    if unroll and len(counts) < len(inners):
+        may_end.append(_below(c, node, shortest))
+
+    def exists(i: Value) -> Value:
+        return functools.reduce(lambda a, b: c.py(node, "py.and", a, b), [e(i) for e in may_end])
 
     def element(i: Value) -> Node:
         return _tuple_of(c, [inner.element(i) for inner in inners])
@@ -150,8 +173,35 @@ def _over_zip(c: Context, inners: list[Iteration], node: ast.expr) -> Iteration:
 
     sources = tuple(s for inner in inners for s in inner.sources)
     return Iteration(
-        length=length, element=element, must_unroll=unroll, sources=sources, within=within
+        length=c.const(min(counts)) if unroll else shortest,
+        element=element,
+        must_unroll=unroll,
+        sources=sources,
+        within=within,
+        exists=exists if may_end else None,
+        finish=(lambda: _check_as_long(c, node, inners)) if strict else None,
     )
+
+
+def _check_as_long(c: Context, node: ast.expr, inners: list[Iteration]) -> None:
+    """Raises what a strict zip() raises at its end: about the first argument that ended, or, if
+    that is the first of all, about the first one that goes on."""
+    first, *others = (inner.length for inner in inners)
+    shortest = first
+    for length in others:
+        shortest = c.py(node, "py.min", shortest, length)
+    goes_on = c.py(node, "py.gt", first, shortest)
+    ends = [c.py(node, "py.eq", length, shortest) for length in others]
+    wrong = [("shorter", k, c.py(node, "py.and", goes_on, e)) for k, e in enumerate(ends, 1)]
+    wrong += [("longer", k, c.py(node, "py.not", e)) for k, e in enumerate(ends, 1)]
+    for word, k, is_so in wrong:
+        before = "argument 1" if k == 1 else f"arguments 1-{k}"
+        message = c.const(f"zip() argument {k + 1} is {word} than {before}")
+        branch_on(c, node, is_so, functools.partial(_fail, c, message), lambda: None)
+
+
+def _fail(c: Context, message: Value) -> None:
+    c.builder.emit("raise", [message], exception="ValueError")
 
 
 def _below(c: Context, node: ast.expr, length: Value) -> Callable[[Value], Value]:

@@ -30,7 +30,7 @@ from lowtide.frontend.script.context import (
     statement,
 )
 from lowtide.frontend.script.flow import branch_on, choose, exit_flag, open_branch, run
-from lowtide.frontend.script.iteration import Iteration, iterate, static_length
+from lowtide.frontend.script.iteration import Iteration, if_there, iterate, static_length
 from lowtide.frontend.script.mutation import (
     after,
     changed_names,
@@ -38,7 +38,7 @@ from lowtide.frontend.script.mutation import (
     named_inside,
     stored_names,
 )
-from lowtide.frontend.script.nodes import Poison
+from lowtide.frontend.script.nodes import Poison, read_once
 from lowtide.frontend.script.operators import truth
 from lowtide.frontend.script.targets import assign
 from lowtide.ir import types as t
@@ -68,7 +68,7 @@ def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> bool:
                 [node.target, *node.body],
                 enter,
                 c.steps(node.body),
-                keeps_break=bool(node.orelse),
+                keeps_break=bool(node.orelse) or iteration.finish is not None,
                 iteration=iteration,
             )
             try:
@@ -77,7 +77,17 @@ def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> bool:
                 if static_length(c, iteration) is None:
                     raise error.error from None
                 _unroll(c, node, iteration, enter)
+        _finish(c, node, iteration)
     return _or_else(c, node, flags.broke, rest)
+
+
+def _finish(c: Context, node: ast.AST, iteration: Iteration) -> None:
+    """What follows the last element, if the loop got there."""
+    left = exit_flag(c) if iteration.finish is not None else True
+    if iteration.finish is None or left is True:
+        return
+    condition = c.const(False) if left is False else left
+    branch_on(c, node, condition, lambda: None, iteration.finish)
 
 
 @statement(ast.While)
@@ -135,11 +145,20 @@ def loop_over(
     def step(_: Sequence[Step]) -> bool:
         return False
 
+    if iteration.must_unroll:
+        for k in range(static_length(c, iteration) or 0):
+            index = c.const(k)
+            if_there(c, node, iteration, index, lambda i=index: body(i))
+        if iteration.finish is not None:
+            iteration.finish()
+        return
     with _loop_flags(c):
         try:
             _Body(c, node, names, body, [step], iteration=iteration).loop(iteration.length)
         except _Unlike as error:
             raise error.error from None
+    if iteration.finish is not None:
+        iteration.finish()
 
 
 class _loop_flags:
@@ -172,10 +191,15 @@ def _unroll(
     def iteration_step(k: int) -> Step:
         def compile_iteration(_: Sequence[Step]) -> bool:
             c.frame.vars[CONTINUED] = c.const(False)
-            enter(c.const(k))
-            run(c, c.steps(node.body))
+            if_there(c, node, iteration, index, compile_body)
             c.frame.vars[CONTINUED] = c.const(False)
             return False
+
+        index = c.const(k)
+
+        def compile_body() -> None:
+            enter(index)
+            run(c, c.steps(node.body))
 
         return compile_iteration
 
@@ -307,6 +331,7 @@ class _Body:
 
         def compile_body() -> None:
             c.frame.vars.update(zip(names, args, strict=True))
+            c.frame.vars.update(self._read_before())
             for flag in (BROKE, CONTINUED, RETURNED):  # else the loop would have ended
                 c.frame.vars[flag] = c.const(False)
             if self.enter is not None:
@@ -325,6 +350,12 @@ class _Body:
                 raise _Unlike(c.error(self.node, why))
             values.append(value)
         return _Trial(branch.block, condition[0], values)
+
+    def _read_before(self) -> dict[str, Poison]:
+        """Iterators from before the loop, which its first iteration may read to their end."""
+        loc = self.c.frame.source.loc(self.node)
+        rows = self.c.frame.vars.items()
+        return {n: read_once(n, loc) for n, v in rows if self.c.is_iterator(v)}
 
     def _next_test(self, index: Value) -> Value:
         c = self.c

@@ -33,6 +33,7 @@ from lowtide.frontend.script.module_state import (
     ModuleState,
     Restart,
     child,
+    is_torch_class,
     join_path,
     names_of,
     root_of,
@@ -49,15 +50,16 @@ from lowtide.frontend.script.nodes import (
     Super,
     describe,
 )
-from lowtide.frontend.script.programs import finished_names, module_program
+from lowtide.frontend.script.programs import finished_names, module_program, saved_optional
 from lowtide.frontend.script.remedies import alike
 from lowtide.frontend.script.source import unwrap
-from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.frontend.script.types_from_annotations import field_type, type_from_annotation
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
 
 _MISSING = object()
+_MADE = ("__lowtide_function__", "__lowtide_program__", "__lowtide_saved_programs__")
 
 
 def state_of(c: Context) -> ModuleState:
@@ -98,24 +100,32 @@ def _is_made_method(module: torch.nn.Module, name: str) -> bool:
 def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> Node:
     """A parameter, buffer or plain attribute, read at call time."""
     state, path = state_of(c), join_path(ref.path, name)
+    declared = optional_type(ref.module, name) if state.knowledge.as_declared else None
+    if declared is not None and t.is_subtype(t.type_of(found) or t.ANY, declared):
+        return state.capture(path, found, declared)
     if found is None:
         state.guard("none", path)
         return c.const(None)
     if _is_constant(state, ref.module, name, found):
         state.guard("value", path)
         return c.const(found)
+    if _is_function(found):
+        state.guard("value", path)
+        return python_object(c, node, found, "")
     type_ = None if _holds_modules(found) else data_type(ref.module, name, found)
     if type_ is not None and not isinstance(type_, t.FunctionType):
         return state.capture(path, found, type_)
-    if isinstance(found, FunctionType | BuiltinFunctionType | type | ModuleType) or hasattr(
-        found, "__lowtide_function__"
-    ):
-        state.guard("value", path)
-        return python_object(c, node, found, "")
     kind, remedy = _not_held(name, found)
     raise c.error(
         node, f"the attribute {path!r} is {kind}, which compiled code cannot hold", remedy
     )
+
+
+def _is_function(found: object) -> bool:
+    """Whether it is a function, a class or a Python module; a function may be compiled, traced or
+    loaded."""
+    is_python = isinstance(found, FunctionType | BuiltinFunctionType | type | ModuleType)
+    return is_python or any(hasattr(found, name) for name in _MADE)
 
 
 def _not_held(name: str, found: object) -> tuple[str, str]:
@@ -155,12 +165,25 @@ def declared_type(module: torch.nn.Module, name: str) -> t.Type | None:
     if name in own:
         return type_from_annotation(own[name], {})
     for cls in type(module).__mro__:
-        annotations: dict[str, object] = vars(cls).get("__annotations__", {})
-        if name in annotations:
-            init = cls.__dict__.get("__init__")
-            scope = outer_names(init) if isinstance(init, FunctionType) else {}
-            return type_from_annotation(annotations[name], {**vars(typing), **scope})
+        if name in vars(cls).get("__annotations__", {}):
+            scope = dict(vars(typing))
+            for member in vars(cls).values():
+                scope |= outer_names(member) if isinstance(member, FunctionType) else {}
+            return field_type(cls, name, scope)
     return declared_in_init(type(module), name)
+
+
+def optional_type(module: torch.nn.Module, name: str) -> t.Type | None:
+    """The Optional that the user declares an attribute to be, None if he does not; torch.nn's own
+    classes declare most of theirs so."""
+    bases = filter(is_torch_class, type(module).__mro__)
+    if any(name in vars(base).get("__annotations__", {}) for base in bases):
+        return None
+    found = declared_type(module, name) or saved_optional(module, name)
+    if not isinstance(found, t.OptionalType):
+        return None
+    cls = classes.class_of(found.elem)
+    return None if cls is not None and issubclass(cls, torch.nn.Module) else found
 
 
 def _is_constant(state: ModuleState, module: torch.nn.Module, name: str, found: object) -> bool:
@@ -208,11 +231,9 @@ def class_attribute(
         return BoundMethod(method, PythonObject(type(ref.module)))
     if isinstance(found, FunctionType) or hasattr(found, "__lowtide_function__"):
         return BoundMethod(unwrap(found), ref)
-    if isinstance(found, torch.Tensor) or not is_literal(found):
-        return data(c, node, ref, name, found)
     if name in state_of(c).knowledge.dynamic:
         return _dynamic(c, ref, name, found)
-    return c.const(found)
+    return data(c, node, ref, name, found)
 
 
 def _absent(

@@ -5,6 +5,7 @@ In: a ModuleRef to a container. Out: its elements, an element, how many there ar
     for name, layer in self.layers.items(): x = layer(x)      unrolled
     self.layers[-1](x)  self.blocks["a"]  self.layers[1:]     found while compiling
     self.layers[i](x)  self.blocks[name](x)                   an `if` for each layer (`chosen`)
+    name in self.blocks, self.blocks.keys()                   a comparison with the keys
     self.named_children(), self.parameters()                  known too, as of any module
 
 Always holds: elements of module containers are ModuleRefs, of parameter containers tensors.
@@ -103,10 +104,20 @@ def item(c: Context, node: ast.Subscript, ref: ModuleRef) -> Node:
         raise c.error(node, f"{describe(ref)} has no items", "a `__getitem__` of its class")
     found = c.expr(node.slice)
     if isinstance(found, Value) and keys:
-        names = tuple(keys) if isinstance(ref.module, _DICTS) else ()
-        return Chosen(found, tuple(_element(c, node, ref, k) for k in keys), names)
+        nodes = tuple(_element(c, node, ref, k) for k in keys)
+        if isinstance(ref.module, _DICTS):
+            return Chosen(found, nodes, tuple(keys))
+        return Chosen(_position(c, node, ref, found), nodes)
     loop = f"`for i, module in enumerate({ast.unparse(node.value)})` with an `if` on i"
     raise c.error(node, "the index of a container must be known while compiling", loop)
+
+
+def _position(c: Context, node: ast.Subscript, ref: ModuleRef, index: Value) -> Value:
+    """The index of an element, as an int."""
+    if index.type in (t.FLOAT, t.STR, t.COMPLEX, t.NONE):
+        problem = f"{describe(ref)} is indexed by a value of type {index.type}"
+        raise c.error(node.slice, problem, "an int")
+    return index if index.type == t.INT else c.py(node, "py.index", index)
 
 
 def _key(c: Context, node: ast.expr) -> Node:
@@ -148,11 +159,8 @@ def compare_nodes(
             held = c.truth(c.as_value(own, node))
             return c.py(node, "py.not", held) if isinstance(op, ast.NotIn) else held
     if isinstance(op, ast.In | ast.NotIn) and type(right) in ELEMENTS_OF:
-        known = c.constant(left)
-        found = [c.constant(e) for e in ELEMENTS_OF[type(right)](c, node, right)]
-        if known is UNKNOWN or UNKNOWN in found:
-            raise c.error(node, "only a constant can be looked up in a container", "a loop")
-        return c.const((known in found) != isinstance(op, ast.NotIn))
+        found = _is_among(c, node, left, ELEMENTS_OF[type(right)](c, node, right))
+        return c.py(node, "py.not", found) if isinstance(op, ast.NotIn) else found
     if not isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq):
         return None
     if not any(isinstance(n, _KNOWN) for n in (left, right)):
@@ -161,6 +169,18 @@ def compare_nodes(
     if UNKNOWN in objects:
         return None
     return c.const((objects[0] is objects[1]) != isinstance(op, ast.IsNot | ast.NotEq))
+
+
+def _is_among(c: Context, node: ast.AST, sought: Node, members: Sequence[Node]) -> Value:
+    """`sought in members`; a value that only the run knows is compared with each then."""
+    known, objects = _object(c, sought), [_object(c, m) for m in members]
+    if known is not UNKNOWN and UNKNOWN not in objects:
+        return c.const(known in objects)
+    values = [m for m in members if isinstance(m, Value)]
+    if isinstance(sought, Value) and len(values) == len(members):
+        return c.py(node, "py.contains", c.builder.tuple_make(values), sought)
+    problem = f"{describe(sought)} is looked up among modules that are known while compiling"
+    raise c.error(node, problem, "a str, looked up among the keys of an nn.ModuleDict")
 
 
 def _object(c: Context, node: Node) -> object:

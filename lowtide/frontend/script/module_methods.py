@@ -74,18 +74,25 @@ def compile_method(
     *,
     frozen: bool = False,
     preserved: frozenset[str] = frozenset(),
+    as_declared: bool = False,
 ) -> MethodProgram:
-    """The program of a method; `frozen`: plain attributes are constants, save the `preserved`.
+    """The program of a method; `frozen`: plain attributes are constants, save the `preserved`;
+    `as_declared`: see `Knowledge`.
 
     Raises CompileError, with the place in the user's file."""
     literal_types = _LITERALS if frozen else ()
-    knowledge = Knowledge(literal_types=literal_types, captured_names=preserved)
-    try:
+
+    def settled(*constants: type) -> MethodProgram:
+        knowledge = Knowledge(
+            literal_types=constants, captured_names=preserved, as_declared=as_declared
+        )
         return _settled(module, name, fn, arg_types, knowledge)
+
+    try:
+        return settled(*literal_types)
     except CompileError:
-        again = Knowledge(literal_types=(*literal_types, bool, str), captured_names=preserved)
         try:
-            return _settled(module, name, fn, arg_types, again)
+            return settled(*literal_types, bool, str)
         except CompileError:
             pass
         raise

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Final, Literal, cast
 
 import torch
@@ -48,7 +49,9 @@ class Restart(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Knowledge:
-    """What outlives a Restart. `literal_types`: attributes of these types are constants."""
+    """What outlives a Restart. `literal_types`: attributes of these types are constants.
+
+    `as_declared`: what a class declares Optional is read as such, whatever it is now."""
 
     dynamic: set[str] = field(default_factory=set[str])
     attribute_types: dict[tuple[int, str], t.Type] = field(
@@ -56,6 +59,7 @@ class Knowledge:
     )
     literal_types: tuple[type, ...] = ()
     captured_names: frozenset[str] = frozenset()  # never constants: `freeze(preserved_attrs=)`
+    as_declared: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +83,8 @@ class ModuleState:
         known = self._values.get(path)
         if known is not None:
             return known
-        if isinstance(found, torch.Tensor):
+        is_tensor = isinstance(found, torch.Tensor) and type_ == t.TENSOR
+        if is_tensor:
             first = self._tensors.get(id(found))
             if first is not None:
                 self.guards[Guard("same", first[0], path)] = None
@@ -89,7 +94,7 @@ class ModuleState:
         self.block.args.append(value)
         self.paths.append(path)
         self._values[path] = value
-        if isinstance(found, torch.Tensor):
+        if is_tensor:
             self._tensors[id(found)] = (path, value)
         return value
 
@@ -141,8 +146,8 @@ def follow(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
     return root, name
 
 
-def is_torch_class(cls: type) -> bool:
-    """Whether a class is PyTorch's own."""
+def is_torch_class(cls: type | FunctionType) -> bool:
+    """Whether a class, or a method of one, is PyTorch's own."""
     return cls.__module__.split(".")[0] == "torch"
 
 

@@ -10,6 +10,7 @@ In: AST nodes. Out: names.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -42,6 +43,19 @@ def changed_names(nodes: Sequence[ast.AST]) -> set[str]:
                 case _:
                     pass
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def read_names(function: ast.AST) -> frozenset[str]:
+    """The variables that are read anywhere in a function, or in one inside it."""
+    found: set[str] = set()
+    for node in ast.walk(function):
+        match node:
+            case ast.Name(id, ast.Load()) | ast.AugAssign(target=ast.Name(id)):
+                found.add(id)
+            case _:
+                pass
+    return frozenset(found)
 
 
 def is_inplace(method: str) -> bool:

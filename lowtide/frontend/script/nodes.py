@@ -59,9 +59,10 @@ class Enumerate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Zip:
-    """`zip(*inners)`."""
+    """`zip(*inners, strict=strict)`."""
 
     inners: tuple[Node, ...]
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,6 +183,11 @@ NODES = get_args(Node)
 ITERATORS = (Enumerate, Zip, Reversed)  # in Python, objects that can be read only once
 
 
+def read_once(name: str, loc: Loc) -> Poison:
+    """What a variable is that held an iterator, once that has been read."""
+    return Poison(f"{name!r} is an iterator, which can be read once", "`list(…)` around it", loc)
+
+
 @dataclass(slots=True, kw_only=True)
 class Call:
     """A call whose arguments have been compiled."""
@@ -201,6 +207,12 @@ def is_choosable(node: Node | Poison | None) -> bool:
     return isinstance(node, ModuleRef | BoundMethod | Chosen)
 
 
+def is_data(node: Node | Poison | None) -> bool:
+    """Whether it is data that Python's own object can hold: a slice, a range, a dtype's limits."""
+    is_limits = isinstance(node, PythonObject) and isinstance(node.obj, torch.finfo | torch.iinfo)
+    return is_limits or isinstance(node, Slice | Range)
+
+
 def describe(node: Node) -> str:
     """What it is, in words for an error message."""
     match node:
@@ -208,8 +220,8 @@ def describe(node: Node) -> str:
             return f"a value of type {type_}"
         case PythonObject(ModuleType() as module):
             return f"the module {module.__name__}"
-        case PythonObject(obj):
-            name = getattr(obj, "__name__", None)
+        case PythonObject(obj, path):
+            name = path or getattr(obj, "__name__", None)
             return f"the Python object {name or repr(obj)[:60]}"
         case Method(_, name):
             return f"the method {name!r}"

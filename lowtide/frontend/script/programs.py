@@ -48,9 +48,15 @@ class SavedPrograms(Protocol):
     @property
     def signature(self) -> inspect.Signature: ...
 
-    def chosen(self, types: Sequence[Type], root: torch.nn.Module | None) -> Saved:
-        """The one for arguments of these types, and the module as it is; raises TypeError or
-        CompileError."""
+    def chosen(
+        self, types: Sequence[Type], root: torch.nn.Module | None, *, as_declared: bool = False
+    ) -> Saved:
+        """The one for arguments of these types, and the module as it is; `as_declared`: for the
+        module in as many states as one program is for. Raises TypeError or CompileError."""
+        ...
+
+    def optional(self, name: str) -> Type | None:
+        """The Optional that a program reads this attribute of its module as, if one does."""
         ...
 
 
@@ -82,6 +88,13 @@ def module_program(ref: ModuleRef, method: str) -> Function | SavedPrograms | No
 def finished_names(ref: ModuleRef) -> list[str]:
     """The methods of a module that have finished programs."""
     return list(cast("dict[str, object]", vars(ref.module).get("_lowtide_programs", {})))
+
+
+def saved_optional(module: torch.nn.Module, name: str) -> Type | None:
+    """The Optional that an attribute of a loaded module is, by the programs of its methods."""
+    given = cast("dict[str, Function | SavedPrograms]", vars(module).get("_lowtide_programs", {}))
+    found = (p.optional(name) for p in given.values() if not isinstance(p, Function))
+    return next((type_ for type_ in found if type_ is not None), None)
 
 
 def call_module_program(
@@ -122,8 +135,9 @@ def _chosen(
     given: Sequence[Value],
     root: torch.nn.Module | None,
 ) -> Saved:
+    as_declared = c.modules is not None and c.modules.knowledge.as_declared
     try:
-        return saved.chosen([v.type for v in given], root)
+        return saved.chosen([v.type for v in given], root, as_declared=as_declared)
     except TypeError as error:
         raise c.error(node, str(error), "arguments of those types") from error
     except CompileError as error:

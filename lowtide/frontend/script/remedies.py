@@ -3,6 +3,7 @@
 alike("sine", names, "…")             →  "`sin` or `sinc`"       the names nearest to it
 fitting("py.add", [STR, INT])         →  "str() of the int"
 member(STR, str, "encode")            →  "a function marked `@lt.ignore` that does it, …"
+member(LIST, list, "push")            →  "`append`"
 """
 
 from __future__ import annotations
@@ -17,6 +18,33 @@ INDEXED = "an item of a list, a tuple, a dict, a str or a tensor"
 IGNORED = "a function marked `@lt.ignore` that does it, called in its place"
 _NEAR = 0.76  # `relue` is near to `relu`, `nosuch` is not near to `cosh`
 _NEAR_VARIABLE = 0.6  # there are few of them: `h` is near to `hh`
+
+# What other languages, and Python 2, call what these have by another name.
+_LENGTH = dict.fromkeys(("length", "size"), "`len(…)`")
+_MEMBERSHIP = dict.fromkeys(("contains", "includes", "has", "has_key"), "`in`")
+_ELSEWHERE: dict[type, dict[str, str]] = {
+    list: {
+        **_LENGTH,
+        **_MEMBERSHIP,
+        **dict.fromkeys(("push", "push_back", "add"), "`append`"),
+        "concat": "`extend`",
+    },
+    tuple: {**_LENGTH, **_MEMBERSHIP},
+    set: {**_LENGTH, **_MEMBERSHIP, **dict.fromkeys(("append", "push", "insert"), "`add`")},
+    dict: {
+        **_LENGTH,
+        **_MEMBERSHIP,
+        **{f"{kind}{name}": f"`{name}`"
+           for kind in ("iter", "view") for name in ("items", "keys", "values")},
+    },
+    str: {
+        **_LENGTH,
+        **_MEMBERSHIP,
+        **dict.fromkeys(("reverse", "reversed"), "`[::-1]`"),
+        "trim": "`strip`",
+        "substring": "a slice",
+    },
+}  # fmt: skip
 
 _OPERANDS = {  # what an op takes, where it takes one kind of thing
     "py.len": "a list, a tuple, a dict, a str or a tensor",
@@ -44,7 +72,14 @@ def member(type_: t.Type, cls: type, name: str) -> str:
     if cls is not object and hasattr(cls, name):
         return IGNORED
     otherwise = f"what a {type_} has; if it is something else, an annotation that says so"
-    return alike(name, dir(cls), otherwise)
+    return of_class(cls, name, dir(cls), otherwise)
+
+
+def of_class(cls: type, name: str, names: Iterable[str], otherwise: str) -> str:
+    """The attributes that look like this one, or do what it does elsewhere."""
+    elsewhere = _ELSEWHERE.get(cls, {})
+    near = _near(name, [*names, *elsewhere], _NEAR)
+    return " or ".join(dict.fromkeys(elsewhere.get(n, f"`{n}`") for n in near)) or otherwise
 
 
 def fitting(op_name: str, types: Sequence[t.Type]) -> str:

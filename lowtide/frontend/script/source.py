@@ -83,6 +83,7 @@ def parameters_of(fn: FunctionType) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(decorated(fn), follow_wrapped=False).parameters
 
 
+_DEF = re.compile(r"\s*(async\s+)?def\b")
 _STDLIB = sysconfig.get_path("stdlib")
 _PACKAGES = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
 
@@ -119,21 +120,30 @@ def read_source(fn: FunctionType) -> FunctionSource:
 
 
 def _read_lambda(code: CodeType) -> FunctionSource:
-    """A lambda is found in its file by the place of its body."""
+    """A lambda is found in its file as the innermost whose body holds the places of all its ops."""
     lines = tuple(linecache.getlines(code.co_filename))
-    places = [p for p in code.co_positions() if None not in p]
-    found = [n for n in _lambdas(lines) if n.lineno == code.co_firstlineno]
+    places = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
+    found = _beginning_with(code, lines)
     if len(found) > 1:
-        found = [n for n in found if any(_is_within(p, n.body) for p in places)]
-    if len(found) != 1:
+        found = [n for n in found if places and all(_is_within(p, n.body) for p in places)]
+    if not found:
         raise CompileError(
             "a lambda whose source is not found is not compiled",
             _code_loc(code),
             "def f(...): return ...",
         )
     return FunctionSource(
-        node=found[0], file=code.co_filename, lines=lines, first_line=1, line_shift=0
+        node=max(found, key=lambda n: n.col_offset),
+        file=code.co_filename,
+        lines=lines,
+        first_line=1,
+        line_shift=0,
     )
+
+
+def _beginning_with(code: CodeType, lines: tuple[str, ...]) -> list[ast.Lambda]:
+    """The lambdas that begin in the line in which the code does."""
+    return [n for n in _lambdas(lines) if n.lineno == code.co_firstlineno]
 
 
 @functools.lru_cache(maxsize=64)
@@ -176,13 +186,24 @@ def _parse(lines: list[str], code: CodeType) -> tuple[ast.FunctionDef, int]:
 
 
 def _code_loc(code: CodeType) -> Loc:
+    if code.co_name == "<lambda>":
+        return _lambda_loc(code)
     try:
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError, IndexError):
         return Loc(code.co_filename, code.co_firstlineno)
-    begin = re.compile(r"lambda" if code.co_name == "<lambda>" else r"\s*(async\s+)?def\b")
-    skipped = next((k for k, x in enumerate(lines) if begin.search(x)), 0)
-    first += skipped
+    skipped = next((k for k, x in enumerate(lines) if _DEF.match(x)), 0)
     text = lines[skipped].rstrip("\n")
-    column = text.find("lambda") + 1 or len(text) - len(text.lstrip()) + 1
-    return Loc(code.co_filename, first, column, text, code.co_name)
+    column = len(text) - len(text.lstrip()) + 1
+    return Loc(code.co_filename, first + skipped, column, text, code.co_name)
+
+
+def _lambda_loc(code: CodeType) -> Loc:
+    """Its line, and the first lambda there: which of several it is, is not known."""
+    lines = tuple(linecache.getlines(code.co_filename))
+    line = code.co_firstlineno
+    text = lines[line - 1].rstrip("\n") if line <= len(lines) else ""
+    found = _beginning_with(code, lines)
+    offset = min((n.col_offset for n in found), default=0)
+    column = len(text.encode()[:offset].decode(errors="ignore")) + 1
+    return Loc(code.co_filename, line, column, text, code.co_name)

@@ -25,12 +25,13 @@ from lowtide.frontend.script.context import (
 )
 from lowtide.frontend.script.expressions import local_function
 from lowtide.frontend.script.flow import branch_on, run, run_inside
+from lowtide.frontend.script.mutation import read_names
 from lowtide.frontend.script.narrowing import narrow
 from lowtide.frontend.script.nodes import Node, PythonObject, describe
 from lowtide.frontend.script.operators import BINARY, augmented, right_side, truth
 from lowtide.frontend.script.targets import assign, augmented_attribute, augmented_item, delete
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
-from lowtide.ir import python_objects
+from lowtide.ir import opdefs, python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
@@ -42,6 +43,7 @@ def compile_assign(c: Context, node: ast.Assign, rest: Sequence[Step]) -> None:
     value = c.expr(node.value)
     for target in node.targets:
         assign(c, target, value)
+    _use(c, value, node.targets)
 
 
 @statement(ast.AnnAssign)
@@ -52,6 +54,7 @@ def compile_annotated(c: Context, node: ast.AnnAssign, rest: Sequence[Step]) -> 
     value = c.expr(node.value)
     declared = type_from_annotation(ast.unparse(node.annotation), c.frame.names)
     assign(c, node.target, as_declared(c, value, declared))
+    _use(c, value, [node.target])
 
 
 def as_declared(c: Context, value: Node, declared: Type | None) -> Node:
@@ -109,7 +112,26 @@ def compile_augmented(c: Context, node: ast.AugAssign, rest: Sequence[Step]) -> 
 def compile_expression(c: Context, node: ast.Expr, rest: Sequence[Step]) -> None:
     """An expression for its effect; a docstring is nothing."""
     if not isinstance(node.value, ast.Constant):
-        c.expr(node.value)
+        _use(c, c.expr(node.value), [])
+
+
+def _use(c: Context, value: Node, targets: Sequence[ast.expr]) -> None:
+    """Keeps of what leads to a value that is never read the ops that may raise."""
+    names = read_names(c.frame.source.node) if targets else frozenset[str]()
+    if any(not isinstance(target, ast.Name) or target.id in names for target in targets):
+        return
+    waiting = [value] if isinstance(value, Value) else []
+    seen: set[Value] = set()
+    while waiting:
+        made = waiting.pop()
+        maker = c.builder.makers.get(made)
+        if made in seen or maker is None or not opdefs.is_removable(maker.name):
+            continue
+        seen.add(made)
+        if opdefs.may_raise(maker):
+            c.builder.emit("use", [made])
+        else:
+            waiting += maker.operands
 
 
 @statement(ast.Pass)

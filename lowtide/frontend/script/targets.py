@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.flow import some
 from lowtide.frontend.script.indexing import Items, index_items, load
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, ELEMENTS_OF, STORE_OF
 from lowtide.frontend.script.nodes import Node, Poison, describe
@@ -239,7 +240,7 @@ def _with_rest(c: Context, node: ast.AST, value: Value, before: int, after: int)
 
 def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]:
     """The `count` elements of a tuple, list or tensor."""
-    value = c.not_none(value)
+    value = c.not_none(some(c, node, value, "cannot unpack non-iterable NoneType object"))
     if isinstance(value.type, ClassType):
         value = c.as_value(classes.iterated(c, node, value) or value, node)
     match value.type:

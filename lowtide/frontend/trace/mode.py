@@ -83,13 +83,12 @@ class TraceMode(TorchFunctionMode):
             self._no_grad = not given[0]
             return func(*given)
         found = name_of(func)
-        if found is not None and found[0] == "Tensor.data.__set__":
-            if _is_its_own(*given):
-                return func(*given)  # as `w.data = w.data.to(device)` is where `w` is there
-            raise self._not_recorded("`x.data = y`", "x.copy_(y) under torch.no_grad()")
+        is_set = found is not None and found[0] in _SETTERS
+        if is_set and _is_its_own(*given):
+            return func(*given)  # as `w.data = w.data.to(device)` is where `w` is there
         before = _versions(tensors_in([given, given_named]))
         result = func(*given, **given_named)
-        changed = any(_version(x) != version for x, version in before)
+        changed = is_set or any(_version(x) != version for x, version in before)
         if found is None:
             if tensors_in(result) or changed:
                 raise self._not_recorded(f"`{getattr(func, '__name__', func)}`", "PyTorch's own")
@@ -179,11 +178,14 @@ _functorch: Final[Any] = getattr(torch._C, "_functorch", None)  # pyright: ignor
 _transform: Final[Callable[[], object]] = getattr(
     _functorch, "peek_interpreter_stack", lambda: None
 )
+_SETTERS: Final = ("Tensor.data.__set__", "Tensor.grad.__set__")  # no version tells of them
 _SET_GRAD: Final[Any] = torch._C._set_grad_enabled  # pyright: ignore
 
 
-def _is_its_own(x: torch.Tensor, data: torch.Tensor) -> bool:
+def _is_its_own(x: torch.Tensor, data: torch.Tensor | None) -> bool:
     """Whether `x.data = data` changes nothing: the data is that of x."""
+    if data is None:
+        return False
     facts = [(t.data_ptr(), t.dtype, t.device, t.shape, t.stride()) for t in (x, data)]
     return facts[0] == facts[1]
 

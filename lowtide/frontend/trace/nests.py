@@ -18,6 +18,8 @@ from typing import Any, Final, cast
 import torch
 from torch.utils import _pytree as pytree
 
+from lowtide.ir.literals import is_literal
+
 
 class NotANest(Exception):
     """`where` is something that is neither a leaf nor a container."""
@@ -78,10 +80,12 @@ class Nest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether IR's tuples can say it: a leaf, or unnamed tuples of these."""
-        return self.kind == "leaf" or (
-            self.kind is tuple and bool(self.children) and all(c.is_plain for c in self.children)
+        """Whether IR can say it: a leaf, or tuples, lists and dicts of these and None."""
+        is_said = self.kind in (tuple, list) or (
+            self.kind is dict and all(map(is_literal, self.keys))
         )
+        parts = [c for c in self.children if c.kind != "none"]
+        return self.kind == "leaf" or (is_said and bool(parts) and all(c.is_plain for c in parts))
 
     def __str__(self) -> str:
         if isinstance(self.kind, str):

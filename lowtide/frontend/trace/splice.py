@@ -45,9 +45,19 @@ def _remember(recorder: Recorder, value: Value, result: Any) -> Any:
         elems = [_remember(recorder, p, e) for p, e in zip(parts, whole, strict=True)]
         make: Any = getattr(type(whole), "_make", type(whole))
         return make(elems)
+    if isinstance(result, dict):
+        entries = cast("dict[Any, Any]", result)
+        items = ((k, _item(recorder, value, k), e) for k, e in entries.items())
+        return type(entries)((k, _remember(recorder, item, e)) for k, item, e in items)
     if type(result) in (int, float):
         return traced_number(result, recorder, value)
     if isinstance(result, bool) and recorder.builder.constant(value) is not result:
         what = f"the bool that a compiled function gave is frozen as {result}"
         recorder.warn_frozen(what, here(recorder.stop))
     return result
+
+
+def _item(recorder: Recorder, entries: Value, key: object) -> Value:
+    found = recorder.builder.py("dict.item", entries, recorder.builder.const(key))
+    assert found is not None
+    return found

@@ -6,15 +6,15 @@ program, and how its inputs and outputs are nested.
     record(f, Call((x,), {}, ("x",)))   →   def f(%x: Tensor) -> Tensor: …
 
 Always holds: each tensor of the arguments is one parameter of the Function, in order, and captured
-tensors follow. A result of nested plain tuples is IR's own; any other is a flat tuple, and `output`
-puts it together.
+tensors follow. A result of nested tuples, lists and dicts is IR's own; any other is a flat tuple,
+and `output` puts it together.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from lowtide.frontend.trace.nests import LEAF, Nest, NotANest, describe, take_ap
 from lowtide.frontend.trace.numbers import TracedFloat, TracedInt
 from lowtide.frontend.trace.recorder import Recorder
 from lowtide.ir import types as t
+from lowtide.ir.builder import Builder
 from lowtide.ir.core import Function, Value
 from lowtide.ir.verify import verify
 from lowtide.passes.standard import tidy
@@ -146,13 +147,24 @@ def _result(recorder: Recorder, name: str, result: Any) -> tuple[Value, Nest]:
     if not nest.is_plain:
         return recorder.builder.tuple_make(values), nest
     rest = iter(values)
-    return _tuples(recorder, nest, rest), LEAF
+    return _built(recorder.builder, nest, rest), LEAF
 
 
-def _tuples(recorder: Recorder, nest: Nest, rest: Any) -> Value:
+def _built(builder: Builder, nest: Nest, rest: Iterator[Value]) -> Value:
+    """`Nest.build`, by ops."""
     if nest.kind == "leaf":
         return next(rest)
-    return recorder.builder.tuple_make([_tuples(recorder, c, rest) for c in nest.children])
+    if nest.kind == "none":
+        return builder.const(None)
+    parts = [_built(builder, c, rest) for c in nest.children]
+    if nest.kind is tuple:
+        return builder.tuple_make(parts)
+    if nest.kind is list:
+        return builder.list_make(parts)
+    keys = [builder.const(k) for k in nest.keys]
+    type_ = t.DictType(t.join_all(k.type for k in keys), t.join_all(p.type for p in parts))
+    operands = [v for pair in zip(keys, parts, strict=True) for v in pair]
+    return builder.emit("dict.make", operands, [type_]).result
 
 
 def _function(

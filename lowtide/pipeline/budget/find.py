@@ -36,7 +36,7 @@ _MOST_DIMS: Final = 4
 _MOST_STARTS: Final = 8
 _STRUCTURE: Final = ("const", "cast", "tuple", "list", "unpack", "py", "math")
 _BARRIERS: Final = (
-    *CHANGING, "print", "assert", "raise", "with", "undef", "list.append", "list.extend",
+    *CHANGING, "print", "assert", "raise", "use", "with", "undef", "list.append", "list.extend",
 )  # fmt: skip
 _LEAST_BYTES: Final = 1 << 16  # a run whose values are all smaller is not worth it
 

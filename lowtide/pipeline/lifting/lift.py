@@ -23,6 +23,7 @@ from typing import Any, Final
 from lowtide.ir import dtypes
 from lowtide.ir.core import Op, Value
 from lowtide.pipeline.abstract import Abs, Map, Origin, Pending, Seq, is_constant
+from lowtide.pipeline.activity import Full
 from lowtide.pipeline.lifting import closing, scan, tables
 from lowtide.pipeline.lifting.match import Carry, NotLifted
 from lowtide.pipeline.lifting.rows import Growing, Rows
@@ -101,7 +102,7 @@ class Lift:
             if known and not known & symbols(self.axis.extent):
                 return NeedConst(known)  # as for an op outside of any loop
             return NotLifted(f"its indices cannot be compared without knowing {why}")
-        return why if isinstance(why, NotLifted) else NotLifted(str(why))
+        return why if isinstance(why, NotLifted | Full) else NotLifted(str(why))
 
     # -- following the body --
 

@@ -438,3 +438,40 @@ class PadsToATensor(nn.Module):
             return torch.tensor(rows, dtype=torch.long)
         else:
             raise TypeError("neither")
+
+
+@program(calls=lambda: [(torch.ones(2),), (None,)], raises=AssertionError)
+def unwrapped(x: Optional[Tensor]) -> Tensor:
+    return torch.jit._unwrap_optional(x) + 1
+
+
+@program(calls=lambda: [([torch.ones(2), None],), ([torch.ones(2)],)], raises=AssertionError)
+def unwrapped_element(xs: List[Optional[Tensor]]) -> Tensor:
+    last = torch.jit._unwrap_optional(xs[-1])
+    return last * 2
+
+
+@program(calls=lambda: [(3,), (None,)], raises=AssertionError)
+def unwrapped_number(n: Optional[int]) -> int:
+    return torch.jit._unwrap_optional(n) + 1
+
+
+class Held(NamedTuple):
+    state: Optional[Tensor]
+    count: int
+
+
+@program(
+    calls=lambda: [(torch.ones(2), [Held(torch.ones(2), 2), None], k) for k in (0, 1)],
+    raises=AttributeError, torchscript=False,
+)  # fmt: skip
+def field_of_none(x: Tensor, helds: List[Optional[Held]], k: int) -> Tensor:
+    return (x + 1) * helds[k].count
+
+
+@program(
+    calls=lambda: [(torch.ones(2), {"a": v}) for v in (Held(None, 2), None)],
+    raises=AttributeError, torchscript=False,
+)  # fmt: skip
+def field_of_an_item_that_is_none(x: Tensor, helds: Dict[str, Optional[Held]]) -> Tensor:
+    return (x + 1) * helds["a"].count

@@ -192,3 +192,17 @@ def dtype_facts(x: torch.Tensor) -> Tuple[bool, int, torch.dtype]:
 @program(args=lambda: (torch.ones(2),), torchscript=False)
 def finfo_limits(x: torch.Tensor) -> Tuple[float, int]:
     return torch.finfo(x.dtype).max, torch.iinfo(torch.int8).min
+
+
+@program(calls=lambda: [(torch.ones(2), True), (torch.ones(2), False)], torchscript=False)
+def limits_in_variables(x: torch.Tensor, wide: bool):
+    if wide:
+        whole = torch.iinfo(torch.int8)
+    else:
+        whole = torch.iinfo(x.long().dtype)
+    info = torch.finfo(torch.float64) if wide else torch.finfo(torch.float32)
+    found = [torch.finfo(torch.float32), torch.finfo(torch.float64)]
+    eps = [torch.finfo(d).eps for d in (torch.float32, torch.float16)]
+    for k in range(2):
+        eps.append(found[k].eps)
+    return x.clamp(whole.min, whole.max), whole.dtype, info.max, info.bits, x + info.tiny, eps

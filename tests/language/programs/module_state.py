@@ -382,3 +382,35 @@ class HelperWritesAttribute(nn.Module):
         a = self._tick(2)
         b = self._tick(3)
         return x * (a * 10 + b)
+
+
+@module_program(args=lambda: (torch.ones(2, 3),), attributes=("weight", "state"), torchscript=False)
+class DataOfItsState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.ones(3, 3))
+        self.fc = nn.Linear(3, 3)
+        self.register_buffer("state", torch.ones(3))
+
+    def forward(self, x: Tensor):
+        before = self.fc(x).sum()
+        self.weight.data = self.weight.data * 0 + 2
+        for p in self.parameters():
+            p.data = p.data.clamp(0, 1)
+            p.grad = None
+        self.state.data = torch.zeros(2)
+        return self.fc(x) @ self.weight + self.state.sum(), before
+
+
+@module_program(calls=lambda: [(torch.ones(2, 3),), (torch.zeros(2, 3),)], torchscript=False)
+class CarriesACell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell = nn.LSTMCell(3, 4)
+        self.state: Optional[Tuple[Tensor, Tensor]] = None
+
+    def forward(self, x: Tensor):
+        self.state = self.cell(x, self.state)
+        return self.state[0]

@@ -463,3 +463,39 @@ def torch_assert(x: torch.Tensor) -> torch.Tensor:
     torch._assert(x.ndim == 1, f"{x.ndim} dims")
     torch._assert(x.sum() > 0, "nothing there")
     return x * 2
+
+
+@program(args=lambda: (torch.arange(12.0).view(3, 4), torch.ones(2)), torchscript=False)
+def data_of_another_tensor(x: torch.Tensor, y: torch.Tensor):
+    total, shape = x.sum(), x.shape
+    z = x.clone()
+    row = z[0]
+    z.data = y
+    z.add_(1)
+    x.data = y * 2
+    return z, total, row * 2, shape, z.shape, z.sum(), x.shape[0], y
+
+
+@program(args=lambda: (torch.arange(4.0),), torchscript=False)
+def data_in_a_loop(x: torch.Tensor):
+    for i in range(3):
+        x.data = x.data * 2 + i
+    return x * 1
+
+
+@program(args=lambda: (torch.arange(4.0),), torchscript=False)
+def gradient_and_parts_set(x: torch.Tensor):
+    z = torch.complex(x, x)
+    z.real = x * 3
+    z.imag = 0 * x
+    x.requires_grad = True
+    (x * 2).sum().backward()
+    before = x.grad
+    x.grad = None
+    return before, x.grad, x.requires_grad, z
+
+
+@program(args=lambda: (torch.arange(4.0),), raises=TypeError, torchscript=False)
+def data_that_is_no_tensor(x: torch.Tensor):
+    x.data = 3
+    return x

@@ -243,3 +243,16 @@ def abstract_classes(a: Tuple[int, int], b: int, c: List[int], d: str) -> Tuple[
         isinstance(d, iterable),
         isinstance(a, (int, collections.abc.Mapping)),
     )
+
+
+@program(
+    calls=lambda: [((torch.ones(2), 3), [1, 2]), (None, [1]), ((torch.ones(2), 3), None)],
+    raises=TypeError,
+    torchscript=False,
+)
+def optional_containers_read(t: Optional[Tuple[torch.Tensor, int]], xs: Optional[List[int]]):
+    first, part = t[0] * 2, t[1:]
+    x, n = t
+    for k in xs:
+        n += k
+    return first, part, x + n, t[-1], [k * 2 for k in xs], [v for v in t]

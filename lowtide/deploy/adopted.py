@@ -1,0 +1,97 @@
+"""The caller's own enums and named tuples, taken for those of a file.
+
+In: programs out of a file, the arguments of a call. Out: arguments as the programs know them.
+
+    class Mode(Enum): FAST = 1     loaded(x, Mode.FAST)     the member FAST of the file's Mode
+    class Pair(NamedTuple): …      loaded(Pair(x, 2))       the file's Pair of the same fields
+
+Always holds: what is replaced never changes, so that nobody can tell it from what he gave, but by
+its class. Lists, dicts and records are references, and stay as they are.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.deploy.fitting import Program
+from lowtide.deploy.records import entry_of
+from lowtide.deploy.rename import values_of
+from lowtide.ir import python_objects
+from lowtide.ir.core import Function
+from lowtide.ir.types import ClassType, TupleType, Type, parse_type, types_in
+
+Classes = Mapping[str, Any]
+
+_KINDS: Final = ("enum", "named_tuple")
+
+
+def classes_of(c: object) -> dict[str, type]:
+    """The classes that a loaded function's or module's programs speak of, by name: to make
+    arguments of them. Of two of one name, the first."""
+    methods = [m for m in vars(c).values() if hasattr(m, "__lowtide_programs__")]
+    return _classes(p for m in (c, *methods) for p in getattr(m, "__lowtide_programs__", ()))
+
+
+def adoptable(programs: Iterable[Program]) -> Classes:
+    """The enums and named tuples that these programs know."""
+    found = _classes(programs)
+    return {n: cls for n, cls in found.items() if _kind(cls) in _KINDS}
+
+
+def adopted(
+    args: tuple[Any, ...], kwargs: dict[str, Any], classes: Classes
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments, with values of the caller's own classes as the file's of the same name."""
+    named = {name: _adopted(value, classes) for name, value in kwargs.items()}
+    return tuple(_adopted(value, classes) for value in args), named
+
+
+def _adopted(value: Any, classes: Classes) -> Any:
+    known = classes.get(type(value).__name__)
+    if isinstance(value, enum.Enum) and known is not None:
+        return _member(known, value)
+    if not isinstance(value, tuple) or isinstance(value, torch.Size):
+        return value
+    given = cast("tuple[Any, ...]", value)
+    parts = tuple(_adopted(v, classes) for v in given)
+    is_same = all(a is b for a, b in zip(parts, given, strict=True))
+    fields = getattr(given, "_fields", None)
+    if known is not None and fields is not None and getattr(known, "_fields", None) == fields:
+        return given if isinstance(given, known) and is_same else known._make(parts)
+    return parts if type(given) is tuple and not is_same else given
+
+
+def _member(known: Any, value: enum.Enum) -> Any:
+    member = getattr(known, "__members__", {}).get(value.name)
+    if member is None and issubclass(known, enum.Flag):
+        return known(value.value)
+    return member if member is not None and member.value == value.value else value
+
+
+def _kind(cls: type) -> str:
+    entry = entry_of(cls)
+    return entry.kind if entry is not None else ""
+
+
+def _classes(programs: Iterable[Program]) -> dict[str, type]:
+    found: dict[str, type] = {}
+    for program in programs:
+        for part in (part for type_ in _types(program.function) for part in types_in(type_)):
+            name = part.name if isinstance(part, ClassType) else ""
+            name = part.cls if isinstance(part, TupleType) else name
+            cls = python_objects.find(name) if name else None
+            if isinstance(cls, type) and _kind(cls):
+                found.setdefault(cls.__name__, cls)
+    return found
+
+
+def _types(function: Function) -> Iterator[Type]:
+    """All that the function speaks of: of its values, and those it asks for."""
+    yield from (value.type for value in values_of(function.block))
+    for op in function.walk():
+        if op.name == "py.isinstance":
+            yield parse_type(str(op.attrs["type"]))

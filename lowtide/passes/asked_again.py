@@ -1,0 +1,75 @@
+"""A loop asks for its sizes itself, where another loop lies between it and where that was done.
+
+In, out: a Function. Always holds: tensors keep their sizes, or nothing is done.
+
+    %n: int = torch.size.dim(%x, %0)                %n: int = torch.size.dim(%x, %0)
+    %a = loop(%n, …)                                %a = loop(%n, …)
+    %b = loop(%n, …)                           →    %m: int = torch.size.dim(%x, %0)
+                                                    %b = loop(%m, …)
+
+Each loop may become a region of its own. To one that only gets a number, it is not the size of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from lowtide.ir.core import Block, Function, Op, Value, clone, clone_op, free_values
+from lowtide.passes.common_subexpressions import RESIZING
+from lowtide.passes.making import Makers, makers_of
+
+_OF_SIZES: Final = ("torch.size.dim", "py.add", "py.sub", "py.mul", "py.floordiv", "const")
+
+
+def ask_again(fn: Function) -> Function:
+    """See the module's text."""
+    result = clone(fn)
+    if not any(op.attrs.get("target") in RESIZING for op in result.walk()):
+        _ask(result.block, makers_of(result))
+    return result
+
+
+def _ask(block: Block, makers: Makers) -> None:
+    kept: list[Op] = []
+    before: set[Value] = set()  # made before the last loop of this block
+    for op in block.ops:
+        for inner in op.blocks:
+            _ask(inner, makers)
+        if op.name == "loop":
+            stand_ins: dict[Value, Value] = {}
+            for value in free_values([op]):
+                if value in before and _is_of_sizes(value, makers):
+                    kept += _again(value, makers, stand_ins)
+            _replace(op, stand_ins)
+            before.update(r for x in kept for r in x.results)
+        kept.append(op)
+    block.ops = kept
+
+
+def _is_of_sizes(value: Value, makers: Makers) -> bool:
+    """Is it a number that is computed from nothing but sizes?"""
+    maker = makers.get(value)
+    if maker is None or maker.name not in _OF_SIZES:
+        return False
+    return maker.name == "torch.size.dim" or all(_is_of_sizes(v, makers) for v in maker.operands)
+
+
+def _again(value: Value, makers: Makers, stand_ins: dict[Value, Value]) -> Iterator[Op]:
+    """What computes a number, once more."""
+    maker = makers[value]
+    if value in stand_ins:
+        return
+    for operand in maker.operands:
+        if operand in makers and makers[operand].name in _OF_SIZES:
+            yield from _again(operand, makers, stand_ins)
+    made = clone_op(maker, stand_ins)
+    stand_ins[value] = made.result
+    yield made
+
+
+def _replace(op: Op, stand_ins: dict[Value, Value]) -> None:
+    op.operands = [stand_ins.get(v, v) for v in op.operands]
+    for block in op.blocks:
+        for inner in block.ops:
+            _replace(inner, stand_ins)

@@ -1,0 +1,93 @@
+"""Values that several nests of a task read: computed once, and held for all points of its tile.
+
+In:  what a kernel's nests compute, and how many points of a value lie in one row of the grid.
+Out: the expressions to be held. A nest finds them in a buffer of the tile.
+
+    s[i] = sum[j:64](exp(x[i, j]))            h[i, j] = exp(x[i, j])
+    y[i, j] = exp(x[i, j]) / s[i]       ->    s[i]    = sum[j](h[i, j])
+                                              y[i, j] = h[i, j] / s[i]
+
+Only where the tile has all of the value: its axes are rows of the grid, and short ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+
+from lowtide.texpr.expr import Const, Expr, Load, walk
+from lowtide.tile.items import node_cost
+
+WORTH_HOLDING = 8  # vector operations: more than to write a value and to read it
+ROW_POINTS = 1 << 12  # of one value, in a row of the grid
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A nest, and an expression that it computes."""
+
+    nest: Hashable
+    expr: Expr
+
+
+def held(
+    readers: Iterable[Reader],
+    row_points: Callable[[Expr], int | None],
+    nest_of: Callable[[Expr], Hashable],
+) -> frozenset[Expr]:
+    """`row_points`: None if the tile does not have all of a value. `nest_of`: where a held one is
+    computed."""
+    roots = list(readers)
+    seen: dict[Expr, set[Hashable]] = {}
+    for r in roots:
+        for e in walk(r.expr):
+            seen.setdefault(e, set()).add(r.nest)
+    chosen = {e for e, nests in seen.items() if len(nests) > 1 and _fits(e, row_points)}
+    chosen = {e for e in chosen if _cost(e, (), row_points) >= WORTH_HOLDING}
+    while True:
+        inner = [Reader(nest_of(e), c) for e in chosen for c in e.children]
+        direct: dict[Expr, set[Hashable]] = {}
+        for r in (*roots, *inner):
+            for e in reached(r.expr, chosen):
+                direct.setdefault(e, set()).add(r.nest)
+        left = {e for e in chosen if len(direct.get(e, ())) > 1}
+        if left == chosen:
+            left = {e for e in chosen if _cost(e, chosen, row_points) >= WORTH_HOLDING}
+        if left == chosen:
+            return frozenset(chosen)
+        chosen = left
+
+
+def reached(e: Expr, chosen: Iterable[Expr]) -> Iterator[Expr]:
+    """The outermost chosen ones in an expression."""
+    known, seen = set(chosen), set[Expr]()
+    todo = [e]
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in known:
+            yield node
+        else:
+            todo.extend(node.children)
+
+
+def _fits(e: Expr, row_points: Callable[[Expr], int | None]) -> bool:
+    in_row = None if isinstance(e, Const | Load) else row_points(e)
+    return in_row is not None and 1 < in_row <= ROW_POINTS
+
+
+def _cost(e: Expr, chosen: Iterable[Expr], row_points: Callable[[Expr], int | None]) -> int:
+    """Of what it does at each point itself, with the chosen ones inside at hand."""
+    known, seen = set(chosen), set[Expr]()
+    todo, total = [e], 0
+    while todo:
+        node = todo.pop()
+        if node in seen or (node in known and node is not e):
+            continue
+        seen.add(node)
+        if row_points(node) != 1:
+            total += node_cost(node)
+        todo.extend(node.children)
+    return total

@@ -1,0 +1,129 @@
+"""What nobody reads, but Python raises when it is made."""
+
+from typing import Dict, List
+
+import torch
+from torch import Tensor, nn
+
+from tests.language.support import module_program, program
+
+
+def _x() -> Tensor:
+    return torch.arange(12.0).view(3, 4)
+
+
+@program(calls=lambda: [(_x(), 6), (_x(), 5)], raises=RuntimeError, torchscript=False)
+def viewed(x: Tensor, n: int) -> Tensor:
+    y = x.view(2, n)
+    return x + 1
+
+
+@program(calls=lambda: [(_x(), 2), (_x(), 7)], raises=IndexError, torchscript=False)
+def rows(x: Tensor, i: int) -> Tensor:
+    x[i]
+    return x + 1
+
+
+@program(calls=lambda: [(_x(), 1), (_x(), 7)], raises=IndexError, torchscript=False)
+def summed(x: Tensor, dim: int) -> Tensor:
+    total = x.sum(dim)
+    more = total * 2
+    return x + 1
+
+
+@program(
+    calls=lambda: [(_x(), torch.ones(4, 2)), (_x(), torch.ones(3, 3))],
+    raises=RuntimeError,
+    torchscript=False,
+)
+def multiplied(x: Tensor, y: Tensor) -> Tensor:
+    _ = x @ y
+    return x + 1
+
+
+@program(
+    calls=lambda: [(_x(), torch.ones(4)), (_x(), torch.ones(5))],
+    raises=RuntimeError,
+    torchscript=False,
+)
+def broadcast(x: Tensor, y: Tensor) -> Tensor:
+    both: Tensor = torch.relu(x + y)
+    return x + 1
+
+
+@program(
+    calls=lambda: [(_x(), torch.tensor([2])), (_x(), torch.tensor([7]))],
+    raises=IndexError,
+    torchscript=False,
+)
+def gathered(x: Tensor, i: Tensor) -> Tensor:
+    x[i]
+    return x + 1
+
+
+@program(calls=lambda: [([1], 0), ([1], 3)], raises=IndexError, torchscript=False)
+def item(xs: List[int], i: int) -> int:
+    first = xs[i]
+    return i + 1
+
+
+@program(calls=lambda: [({"a": 1}, "a"), ({"a": 1}, "b")], raises=KeyError, torchscript=False)
+def value(d: Dict[str, int], key: str) -> int:
+    d[key]
+    return 1
+
+
+@program(calls=lambda: [("3",), ("x",)], raises=ValueError, torchscript=False)
+def number(text: str) -> int:
+    int(text)
+    return 1
+
+
+@program(calls=lambda: [(3,), (0,)], raises=ZeroDivisionError, torchscript=False)
+def divided(n: int) -> int:
+    part = 1 // n
+    return n
+
+
+@program(calls=lambda: [(_x(), 3), (_x(), 5)], raises=IndexError, torchscript=False)
+def in_a_loop(x: Tensor, n: int) -> Tensor:
+    total = torch.zeros(4)
+    for i in range(n):
+        row = x[i]
+        total = total + i
+    return total
+
+
+@program(calls=lambda: [(_x(), True), (_x(), False)], raises=RuntimeError, torchscript=False)
+def in_a_branch(x: Tensor, flat: bool) -> Tensor:
+    if flat:
+        x.view(12)
+    else:
+        x.view(13)
+    return x * 2
+
+
+@program(args=lambda: (_x().requires_grad_(),), grad=True)
+def harmless(x: Tensor) -> Tensor:
+    y = torch.exp(x) * 2
+    z = y.sum(0)
+    b, n = x.shape
+    for _ in range(3):
+        x = torch.tanh(x)
+        unread = x.t()
+    return x * n
+
+
+@module_program(
+    calls=lambda: [(torch.ones(2, 3),), (torch.ones(2, 4),)],
+    raises=RuntimeError,
+    torchscript=False,
+)
+class Checks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.fc(x)
+        return x * 2
