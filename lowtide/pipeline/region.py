@@ -248,7 +248,9 @@ class Region:
                 parent.no = made
             if isinstance(made, Specialisation):
                 return binding, made
-        raise AssertionError(f"the signature of {self.name} does not settle")
+        fault = AssertionError(f"the signature of {self.name} does not settle")
+        binding = Binding(values, self.levels, self.floats_constant)
+        return binding, self._eager(survive(fault, f"{self.name}: specialisation"))
 
     def _make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:
         """A specialisation, a split, or None after the levels have been raised."""

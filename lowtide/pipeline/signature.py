@@ -206,7 +206,9 @@ class Binding:
         if kind is int:
             code: Code = form[0]
             return Abs(code if isinstance(code, int) else size_of(code), place)
-        if kind is float and not self._floats_constant:
+        if kind is float and self._floats_constant:
+            return constant(v)
+        if kind is float:
             return Abs(ex.scalar(next(source.floats), dtypes.f64), place, dynamic=True)
         if isinstance(v, tuple | list):
             elems: list[Any] = list(v)  # pyright: ignore[reportUnknownArgumentType]

@@ -404,7 +404,7 @@ class _Specialiser:
             found = record.lower(self.b, *args)
         except Unsupported as why:
             self.reset(mark)
-            if any(_has_float(x) for x in args):
+            if self.floats and any(_has_float(x) for x in args):
                 self._try_floats(record, args, why)
             raise
         found = self.activity.after(record.name, found, mark[0])
