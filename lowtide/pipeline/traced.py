@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from lowtide.errors import CompileError
+from lowtide.frontend.trace.nested_arguments import with_nests
 from lowtide.frontend.trace.nests import LEAF
 from lowtide.frontend.trace.trace import Form
 from lowtide.ir.core import Function
@@ -52,6 +53,7 @@ class TracedFunction(ScriptMethod):
         self._captures = bool(function.captures)
         self._count = len(form.names) if form.is_flat else -1
         self._is_direct = form.output is LEAF
+        self._whole = function if form.is_flat else with_nests(function, form.names, form.nests)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the recorded run would give for these arguments."""
@@ -106,7 +108,12 @@ class TracedFunction(ScriptMethod):
     def __lowtide_program__(self, types: Sequence[Type] = ()) -> Function | None:
         """The program, for a front end to inline: None where arguments or results are nested in a
         way that IR does not say. Captured parameters are read from `self.root`."""
-        return self._program if self.form.is_flat and self._is_direct else None
+        return self.whole
+
+    @property
+    def whole(self) -> Function | None:
+        """The program with the arguments as the user gives them; None where IR cannot say it."""
+        return self._whole if self._is_direct else None
 
     def __deepcopy__(self, memo: object) -> TracedFunction:
         return self  # as a function
@@ -116,17 +123,17 @@ class TracedFunction(ScriptMethod):
 
     def __lowtide_saved__(self) -> ScriptModule:
         """What `lt.save` writes: a module whose forward is this; raises CompileError."""
-        check_flat(self.__name__, self.form)
-        return WrappedModule(self.root, {"forward": self._program})
+        return WrappedModule(self.root, {"forward": saved(self)})
 
 
-def check_flat(name: str, form: Form) -> None:
-    """Raises CompileError for a traced program that is not saved."""
-    if not form.is_flat or form.output is not LEAF:
+def saved(traced: TracedFunction) -> Function:
+    """The program that is written; raises CompileError where IR does not say all of it."""
+    if traced.whole is None:
         raise CompileError(
-            f"the traced {name}() has nested arguments or results, which are not saved",
-            remedy="a traced function of tensors that returns one, or lt.script",
+            f"the traced {traced.__name__}() has arguments or results of a form that is not saved",
+            remedy="tuples, lists of one type, and dicts by name, or lt.script",
         )
+    return traced.whole
 
 
 class TracedModule(WrappedModule):
@@ -147,11 +154,8 @@ class TracedModule(WrappedModule):
         for name, function in methods.items():
             form = own["_lowtide_forms"].get(name) or flat_form(function)
             own[name] = TracedFunction(function, form, root)
-        root.__dict__["_lowtide_programs"] = {
-            name: function
-            for name, function in methods.items()
-            if self.method(name).__lowtide_program__() is not None
-        }
+        whole = {name: self.method(name).whole for name in methods}
+        root.__dict__["_lowtide_programs"] = {n: f for n, f in whole.items() if f is not None}
 
     def method(self, name: str) -> TracedFunction:
         """The recorded method of this name."""
@@ -175,6 +179,6 @@ class TracedModule(WrappedModule):
 
     def __lowtide_saved__(self) -> ScriptModule:
         """What `lt.save` writes; raises CompileError."""
-        for name in self.__dict__["_lowtide_given"]:
-            check_flat(name, self.method(name).form)
-        return self
+        given: Mapping[str, Function] = self.__dict__["_lowtide_given"]
+        whole = {name: saved(self.method(name)) for name in given}
+        return self if whole == given else WrappedModule(self.__dict__["_lowtide_root"], whole)

@@ -227,7 +227,9 @@ def test_program_hook() -> None:
     traced = lt.trace(torch.add, (R(2), R(2)))
     assert traced.__lowtide_program__() is traced.graph
     nested = lt.trace(lambda d: d["x"] + 1, {"x": R(2)})
-    assert nested.__lowtide_program__() is None
+    assert [str(p.type) for p in nested.__lowtide_program__().arguments] == ["Dict[str, Tensor]"]
+    mixed = lt.trace(lambda xs: xs[0] + xs[1][0], ([R(2), (R(2),)],))
+    assert mixed.__lowtide_program__() is None
 
 
 def increase(x):
