@@ -65,11 +65,10 @@ class _Run:
         self.first = self.trips - 1 if loop.reverse else 0
         self.sizes = {**sizes, loop.step: self.first}
         self.numbers = dict(zip(step.scalars, numbers, strict=True))
-        self.blocks = {n: self._block(parts) for n, parts in loop.blocks.items()}
-        inside = [
-            p for n, parts in loop.blocks.items() for p in zip(parts, self.blocks[n], strict=True)
-        ]
-        self.stacks = dict(inside)
+        self.blocks = {n: self._stack(p[0], len(p)) for n, p in loop.blocks.items()}
+        self.stacks: dict[str, Tensor] = {}
+        for name, parts in loop.blocks.items():
+            self.stacks.update(zip(parts, self.blocks[name], strict=True))
         for name in loop.program.outputs:
             if name not in self.stacks:
                 self.stacks[name] = self._stack(name)
@@ -91,12 +90,8 @@ class _Run:
             n: arena.scratch(self.threads * bytes_of[n]) if n in own else shared for n in bytes_of
         }
 
-    def _stack(self, name: str) -> Tensor:
-        return self._tensor(name, (evaluate(slots(self.loop, name), self.sizes),))
-
-    def _block(self, parts: Sequence[str]) -> Tensor:
-        steps = evaluate(slots(self.loop, parts[0]), self.sizes)
-        return self._tensor(parts[0], (len(parts), steps))
+    def _stack(self, name: str, *parts: int) -> Tensor:
+        return self._tensor(name, (*parts, evaluate(slots(self.loop, name), self.sizes)))
 
     def _tensor(self, name: str, front: tuple[int, ...]) -> Tensor:
         d = self.step.shaped[name]

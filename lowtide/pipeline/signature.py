@@ -94,10 +94,8 @@ def exact_key(
 
 
 Code = int | str  # a size: a constant, or the name of a symbol
-LEAST = {
-    "s": SMALL + 1,
-    "v": TINY + 1,
-}  # of symbols, by the letter of their names; others may be anything
+# The least value of symbols, by the letter of their names; others may be anything.
+LEAST = {"s": SMALL + 1, "v": TINY + 1}
 
 
 class Binding:
@@ -272,10 +270,12 @@ def _dims(v: Any, place: Place) -> Iterator[tuple[Spot, int]]:
     if isinstance(v, torch.Tensor):
         yield from (((place, d), n) for d, n in enumerate(v.shape))
         return
-    if not isinstance(v, tuple | list) and not _is_mapping(v):
-        return
-    entries = v.items() if isinstance(v, dict) else enumerate(v)  # pyright: ignore
-    for key, e in cast("Iterable[tuple[Any, Any]]", entries):
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(v, tuple | list):
+        entries = enumerate(cast("Sequence[Any]", v))
+    elif _is_mapping(v):
+        entries = v.items()
+    for key, e in entries:
         yield from _dims(e, place.of(key))
 
 

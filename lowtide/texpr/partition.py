@@ -103,8 +103,12 @@ def partition(program: Program) -> Parts:
 
 def _looped(program: Program) -> set[str]:
     """What loops compute."""
-    loads = {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
-    return {n for c in _cycles(program, loads) for n in c.members}
+    return {n for c in _cycles(program, _loads(program)) for n in c.members}
+
+
+def _loads(program: Program) -> dict[str, set[str]]:
+    """What each definition reads."""
+    return {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
 
 
 class _Partition:
@@ -112,7 +116,7 @@ class _Partition:
         self.program = program
         self.defs = dict(program.defs)
         self.roots = [*program.outputs, *program.checks]
-        self.loads = {n: {x.source for x in ex.loads(d.expr)} for n, d in self.defs.items()}
+        self.loads = _loads(program)
         self.cycles = _cycles(program, self.loads)
         self.cycle_of = {n: c for c in self.cycles for n in c.members}
         self.in_blocks: set[str] = set()
@@ -434,8 +438,7 @@ def _rewritten(d: Def, visit: Callable[[Expr], Expr | None]) -> Def:
 
 def _settled(program: Program) -> Program:
     """Delays read by what they do not depend on are choices between `init` and the step before."""
-    loads = {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
-    members = {y.name: c.members for c in _cycles(program, loads) for y in c.delays}
+    members = {y.name: c.members for c in _cycles(program, _loads(program)) for y in c.delays}
 
     def settled(d: Def) -> Def:
         def visit(node: Expr) -> Expr | None:

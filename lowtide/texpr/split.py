@@ -18,13 +18,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
 from lowtide.texpr.halves import divisors, halves, joined
-from lowtide.texpr.index import (
-    Axis,
-    Index,
-    floordiv,
-    mod,
-    the_axis,
-)
+from lowtide.texpr.index import Axis, Index, floordiv, mod, the_axis
 
 WIDTH = 16  # what is only computed, not summed up, is cut into lines of at least so many elements
 _SUMMED = ("sum", "prod", "min", "max", "any", "all")

@@ -12,10 +12,11 @@ Only where the tile has all of the value: its axes are rows of the grid, and sho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Set
 from dataclasses import dataclass
 
 from lowtide.texpr.expr import Const, Expr, Load, walk
+from lowtide.tile.ir import reached
 from lowtide.tile.items import node_cost
 
 WORTH_HOLDING = 8  # vector operations: more than to write a value and to read it
@@ -43,12 +44,12 @@ def held(
         for e in walk(r.expr):
             seen.setdefault(e, set()).add(r.nest)
     chosen = {e for e, nests in seen.items() if len(nests) > 1 and _fits(e, row_points)}
-    chosen = {e for e in chosen if _cost(e, (), row_points) >= WORTH_HOLDING}
+    chosen = {e for e in chosen if _cost(e, frozenset(), row_points) >= WORTH_HOLDING}
     while True:
         inner = [Reader(nest_of(e), c) for e in chosen for c in e.children]
         direct: dict[Expr, set[Hashable]] = {}
         for r in (*roots, *inner):
-            for e in reached(r.expr, chosen):
+            for e in chosen.intersection(reached(r.expr, chosen)):
                 direct.setdefault(e, set()).add(r.nest)
         left = {e for e in chosen if len(direct.get(e, ())) > 1}
         if left == chosen:
@@ -58,36 +59,13 @@ def held(
         chosen = left
 
 
-def reached(e: Expr, chosen: Iterable[Expr]) -> Iterator[Expr]:
-    """The outermost chosen ones in an expression."""
-    known, seen = set(chosen), set[Expr]()
-    todo = [e]
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node in known:
-            yield node
-        else:
-            todo.extend(node.children)
-
-
 def _fits(e: Expr, row_points: Callable[[Expr], int | None]) -> bool:
     in_row = None if isinstance(e, Const | Load) else row_points(e)
     return in_row is not None and 1 < in_row <= ROW_POINTS
 
 
-def _cost(e: Expr, chosen: Iterable[Expr], row_points: Callable[[Expr], int | None]) -> int:
+def _cost(e: Expr, chosen: Set[Expr], row_points: Callable[[Expr], int | None]) -> int:
     """Of what it does at each point itself, with the chosen ones inside at hand."""
-    known, seen = set(chosen), set[Expr]()
-    todo, total = [e], 0
-    while todo:
-        node = todo.pop()
-        if node in seen or (node in known and node is not e):
-            continue
-        seen.add(node)
-        if row_points(node) != 1:
-            total += node_cost(node)
-        todo.extend(node.children)
-    return total
+    inside = chosen - {e}
+    own = (n for n in reached(e, inside) if n not in inside)
+    return sum(node_cost(n) for n in own if row_points(n) != 1)

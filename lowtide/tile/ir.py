@@ -12,7 +12,7 @@ never an instruction set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from lowtide.errors import Loc
@@ -99,8 +99,9 @@ class Nest:
     transposed: Axis | None = None  # copies across the grain: the axis that memory lies along
 
 
-def reached(expr: Expr, nest: Nest) -> Iterator[Expr]:
-    """Every node once that a nest computes or reads; what a buffer holds is read as a whole."""
+def reached(expr: Expr, known: Container[Expr]) -> Iterator[Expr]:
+    """Every node once that is computed or read where some are `known`: in a buffer, read as a
+    whole."""
     seen: set[Expr] = set()
     todo = [expr]
     while todo:
@@ -109,7 +110,7 @@ def reached(expr: Expr, nest: Nest) -> Iterator[Expr]:
             continue
         seen.add(node)
         yield node
-        if node not in nest.reads:
+        if node not in known:
             todo.extend(node.children)
 
 

@@ -50,7 +50,7 @@ def schedule(
 
 def _cost_here(e: Expr, nest: Nest) -> int:
     """Operations that the nest itself does: what it reads from a buffer is done already."""
-    return sum(node_cost(node) for node in reached(e, nest) if node not in nest.reads)
+    return sum(node_cost(node) for node in reached(e, nest.reads) if node not in nest.reads)
 
 
 def _sums(nest: Nest) -> list[Accumulate]:

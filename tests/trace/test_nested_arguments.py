@@ -54,6 +54,15 @@ def test_saved(n: int) -> None:
     assert grad.shape == (2,)
 
 
+def test_another_form_is_an_error_after_loading() -> None:
+    x = torch.ones(1, 2)
+    loaded = _loaded(lt.trace(Parts(), _arguments(x)))
+    with pytest.raises(ValueError, match="too many values"):
+        loaded({"x": x, "y": x}, (x, [x, x]))
+    with pytest.raises(KeyError, match="y"):
+        loaded({"x": x}, (x, [x]))
+
+
 def test_called_from_scripted_code() -> None:
     uses = Uses()
     scripted = lt.script(uses)

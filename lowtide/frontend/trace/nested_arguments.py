@@ -6,6 +6,8 @@ Out: the same program with one parameter for each argument, which it takes apart
 
     f(%0: Tensor, %1: Tensor)  of (x, {"a": y})   →   f(%x: Tensor, %d: Dict[str, Tensor])
                                                         %1 = dict.item(%d, "a")
+
+Always holds: a list of another length, or a dict without one of the keys, is Python's own error.
 """
 
 from __future__ import annotations
@@ -60,19 +62,19 @@ def _taken_apart(
     value: Value, nest: Nest, leaves: Iterator[Value], program: Function
 ) -> Iterator[Op]:
     loc = program.loc
-    keys = nest.keys if nest.kind is dict else range(len(nest.children))
-    for key, child in zip(keys, nest.children, strict=True):
+    parts: list[Value] = []
+    inside: list[Op] = []
+    for child in nest.children:
         type_ = _type(child)
         assert type_ is not None
-        part = next(leaves) if child.kind == "leaf" else Value("", type_)
-        if nest.kind is tuple:
-            made = Op(name="tuple.get", operands=[value], results=[part], loc=loc)
-            made.attrs["index"] = key
-            yield made
-        else:
-            at = Value("", t.STR if nest.kind is dict else t.INT)
-            yield Op(name="const", attrs={"value": key}, results=[at], loc=loc)
-            name = "dict.item" if nest.kind is dict else "list.get"
-            yield Op(name=name, operands=[value, at], results=[part], loc=loc)
+        parts.append(next(leaves) if child.kind == "leaf" else Value("", type_))
         if child.kind != "leaf":
-            yield from _taken_apart(part, child, leaves, program)
+            inside += _taken_apart(parts[-1], child, leaves, program)
+    if nest.kind is dict:
+        for key, part in zip(nest.keys, parts, strict=True):
+            at = Value("", t.STR)
+            yield Op(name="const", attrs={"value": key}, results=[at], loc=loc)
+            yield Op(name="dict.item", operands=[value, at], results=[part], loc=loc)
+    else:
+        yield Op(name="unpack", operands=[value], results=parts, loc=loc)
+    yield from inside
