@@ -131,14 +131,18 @@ def _only(values: list[Value], keep: list[bool]) -> list[Value]:
 
 
 def _forward_unchanged(block: Block, stand_ins: dict[Value, Value]) -> None:
+    empty: set[Value] = set()  # `[]`, of whose type is known only what goes in
     for op in block.ops:
+        if op.name == "list.make" and not op.operands:
+            empty.update(op.results)
         op.operands = [stand_ins.get(v, v) for v in op.operands]
         if op.name == "loop":
             inner = op.blocks[0]
             yielded = inner.terminator.operands[1:]
             rows = zip(op.operands[2:], inner.args[1:], yielded, op.results, strict=True)
             for before, arg, after, result in rows:
-                if arg is after and before.type == result.type:
+                if arg is after and (before.type == result.type or before in empty):
+                    before.type = result.type
                     stand_ins[arg] = stand_ins[result] = before
         for inner in op.blocks:
             _forward_unchanged(inner, stand_ins)

@@ -46,6 +46,12 @@ class Followed(Walk):
             self._note(zip(op.results, results, strict=True))
         return results
 
+    def _loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        results = super()._loop(plan, op, env, alive)
+        if self._depth == 1:
+            self._note(zip(op.results, results, strict=True))  # also what nothing reads
+        return results
+
     def _note(self, rows: Iterable[tuple[Value, Any]]) -> None:
         self.known.update((v, x) for v, x in rows if x is not UNKNOWN)
 

@@ -24,11 +24,13 @@ import torch
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value, free_values
 from lowtide.memory.ledger import Ledger
+from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.chunks import Cut
 from lowtide.pipeline.budget.independence import Dependent, Needs, cut_results
+from lowtide.pipeline.budget.loops import Loops
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed, run_on_meta
 from lowtide.pipeline.mutation import CHANGING
-from lowtide.pipeline.signature import SMALL
 from lowtide.runtime.played_arena import PlayedArena
 
 Tensor = torch.Tensor
@@ -41,37 +43,18 @@ _BARRIERS: Final = (
 _LEAST_BYTES: Final = 1 << 16  # a run whose values are all smaller is not worth it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """Ops [start, stop) of the outer block. `extent`: of the axis, 1 where there is none and the
-    run can only be done again; `cuts` and `joins`: see `section`."""
-
-    start: int
-    stop: int
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    extent: int = 1
-    cuts: tuple[int | None, ...] = ()
-    joins: tuple[int | None, ...] = ()
-
-    def more(self, chunks: int, factor: int) -> int:
-        """About `factor` times as many chunks; the same where there are no more. A size up to
-        SMALL is a constant of a signature, so that parts of another size would compile anew."""
-        if self.extent > SMALL:
-            return min(factor * chunks, max(self.extent // (SMALL + 1), chunks))
-        counts = [n for n in range(chunks, self.extent + 1) if self.extent % n == 0]
-        return next((n for n in counts if n >= factor * chunks), counts[-1])
-
-
 def candidates(driver: Driver, args: Sequence[Any]) -> list[Candidate]:
     """See the module's text."""
     found: list[Candidate] = []
     pos, last = 0, driver.plan.last
     with torch.no_grad():
-        finder = _Finder(driver, Followed(driver, args).known)
+        known = Followed(driver, args).known
+    finder = _Finder(driver, known)
+    loops = Loops(driver.function, known, driver.plan.changed)
     with Ledger(PlayedArena()), torch.no_grad():
         while pos < last:
-            best = finder.farthest(pos)
+            is_loop = driver.plan.ops[pos].name == "loop"
+            best = loops.candidate(pos) if is_loop else finder.farthest(pos)
             if best is not None:
                 found.append(best)
             pos = best.stop if best is not None else pos + 1
@@ -259,13 +242,14 @@ class _Finder:
         joins = tuple(run.cut.get(id(self.known[v])) for v in outputs)
         if all(d is None for d in joins):
             return None
+        dims = [run.cut.get(id(self.known[v])) for v in inputs]
         return Candidate(
             start=run.start,
             stop=stop,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             extent=run.extent,
-            cuts=tuple(run.cut.get(id(self.known[v])) for v in inputs),
+            cuts=tuple(None if d is None else Cut(d) for d in dims),
             joins=joins,
         )
 

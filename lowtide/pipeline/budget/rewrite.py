@@ -10,9 +10,10 @@ In: a Function, candidates, and in how many chunks each is done. Out: another Fu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from lowtide.ir.core import Block, Function, Op, Value, clone_op, with_block
-from lowtide.pipeline.budget.find import Candidate
+from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.section import SECTION
 
 
@@ -21,17 +22,19 @@ def with_sections(
 ) -> Function:
     """See the module's text. The values outside of sections are the same objects as before;
     `blocks`: those of sections that were made earlier, and are taken again."""
+    moved = {id(op) for candidate in chunks for op in candidate.moved}
     ops: list[Op] = []
     pos = 0
     for candidate, count in sorted(chunks.items(), key=lambda row: row[0].start):
         ops += function.block.ops[pos : candidate.start]
         if candidate not in blocks:
             inside = function.block.ops[candidate.start : candidate.stop]
-            blocks[candidate] = _block(inside, candidate)
+            blocks[candidate] = candidate.block or _block(inside, candidate)
         ops.append(_section(blocks[candidate], candidate, count))
         pos = candidate.stop
     ops += function.block.ops[pos:]
-    return with_block(function, Block(function.block.args, ops))
+    kept = [op for op in ops if id(op) not in moved]
+    return with_block(function, Block(function.block.args, kept))
 
 
 def _block(ops: list[Op], candidate: Candidate) -> Block:
@@ -43,10 +46,13 @@ def _block(ops: list[Op], candidate: Candidate) -> Block:
 
 
 def _section(block: Block, candidate: Candidate, chunks: int) -> Op:
+    how: dict[str, Any] = {"chunks": chunks, "cuts": candidate.cuts, "joins": candidate.joins}
+    if candidate.carried is not None:
+        how["carried"] = candidate.carried
     return Op(
         name=SECTION,
         operands=list(candidate.inputs),
-        attrs={"chunks": chunks, "cuts": candidate.cuts, "joins": candidate.joins},
+        attrs=how,
         results=list(candidate.outputs),
         blocks=[block],
         loc=block.ops[0].loc,

@@ -20,7 +20,8 @@ from typing import Any, Final
 from lowtide.errors import BudgetError
 from lowtide.ir.core import Block
 from lowtide.pipeline import faults
-from lowtide.pipeline.budget.find import Candidate, candidates
+from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.rewrite import with_sections
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory

@@ -1,0 +1,35 @@
+"""What a budget can do in chunks: a record of ops, where they are cut and where they are joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lowtide.ir.core import Block, Op, Value
+from lowtide.pipeline.budget.chunks import Cut
+from lowtide.pipeline.signature import SMALL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Ops [start, stop) of the outer block. `extent`: of the axis, 1 where there is none and the
+    run can only be done again; `cuts` and `joins`: see `chunks`. Of a loop: how many values it
+    carries, the block of a stretch, and the ops elsewhere that are in this block."""
+
+    start: int
+    stop: int
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    extent: int = 1
+    cuts: tuple[Cut | None, ...] = ()
+    joins: tuple[int | None, ...] = ()
+    carried: int | None = None
+    block: Block | None = field(default=None, compare=False)
+    moved: tuple[Op, ...] = field(default=(), compare=False)
+
+    def more(self, chunks: int, factor: int) -> int:
+        """About `factor` times as many chunks; the same where there are no more. A size up to
+        SMALL is a constant of a signature, so that parts of another size would compile anew."""
+        if self.extent > SMALL:
+            return min(factor * chunks, max(self.extent // (SMALL + 1), chunks))
+        counts = [n for n in range(chunks, self.extent + 1) if self.extent % n == 0]
+        return next((n for n in counts if n >= factor * chunks), counts[-1])

@@ -1,0 +1,222 @@
+"""A run of ops done in chunks: the parts of an axis along which its results are independent.
+
+In: an op `section`, the values of its operands, what runs its block. Out: its results, and in the
+backward pass the gradients of its operands, chunk by chunk.
+
+    %y = section(%x, %w) {chunks=4, cuts=(Cut(dim=0), None), joins=(0,)}
+      block(%a, %b):
+        ...                     runs for x[0:k] and w, for x[k:2k] and w, …
+        yield(%c)               written side by side, along dim 0, into y
+
+`cuts`: where each operand is cut, None if each chunk needs the whole; `joins`: the dim along which
+each result is joined, None for what is the same in all chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from lowtide.ir.core import Op
+
+Tensor = torch.Tensor
+RunBlock = Callable[[list[Any]], list[Any]]  # block arguments → operands of its terminator
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Element `first + step * k` along `dim` belongs to point k of the axis; step is 1 or -1."""
+
+    dim: int
+    first: int = 0
+    step: int = 1
+
+    def of(self, x: Tensor, start: int, size: int) -> Tensor:
+        """The elements of points [start, start + size), in the order of memory."""
+        low = self.first + start if self.step > 0 else self.first - start - size + 1
+        return x.narrow(self.dim, low, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Points [start, start + size) of an axis of `extent` points."""
+
+    start: int
+    size: int
+    extent: int
+
+
+class Chunks:
+    """See the module's text."""
+
+    def __init__(self, op: Op, run: RunBlock, at_most: int | None) -> None:
+        self.run = run
+        self.chunks = cast("int", op.attrs["chunks"])
+        self.cuts = cast("Sequence[Cut | None]", op.attrs["cuts"])
+        self.joins = cast("Sequence[int | None]", op.attrs["joins"])
+        self.at_most = at_most
+        self.keeps = False  # whether there will be a backward pass
+
+    def forward(self, values: list[Any]) -> list[Any]:
+        """The results; `values` is used up where there is only one chunk."""
+        if self.chunks == 1:
+            return self.run(values)
+        results: list[Any] = []
+        for span in self.spans(values):
+            self.join(results, self.run(self.parts(values, span)), self.joins, span)
+        return results
+
+    def kept(self) -> list[Tensor]:
+        """What the backward pass needs besides the operands."""
+        return []
+
+    def gradients(
+        self,
+        values: Sequence[Any],
+        kept: Sequence[Tensor],
+        wanted: Sequence[bool],
+        cotangents: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """Gradients of the operands: of one that is cut part by part, of a whole one as a sum."""
+        del kept
+        found = Gradients(values)
+        for span in self.spans(values):
+            given = self.cotangents(cotangents, span)
+            parts = self.parts(values, span)
+            found.add(self.chunk_gradients(parts, wanted, given), self.cuts, span)
+        return found.rows
+
+    def differentiable(
+        self, values: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """As one chunk, so that the gradients can be differentiated."""
+        starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
+        return gradients_of(self.run(list(starts)), starts, wanted, cotangents, again=True)
+
+    def chunk_gradients(
+        self, parts: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Runs one chunk again, and back."""
+        starts = [
+            p.detach().requires_grad_(w) if isinstance(p, Tensor) else p
+            for p, w in zip(parts, wanted, strict=True)
+        ]
+        with torch.enable_grad():
+            results = self.run(list(starts))
+        return gradients_of(results, starts, wanted, cotangents, again=False)
+
+    def extent(self, values: Sequence[Any]) -> int:
+        """How many points the axis has."""
+        cut = zip(values, self.cuts, strict=True)
+        return next((v.shape[c.dim] for v, c in cut if c is not None), 1)
+
+    def spans(self, values: Sequence[Any]) -> Iterator[Span]:
+        """Each chunk; sizes differ by one at most, and the first is as large as any."""
+        extent = self.extent(values)
+        count = min(self.chunks, extent)
+        for k in range(count if self.at_most is None else min(count, self.at_most)):
+            start, stop = -(-k * extent // count), -(-(k + 1) * extent // count)
+            yield Span(start, stop - start, extent)
+
+    def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
+        """What a chunk sees of each operand."""
+        return [
+            v if c is None else c.of(v, span.start, span.size)
+            for v, c in zip(values, self.cuts, strict=True)
+        ]
+
+    def cotangents(self, whole: Sequence[Tensor | None], span: Span) -> list[Tensor | None]:
+        """What a chunk gets of the cotangents of the results."""
+        return [
+            None if c is None else _given(c, d, span)
+            for c, d in zip(whole, self.joins, strict=True)
+        ]
+
+    @staticmethod
+    def join(
+        results: list[Any], part: Sequence[Any], joins: Sequence[int | None], span: Span
+    ) -> None:
+        """Writes the results of a chunk into those of all; `results` is empty at the first."""
+        if not results:
+            results += [_room(r, d, span) for r, d in zip(part, joins, strict=True)]
+        for whole, r, d in zip(results, part, joins, strict=True):
+            if d is not None:
+                _joined(whole, d, span).copy_(r)
+
+
+class Gradients:
+    """Gradients of operands, as sums over chunks."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.rows: list[Tensor | None] = [None] * len(values)
+        self._values = values
+        self._own: set[int] = set()  # others may be a cotangent itself, or that of two operands
+
+    def add(self, found: Sequence[Tensor | None], cuts: Sequence[Cut | None], span: Span) -> None:
+        """What a chunk gives: a part of a gradient, or something for all of it."""
+        for k, (g, cut) in enumerate(zip(found, cuts, strict=True)):
+            if g is None:
+                continue
+            whole = self.rows[k]
+            if whole is None and (cut is None or span.size == span.extent):
+                self.rows[k] = g
+                continue
+            if whole is None:
+                whole = torch.zeros_like(self._values[k])
+                self._own.add(k)
+            if cut is not None:
+                cut.of(whole, span.start, span.size).add_(g)
+                self.rows[k] = whole
+            else:
+                self.rows[k] = whole.add_(g) if k in self._own else whole + g
+                self._own.add(k)
+
+
+def gradients_of(
+    results: Sequence[Any],
+    starts: Sequence[Any],
+    wanted: Sequence[bool],
+    cotangents: Sequence[Tensor | None],
+    *,
+    again: bool,
+) -> list[Tensor | None]:
+    """The gradient of each operand that is wanted; `again`: with a graph of their own."""
+    rows = [
+        (r, c)
+        for r, c in zip(results, cotangents, strict=True)
+        if c is not None and isinstance(r, Tensor) and r.requires_grad
+    ]
+    chosen = [s for s, w in zip(starts, wanted, strict=True) if w]
+    if not rows or not chosen:
+        return [None] * len(starts)
+    outputs, given = [r for r, _ in rows], [c for _, c in rows]
+    del results
+    found = iter(torch.autograd.grad(outputs, chosen, given, allow_unused=True, create_graph=again))
+    return [next(found) if w else None for w in wanted]
+
+
+def _given(cotangent: Tensor, dim: int | None, span: Span) -> Tensor | None:
+    """What a chunk gets of it; of a result that is the same in all chunks, the first gets it."""
+    if dim is None:
+        return None if span.start else cotangent
+    return _joined(cotangent, dim, span)
+
+
+def _joined(whole: Tensor, dim: int, span: Span) -> Tensor:
+    """The part of a result that a chunk makes: `cat` of two rows a point has twice its size."""
+    times = whole.shape[dim] // span.extent
+    return whole.narrow(dim, span.start * times, span.size * times)
+
+
+def _room(part: Any, dim: int | None, span: Span) -> Any:
+    """Memory for all chunks of a result, its dims in the order in which the first one has them."""
+    if dim is None:
+        return part
+    order = sorted(range(part.dim()), key=lambda d: (-part.stride(d), d))
+    extent = span.extent * (part.shape[dim] // span.size)
+    shape = [extent if d == dim else part.shape[d] for d in order]
+    whole = torch.empty(shape, dtype=part.dtype, device=part.device)
+    return whole.permute([order.index(d) for d in range(part.dim())])
