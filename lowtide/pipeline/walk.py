@@ -364,6 +364,7 @@ class Walk:
         (block,) = op.blocks
         inner, outer = self._inner(plan, block, env)
         _keep(env, alive)
+        lists = [v for v in outer.values() if isinstance(v, list)]  # that a step may add to
         i = grown = 0
         most = MAX_ROUNDS if trips is UNKNOWN else MAX_TRIPS
         while trips is UNKNOWN or i < trips:
@@ -373,13 +374,13 @@ class Walk:
                 self._unrolled(op, i, trips, grown, going is UNKNOWN)
                 break
             start, before = len(self.steps), self.ledger.live_bytes
-            forms = _forms(carried)
+            forms = _forms([*carried, *lists])
             env = {**outer, **dict(zip(block.args, (i, *carried), strict=True))}
             carried.clear()
             going, *carried = self._block(inner, env)
             grown = self.ledger.live_bytes - before
             i += 1
-            same = not self.records and i > 1 and grown <= 0 and _forms(carried) == forms
+            same = not self.records and i > 1 and grown <= 0 and _forms([*carried, *lists]) == forms
             if same and trips is not UNKNOWN and i < trips:
                 self._unrolled(op, i, trips, grown, going is UNKNOWN)
                 del self.steps[start:]

@@ -182,6 +182,8 @@ class _Finder:
         if parts is None:
             raise Dependent("does not run on a part")
         run.part.update(zip(op.results, parts, strict=True))
+        if len(_tensors(results)) != len(_tensors(parts)):
+            raise Dependent("is a list that changes later")
         for whole, part in zip(_tensors(results), _tensors(parts), strict=True):
             if tuple(part.shape) != _part_shape(whole, run.cut.get(id(whole)), run):
                 raise Dependent("has another shape on a part")
