@@ -364,7 +364,9 @@ class Walk:
         (block,) = op.blocks
         inner, outer = self._inner(plan, block, env)
         _keep(env, alive)
-        lists = [v for v in outer.values() if isinstance(v, list)]  # that a step may add to
+        lists: list[Any] = [
+            v for v in outer.values() if isinstance(v, list)
+        ]  # steps may add to them
         i = grown = 0
         most = MAX_ROUNDS if trips is UNKNOWN else MAX_TRIPS
         while trips is UNKNOWN or i < trips:
