@@ -13,10 +13,11 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from lowtide.ir.core import Op, Value
 from lowtide.ir.named_results import build
 from lowtide.texpr.build import Unsupported, Val
 from lowtide.texpr.expr import Expr
@@ -117,6 +118,14 @@ def holds_list(x: Abs) -> bool:
 def is_int(x: Abs) -> bool:
     """Whether the value is an int (or bool) of which more is known than that."""
     return isinstance(x.value, int | Index)
+
+
+def operands_of(op: Op, env: Mapping[Value, Abs]) -> list[Abs]:
+    """What an op is given. Some of it is no live-in of a region, a list or an index: see the
+    driver."""
+    if any(v not in env for v in op.operands):
+        raise Unsupported("changes what was made before")
+    return [env[v] for v in op.operands]
 
 
 def concrete(x: Abs) -> Any:

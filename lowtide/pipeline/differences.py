@@ -21,7 +21,7 @@ import torch
 
 from lowtide.frontend.script.module_state import Guard
 from lowtide.ir import types as t
-from lowtide.pipeline.signature import LEAST, Binding, Code
+from lowtide.pipeline.signature import LEAST, Binding, Code, is_mapping
 from lowtide.texpr.index import Index
 
 Facts = Mapping[tuple[str, str], str]
@@ -84,7 +84,7 @@ class _SignatureFacts:
         self.facts[f"type of `{name}`", ""] = kind
         if isinstance(value, torch.Tensor):
             self._tensor(name, value, form)
-        elif form[0] is dict:
+        elif is_mapping(value):
             self.facts[f"keys of `{name}`", ""] = shown(list(form[1:]))
             for key, element in cast("dict[Any, Any]", value).items():
                 self._describe(f"{name}[{key!r}]", element)

@@ -50,7 +50,7 @@ def _is_known(v: object) -> bool:
     return isinstance(v, _OWN_TYPES)
 
 
-def _is_mapping(v: Any) -> bool:
+def is_mapping(v: Any) -> bool:
     """Whether it is a dict that the signature looks into: its keys can stand in source text."""
     return type(v) is dict and all(type(k) in (str, int) for k in cast("dict[Any, Any]", v))
 
@@ -139,7 +139,7 @@ class Binding:
             self._forms.append((type(v), len(elems)))  # pyright: ignore[reportUnknownArgumentType]
             for i, e in enumerate(elems):
                 self._describe(e, place.of(i))
-        elif _is_mapping(v):
+        elif is_mapping(v):
             self._forms.append((dict, *v))
             for key, e in v.items():
                 self._describe(e, place.of(key))
@@ -212,7 +212,7 @@ class Binding:
             elems: list[Any] = list(v)  # pyright: ignore[reportUnknownArgumentType]
             inner = [self._abstract(e, place.of(i), source) for i, e in enumerate(elems)]
             return Abs(Seq(kind, tuple(inner)), place)
-        if _is_mapping(v):
+        if is_mapping(v):
             inner = [self._abstract(e, place.of(key), source) for key, e in v.items()]
             return Abs(Map(tuple(v), tuple(inner)), place)
         return constant(v) if _is_known(v) else Abs(OPAQUE, place)
@@ -273,7 +273,7 @@ def _dims(v: Any, place: Place) -> Iterator[tuple[Spot, int]]:
     entries: Iterable[tuple[Any, Any]] = ()
     if isinstance(v, tuple | list):
         entries = enumerate(cast("Sequence[Any]", v))
-    elif _is_mapping(v):
+    elif is_mapping(v):
         entries = v.items()
     for key, e in entries:
         yield from _dims(e, place.of(key))

@@ -36,6 +36,7 @@ from lowtide.pipeline.abstract import (
     concrete,
     constant,
     is_constant,
+    operands_of,
     raw,
     tensors_in,
 )
@@ -209,9 +210,7 @@ class _Specialiser:
         reason = ends_region(op)
         if reason:
             raise Stop(reason)
-        if any(v not in env for v in op.operands):  # no live-in: a list, an index; see the driver
-            raise Stop("changes what was made before")
-        operands = [env[v] for v in op.operands]
+        operands = operands_of(op, env)
         if self._undo:
             self.refresh(operands)
         if op.name == "if":
@@ -549,7 +548,7 @@ class _Specialiser:
                 raise
             except Unsupported as why:
                 raise Stop(f"{why} (in {op.name} at {op.loc})") from why
-        return [env[v] for v in block.terminator.operands]
+        return operands_of(block.terminator, env)
 
 
 def _viewed(origin: Origin, item: int | None) -> Abs | None:

@@ -206,6 +206,7 @@ def _cloned(
     stored = {n for n in _much_again(free) if _points(free[n].axes, hints) <= room}
     off_axes = _OffAxes({n: d for n, d in free.items() if n not in stored})
     written = _live({d.name: d for d in defs}, roots, off_axes)
+    written = _extracted(written)  # a sum that has lost a factor by that is no longer alone
     by_name = {d.name: d for d in written if d.name not in kept}
     parts = {
         name: list(found.values())

@@ -266,6 +266,18 @@ def test_single_precision_and_strides(f: Any, args: tuple[Any, ...]) -> None:
     same(f, *args, rtol=2e-3, atol=2e-3)
 
 
+def edges(x: Tensor, w: Tensor, a: Tensor):
+    """A factor of the sum over edges is known only once columns are cut out of `cat`."""
+    h = x @ w
+    source = torch.arange(90) % x.size(0)
+    target = (torch.arange(90) * 7) % x.size(0)
+    return (torch.cat([h[source], h[target]], 1) * a).sum()
+
+
+def test_factors_found_late() -> None:
+    same(edges, randn(40, 3), randn(3, 2, seed=1), randn(4, seed=2))
+
+
 @pytest.mark.parametrize("n", [0, 1, 2])
 @pytest.mark.parametrize(
     "f", [columns, padded, broadcast_rows, pieces, clamped, chosen, losses, mixed, logs]

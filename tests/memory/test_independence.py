@@ -22,7 +22,11 @@ def cuts(fn: Callable[..., object], *shapes: tuple[int, ...]) -> list[tuple[int 
     args = tuple(torch.empty(s, device="meta") for s in shapes)
     driver, values = compiled.resolve(compiled.bind(args, {}))
     return [
-        tuple(d for v, d in zip(c.inputs, c.cuts, strict=True) if v in driver.function.params)
+        tuple(
+            None if cut is None else cut.dim
+            for v, cut in zip(c.inputs, c.cuts, strict=True)
+            if v in driver.function.params
+        )
         for c in candidates(driver, values)
     ]
 

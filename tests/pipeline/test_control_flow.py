@@ -148,3 +148,21 @@ def test_values_are_let_go() -> None:
         torch.Tensor.__setitem__ = real  # type: ignore[method-assign]
     gc.collect()
     assert sum(r() is not None for r in seen) <= 1
+
+
+def work_list(g, xs: list[int]):
+    n = 0
+    for a in xs:
+        if a >= g.size(0):
+            continue
+        n += 1
+        xs.append(a + 1)
+    return g * n, n
+
+
+def test_a_count_that_a_branch_hands_on() -> None:
+    f = lt.script(work_list)
+    for start in ([0], [1, 2], []):
+        got, want = list(start), list(start)
+        check(f(torch.ones(3), got), work_list(torch.ones(3), want))
+        assert got == want

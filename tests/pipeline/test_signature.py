@@ -280,3 +280,21 @@ def test_keywords_defaults_and_none() -> None:
         f(x, 3.0)
     with pytest.raises(TypeError):
         f()
+
+
+def by_float(b: dict[float, int], c: dict[str, dict[str, torch.Tensor]], x):
+    n = 0
+    for v in b.values():
+        n += v
+    for inner in c.values():
+        for y in inner.values():
+            x = x + y
+    return x * n
+
+
+def test_dicts_with_keys_that_are_floats() -> None:
+    f = lt.script(by_float)
+    x = torch.rand(3)
+    for b in ({0.1: 5, 1.5: 7}, {0.1: 6}, {}):
+        c = {"m": {"w": torch.ones(3)}}
+        close(f(b, c, x), by_float(b, c, x))
