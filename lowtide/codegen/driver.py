@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from lowtide.codegen.c.kernel import KernelText
+from lowtide.runtime.arena import SMALL_SCRATCH_BYTES
 from lowtide.texpr.expr import Def, Program
 from lowtide.texpr.index import Index
 from lowtide.tile.ir import Kernel
@@ -43,7 +44,7 @@ def driver_text(
             lines.append(f"    {name} = {_allocation(name, shaped[name])}")
         work = "0"
         if text.thread_bytes.const != 0:
-            lines.append(f"    work = scratch(threads * ({text.thread_bytes}))")
+            lines.append(f"    work = {_work(text.thread_bytes)}")
             work = "work.address"
         pointers = [f"{name}.data_ptr()" for name in text.tensors]
         slots = ", ".join(["pool", "threads", work, *pointers, *text.sizes, *text.numbers])
@@ -73,6 +74,14 @@ def _allocation(name: str, d: Def) -> str:
         return f"empty_like(like_{name})"
     shape = "".join(f"{size}, " for size in d.shape)
     return f"empty(({shape}), torch.{str(d.dtype.torch)[6:]})"
+
+
+def _work(thread_bytes: Index) -> str:
+    """Work memory for all threads."""
+    block = f"scratch(threads * ({thread_bytes}))"
+    if thread_bytes.const is None or thread_bytes.const > SMALL_SCRATCH_BYTES:
+        return block
+    return f"small_scratch if threads <= {SMALL_SCRATCH_BYTES // thread_bytes.const} else {block}"
 
 
 def _choice(name: str, m: Matmul, launch: str) -> list[str]:

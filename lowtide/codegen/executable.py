@@ -34,6 +34,8 @@ from lowtide.tile.plan import plan
 from lowtide.tile.schedule import schedule
 from lowtide.tile.target import target_for
 
+_small_scratch = arena.SmallScratch()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelInfo:
@@ -132,6 +134,7 @@ class Executable:
                 scope: dict[str, Any] = {
                     "empty": arena.empty,
                     "scratch": arena.scratch,
+                    "small_scratch": _small_scratch,
                     "threads_now": torch.get_num_threads,
                     "pool": launch.parallel_for_address(),
                     "torch": torch,

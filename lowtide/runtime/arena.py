@@ -38,6 +38,7 @@ from lowtide import config
 
 # Below this, malloc's own reuse is as warm, and torch.empty costs the same time.
 SMALL_BYTES = 1 << 20
+SMALL_SCRATCH_BYTES = 1 << 16
 _HUGE_PAGE_BYTES = 2 << 20
 _PAGE_BYTES = mmap.PAGESIZE
 _CAN_MAP = hasattr(mmap, "MAP_ANONYMOUS") and hasattr(mmap, "MAP_PRIVATE")
@@ -367,6 +368,15 @@ class Scratch:
     def __del__(self, give_back: Callable[[_Block], None] = _pool.give_back) -> None:
         if self._block is not None:
             give_back(self._block)
+
+
+class SmallScratch(threading.local):
+    """Work memory of SMALL_SCRATCH_BYTES at `address`, aligned to a page, one for each thread and
+    for good: a kernel on a few elements is done before a block has been found."""
+
+    def __init__(self) -> None:
+        self._memory = ctypes.create_string_buffer(SMALL_SCRATCH_BYTES + _PAGE_BYTES)
+        self.address = -(-ctypes.addressof(self._memory) // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def empty(
