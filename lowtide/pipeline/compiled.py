@@ -9,12 +9,14 @@ any, are read from `c.root` (a module's: from itself) by their paths; other fron
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lowtide import config
 from lowtide.ir.core import Function
 from lowtide.ir.python_text import python_text
 from lowtide.pipeline import plain
@@ -33,10 +35,21 @@ class Compiled(ABC):
 
     __name__: str
     budget_bytes: int | None = None
+    _has_told = False
 
     def keep_to(self, budget_bytes: int | None) -> None:
         """From now on a call may allocate so much at its peak."""
         self.budget_bytes = budget_bytes
+
+    def without_budget(self, why: str) -> None:
+        """Says once that a call is PyTorch's own, which keeps to no budget; `why`: "" where the
+        tensors are the reason."""
+        if self.budget_bytes is None or self._has_told or config.current().disable:
+            return
+        self._has_told = True
+        why = why or "its tensors are not plain ones on the CPU"
+        text = f"{self.__name__}: its budget is not kept, for PyTorch runs it as it is: {why}"
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -53,6 +53,7 @@ class CompiledGraph(Compiled):
         if _watchers:
             watched(self, args)
         if _reason():
+            self.without_budget(_reason())
             stats.count("calls_eager")
             return self._forward(*args)
         values = (*[args[k] for k in self._arguments], *self._captured)
@@ -65,6 +66,7 @@ class CompiledGraph(Compiled):
             if self._sets_grad:
                 torch.set_grad_enabled(grad)
             raise through_user_lines(error) from error.__cause__
+        self.without_budget("")
         stats.count("calls_eager")
         return self._forward(*args)
 

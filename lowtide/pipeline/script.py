@@ -98,6 +98,8 @@ class ScriptFunction(TorchJitMembers):
                 return self.inline(recorder, args, kwargs)
             except CannotInline:
                 pass  # its Python code is traced, control flow frozen
+        else:
+            self.without_budget(_reason())
         stats.count("calls_eager")
         return self._fn(*args, **kwargs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -237,3 +238,19 @@ def test_a_trained_block_is_the_same() -> None:
         nets.append(net)
     for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+# -- what keeps to no budget -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", ["script", "compile"])
+def test_plain_calls_say_that_no_budget_is_kept(entry: str) -> None:
+    limited = ENTRIES[entry](10_000_000)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.warns(RuntimeWarning, match="its budget is not kept, .*: autocast is on"),
+    ):
+        limited(torch.rand(40, 30))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        limited(torch.rand(40, 30))
