@@ -30,6 +30,7 @@ from lowtide.tile.held import Reader, held
 from lowtide.tile.ir import Tiled
 from lowtide.tile.items import (
     FULL_EXTENT,
+    REDUCED_POINTS,
     Context,
     Item,
     choose_staged,
@@ -48,7 +49,6 @@ from lowtide.tile.target import Target
 SWEEP_TILE = 512  # points of a swept axis per tile
 CONTRACTION_TILE = 288  # the same where register tiles run over it: whole blocks of 2, 3, 6 vectors
 REDUCED_TILE = 144  # of an axis that is only summed over: what a register adds up in one go
-REDUCED_POINTS = 512  # of all such axes of a sum: lines of both its factors that stay in L2
 SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding does not pile up
 GRID_TILE = 192  # rows per task where a tile of pairs is held; twice that where none is
 ROWS_STEPS = (24, 8, 4, 1)  # whole blocks of 4, 6, 8, 12 rows, of 4, 8, …; along the lanes, vectors
@@ -57,6 +57,7 @@ SMALL_POINTS = 1 << 20
 LONG_TILE = 512  # of the sums that give the gradient of weights: as much of a line,
 LINES_TILE = 8  # and so many lines, stay in L2 while all results are summed up
 LOCAL_POINTS = 1 << 18  # of a value that lives for one tile: 1 MiB of floats
+KEPT_POINTS = 1 << 17  # of a contraction that is read again: stays in L2
 HELD_POINTS = 1 << 16  # of a convolution's accumulator: the lines of a tile, for all its outputs
 
 
@@ -313,7 +314,37 @@ class Arrangement:
         for item in self.all_items():
             for e in item.staged:
                 self._bound(tuple(a for a in item.loops if a in self.ctx.live(e)), tiles)
+        self._keep_whole(tiles)
         return {a: tile for a, tile in tiles.items() if self._known(a) > tile}
+
+    def _keep_whole(self, tiles: dict[Axis, int]) -> None:
+        """A contraction that is read in two sweeps, the second for what the first has summed up,
+        is not done twice if a task has room for all of it."""
+        for item in self.local.values():
+            d = item.d
+            if not is_register_tile(item, self.ctx) or not self._is_swept_again(d):
+                continue
+            own = own_axes(d)
+            rows = math.prod(t.tile or 1 for t in self.grid if t.axis in own)
+            swept = [a for a in own if a in tiles]
+            if not swept or rows * self._known(swept[-1]) > KEPT_POINTS:
+                continue
+            tiles[swept[-1]] = self.extent(swept[-1])
+            rows *= tiles[swept[-1]]
+            for a in reversed(swept[:-1]):
+                tiles[a] = min(tiles[a], max(KEPT_POINTS // rows, 1))
+                rows *= tiles[a]
+
+    def _is_swept_again(self, d: Def) -> bool:
+        """Does a reader of it need what another one sums up over one of its axes?"""
+        swept = set(own_axes(d)) - self.grid_axes()
+        readers = [u for u in self.defs.values() if d.name in sources(u)]
+        first = {u.name for u in readers if swept & set(reduced_axes(u))}
+        return any(self._needs(u, first) for u in readers)
+
+    def _needs(self, d: Def, names: Set[str]) -> bool:
+        inner = [self.defs[n] for n in sources(d) if n in self.defs]
+        return any(x.name in names or self._needs(x, names) for x in inner)
 
     def _known(self, a: Axis) -> float:
         """An extent that stays the same: of the axes of a state, as far as one can tell."""
@@ -336,7 +367,10 @@ class Arrangement:
             rest = math.prod(n for b, n in points.items() if b is not a)
             if a in tiles and points[a] * rest > LOCAL_POINTS:
                 pieces = -(-points[a] * rest // LOCAL_POINTS)
-                tiles[a] = points[a] = -(-points[a] // pieces)
+                part = -(-points[a] // pieces)
+                tiles[a] = points[a] = (
+                    part if part < self.lanes else -(-part // self.lanes) * self.lanes
+                )
 
     def _sum_tiles(self, item: Item) -> Iterator[tuple[Axis, int]]:
         """How far a float sum goes before its part is added.

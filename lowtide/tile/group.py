@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from lowtide.texpr import expr as ex
@@ -23,12 +23,14 @@ from lowtide.texpr.algebra import at_indices, multiply_by_reciprocal
 from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
 from lowtide.texpr.normalise import INLINE_NODES, inline, likely
+from lowtide.tile.online import rescaled
 
 LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is not worth it
 FEW = 64  # an axis longer than this counts as large
 SHARE = 8  # a merge that costs freedom must share this fraction of its work
 COLUMNS = 8  # a product that must be held whole by each task has at most so many columns …
 HELD = 1 << 18  # … or so many elements, where there are tasks enough
+LONG_PRODUCT = 16  # terms: shorter ones are done again sooner than read
 WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
 
 Pattern = tuple[Axis, ...] | None
@@ -102,7 +104,7 @@ def group(program: Program, hints: Mapping[str, int], threads: int) -> list[Grou
     """Merge greedily, twice: where nothing is lost or values of pairs would have to be stored, then
     where a merge is merely possible."""
     roots = set(program.outputs) | set(program.checks)
-    shared = _shared(program, roots, 2 * threads)
+    shared = _shared(program, roots, 2 * threads, hints)
     groups = [Group({d.name: d}) for d in program.defs.values() if d.name not in shared]
     for careful in (True, False):
         groups = _in_order(_merge_all(groups, shared, hints, careful), shared)
@@ -149,7 +151,6 @@ def _recomputed(
 
     Only values larger than all inputs and outputs together, and only where the copy fits the
     reader's kernel: else it is stored."""
-    held = _held(program, roots, hints)
     made = {n: d for g in groups for n, d in g.defs.items()}
     result: list[Group] = []
     for g in groups:
@@ -157,7 +158,7 @@ def _recomputed(
             d = made.get(name)
             if d is None or name in roots or not isinstance(d.expr, Reduce):
                 continue
-            if _elements(d.shape, hints) <= held or len(_large_axes(own_axes(d), hints)) < 2:
+            if _elements(d.shape, hints) <= shared.held or len(_large_axes(own_axes(d), hints)) < 2:
                 continue
             copy = Def(name=f"{name}again", axes=d.axes, expr=d.expr, loc=d.loc, op=d.op)
             reader = Group(
@@ -214,17 +215,19 @@ class Shared(dict[str, Def]):
     """Pointwise values of several users: written into each user once the groups are known.
 
     `written` remembers definitions with all of these written in, `needs` what groups then read.
-    `tasks`: as many of a kernel keep all threads busy."""
+    `tasks`: as many of a kernel keep all threads busy; `held`: the elements of all inputs and
+    outputs, beside which a value of that size may as well be stored."""
 
-    def __init__(self, tasks: int) -> None:
+    def __init__(self, tasks: int, held: int) -> None:
         super().__init__()
+        self.held = held
         self.written: dict[Def, Def] = {}
         self.needs: dict[Group, frozenset[str]] = {}
         self.tasks = tasks
 
 
-def _shared(program: Program, roots: set[str], tasks: int) -> Shared:
-    found = Shared(tasks)
+def _shared(program: Program, roots: set[str], tasks: int, hints: Mapping[str, int]) -> Shared:
+    found = Shared(tasks, _held(program, roots, hints))
     loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
     moved = {load.source for load in loads if not ex.aligned(load)}  # a padded copy
     for d in program.defs.values():
@@ -321,6 +324,8 @@ def _merged(
     before = [own, {n: _with_axes(d, renaming) for n, d in theirs.items()}]
     full = {**before[0], **before[1]}
     if not _loads_at_own_axes(full) or not _worth_it(full, common, hints, shared):
+        return None
+    if any(_is_done_again(d, full, common, hints, shared) for d in full.values()):
         return None
     pairs = [shared[n] for n in first.sources & second.sources if n in shared]
     if careful and not _keeps_its_freedom(before, pairs, common, hints):
@@ -483,6 +488,39 @@ def _spreads(
     if held <= room:
         return False
     return any(held > COLUMNS * likely(a.extent, hints) for a in _large_axes(tuple(outside), hints))
+
+
+def _is_done_again(
+    d: Def,
+    defs: Mapping[str, Def],
+    common: list[Axis],
+    hints: Mapping[str, int],
+    shared: Shared,
+) -> bool:
+    """Would a long product be done once more, in a sweep behind what the first one has summed up?
+    If it is no value of pairs it is better stored: layer_norm(x @ w).
+
+    A tile that has all of it needs no second sweep."""
+    swept = set(own_axes(d)) - set(common)
+    if not is_contraction(d) or not swept:
+        return False
+    if math.prod(likely(a.extent, hints) for a in reduced_axes(d)) < LONG_PRODUCT:
+        return False
+    known = [a.extent.const for a in swept]
+    if math.prod(n or WIDE + 1 for n in known) <= WIDE:
+        return False
+    readers = [u for u in defs.values() if d.name in sources(u)]
+    first = {u.name for u in readers if swept & set(reduced_axes(u))}
+    if not first or _elements(d.shape, hints) > shared.held:
+        return False
+    followed = rescaled({n: u for n, u in defs.items() if n in first}, lambda _: True)
+    return any(_waits(u, first, defs, followed) for u in readers)
+
+
+def _waits(d: Def, first: Set[str], defs: Mapping[str, Def], followed: Mapping[str, str]) -> bool:
+    """Does it need one of these, other than a maximum that it follows?"""
+    inner = [n for n in sources(d) if n in defs and n != followed.get(d.name)]
+    return any(n in first or _waits(defs[n], first, defs, followed) for n in inner)
 
 
 def is_contraction(d: Def) -> bool:

@@ -40,6 +40,7 @@ SPLAT, SIDE_BY_SIDE, STAGED = 0.25, 1.0, 1.3  # what a vector costs, by how its 
 STRIDED, ANYWHERE = 0.7, 2.0  # the same for each of its lanes
 STAGED_TILE = 512  # points of a tile of an axis, at most
 STAGED_POINTS = 1 << 19  # of one staged value: 2 MiB of floats
+REDUCED_POINTS = 512  # of all axes that a register tile sums over: lines that stay in L2
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -246,6 +247,7 @@ def choose_staged(item: Item, ctx: Context) -> list[Expr]:
     seen: set[Expr] = set()  # expressions share their parts
     skip = fully_unrolled(item, ctx)
     loops = frozenset(item.loops) - ctx.fixed
+    over = frozenset(item.over if is_register_tile(item, ctx) else ())
 
     def visit(e: Expr) -> None:
         have = ctx.live(e) & loops
@@ -253,7 +255,7 @@ def choose_staged(item: Item, ctx: Context) -> list[Expr]:
             return
         seen.add(e)
         lacks_some = have < loops and not (loops - have) <= skip
-        if lacks_some and _fits(have) and _worth_staging(e, have, item, ctx):
+        if lacks_some and _fits(have, over) and _worth_staging(e, have, item, ctx):
             found[e] = None
             return
         for child in e.children:
@@ -292,10 +294,16 @@ def is_register_tile(item: Item, ctx: Context) -> bool:
     return len(kept) >= 2 and steps >= 8
 
 
-def _fits(axes: frozenset[Axis]) -> bool:
-    """Is one tile of these axes small enough for a buffer?"""
-    points = math.prod(min(a.extent.const or STAGED_TILE, STAGED_TILE) for a in axes)
-    return points <= STAGED_POINTS
+def _fits(axes: frozenset[Axis], over: frozenset[Axis]) -> bool:
+    """Is one tile of these axes small enough for a buffer? `over`: what a register tile sums over
+    goes a few steps at a time."""
+    kept = math.prod(_tile_points(a) for a in axes - over)
+    summed = math.prod(_tile_points(a) for a in axes & over)
+    return kept * min(summed, REDUCED_POINTS) <= STAGED_POINTS
+
+
+def _tile_points(a: Axis) -> int:
+    return min(a.extent.const or STAGED_TILE, STAGED_TILE)
 
 
 def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> bool:

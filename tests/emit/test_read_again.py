@@ -1,0 +1,66 @@
+"""A contraction that two sweeps read is done once; a costly factor of a product once per element."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import lowtide as lt
+
+
+def normalised(x, w):
+    return F.layer_norm(x @ w, (400,))
+
+
+def recurrent(x, h, w, u):
+    outs = []
+    for t in range(x.shape[0]):
+        gates = F.layer_norm(x[t] @ w, (160,)) + F.layer_norm(h @ u, (160,))
+        h = torch.tanh(gates).view(h.shape[0], 40, 4).sum(-1)
+        outs.append(h)
+    return torch.stack(outs)
+
+
+def tile_programs(fn: Any, args: tuple[torch.Tensor, ...], backward: bool = False) -> list[str]:
+    stages = lt.script(fn).stages(*args)
+    return [t for n, t in stages if "tile program" in n and n.startswith("backward") == backward]
+
+
+def products(text: str) -> int:
+    """Sums of products of two tensors, as often as they are done."""
+    return len(re.findall(r"= sum\[\w+\]\(mul\(\w+\[[^\]]*\], \w+\[[^\]]*\]\)\)", text))
+
+
+def test_a_norm_reads_one_product() -> None:
+    (text,) = tile_programs(normalised, (torch.randn(300, 100), torch.randn(100, 400)))
+    assert products(text) == 1
+
+
+def test_so_in_a_loop() -> None:
+    args = (
+        torch.randn(50, 8, 36), torch.zeros(8, 40), torch.randn(36, 160), torch.randn(40, 160),
+    )  # fmt: skip
+    before, step, *_ = tile_programs(recurrent, args)
+    assert products(before) == products(step) == 1
+    want = recurrent(*(x.double() for x in args)).float()
+    torch.testing.assert_close(lt.script(recurrent)(*args), want, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_of_a_norm_is_a_staged_factor() -> None:
+    x = torch.randn(50, 64, 100)
+    w = torch.randn(100, 128, requires_grad=True)
+
+    def gated(x, w):
+        a, b, c, d = F.layer_norm(x @ w, (128,)).chunk(4, -1)
+        return torch.sigmoid(a) * torch.tanh(b) + torch.sigmoid(c) * torch.tanh(d)
+
+    texts = tile_programs(gated, (x, w), backward=True)
+    assert "ct_x1 = sum" in "".join(texts)
+    compiled = lt.script(gated)
+    (got,) = torch.autograd.grad(compiled(x, w).sum(), w)
+    wide = w.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(gated(x.double(), wide).sum(), wide)
+    torch.testing.assert_close(got, want.float(), rtol=1e-3, atol=1e-3)
