@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from lowtide.texpr import expr as ex
@@ -509,12 +509,22 @@ def _is_done_again(
     known = [a.extent.const for a in swept]
     if math.prod(n or WIDE + 1 for n in known) <= WIDE:
         return False
-    readers = [u for u in defs.values() if d.name in sources(u)]
+    readers = list(_readers(d, defs))
     first = {u.name for u in readers if swept & set(reduced_axes(u))}
     if not first or _elements(d.shape, hints) > shared.held:
         return False
     followed = rescaled({n: u for n, u in defs.items() if n in first}, lambda _: True)
     return any(_waits(u, first, defs, followed) for u in readers)
+
+
+def _readers(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
+    """What reads a value, also through pointwise ones: these are computed again where they are
+    read."""
+    for u in defs.values():
+        if d.name in sources(u):
+            yield u
+            if not isinstance(u.expr, Reduce):
+                yield from _readers(u, defs)
 
 
 def _waits(d: Def, first: Set[str], defs: Mapping[str, Def], followed: Mapping[str, str]) -> bool:
