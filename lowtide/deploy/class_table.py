@@ -28,6 +28,7 @@ from lowtide.deploy import limits
 from lowtide.ir import python_objects
 from lowtide.ir.literals import is_literal, print_literal
 from lowtide.ir.named_results import RESULTS
+from lowtide.pipeline.script_module import is_own_name
 
 Kind = Literal["enum", "named_tuple", "record", "exception", "module"]
 KINDS: Final = ("enum", "named_tuple", "record", "exception", "module")
@@ -246,11 +247,27 @@ def may_be_field(kind: Kind, name: str) -> bool:
             return not hasattr(object, name)
 
 
+# What moves and converts a module, when its user asks: nothing of PyTorch's or ours calls these, so
+# that a program may take the place.
+_REPLACEABLE: Final = frozenset(
+    (
+        *("bfloat16", "double", "float", "half", "type"),
+        *("cpu", "cuda", "ipu", "mtia", "share_memory", "to", "to_empty", "xpu"),
+    )
+)
+
+
 def may_be_method(cls: type, name: str) -> bool:
     """Whether programs may be this method of a module that comes from a file; `cls`: one of
-    `CONTAINERS`, or derived. All that PyTorch has keeps its meaning, `forward` aside."""
-    is_taken = hasattr(cls, name) or name in vars(torch.nn.Module()) or name.startswith("_lowtide")
-    return name == "forward" or not is_taken
+    `CONTAINERS`, or derived. What PyTorch and Lowtide call themselves keeps its meaning."""
+    if name == "forward" or name in _REPLACEABLE:
+        return True
+    return not (hasattr(cls, name) or name in vars(torch.nn.Module()) or is_own_name(name))
+
+
+def container_of(module: torch.nn.Module) -> type:
+    """The one of `CONTAINERS` that a file makes the module's class of."""
+    return [base for base in CONTAINERS.values() if isinstance(module, base)][-1]
 
 
 def class_named(name: str) -> type:
