@@ -65,7 +65,11 @@ OPTIONS: Final = ("eq", "order", "frozen", "repr", "unsafe_hash")
 
 
 class NotSaved(Exception):
-    """Something has no place in a file; the text says what and why."""
+    """Something has no place in a file; the text says what and why, `remedy` what has one."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what)
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,13 @@ class ClassEntry:
         return any(f.name == name for f in self.fields) or any(m == name for m, _ in self.members)
 
 
+# Of PyTorch's own objects in C++: weights that quantization has packed, and the like.
+_REMEDIES: Final[Mapping[type, str]] = {
+    torch.ScriptObject: "the module before torch.ao.quantization converts it: packed weights are "
+    "objects of this process",
+}
+
+
 # ---- from Python ------------------------------------------------------------------------------
 
 
@@ -120,7 +131,8 @@ def kind_of(cls: type) -> Kind:
         return "exception"
     base = next(b for b in reversed(cls.__mro__[:-1] or (object,)) if b.__name__ != "Generic")
     if cls.__module__.split(".")[0] in ("torch", "builtins", "numpy") or base is object:
-        raise NotSaved(f"an object of {cls.__module__}.{cls.__qualname__}")
+        remedy = _REMEDIES.get(cls, "")
+        raise NotSaved(f"an object of {cls.__module__}.{cls.__qualname__}", remedy)
     if base.__module__ == "builtins":
         raise NotSaved(f"{cls.__qualname__} derives from {base.__name__}")
     if hooks:
