@@ -131,7 +131,7 @@ def kind_of(cls: type) -> Kind:
         return "exception"
     base = next(b for b in reversed(cls.__mro__[:-1] or (object,)) if b.__name__ != "Generic")
     if cls.__module__.split(".")[0] in ("torch", "builtins", "numpy") or base is object:
-        remedy = _REMEDIES.get(cls, "")
+        remedy = next((r for known, r in _REMEDIES.items() if known is cls), "")
         raise NotSaved(f"an object of {cls.__module__}.{cls.__qualname__}", remedy)
     if base.__module__ == "builtins":
         raise NotSaved(f"{cls.__qualname__} derives from {base.__name__}")
@@ -279,7 +279,8 @@ def may_be_method(cls: type, name: str) -> bool:
 
 def container_of(module: torch.nn.Module) -> type:
     """The one of `CONTAINERS` that a file makes the module's class of."""
-    return [base for base in CONTAINERS.values() if isinstance(module, base)][-1]
+    containers: dict[str, Any] = dict(CONTAINERS)
+    return [base for base in containers.values() if isinstance(module, base)][-1]
 
 
 def class_named(name: str) -> type:

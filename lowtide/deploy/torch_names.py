@@ -1,7 +1,7 @@
 """What a saved program may call in PyTorch: a positive list, by target.
 
-In: nothing. Out: `may_call`, whether `call_torch` and `mutate` take a name in a file; `TARGETS`, the
-names that they take besides those of `torch.ops.aten`; and `TENSOR_METHODS`, those that
+In: nothing. Out: `may_call`, whether `call_torch` and `mutate` take a name in a file; `TARGETS`,
+the names that they take besides those of `torch.ops.aten`; and `TENSOR_METHODS`, those that
 `py.call_method` takes beside Python's own.
 
     may_call("torch.relu")  may_call("torch.ops.aten.relu.default")  not may_call("torch.load")
@@ -304,15 +304,17 @@ def may_call(target: str) -> bool:
 
 
 # What a name that a file may not call is, and what to write instead.
+_BEFORE: Final = (
+    "in Python, and its result as an argument or an attribute: a file calls only what "
+    "docs/save-format.md allows"
+)
 _REMEDIES: Final = (
     (_ATEN_PATH, "the function of torch or F that calls this op"),
     ("torch.ops.", "an op of PyTorch's own: what extensions bring is in no file"),
     ("torch._", "the public function of torch or F that does this"),
-    ("torch.", "a call of it in Python, and its result as an argument or an attribute: a file calls "
-    "only what docs/save-format.md allows"),
-    ("Tensor.", "the same in Python, and its result as an argument or an attribute: a file calls "
-    "only what docs/save-format.md allows"),
-)  # fmt: skip
+    ("torch.", f"a call of it {_BEFORE}"),
+    ("Tensor.", f"the same {_BEFORE}"),
+)
 
 
 def remedy_for(target: str) -> str:

@@ -61,7 +61,7 @@ def _call_hook(
     inner = Call(node=call.node, args=args)
     module = cast("ModuleRef", args[0]).module
     if is_torch_hook(hook):  # never called by Python: nothing tells which attributes it assigns
-        return c.inline(type(hook).__call__, call.node, [PythonObject(hook), *args])
+        return c.inline(unwrap(type(hook).__call__), call.node, [PythonObject(hook), *args])
     found = attempt(c, lambda: _inlined(c, hook, module, inner))
     if not isinstance(found, CompileError):
         return found

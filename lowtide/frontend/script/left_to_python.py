@@ -32,7 +32,7 @@ from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_attributes import state_of
-from lowtide.frontend.script.module_state import Restart, is_torch_class
+from lowtide.frontend.script.module_state import Restart
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
 from lowtide.frontend.script.source import read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
@@ -88,9 +88,11 @@ def _calls_forward(cls: type[torch.nn.Module]) -> bool:
 
 
 def is_torch_hook(hook: object) -> bool:
-    """Whether it is an object of PyTorch's that is called, as of `torch.nn.utils.weight_norm`: what
-    it knows never changes, so that its source can stand for it."""
-    return is_torch_class(type(hook)) and isinstance(getattr(type(hook), "__call__"), FunctionType)
+    """Whether it is an object of `torch.nn.utils` that is called, as of `weight_norm`: what it
+    knows never changes, so that its source can stand for it."""
+    cls: Any = type(hook)
+    is_of_utils = str(cls.__module__).startswith("torch.nn.utils.")
+    return is_of_utils and callable(hook) and isinstance(cls.__call__, FunctionType)
 
 
 def python_module(

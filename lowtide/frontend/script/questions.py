@@ -1,4 +1,5 @@
-"""Builtins that ask what a value is: `isinstance`, `type`, `hasattr`, `getattr`, `setattr`, `callable`.
+"""Builtins that ask what a value is, `isinstance`, `type`, `hasattr`, `getattr`, `callable`; and
+`setattr`.
 
 In: a compiled value and what is asked. Out: a constant where its type tells, else an op that asks
 when the program runs.

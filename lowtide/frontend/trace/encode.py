@@ -138,7 +138,7 @@ def plain(x: Any) -> Any:
     if type(x) is dict:
         held = cast("dict[Any, Any]", x)
         made = {k: plain(v) for k, v in held.items()}
-        return x if all(made[k] is v for k, v in held.items()) else made
+        return held if all(made[k] is v for k, v in held.items()) else made
     return x
 
 

@@ -32,8 +32,9 @@ from lowtide.ir.core import Block, Value
 from lowtide.ir.types import ListType, TupleType
 from lowtide.ops import registry
 
-
-_ENCODABLE: Final = "tensors, numbers, strings, dtypes, devices, and lists, tuples and dicts of them"
+_ENCODABLE: Final = (
+    "tensors, numbers, strings, dtypes, devices, and lists, tuples and dicts of them"
+)
 _REMEDIES: Final = {  # by what was met
     "a ScriptObject": "lt.script of the module, whose program leaves such calls to PyTorch, or the "
     "module before torch.ao.quantization converts it",
