@@ -28,7 +28,7 @@ from lowtide.deploy import limits
 from lowtide.ir import python_objects
 from lowtide.ir.literals import is_literal, print_literal
 from lowtide.ir.named_results import RESULTS
-from lowtide.pipeline.script_module import is_own_name
+from lowtide.pipeline.script_module import ScriptModule, is_own_name
 
 Kind = Literal["enum", "named_tuple", "record", "exception", "module"]
 KINDS: Final = ("enum", "named_tuple", "record", "exception", "module")
@@ -275,6 +275,12 @@ def may_be_method(cls: type, name: str) -> bool:
     if name == "forward" or name in _REPLACEABLE:
         return True
     return not (hasattr(cls, name) or name in vars(torch.nn.Module()) or is_own_name(name))
+
+
+def sets_in_python(cls: type) -> bool:
+    """Whether assigning to an attribute of a module does more than nn.Module does."""
+    found = next(c for c in cls.__mro__ if "__setattr__" in vars(c))
+    return issubclass(cls, torch.nn.Module) and found not in (torch.nn.Module, ScriptModule)
 
 
 def container_of(module: torch.nn.Module) -> type:

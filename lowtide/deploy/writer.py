@@ -122,6 +122,9 @@ class Writer:
             cls = _class_of(op.operands[0])
             if cls is not None:
                 self.names.use(cls, str(op.attrs["name"]))
+            if op.name == "attr.set" and cls is not None and class_table.sets_in_python(cls):
+                what = f"an assignment to `{op.attrs['name']}` of {cls.__name__}, whose __setattr__"
+                raise NotSaved(f"{what} is Python's to run")
         method = needed_method(op)
         if method:
             raise NotSaved(f"the method {method}, which {op.name} calls")

@@ -180,6 +180,24 @@ def test_traced_norm_of_weights() -> None:
     assert train(loaded, x) == pytest.approx(train(Normed(nn.utils.weight_norm), x))
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.utils.weight_norm(nn.LSTM(3, 3), "weight_hh_l0")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_assignment_that_does_more_is_not_saved() -> None:
+    module = Recurrent()
+    compiled = lt.script(module)
+    torch.testing.assert_close(compiled(X), module(X))
+    with pytest.raises(lt.CompileError, match=r"`weight_hh_l0` of LSTM, whose __setattr__"):
+        lt.save(compiled, io.BytesIO())
+
+
 class Weighted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
