@@ -21,7 +21,7 @@ from lowtide.deploy import limits
 from lowtide.deploy.allowed import ATTRIBUTES, ATTRS, METHODS, PLAIN, WARN, Refusal, is_flat
 from lowtide.deploy.class_table import EXCEPTIONS, FOREIGN, WARNINGS, ClassEntry
 from lowtide.deploy.rename import named_class, values_of
-from lowtide.deploy.torch_names import MODES, TARGETS
+from lowtide.deploy.torch_names import MODES, may_call, remedy_for
 from lowtide.errors import Loc
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
@@ -109,10 +109,8 @@ class _Checker:
     def call_torch(self, op: Op) -> None:
         self.kwnames(op)
         target = str(op.attrs["target"])
-        if target not in TARGETS:
-            raise Refusal(
-                f"a call of {target[:80]}", op.loc, "a function of torch or F, or of yours"
-            )
+        if not may_call(target):
+            raise Refusal(f"a call of {target[:80]}", op.loc, remedy_for(target))
 
     def attribute(self, op: Op) -> None:
         name, entry = str(op.attrs["name"]), owner_of(op, self.classes)

@@ -28,6 +28,7 @@ from lowtide.deploy import limits
 from lowtide.ir import python_objects
 from lowtide.ir.literals import is_literal, print_literal
 from lowtide.ir.named_results import RESULTS
+from lowtide.pipeline.script_module import ScriptModule, is_own_name
 
 Kind = Literal["enum", "named_tuple", "record", "exception", "module"]
 KINDS: Final = ("enum", "named_tuple", "record", "exception", "module")
@@ -64,7 +65,11 @@ OPTIONS: Final = ("eq", "order", "frozen", "repr", "unsafe_hash")
 
 
 class NotSaved(Exception):
-    """Something has no place in a file; the text says what and why."""
+    """Something has no place in a file; the text says what and why, `remedy` what has one."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what)
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +103,13 @@ class ClassEntry:
         return any(f.name == name for f in self.fields) or any(m == name for m, _ in self.members)
 
 
+# Of PyTorch's own objects in C++: weights that quantization has packed, and the like.
+_REMEDIES: Final[Mapping[type, str]] = {
+    torch.ScriptObject: "the module before torch.ao.quantization converts it: packed weights are "
+    "objects of this process",
+}
+
+
 # ---- from Python ------------------------------------------------------------------------------
 
 
@@ -119,7 +131,8 @@ def kind_of(cls: type) -> Kind:
         return "exception"
     base = next(b for b in reversed(cls.__mro__[:-1] or (object,)) if b.__name__ != "Generic")
     if cls.__module__.split(".")[0] in ("torch", "builtins", "numpy") or base is object:
-        raise NotSaved(f"an object of {cls.__module__}.{cls.__qualname__}")
+        remedy = next((r for known, r in _REMEDIES.items() if known is cls), "")
+        raise NotSaved(f"an object of {cls.__module__}.{cls.__qualname__}", remedy)
     if base.__module__ == "builtins":
         raise NotSaved(f"{cls.__qualname__} derives from {base.__name__}")
     if hooks:
@@ -246,11 +259,34 @@ def may_be_field(kind: Kind, name: str) -> bool:
             return not hasattr(object, name)
 
 
+# What moves and converts a module, when its user asks: nothing of PyTorch's or ours calls these, so
+# that a program may take the place.
+_REPLACEABLE: Final = frozenset(
+    (
+        *("bfloat16", "double", "float", "half", "type"),
+        *("cpu", "cuda", "ipu", "mtia", "share_memory", "to", "to_empty", "xpu"),
+    )
+)
+
+
 def may_be_method(cls: type, name: str) -> bool:
     """Whether programs may be this method of a module that comes from a file; `cls`: one of
-    `CONTAINERS`, or derived. All that PyTorch has keeps its meaning, `forward` aside."""
-    is_taken = hasattr(cls, name) or name in vars(torch.nn.Module()) or name.startswith("_lowtide")
-    return name == "forward" or not is_taken
+    `CONTAINERS`, or derived. What PyTorch and Lowtide call themselves keeps its meaning."""
+    if name == "forward" or name in _REPLACEABLE:
+        return True
+    return not (hasattr(cls, name) or name in vars(torch.nn.Module()) or is_own_name(name))
+
+
+def sets_in_python(cls: type) -> bool:
+    """Whether assigning to an attribute of a module does more than nn.Module does."""
+    found = next(c for c in cls.__mro__ if "__setattr__" in vars(c))
+    return issubclass(cls, torch.nn.Module) and found not in (torch.nn.Module, ScriptModule)
+
+
+def container_of(module: torch.nn.Module) -> type:
+    """The one of `CONTAINERS` that a file makes the module's class of."""
+    containers: dict[str, Any] = dict(CONTAINERS)
+    return [base for base in containers.values() if isinstance(module, base)][-1]
 
 
 def class_named(name: str) -> type:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import torch
 
+from lowtide.deploy.class_table import container_of, may_be_method
 from lowtide.deploy.fitting import Program
 from lowtide.deploy.limits import is_public
 from lowtide.deploy.programs import of_function, of_method
 from lowtide.errors import CompileError
 from lowtide.frontend.script.left_to_python import only_python
 from lowtide.frontend.script.module_state import root_of
+from lowtide.frontend.script.source import read_source
 from lowtide.ir.core import Function
 from lowtide.pipeline.compile_module import entry_points
 from lowtide.pipeline.script import ScriptFunction
@@ -51,7 +53,24 @@ def entries_of(m: ScriptFunction | ScriptModule) -> list[Entry]:
             f"{type(root).__name__} cannot be saved: {reason}", remedy="remove the hook, then save"
         )
     methods = {name: make_or_get(m, name) for name in dict.fromkeys(names_of(m, root))}
+    for name, method in methods.items():
+        if not may_be_method(container_of(root), name):
+            raise _taken(name, method)
     return [Entry(name, root, x.signature, of_method(x)) for name, x in methods.items()]
+
+
+def _taken(name: str, method: ScriptMethod) -> CompileError:
+    source = method.source
+    if isinstance(source, Function):
+        loc = source.loc
+    else:
+        found = read_source(source)
+        loc = found.loc(found.node)
+    return CompileError(
+        f"the method {name}() cannot be saved: loaded modules need {name!r} for themselves",
+        loc,
+        remedy="another name for the method",
+    )
 
 
 def why_not_saved(module: torch.nn.Module) -> str:

@@ -93,7 +93,7 @@ class _Writer:
         try:
             return self.encoder.value(value, place)
         except NotSaved as error:
-            raise NotSaved(f"the attribute {place!r}: {error}") from error
+            raise NotSaved(f"the attribute {place!r}: {error}", error.remedy) from error
 
     def attributes(self, module: torch.nn.Module) -> dict[str, object]:
         own = vars(module)

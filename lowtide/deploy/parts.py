@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 
 from lowtide.deploy.calls import Called, Calls
-from lowtide.deploy.class_table import CONTAINERS, may_be_method
+from lowtide.deploy.class_table import container_of, may_be_method
 from lowtide.deploy.entries import Entry, names_of, why_not_saved
 from lowtide.deploy.fitting import Program, Types
 from lowtide.deploy.programs import of_method
@@ -122,12 +122,11 @@ def _names(wrapper: ScriptModule, module: torch.nn.Module, called: Called) -> It
 
 def _is_method(module: torch.nn.Module, name: str) -> bool:
     """Whether a file may have programs of it, and it is no property or the like."""
-    bases = [base for base in CONTAINERS.values() if isinstance(module, base)]
     own = vars(module).get(name)
     member = inspect.getattr_static(type(module), name, None)
     is_plain = isinstance(member, FunctionType) or hasattr(member, "__lowtide_function__")
     is_own = own is None or isinstance(own, ScriptMethod) or name == "forward"
-    return is_plain and is_own and may_be_method(bases[-1], name)
+    return is_plain and is_own and may_be_method(container_of(module), name)
 
 
 def _made(wrapper: ScriptModule, module: torch.nn.Module, methods: Called) -> list[Entry]:

@@ -1,7 +1,10 @@
 """What a saved program may call in PyTorch: a positive list, by target.
 
-In: nothing. Out: `TARGETS`, the names that `call_torch` and `mutate` take in a file, and
-`TENSOR_METHODS`, those that `py.call_method` takes beside Python's own.
+In: nothing. Out: `may_call`, whether `call_torch` and `mutate` take a name in a file; `TARGETS`,
+the names that they take besides those of `torch.ops.aten`; and `TENSOR_METHODS`, those that
+`py.call_method` takes beside Python's own.
+
+    may_call("torch.relu")  may_call("torch.ops.aten.relu.default")  not may_call("torch.load")
 
 Always holds: nothing here touches files, processes, the network, pickles, raw addresses, other
 people's memory or settings of the process. What is not listed is refused, so that a function that a
@@ -10,7 +13,9 @@ later PyTorch brings is out until somebody has looked at it.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+
+import torch
 
 
 def names_in(text: str) -> frozenset[str]:
@@ -195,6 +200,47 @@ SPECIAL: Final = names_in(
     """
 )
 
+# `torch._softmax`, `torch.ops.aten._softmax`: those of PyTorch's own that check what they are given
+# as the public ones do. What trusts its caller with shapes or indices is not here.
+PRIVATE: Final = names_in(
+    """
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _aminmax _assert_async _cast_Byte _cast_Char
+    _cast_Double _cast_Float _cast_Half _cast_Int _cast_Long _cast_Short _conj _conj_physical
+    _convolution _convolution_mode _ctc_loss _dim_arange _euclidean_dist
+    _fake_quantize_learnable_per_channel_affine _fake_quantize_learnable_per_tensor_affine
+    _is_all_true _is_any_true _log_softmax _logcumsumexp _neg_view _pack_padded_sequence
+    _pad_packed_sequence _prelu_kernel _reshape_from_tensor _safe_softmax _sample_dirichlet
+    _scaled_dot_product_attention_math _shape_as_tensor _softmax _stack _standard_gamma _unique
+    _unique2 _weight_norm
+    """
+)
+
+# `torch._C._nn.gelu`, `torch.ops.aten.gelu`: what F calls.
+NN: Final = names_in(
+    """
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d adaptive_avg_pool2d adaptive_avg_pool3d
+    adaptive_max_pool2d adaptive_max_pool3d avg_pool2d avg_pool3d binary_cross_entropy col2im
+    cross_entropy_loss elu elu_ flatten_dense_tensors fractional_max_pool2d fractional_max_pool3d
+    gelu gelu_ glu hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_ huber_loss
+    im2col l1_loss leaky_relu leaky_relu_ linear log_sigmoid max_pool2d_with_indices
+    max_pool3d_with_indices max_unpool2d max_unpool3d mish mish_ mse_loss multi_margin_loss
+    multilabel_margin_loss nll_loss nll_loss2d nll_loss_nd one_hot pad pad_sequence
+    reflection_pad1d reflection_pad2d reflection_pad3d relu6 relu6_ replication_pad1d
+    replication_pad2d replication_pad3d rrelu_with_noise rrelu_with_noise_
+    scaled_dot_product_attention silu silu_ smooth_l1_loss soft_margin_loss softplus softshrink
+    upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d upsample_trilinear3d
+    """
+)
+
+# Ops that have no other public name.
+_ATEN_ONLY: Final = names_in(
+    """
+    _to_copy alias convolution lift_fresh lift_fresh_copy slice sym_numel sym_size sym_stride
+    """
+)
+
 OPERATORS: Final = names_in(
     """
     abs add and_ contains eq floordiv ge getitem gt index invert is_ is_not le lshift lt matmul mod
@@ -214,8 +260,7 @@ _OTHERS: Final = (
     *("torch.backends.mha.get_fastpath_enabled", "torch._native_multi_head_attention"),
     *("torch._nested_tensor_from_mask", "torch._nested_tensor_from_mask_left_aligned"),
     *("torch._VF._pack_padded_sequence", "torch._VF._pad_packed_sequence"),
-    "torch._C._nn.pad_sequence",
-    "Tensor.to_padded_tensor",
+    *("Tensor.to_padded_tensor", "Tensor.__ilshift__", "Tensor.__irshift__"),
     *("torch._transformer_encoder_layer_fwd", "torch.jit.is_tracing", "torch.jit.is_scripting"),
 )
 
@@ -223,7 +268,8 @@ TARGETS: Final = frozenset(
     (
         *(f"Tensor.{name}" for name in TENSOR_METHODS | TENSOR_ATTRIBUTES),
         *(f"Tensor.{name}.__set__" for name in ("data", "grad", "imag", "real", "requires_grad")),
-        *(f"torch.{name}" for name in TORCH_FUNCTIONS),
+        *(f"torch.{name}" for name in TORCH_FUNCTIONS | PRIVATE),
+        *(f"torch._C._nn.{name}" for name in NN),
         *(f"F.{name}" for name in FUNCTIONAL),
         *(f"torch.linalg.{name}" for name in LINALG),
         *(f"torch.fft.{name}" for name in FFT),
@@ -233,3 +279,45 @@ TARGETS: Final = frozenset(
         *_OTHERS,
     )
 )
+
+# By the same names: what functions and methods above call.
+ATEN: Final = frozenset(
+    (
+        *(TORCH_FUNCTIONS | TENSOR_METHODS | FUNCTIONAL | PRIVATE | NN | _ATEN_ONLY),
+        *(f"linalg_{name}" for name in LINALG),
+        *(f"fft_{name}" for name in FFT),
+        *(f"special_{name}" for name in SPECIAL),
+    )
+)
+_ATEN_PATH: Final = "torch.ops.aten."
+
+
+def may_call(target: str) -> bool:
+    """Whether a file may call this: a name of `TARGETS`, or an op of `ATEN`, or one overload."""
+    if not target.startswith(_ATEN_PATH):
+        return target in TARGETS
+    name, dot, overload = target.removeprefix(_ATEN_PATH).partition(".")
+    if name not in ATEN:
+        return False
+    packet: Any = getattr(torch.ops.aten, name, None)
+    return packet is not None and (not dot or overload in packet.overloads())
+
+
+# What a name that a file may not call is, and what to write instead.
+_BEFORE: Final = (
+    "in Python, and its result as an argument or an attribute: a file calls only what "
+    "docs/save-format.md allows"
+)
+_REMEDIES: Final = (
+    (_ATEN_PATH, "the function of torch or F that calls this op"),
+    ("torch.ops.", "an op of PyTorch's own: what extensions bring is in no file"),
+    ("torch._", "the public function of torch or F that does this"),
+    ("torch.", f"a call of it {_BEFORE}"),
+    ("Tensor.", f"the same {_BEFORE}"),
+)
+
+
+def remedy_for(target: str) -> str:
+    """What to write instead of a call that no file may make."""
+    found = (remedy for path, remedy in _REMEDIES if target.startswith(path))
+    return next(found, "a function of torch or F, or of yours")

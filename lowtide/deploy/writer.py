@@ -94,8 +94,10 @@ class Writer:
 
     def _note_classes(self, fn: Function) -> None:
         """Gives every class of the program an id, and notes the attributes that are used."""
-        for value in fn.params:
+        for value in fn.arguments:
             self._at(fn.loc, lambda v=value: self._note_type(v.type))
+        for value, path in zip(fn.params[len(fn.arguments) :], fn.captures, strict=True):
+            self._at(fn.loc, lambda v=value: self._note_type(v.type), f"the attribute {path!r}, ")
         self._at(fn.loc, lambda: self._note_type(fn.result))
         for op in fn.walk():
             self._at(op.loc, lambda o=op: self._note_op(o))
@@ -120,15 +122,18 @@ class Writer:
             cls = _class_of(op.operands[0])
             if cls is not None:
                 self.names.use(cls, str(op.attrs["name"]))
+            if op.name == "attr.set" and cls is not None and class_table.sets_in_python(cls):
+                what = f"an assignment to `{op.attrs['name']}` of {cls.__name__}, whose __setattr__"
+                raise NotSaved(f"{what} is Python's to run")
         method = needed_method(op)
         if method:
             raise NotSaved(f"the method {method}, which {op.name} calls")
 
-    def _at(self, loc: Loc, note: Any) -> None:
+    def _at(self, loc: Loc, note: Any, what: str = "") -> None:
         try:
             note()
         except NotSaved as error:
-            raise _not_saved(str(error), loc) from error
+            raise _not_saved(f"{what}{error}", loc, error.remedy) from error
 
     # -- state --
 
@@ -190,7 +195,7 @@ class Writer:
         try:
             return modules.encode(self._paths, self._needs, self.encoder, self.names)
         except NotSaved as error:
-            raise _not_saved(str(error), self._first_loc()) from error
+            raise _not_saved(str(error), self._first_loc(), error.remedy) from error
 
     def places(self, entry: Entry) -> list[int]:
         """The row of the module whose method it is; none for a function."""
@@ -236,7 +241,7 @@ class Writer:
         try:
             classes = self.names.entries()
         except NotSaved as error:
-            raise _not_saved(str(error), self._first_loc()) from error
+            raise _not_saved(str(error), self._first_loc(), error.remedy) from error
         for _, made, _ in self._written.values():
             try:
                 check_sizes(made)

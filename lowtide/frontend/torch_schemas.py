@@ -16,6 +16,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import BuiltinFunctionType
 from typing import Any, cast
 
 import torch
@@ -179,6 +180,9 @@ def torch_paths() -> Mapping[int, str]:
         for name, member in members.items():
             if callable(member) and not name.startswith("_") and not inspect.isclass(member):
                 found[id(member)] = f"{path}.{name}"
+    for name, member in vars(torch).items():  # `from torch import _weight_norm`
+        if name.startswith("_") and isinstance(member, BuiltinFunctionType):
+            found.setdefault(id(member), f"torch.{name}")
     return found
 
 

@@ -106,16 +106,21 @@ class Compiled(ABC):
         """A call from code that is being traced: the program's ops, control flow kept, become
         part of the recorded one. Raises CannotInline before anything is run or recorded."""
         from lowtide.frontend.trace.active import paused  # only where something is traced
+        from lowtide.frontend.trace.encode import is_encodable
         from lowtide.frontend.trace.encode import plain as without_memory
-        from lowtide.frontend.trace.splice import splice
+        from lowtide.frontend.trace.splice import given, operands, splice
 
         values = self.bind(tuple(args), dict(kwargs))
         driver, real = self.resolve(tuple(without_memory(v) for v in values))
         if any(isinstance(v, torch.nn.Module) for v in real):
             raise CannotInline(f"the program of {self.__name__}() uses a module as an object")
+        if not all(map(is_encodable, real)):
+            raise CannotInline(f"{self.__name__}() takes an object that a program has no words for")
+        held = given(values, real[: len(values)])
+        stand_ins = operands(recorder, (*values, *real[len(values) :]))
         with paused():
             result = _run(driver, real)
-        return splice(recorder, driver.function, (*values, *real[len(values) :]), result)
+        return splice(recorder, driver.function, stand_ins, result, held)
 
 
 class CannotInline(Exception):

@@ -105,7 +105,7 @@ def changed_list(op_name: str, operands: Sequence[Abs]) -> tuple[list[Abs], Abs]
     args = _arguments(layout, operands)
     try:
         result = definition.run(*args)
-    except (IndexError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise Unsupported(f"raises {type(error).__name__}") from error
     return args[0], _wrapped(result)
 
@@ -115,7 +115,7 @@ def _on_sequence(definition: OpDef, layout: str, operands: Sequence[Abs]) -> Abs
     args = _arguments(layout, operands)
     try:
         return _wrapped(definition.run(*args))
-    except (IndexError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise Unsupported(f"raises {type(error).__name__}") from error
 
 

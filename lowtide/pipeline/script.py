@@ -33,6 +33,7 @@ from lowtide.memory import watching
 from lowtide.memory.sizes import budget_bytes
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
+from lowtide.pipeline.argument_errors import python_words
 from lowtide.pipeline.captures import Reader
 from lowtide.pipeline.compiled import CannotInline
 from lowtide.pipeline.differences import differences, type_facts
@@ -56,6 +57,7 @@ class ScriptFunction(TorchJitMembers):
 
     __wrapped__: Callable[..., Any]
     __name__: str
+    _receivers = 0  # arguments that Python counts, which are not in the signature
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         check_syntax(fn)
@@ -121,7 +123,8 @@ class ScriptFunction(TorchJitMembers):
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self._fn.__name__}() {error}") from None
+            what = python_words(self._signature, args, kwargs, self._receivers) or error
+            raise TypeError(f"{self._fn.__name__}() {what}") from None
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 

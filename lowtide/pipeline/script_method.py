@@ -142,6 +142,8 @@ def _swapped(path: str, before: object, now: object) -> str:
 class ScriptMethod(ScriptFunction):
     """A compiled method; see the module's text. Safe to call from many threads."""
 
+    _receivers = 1
+
     def __init__(
         self,
         root: torch.nn.Module,

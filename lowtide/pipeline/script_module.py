@@ -317,6 +317,11 @@ class _Container(WrappedModule):
         return [(k, self._own(v)) for k, v in cast("Any", self.__lowtide_root__).items()]
 
 
+def is_own_name(name: str) -> bool:
+    """Whether compiled modules keep something under this name that they rely on themselves."""
+    return name.startswith("_lowtide") or (name.startswith("_") and hasattr(_Container, name))
+
+
 def _bare(value: Any) -> Any:
     """Modules as a root holds them: a traced or loaded one stays what it is, for its root has no
     methods."""

@@ -139,7 +139,7 @@ def test_methods(name: str, users: str, capsys: pytest.CaptureFixture[str]) -> N
         ("Sized", "users_modules:make()"),
         ("Plain", "is a class"),
         ("__name__", "of type str"),
-        ("powers", "missing a required argument: 'n'; --shape gives 1 tensor"),
+        ("powers", "missing 1 required positional argument: 'n'; --shape gives 1 tensor"),
     ],
 )
 def test_what_cannot_be_explained(

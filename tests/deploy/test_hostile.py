@@ -64,6 +64,16 @@ OPS: dict[str, tuple[list[str], str]] = {
     "torch.save": ([A_STR, f"%1: Any = call_torch(%x, %0) {CALL % 'torch.save'}"], "torch.save"),
     "torch.hub": ([A_STR, f"%1: Any = call_torch(%0) {CALL % 'torch.hub.load'}"], "torch.hub"),
     "from_file": ([A_STR, f"%1: Any = call_torch(%0) {CALL % 'torch.from_file'}"], "from_file"),
+    "aten.from_file": (
+        [A_STR, f"%1: Any = call_torch(%0) {CALL % 'torch.ops.aten.from_file'}"],
+        "from_file",
+    ),
+    "aten.set_": ([f"%1: Any = mutate(%x, %x) {CALL % 'torch.ops.aten.set_'}"], "set_"),
+    "inside an op": (
+        [f"%1: Any = call_torch(%x) {CALL % 'torch.ops.aten.relu.default.redispatch'}"],
+        "redispatch",
+    ),
+    "a private function": ([f"%1: Any = call_torch(%x) {CALL % 'torch._from_blob'}"], "_from_blob"),
     "os.system": ([A_STR, f"%1: Any = call_torch(%0) {CALL % 'torch.os.system'}"], "os.system"),
     "builtins": (
         [A_STR, f"%1: Any = call_torch(%0) {CALL % 'torch.serialization.os.system'}"],
@@ -242,6 +252,8 @@ EDITS: dict[str, tuple[Any, str]] = {
     "entry name of state": (at("entries", 1, "name", value="_parameters"), "entry point"),
     "entry name of a mode": (at("entries", 1, "name", value="training"), "entry point"),
     "entry name of ours": (at("entries", 1, "name", value="_lowtide_root"), "entry point"),
+    "entry name of our methods": (at("entries", 1, "name", value="_wrap"), "entry point"),
+    "entry name of a walk": (at("entries", 1, "name", value="children"), "entry point"),
     "entry name of a container": (_in_a_list, "entry point"),
     "entry without modules": (at("entries", 1, "modules", value=[]), "whose method it is"),
     "modules of entries": (at("entries", 1, "modules", value=[2]), "index below 2"),

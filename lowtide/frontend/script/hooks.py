@@ -23,8 +23,8 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script.attempts import attempt
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import known_elements
-from lowtide.frontend.script.left_to_python import operands_of, python_call, returned
-from lowtide.frontend.script.nodes import Call, ModuleRef, Node
+from lowtide.frontend.script.left_to_python import is_torch_hook, operands_of, python_call, returned
+from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
 from lowtide.frontend.script.source import read_source, unwrap
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
@@ -60,6 +60,8 @@ def _call_hook(
 ) -> Node:
     inner = Call(node=call.node, args=args)
     module = cast("ModuleRef", args[0]).module
+    if is_torch_hook(hook):  # never called by Python: nothing tells which attributes it assigns
+        return c.inline(unwrap(type(hook).__call__), call.node, [PythonObject(hook), *args])
     found = attempt(c, lambda: _inlined(c, hook, module, inner))
     if not isinstance(found, CompileError):
         return found

@@ -23,6 +23,7 @@ from types import FunctionType, MethodType
 from typing import Any, cast
 
 import torch
+import torch.fx
 from torch.nn.modules import module as torch_module
 
 from lowtide.errors import CompileError
@@ -67,17 +68,31 @@ def only_python(module: torch.nn.Module) -> str:
         return "a hook that is always called"
     if own.get("_backward_hooks") or own.get("_backward_pre_hooks"):
         return "a backward hook"
-    if type(module).__call__ is not torch.nn.Module.__call__ and not hasattr(
-        type(module), "__lowtide_root__"
-    ):
+    if not _calls_forward(type(module)):
         return "its class has a __call__ of its own"
     hooks = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()]
-    if not all(isinstance(h, FunctionType | MethodType) for h in hooks):
+    if not all(isinstance(h, FunctionType | MethodType) or is_torch_hook(h) for h in hooks):
         return "a hook that is not a Python function"
     for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
         if getattr(torch_module, name, None):
             return "a hook on all modules"
     return ""
+
+
+def _calls_forward(cls: type[torch.nn.Module]) -> bool:
+    """Whether calling a module of this class is calling its forward, hooks around it."""
+    wrapped: Any = vars(cls).get("_wrapped_call")
+    if issubclass(cls, torch.fx.GraphModule) and getattr(wrapped, "cls_call", wrapped) is None:
+        return cast("Any", super(wrapped.cls, cls)).__call__ is torch.nn.Module.__call__
+    return cls.__call__ is torch.nn.Module.__call__ or hasattr(cls, "__lowtide_root__")
+
+
+def is_torch_hook(hook: object) -> bool:
+    """Whether it is an object of `torch.nn.utils` that is called, as of `weight_norm`: what it
+    knows never changes, so that its source can stand for it."""
+    cls: Any = type(hook)
+    is_of_utils = str(cls.__module__).startswith("torch.nn.utils.")
+    return is_of_utils and callable(hook) and isinstance(cls.__call__, FunctionType)
 
 
 def python_module(

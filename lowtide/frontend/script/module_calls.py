@@ -27,6 +27,7 @@ from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.left_to_python import (
     forward_of,
+    is_torch_hook,
     left_to_python,
     only_python,
     python_call,
@@ -72,13 +73,18 @@ def call_forward(c: Context, ref: ModuleRef, call: Call) -> Node:
 
 
 def _or_python(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
-    if not _is_torch(forward_of(ref.module)):
+    if not _is_torch(forward_of(ref.module)) and not _has_torch_hooks(ref.module):
         return _compiled(c, ref, call, method)
     return _attempt(
         c,
         lambda: _compiled(c, ref, call, method),
         lambda why: python_module(c, ref, call, why, method),
     )
+
+
+def _has_torch_hooks(module: torch.nn.Module) -> bool:
+    hooks = (*vars(module)["_forward_pre_hooks"].values(), *vars(module)["_forward_hooks"].values())
+    return any(map(is_torch_hook, hooks))
 
 
 def _attempt(c: Context, compile_it: Callable[[], Node], otherwise: Callable[[str], Node]) -> Node:

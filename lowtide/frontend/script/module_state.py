@@ -148,7 +148,7 @@ def follow(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
 
 def is_torch_class(cls: type | FunctionType) -> bool:
     """Whether a class, or a method of one, is PyTorch's own."""
-    return cls.__module__.split(".")[0] == "torch"
+    return str(cls.__module__).split(".")[0] == "torch"  # None: made by exec
 
 
 def names_of(module: torch.nn.Module) -> Iterable[str]:

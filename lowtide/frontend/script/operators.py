@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Any, cast
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script import class_operators, classes
+from lowtide.frontend.script import class_operators, classes, doubts
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.iteration import iterate, static_length
@@ -207,6 +207,8 @@ def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: No
             found = _contains(c, node, b, a)
             return c.py(node, "py.not", found) if isinstance(op, ast.NotIn) else found
         case _:
+            if isinstance(op, ast.Eq | ast.NotEq):
+                doubts.size_and_list(c, node, a, b)
             return binary(c, node, *COMPARE[type(op)], a, b)
 
 

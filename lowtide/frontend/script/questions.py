@@ -1,4 +1,5 @@
-"""Builtins that ask what a value is: `isinstance`, `type`, `hasattr`, `getattr`, `callable`.
+"""Builtins that ask what a value is, `isinstance`, `type`, `hasattr`, `getattr`, `callable`; and
+`setattr`.
 
 In: a compiled value and what is asked. Out: a constant where its type tells, else an op that asks
 when the program runs.
@@ -20,7 +21,7 @@ from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import python_object, value_attribute
 from lowtide.frontend.script.module_state import join_path
 from lowtide.frontend.script.narrowing import exact_class, is_one, python_class
-from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
+from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, STORE_OF
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
 from lowtide.frontend.script.types_from_annotations import tested_types
 from lowtide.ir import python_objects
@@ -99,6 +100,17 @@ def _getattr(c: Context, call: Call) -> Node:
     return value_attribute(c, call.node, value, name)
 
 
+def _setattr(c: Context, call: Call) -> Node:
+    """`setattr(module, "name", value)`, the same as an assignment."""
+    found, name, value = call.args[0], c.constant(call.args[1]), call.args[2]
+    if not isinstance(found, ModuleRef) or not isinstance(name, str):
+        raise c.error(
+            call.node, "setattr() is compiled of modules, with a fixed name", "an assignment"
+        )
+    STORE_OF[ModuleRef](c, call.node, found, name, value)
+    return c.const(None)
+
+
 def _hasattr(c: Context, call: Call) -> Node:
     found, name = call.args[0], c.constant(call.args[1])
     if not isinstance(name, str):
@@ -147,6 +159,7 @@ BUILTINS.update(
         type: _type,
         getattr: _getattr,
         hasattr: _hasattr,
+        setattr: _setattr,
         torch.jit.isinstance: _isinstance,
         language.isinstance: _isinstance,
     }

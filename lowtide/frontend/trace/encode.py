@@ -1,17 +1,19 @@
 """Arguments of a recorded call as values, and what stands in brackets as an `Indexing` spec.
 
-In: Python objects: tensors, traced numbers, constants, values, tuples and lists of these. Out:
-values.
+In: Python objects: tensors, traced numbers, constants, members of enums, values; tuples, lists and
+dicts of these. Out: values.
 
     (x, [1, n], torch.float32)   →  %x, list.make(%1, %n), const {value=torch.float32}
     x[1:n, None, mask]           →  Items(("slice", "none", "tensor"), (%1, %n, %none, %mask))
 
-Raises NotEncodable for what IR has no constant for (an array, a generator, any other object).
+Raises NotEncodable for what IR has no constant for (an array, a generator, any other object), which
+`is_encodable` tells before anything is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, Final, Protocol, cast
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 
 from lowtide.frontend.trace.numbers import Traced, plain_number
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Value
@@ -66,8 +69,14 @@ def encode(known: Known, x: Any) -> Value:
         return known.number(x) or known.builder.const(plain_number(x))
     if isinstance(x, tuple | list):
         return _sequence(known, x)  # pyright: ignore[reportUnknownArgumentType]
+    if type(x) is dict:
+        held = cast("dict[Any, Any]", x)
+        keys = [encode(known, k) for k in held]
+        return dict_make(known.builder, keys, [encode(known, v) for v in held.values()])
     if isinstance(x, np.generic):
         return encode(known, x.item())
+    if _is_member(x):
+        return _member(known, x)
     if isinstance(x, type) and x in _CLASSES:
         return known.builder.const(_CLASSES[x])
     if isinstance(x, int | float) and type(x) not in (bool, int, float):
@@ -86,6 +95,38 @@ def _sequence(known: Known, x: Sequence[Any]) -> Value:
     return known.builder.tuple_make(elems)
 
 
+def dict_make(builder: Builder, keys: Sequence[Value], values: Sequence[Value]) -> Value:
+    """A dict of values."""
+    type_ = t.DictType(t.join_all(k.type for k in keys), t.join_all(v.type for v in values))
+    operands = [v for pair in zip(keys, values, strict=True) for v in pair]
+    return builder.emit("dict.make", operands, [type_]).result
+
+
+def _is_member(x: object) -> bool:
+    """Whether it is one member of an enum, that is no number or text as well."""
+    if not isinstance(x, enum.Enum) or isinstance(x, int | float | str):
+        return False
+    return x.name in type(x).__members__
+
+
+def _member(known: Known, x: enum.Enum) -> Value:
+    name = python_objects.name_of(type(x))
+    type_ = t.ClassType(name)
+    return known.builder.emit("enum.const", (), [type_], enum=name, member=x.name).result
+
+
+def is_encodable(x: Any) -> bool:
+    """Whether `encode` takes it."""
+    if isinstance(x, tuple | list):
+        return all(map(is_encodable, cast("Sequence[Any]", x)))
+    if type(x) is dict:
+        pairs = cast("dict[Any, Any]", x).items()
+        return all(is_encodable(part) for pair in pairs for part in pair)
+    if isinstance(x, Value | torch.Tensor | Traced | np.generic | int | float) or _is_member(x):
+        return True
+    return (isinstance(x, type) and x in _CLASSES) or is_literal(x)
+
+
 def plain(x: Any) -> Any:
     """An argument without traced numbers; the same object where there are none."""
     if isinstance(x, Traced):
@@ -95,7 +136,9 @@ def plain(x: Any) -> Any:
     if isinstance(x, slice):
         return slice(plain(x.start), plain(x.stop), plain(x.step))
     if type(x) is dict:
-        return {k: plain(v) for k, v in cast("Mapping[Any, Any]", x).items()}
+        held = cast("dict[Any, Any]", x)
+        made = {k: plain(v) for k, v in held.items()}
+        return held if all(made[k] is v for k, v in held.items()) else made
     return x
 
 

@@ -40,7 +40,7 @@ _OURS = _folder(errors.__file__)
 _PLUMBING = (contextlib.__file__, functools.__file__)
 _DISPATCH = tuple(
     os.path.join(_TORCH, *path)
-    for path in (("overrides.py",), ("_tensor.py",), ("nn", "functional.py"))
+    for path in (("overrides.py",), ("_tensor.py",), ("_ops.py",), ("nn", "functional.py"))
 )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 
@@ -31,6 +31,14 @@ from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Value
 from lowtide.ir.types import ListType, TupleType
 from lowtide.ops import registry
+
+_ENCODABLE: Final = (
+    "tensors, numbers, strings, dtypes, devices, and lists, tuples and dicts of them"
+)
+_REMEDIES: Final = {  # by what was met
+    "a ScriptObject": "lt.script of the module, whose program leaves such calls to PyTorch, or the "
+    "module before torch.ao.quantization converts it",
+}
 
 
 class Recorder:
@@ -130,11 +138,8 @@ class Recorder:
             values = [encode(self, x) for x in args]
             named = {k: encode(self, x) for k, x in kwargs.items()}
         except NotEncodable as what:
-            raise self.error(
-                place,
-                f"{source} is called with {what}, which a recorded program cannot hold",
-                "tensors, numbers, strings, dtypes, devices, and lists and tuples of them",
-            ) from None
+            problem = f"{source} is called with {what}, which a recorded program cannot hold"
+            raise self.error(place, problem, _REMEDIES.get(str(what), _ENCODABLE)) from None
         if mutates and not self.grad_off:
             bound = plain_form(self.builder, source, values, named)
         else:

@@ -4,11 +4,14 @@ In: a Function, the arguments it was called with while tracing, and what it gave
 fresh values, in the recorder; the result, with a memory for numbers.
 
     y = scripted(x)     →     %5: Tensor = if(%4) …      y stands for %5
+
+Always holds: a list or dict that the call changed holds afterwards what it holds in the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -20,19 +23,74 @@ from lowtide.frontend.trace.recorder import Recorder
 from lowtide.ir.core import Function, Value, clone_op
 
 
-def splice(recorder: Recorder, function: Function, args: Sequence[Any], result: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A list or dict that a call was handed: the caller's own, what the call saw of it, which is a
+    copy where there are numbers with a memory in it, and what was in that before."""
+
+    own: Any
+    seen: Any
+    before: Any
+
+    def is_changed(self) -> bool:
+        """Whether the call put something else into it."""
+        now = list(_contents(self.seen))
+        return len(now) != len(self.before) or any(
+            a is not b for a, b in zip(now, self.before, strict=True)
+        )
+
+
+def given(args: Sequence[Any], seen: Sequence[Any]) -> dict[int, Given]:
+    """The lists and dicts among the arguments, before the call."""
+    pairs = enumerate(zip(args, seen, strict=True))
+    return {k: Given(a, b, list(_contents(b))) for k, (a, b) in pairs if type(a) in (list, dict)}
+
+
+def _contents(x: Any) -> Iterator[object]:
+    if isinstance(x, dict):
+        yield from cast("dict[Any, Any]", x)
+        x = cast("dict[Any, Any]", x).values()
+    yield from x
+
+
+def operands(recorder: Recorder, args: Sequence[Any]) -> list[Value]:
+    """The values of a call's arguments, before it runs: it may change them."""
+    recorder.builder.loc = here(recorder.stop).loc
+    return [encode(recorder, a) for a in args]
+
+
+def splice(
+    recorder: Recorder,
+    function: Function,
+    values: Sequence[Value],
+    result: Any,
+    held: Mapping[int, Given],
+) -> Any:
     """Puts the ops of another program into the recorded one.
 
-    `args`: one for each parameter, captured ones too; `result`: what it gave for them."""
+    `values`: one for each parameter, captured ones too; `result`: what it gave for them; `held`:
+    what `given` told of the arguments."""
     builder = recorder.builder
     builder.loc = here(recorder.stop).loc
-    stand_ins = dict(zip(function.params, (encode(recorder, a) for a in args), strict=True))
+    stand_ins = dict(zip(function.params, values, strict=True))
     for op in function.block.ops[:-1]:
         copy = clone_op(op, stand_ins)
         builder.block.ops.append(copy)
         builder.makers.update((r, copy) for r in copy.results)
+    for k, one in held.items():
+        if one.is_changed():
+            _put_back(recorder, stand_ins[function.params[k]], one)
     returned = function.block.terminator.operands[0]
     return _remember(recorder, stand_ins.get(returned, returned), result)
+
+
+def _put_back(recorder: Recorder, value: Value, changed: Given) -> None:
+    found = _remember(recorder, value, changed.seen)
+    changed.own.clear()
+    if isinstance(found, dict):
+        changed.own.update(found)
+    else:
+        changed.own.extend(found)
 
 
 def _remember(recorder: Recorder, value: Value, result: Any) -> Any:

@@ -23,7 +23,7 @@ import torch
 from lowtide.errors import UNKNOWN_LOC, CompileError, Loc, LowtideError
 from lowtide.frontend.trace import active
 from lowtide.frontend.trace.captures import Captures, Constants
-from lowtide.frontend.trace.encode import encode
+from lowtide.frontend.trace.encode import NotEncodable, dict_make, encode
 from lowtide.frontend.trace.mode import TraceMode
 from lowtide.frontend.trace.nests import LEAF, Nest, NotANest, describe, take_apart
 from lowtide.frontend.trace.numbers import TracedFloat, TracedInt
@@ -104,6 +104,12 @@ def record(
         with active.recording(recorder), TraceMode(recorder):
             result = func(*given[: form.positional], **named)
         value, output = _result(recorder, name, result)
+    except NotEncodable as what:
+        raise CompileError(
+            f"{what} cannot be recorded",
+            recorder.builder.loc,
+            remedy="tensors, numbers, and lists, tuples and dicts of them",
+        ) from None
     finally:
         recorder.done = True
     function = _function(recorder, name, [*params, *captures.values], value, _where(func))
@@ -161,10 +167,7 @@ def _built(builder: Builder, nest: Nest, rest: Iterator[Value]) -> Value:
         return builder.tuple_make(parts)
     if nest.kind is list:
         return builder.list_make(parts)
-    keys = [builder.const(k) for k in nest.keys]
-    type_ = t.DictType(t.join_all(k.type for k in keys), t.join_all(p.type for p in parts))
-    operands = [v for pair in zip(keys, parts, strict=True) for v in pair]
-    return builder.emit("dict.make", operands, [type_]).result
+    return dict_make(builder, [builder.const(k) for k in nest.keys], parts)
 
 
 def _function(

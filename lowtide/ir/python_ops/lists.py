@@ -66,6 +66,17 @@ def _delete_slice(xs: list[object], start: int | None, stop: int | None, step: i
     del xs[start:stop:step]
 
 
+def _method(name: str) -> Callable[..., Any]:
+    """A method of lists, looked up in the object: a torch.Size, which has the type of a list of
+    ints, is Python's own AttributeError."""
+    of_lists = getattr(list, name)
+
+    def run(xs: Any, *args: object) -> Any:
+        return of_lists(xs, *args) if type(xs) is list else getattr(xs, name)(*args)
+
+    return run
+
+
 def _sort(xs: list[Any], reverse: bool = False) -> None:
     xs.sort(reverse=reverse)
 
@@ -120,14 +131,14 @@ _READING: dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type
     "list.count": (_count, always(t.INT)),
 }
 _WRITING: dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type | None]]] = {
-    "list.append": (list[object].append, _none_for_list),
-    "list.extend": (list[object].extend, _none_for_list),
-    "list.insert": (list[object].insert, _none_for_list),
-    "list.remove": (list[object].remove, _none_for_list),
-    "list.reverse": (list[object].reverse, _none_for_list),
-    "list.clear": (list[object].clear, _none_for_list),
+    "list.append": (_method("append"), _none_for_list),
+    "list.extend": (_method("extend"), _none_for_list),
+    "list.insert": (_method("insert"), _none_for_list),
+    "list.remove": (_method("remove"), _none_for_list),
+    "list.reverse": (_method("reverse"), _none_for_list),
+    "list.clear": (_method("clear"), _none_for_list),
     "list.sort": (_sort, _none_for_list),
-    "list.pop": (list[object].pop, _element_of_list),
+    "list.pop": (_method("pop"), _element_of_list),
     "list.set": (_set, _none_for_list),
     "list.set_slice": (_set_slice, _none_for_list),
     "list.delete": (_delete, _none_for_list),

@@ -1,0 +1,32 @@
+"""Warnings about what compiles, and is what Python does, but is hardly meant.
+
+In: compiled operands. Out: a UserWarning at the user's line, once for each line.
+
+    x.size() == [2, 3]      False, for a torch.Size is a tuple, which equals no list
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from typing import Any, Final
+
+from lowtide.frontend.script.context import Context
+from lowtide.ir.core import Value
+
+_SIZES: Final = ("torch.shape", "torch.size")
+_shown: dict[Any, int] = {}  # what `warnings` keeps so as to tell a line once
+
+
+def size_and_list(c: Context, node: ast.Compare, a: Value, b: Value) -> None:
+    """Warns of `==` and `!=` between a size and a list written out, which is always the same."""
+    makers = [c.builder.makers.get(side) for side in (a, b)]
+    names = {"" if maker is None else maker.name for maker in makers}
+    if "list.make" not in names or not names.intersection(_SIZES):
+        return
+    place = c.frame.source.loc(node)
+    text = (
+        f"{place}: `{ast.unparse(node)[:60]}` is always the same, for a torch.Size is a tuple, "
+        "which equals no list; write instead: a tuple, or list(x.shape)"
+    )
+    warnings.warn_explicit(text, UserWarning, place.file, place.line, registry=_shown)
