@@ -429,6 +429,8 @@ class _Specialiser:
                     self.blocked.add(inplace.root_of(x))
                 continue
             assert isinstance(x.value, Val)
+            if record.kind == "copy":
+                continue  # the same value, in memory of its own
             for other in (y for o in operands for y in tensors_in(o)):
                 if isinstance(other.value, Val) and other.value.name == x.value.name:
                     self.blocked.update((x, inplace.root_of(other)))

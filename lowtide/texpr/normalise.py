@@ -47,7 +47,7 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     """Inline, unroll, extract reductions, drop what is dead. `hints` are likely sizes."""
     roots = dict.fromkeys([*program.outputs, *program.checks])
     current = [_without_units(d) for d in _live(program.defs, roots)]
-    current, bordered = with_borders(_inlined(current, roots, hints))
+    current, bordered = with_borders(split_axes(_inlined(current, roots, hints)))
     current = _extracted(current)
     room = sum(_size(i.shape, hints) for i in program.inputs.values())
     room += sum(_points(d.axes, hints) for d in current if d.name in roots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -334,3 +335,32 @@ def test_what_is_only_compared_has_no_edge() -> None:
     (got,) = torch.autograd.grad(lt.script(only_compared)(x).sum(), x)
     (want,) = torch.autograd.grad(only_compared(x).sum(), x)
     torch.testing.assert_close(got, want)
+
+
+# ---- writes that autograd does not see ----------------------------------------------------------
+
+
+def counted_up(x):
+    y = x * 2
+    z = y.detach()
+    z += 1
+    return y, z
+
+
+def first_set(x):
+    y = x * 2
+    y.detach()[1:][0] = 1.0
+    return y * y
+
+
+@pytest.mark.parametrize("f", [counted_up, first_set])
+def test_a_write_into_what_is_detached_keeps_the_gradient(f: Any) -> None:
+    x = torch.randn(4, 40, requires_grad=True)
+    got, want = lt.script(f)(x), f(x)
+    got, want = (r if isinstance(r, tuple) else (r,) for r in (got, want))
+    for a, b in zip(got, want, strict=True):
+        assert a.requires_grad == b.requires_grad
+        torch.testing.assert_close(a, b)
+    (mine,) = torch.autograd.grad(got[0].sum(), x)
+    (theirs,) = torch.autograd.grad(want[0].sum(), x)
+    torch.testing.assert_close(mine, theirs)

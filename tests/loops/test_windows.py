@@ -42,10 +42,21 @@ def test_is_a_convolution(fn: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("fn", [by_unfold, by_loops], ids=lambda f: f.__name__)
 def test_axes_that_are_only_cut_are_two(fn: Callable[..., Any]) -> None:
     x, w = torch.randn(1, 3, 80, 90), torch.randn(16, 3, 3, 3)
+    _no_division(fn, x, w)
+
+
+def test_also_of_square_images() -> None:
+    """Their two sizes are one symbol; what the windows read is a padded copy."""
+    normal = _no_division(by_unfold, torch.randn(8, 16, 64, 64), torch.randn(32, 16, 3, 3))
+    assert normal.count("select(") == 1
+
+
+def _no_division(fn: Callable[..., Any], x: torch.Tensor, w: torch.Tensor) -> str:
     stages = dict(lt.script(fn).stages(x, w, 3, 1, 1, 1))
     normal = next(text for name, text in stages.items() if "normal form" in name)
     assert "//" not in normal
     assert "%" not in normal.replace("%x", "")
+    return normal
 
 
 def test_a_padded_copy_is_a_kernel_of_its_own() -> None:

@@ -31,6 +31,7 @@ from lowtide.pipeline.lifting import updates
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.pullback import DETACHED
 
 # Views that are never copies.
 ALIASING: Final = frozenset({
@@ -151,7 +152,18 @@ def _writable(host: Host, x: Abs) -> Abs:
         raise Unsupported("changes a tensor in place that was made before")
     if root in host.blocked:
         raise Unsupported("changes a tensor in place of which there may be a copy")
+    if host.b.records and _is_detached(host, x):
+        raise Unsupported("changes a tensor in place behind autograd's back")
     return root
+
+
+def _is_detached(host: Host, x: Abs) -> bool:
+    """Is it a view that hands on no gradient? What it views has a new value then, but the gradient
+    of the old one."""
+    made = host.views.get(x)
+    while made is not None and made.record.name not in DETACHED:
+        made = host.views.get(made.base)
+    return made is not None
 
 
 def _same_part(op: Op, x: Abs, t: Abs) -> bool:
