@@ -88,7 +88,7 @@ def with_branch(x, h, w, lengths):
 
 
 STRETCHED = [
-    padded, backwards, extended, both_ways, differences, dropped, last_only, with_branch,
+    padded, backwards, extended, both_ways, differences, dropped, last_only,
 ]  # fmt: skip
 
 
@@ -154,15 +154,19 @@ def test_what_is_kept_grows_with_the_stretches_only() -> None:
     assert saved >= step_bytes * 500 * 3 // 4
 
 
-def test_gradients_of_gradients() -> None:
-    args = inputs(backwards, True)
-    limited = lt.script(backwards, budget=min(p.memory.peak_bytes for p in found(backwards, args)))
+@pytest.mark.parametrize("fn", [backwards, differences, both_ways])
+def test_gradients_of_gradients(fn: Callable[..., Any]) -> None:
+    args = inputs(fn, True)
+    driver, values = resolved(fn, args)
+    loops = [c for c in candidates(driver, values) if c.carried is not None]
+    stretched = Driver(with_sections(driver.function, dict.fromkeys(loops, 3), {}))
 
-    def twice(fn: Callable[..., Any]) -> Tensor:
-        (first,) = torch.autograd.grad(fn(*args)[1].sum(), args[0], create_graph=True)
-        return torch.autograd.grad((first * first).sum(), args[2])[0]
+    def twice(run: Callable[..., Any]) -> list[Tensor]:
+        (first,) = torch.autograd.grad(run(*args)[1].sum(), args[0], create_graph=True)
+        return [first, torch.autograd.grad((first * first).sum(), args[2])[0]]
 
-    torch.testing.assert_close(twice(limited), twice(backwards))
+    for got, want in zip(twice(lambda *_: stretched(values)), twice(fn), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_two_backward_passes() -> None:
@@ -241,8 +245,25 @@ def counts(x, h, w, lengths):
     return h * n
 
 
+def sizes_by_data(x, h, w, lengths):
+    outs = []
+    for t in range(x.size(0)):
+        outs.append(h[:2] if bool(x[t].sum() > 0) else h[:4])
+        h = torch.tanh(x[t] @ w + h)
+    return torch.cat(outs), h
+
+
+def reads_a_tuple(x, h, w, lengths):
+    pair = (w, w * 2)
+    ws = pair if bool(lengths.sum() > 0) else (w * 2, w)
+    for t in range(x.size(0)):
+        h = torch.tanh(x[t] @ ws[0] + h @ ws[1])
+    return h
+
+
 WHOLE = [
-    every_other, prints, ends_early, reads_its_list, grows, hands_out_its_list, writes, counts,
+    sizes_by_data, reads_a_tuple, with_branch, every_other, prints, ends_early, reads_its_list,
+    grows, hands_out_its_list, writes, counts,
 ]  # fmt: skip
 
 

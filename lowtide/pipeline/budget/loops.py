@@ -169,14 +169,15 @@ class _Loop:
         for op in walk(self.body):
             if op.name == "list.append" and op.operands[0] in own and op in self.body.ops:
                 continue
-            if op.name in ("yield", "if", "loop"):
-                continue
+            if op.name in ("yield", "loop"):
+                continue  # no `if`: the data might give its values other sizes in each step
             if op.name in CHANGING or opdefs.writes(op.name):
                 return False
             if op.name != "call_torch" and op.name.partition(".")[0] not in _FAMILIES:
                 return False
         outside = free_values([self.op])
         known = all(v in self.around.known for v in outside)
+        known = known and all(_is_plain(self.around.known[v]) for v in outside if v not in own)
         return known and not self.around.changed.intersection((*outside, *self.op.results))
 
     def reads(self) -> list[_Read] | None:
@@ -295,6 +296,17 @@ class _Loop:
         for op in walk(self.body):
             operands = op.operands[1:] if id(op) in taken else op.operands
             yield from (v for v in operands if v in outside)
+
+
+def _is_plain(value: object) -> bool:
+    """A tensor, or nothing that holds one: autograd would not see it among the operands."""
+    if isinstance(value, tuple | list):
+        return not any(
+            isinstance(v, Tensor) or not _is_plain(v) for v in cast("list[object]", value)
+        )
+    return value is None or isinstance(
+        value, Tensor | int | float | complex | str | torch.dtype | torch.device
+    )
 
 
 class _Stretch:

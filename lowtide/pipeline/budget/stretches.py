@@ -9,8 +9,9 @@ values of its operands, what runs its block. Out: its results: what is carried l
         ...
         yield(%h', %ys)
 
-In the forward pass of training, h at the start of each stretch is kept, [stretches, *h]; the
-backward pass goes through the stretches from the last to the first, each run again from its h.
+In the forward pass of training, h at the start of each stretch is kept, [stretches, *h], and the
+state of the generator of random numbers; the backward pass goes through the stretches from the last
+to the first, each run again from there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from typing import Any, cast
 import torch
 
 from lowtide.ir.core import Op
-from lowtide.pipeline.budget.chunks import Chunks, Gradients, RunBlock, Span, Tensor
+from lowtide.pipeline.budget.chunks import (
+    Chunks,
+    Gradients,
+    RunBlock,
+    Span,
+    Tensor,
+    gradients_of,
+)
 
 
 class Stretches(Chunks):
@@ -33,7 +41,7 @@ class Stretches(Chunks):
         self.carried = slice(1, 1 + count)  # operands
         self.last = slice(0, count)  # results
         self._starts: list[Tensor] = []
-        self._random: list[Tensor] = []
+        self._random = torch.empty(0)  # [stretches, state]
 
     def extent(self, values: Sequence[Any]) -> int:
         """The number of steps."""
@@ -73,7 +81,8 @@ class Stretches(Chunks):
             if k:
                 asked[self.carried] = [x.is_floating_point() or x.is_complex() for x in start]
             given = [*carried, *self.cotangents(cotangents, span)[self.last.stop :]]
-            torch.set_rng_state(self._random[k])
+            if not self._random.is_meta:
+                torch.set_rng_state(self._random[k].clone())  # it must own its memory
             parts = self._given(values, start, span)
             # the first two arguments of the block are numbers, the operands have one
             rows = self.chunk_gradients(parts, [False, *asked], given)[1:]
@@ -86,8 +95,11 @@ class Stretches(Chunks):
     def differentiable(
         self, values: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """All steps at once, so that the gradients can be differentiated."""
-        return super().differentiable([0, *values], [False, *wanted], cotangents)[1:]
+        """As one stretch, so that the gradients can be differentiated."""
+        starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
+        steps = self.extent(values)
+        given = self._given(starts, starts[self.carried], Span(0, steps, steps))
+        return gradients_of(self.run(given), starts, wanted, cotangents, again=True)
 
     def _given(self, values: Sequence[Any], carried: Sequence[Any], span: Span) -> list[Any]:
         """The arguments of the block."""
@@ -95,9 +107,12 @@ class Stretches(Chunks):
         return [span.start, span.size, *carried, *parts[self.carried.stop :]]
 
     def _keep(self, k: int, carried: Sequence[Tensor], span: Span) -> None:
-        self._random.append(torch.get_rng_state())
         if k == 0:
-            more = min(self.chunks, span.extent) - 1
-            self._starts = [x.new_empty((more, *x.shape)) for x in carried] if more else []
+            count = min(self.chunks, span.extent)
+            self._starts = [x.new_empty((count - 1, *x.shape)) for x in carried if count > 1]
+            device = carried[0].device if carried else None
+            size = torch.get_rng_state().numel()
+            self._random = torch.empty((count, size), dtype=torch.uint8, device=device)
+        self._random[k].copy_(torch.get_rng_state())
         for whole, x in zip(self._starts, carried, strict=True) if k else ():
             whole[k - 1].copy_(x)
