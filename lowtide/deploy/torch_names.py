@@ -206,12 +206,12 @@ PRIVATE: Final = names_in(
     """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _aminmax _assert_async _cast_Byte _cast_Char
     _cast_Double _cast_Float _cast_Half _cast_Int _cast_Long _cast_Short _conj _conj_physical
-    _convolution _convolution_mode _ctc_loss _dim_arange _euclidean_dist
+    _convolution _convolution_mode _dim_arange _euclidean_dist
     _fake_quantize_learnable_per_channel_affine _fake_quantize_learnable_per_tensor_affine
     _is_all_true _is_any_true _log_softmax _logcumsumexp _neg_view _pack_padded_sequence
     _pad_packed_sequence _prelu_kernel _reshape_from_tensor _safe_softmax _sample_dirichlet
     _scaled_dot_product_attention_math _shape_as_tensor _softmax _stack _standard_gamma _unique
-    _unique2 _weight_norm
+    _unique2
     """
 )
 
@@ -227,8 +227,8 @@ NN: Final = names_in(
     max_pool3d_with_indices max_unpool2d max_unpool3d mish mish_ mse_loss multi_margin_loss
     multilabel_margin_loss nll_loss nll_loss2d nll_loss_nd one_hot pad pad_sequence
     reflection_pad1d reflection_pad2d reflection_pad3d relu6 relu6_ replication_pad1d
-    replication_pad2d replication_pad3d rrelu_with_noise rrelu_with_noise_
-    scaled_dot_product_attention silu silu_ smooth_l1_loss soft_margin_loss softplus softshrink
+    replication_pad2d replication_pad3d scaled_dot_product_attention silu silu_ smooth_l1_loss
+    soft_margin_loss softplus softshrink
     upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
     upsample_nearest3d upsample_trilinear3d
     """

@@ -140,6 +140,23 @@ def lower_normalize(b: Builder, x: Val, p: Any, dim: Any, eps: Any) -> Val:
     return pointwise(b, [x, length], x.dtype, lambda v, n: v / n.fn("maximum", least))
 
 
+@op(
+    "weight_norm",
+    "(v: Tensor, g: Tensor, dim: int = 0) -> Tensor",
+    "torch._weight_norm",
+    kind="composite",
+    eager=lambda v, g, dim: v * (g / torch.norm_except_dim(v, 2, dim)),  # type: ignore[operator]
+)
+def lower_weight_norm(b: Builder, v: Val, g: Val, dim: Any) -> Val:
+    """v, scaled to norms g over all dims but one. Eager mode computes it by parts: PyTorch's own
+    kernel trusts its caller with the size of g."""
+    if b.static_int(dim) == -1:
+        raise Unsupported("the norm of a whole tensor")
+    kept = dim_of(b, dim, v.ndim)
+    length = vector_norm(b, v, 2.0, [d for d in range(v.ndim) if d != kept], True)
+    return pointwise(b, [v, g, length], v.dtype, lambda x, scale, n: x * (scale / n))
+
+
 # ---- distances --------------------------------------------------------------------------------
 
 

@@ -180,6 +180,21 @@ def test_traced_norm_of_weights() -> None:
     assert train(loaded, x) == pytest.approx(train(Normed(nn.utils.weight_norm), x))
 
 
+def test_a_file_cannot_reach_past_a_tensor() -> None:
+    """PyTorch's kernel of `_weight_norm` reads as many elements of g as v has rows."""
+
+    def scaled(v: Tensor, g: Tensor) -> Tensor:
+        return normed(v, g, 0)
+
+    loaded = through_file(lt.script(scaled))
+    v = torch.randn(2000, 4)
+    torch.testing.assert_close(loaded(v, torch.ones(1)), v / v.norm(dim=1, keepdim=True))
+    with pytest.raises(RuntimeError, match="must match"):
+        loaded(v, torch.ones(0))
+    for name in ("torch._C._nn.rrelu_with_noise", "torch.ops.aten._weight_norm", "torch._ctc_loss"):
+        assert not may_call(name)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
