@@ -161,7 +161,7 @@ class Gradients:
             if g is None:
                 continue
             whole = self.rows[k]
-            if whole is None and (cut is None or span.size == span.extent):
+            if whole is None and g.shape == self._values[k].shape:
                 self.rows[k] = g
                 continue
             if whole is None:
