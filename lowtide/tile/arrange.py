@@ -25,6 +25,7 @@ from lowtide.tile.group import (
     own_axes,
     reduced_axes,
     sources,
+    waits,
 )
 from lowtide.tile.held import Reader, held
 from lowtide.tile.ir import Tiled
@@ -340,11 +341,7 @@ class Arrangement:
         swept = set(own_axes(d)) - self.grid_axes()
         readers = [u for u in self.defs.values() if d.name in sources(u)]
         first = {u.name for u in readers if swept & set(reduced_axes(u))}
-        return any(self._needs(u, first) for u in readers)
-
-    def _needs(self, d: Def, names: Set[str]) -> bool:
-        inner = [self.defs[n] for n in sources(d) if n in self.defs]
-        return any(x.name in names or self._needs(x, names) for x in inner)
+        return any(waits(u, first, self.defs, {}) for u in readers)
 
     def _known(self, a: Axis) -> float:
         """An extent that stays the same: of the axes of a state, as far as one can tell."""

@@ -514,7 +514,7 @@ def _is_done_again(
     if not first or _elements(d.shape, hints) > shared.held:
         return False
     followed = rescaled({n: u for n, u in defs.items() if n in first}, lambda _: True)
-    return any(_waits(u, first, defs, followed) for u in readers)
+    return any(waits(u, first, defs, followed) for u in readers)
 
 
 def _readers(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
@@ -527,10 +527,10 @@ def _readers(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
                 yield from _readers(u, defs)
 
 
-def _waits(d: Def, first: Set[str], defs: Mapping[str, Def], followed: Mapping[str, str]) -> bool:
-    """Does it need one of these, other than a maximum that it follows?"""
+def waits(d: Def, first: Set[str], defs: Mapping[str, Def], followed: Mapping[str, str]) -> bool:
+    """Does it need one of `first`? `followed`: maxima that sums need not wait for."""
     inner = [n for n in sources(d) if n in defs and n != followed.get(d.name)]
-    return any(n in first or _waits(defs[n], first, defs, followed) for n in inner)
+    return any(n in first or waits(defs[n], first, defs, followed) for n in inner)
 
 
 def is_contraction(d: Def) -> bool:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
+
+import torch
 
 from lowtide.ir.core import Block, Op, Value
 from lowtide.pipeline.budget.chunks import Cut
 from lowtide.pipeline.signature import SMALL
+
+LEAST_BYTES: Final = 1 << 16  # what has only smaller values is not worth it
+
+
+def storage_of(x: torch.Tensor) -> int:
+    """Equal for tensors that share memory."""
+    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

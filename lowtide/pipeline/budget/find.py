@@ -24,7 +24,7 @@ import torch
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value, free_values
 from lowtide.memory.ledger import Ledger
-from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
 from lowtide.pipeline.budget.chunks import Cut
 from lowtide.pipeline.budget.independence import Dependent, Needs, cut_results
 from lowtide.pipeline.budget.loops import Loops
@@ -40,7 +40,6 @@ _STRUCTURE: Final = ("const", "cast", "tuple", "list", "unpack", "py", "math")
 _BARRIERS: Final = (
     *CHANGING, "print", "assert", "raise", "use", "with", "undef", "list.append", "list.extend",
 )  # fmt: skip
-_LEAST_BYTES: Final = 1 << 16  # a run whose values are all smaller is not worth it
 
 
 def candidates(driver: Driver, args: Sequence[Any]) -> list[Candidate]:
@@ -230,16 +229,16 @@ class _Finder:
         inputs = free_values(ops)
         made = [v for op in ops for v in op.results]
         outputs = [v for v in made if v in self.live_at[stop]]
-        given = {_storage(x) for v in inputs for x in _tensors(self.known[v])}
+        given = {storage_of(x) for v in inputs for x in _tensors(self.known[v])}
         if not outputs or any(_holds(self.known[v]) for v in (*inputs, *outputs)):
             return None
         for v in outputs:
             value = self.known[v]
             if not isinstance(value, Tensor) and _differs(value, run.part[v]):
                 return None
-            if isinstance(value, Tensor) and _storage(value) in given:
+            if isinstance(value, Tensor) and storage_of(value) in given:
                 return None  # a view of what was there before
-        if not any(x.nbytes >= _LEAST_BYTES for v in made for x in _tensors(self.known[v])):
+        if not any(x.nbytes >= LEAST_BYTES for v in made for x in _tensors(self.known[v])):
             return None
         joins = tuple(run.cut.get(id(self.known[v])) for v in outputs)
         if all(d is None for d in joins):
@@ -273,10 +272,6 @@ def _differs(whole: Any, part: Any) -> bool:
 def _holds(value: Any) -> bool:
     """Is it a list or the like with tensors in it?"""
     return not isinstance(value, Tensor) and bool(_tensors(value))
-
-
-def _storage(x: Tensor) -> int:
-    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 def _tensors(value: Any) -> list[Tensor]:

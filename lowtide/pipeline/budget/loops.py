@@ -28,7 +28,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_block, free_values, walk, with_block
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.making import constant, make_constant, makers_of
-from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
 from lowtide.pipeline.budget.chunks import Cut
 from lowtide.pipeline.mutation import CHANGING
 from lowtide.pipeline.signature import SMALL
@@ -37,7 +37,6 @@ Tensor = torch.Tensor
 _JOINING: Final = ("torch.stack", "torch.cat")
 _ARITHMETIC: Final = ("py.add", "py.sub", "py.mul", "py.neg")
 _FAMILIES: Final = ("torch", "const", "cast", "tuple", "unpack", "py", "math")
-_LEAST_BYTES: Final = 1 << 16
 
 
 class _Affine(NamedTuple):
@@ -111,14 +110,14 @@ class Loops:
                 return False
             if a.shape != b.shape or a.dtype != b.dtype:
                 return False
-            places.add(b.untyped_storage()._cdata)  # pyright: ignore[reportPrivateUsage]
+            places.add(storage_of(b))
         return len(places) == len(op.results)
 
     def _is_large(self, lists: Sequence[_Collected], reads: Sequence[_Read]) -> bool:
         """Has any of its values a row for each step, and so much that it is worth it?"""
         values = (*(c.joined.result for c in lists), *(r.tensor for r in reads))
         sizes = (x.nbytes for v in values if isinstance(x := self.known.get(v), Tensor))
-        return any(n >= _LEAST_BYTES for n in sizes)
+        return any(n >= LEAST_BYTES for n in sizes)
 
 
 @dataclass(slots=True)
