@@ -1,13 +1,14 @@
 """Program → something to call: fuse, plan, print C, compile, and a driver that runs the kernels.
 
 In:  a `Program`, the order of its size symbols and numbers, likely sizes.
-Out: an `Executable`. C is compiled when it is first called; plans and memory need no compiler.
+Out: a `Fusion`, and of that an `Executable`. C is compiled when it is first called; plans and
+     memory need no compiler.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,6 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, evaluate, product
 from lowtide.texpr.normalise import normalise
-from lowtide.texpr.partition import Loop
 from lowtide.tile.group import Group, group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides
@@ -47,29 +47,44 @@ class KernelInfo:
     note: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """A Program, its normal form, and which definitions of that share a kernel."""
+
+    program: Program
+    normal: Program
+    groups: Sequence[Group]
+
+
+def fused(program: Program, hints: Mapping[str, int]) -> Fusion:
+    """A Program in groups, not planned yet; `hints` are likely sizes."""
+    normal = normalise(program, hints)
+    groups = group(normal, hints, torch.get_num_threads())
+    return Fusion(program=program, normal=normal, groups=groups)
+
+
 class Executable:
     """One signature's program. `exe(tensors, sizes, numbers)` gives outputs, then checks.
 
-    `loop`: it is one step of this, which `codegen/loop` launches; it has no driver of its own."""
+    `moving`: it is one step of several, which `codegen/stepwise` launches; from step to step, these
+    tensors and sizes change. It has no driver of its own."""
 
     def __init__(
         self,
-        program: Program,
+        fusion: Fusion,
         symbols: Sequence[str],
         scalars: Sequence[str],
         hints: Mapping[str, int],
-        loop: Loop | None = None,
+        moving: Iterable[str] = (),
     ) -> None:
-        self.program = program
-        self.is_step = loop is not None
+        self.program = fusion.program
         self.symbols = tuple(symbols)
         self.scalars = tuple(scalars)
-        self.normal = normalise(program, hints)
-        moving = {loop.step, *loop.carried, *self.normal.defs} if loop else ()
-        self.moving = frozenset(moving)
+        self.normal, self.groups = fusion.normal, fusion.groups
+        self.moving = frozenset((*moving, *self.normal.defs)) if moving else frozenset[str]()
+        self.is_step = bool(self.moving)
         vector_bytes = toolchain.target().vector_bytes
         self.target = target_for(vector_bytes, torch.get_num_threads())
-        self.groups = group(self.normal, hints, self.target.threads)
         self.stored = _stored(self.groups, self.normal)
         self.strides = memory_strides(self.normal.inputs, self.normal.defs)
         self.plans = [self._plan(g, k, hints) for k, g in enumerate(self.groups)]
@@ -82,15 +97,16 @@ class Executable:
         self.products = {
             p.name: m
             for p, g in zip(self.plans, self.groups, strict=True)
-            if not loop and (m := as_matmul(g.defs, self.strides)) is not None
+            if not moving and (m := as_matmul(g.defs, self.strides)) is not None
         }
         self.choices = {name: Choice(("kernel", "torch.matmul")) for name in self.products}
-        roots = {n: program.defs[n] for n in self._roots() if n in program.defs}
+        made = self.program.defs
+        roots = {n: made[n] for n in self._roots() if n in made}
         self.shaped = {**self.normal.defs, **roots}
         self.driver = driver_text(
             self.normal,
             self.shaped,
-            list(program.inputs),
+            list(self.program.inputs),
             self.symbols,
             self.scalars,
             self.texts,

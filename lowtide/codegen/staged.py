@@ -1,6 +1,7 @@
-"""A Program with loops → its parts, each an `Executable`, run one after another.
+"""A Program with loops or strips → its parts, each an `Executable`, run one after another.
 
-In:  a Program; `texpr/partition` cuts it. Out: something that is called as an Executable is.
+In:  a Program; `texpr/partition` and `tile/strips` cut it. Out: something that is called as an
+     Executable is.
 
     part 0    p = x @ w over all steps
     loop      for t in range(T): h[t] = .. h[t - 1] ..     kernels of one step, launched T times
@@ -10,18 +11,21 @@ In:  a Program; `texpr/partition` cuts it. Out: something that is called as an E
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from lowtide.codegen.executable import Executable, KernelInfo
+from lowtide.codegen.executable import Executable, Fusion, KernelInfo, fused
 from lowtide.codegen.loop import run_loop, slots
+from lowtide.codegen.strips import run_strips
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, evaluate, product
 from lowtide.texpr.partition import Loop, Part, partition
+from lowtide.tile.strips import ROWS, START, Strips, in_strips
 
 Values = dict[str, Tensor]
 
@@ -31,7 +35,8 @@ class Stage:
 
     def __init__(
         self,
-        part: Part | Loop,
+        part: Part | Loop | Strips,
+        fusion: Fusion,
         symbols: Sequence[str],
         scalars: Sequence[str],
         hints: Mapping[str, int],
@@ -39,53 +44,77 @@ class Stage:
         self.part = part
         self.symbols = tuple(symbols)
         self.dead: tuple[str, ...] = ()
-        names, likely = list(symbols), dict(hints)
-        loop = part if isinstance(part, Loop) else None
-        if loop is not None:
-            names.append(loop.step)
-            likely[loop.step] = max(evaluate(loop.trips, hints) // 2, 1)
-        self.executable = Executable(part.program, names, scalars, likely, loop)
+        moving: tuple[str, ...] = ()
+        if isinstance(part, Loop):
+            moving = (part.step, *part.carried)
+        elif isinstance(part, Strips):
+            moving = (START, ROWS, *part.totals)
+        names = [*symbols, *(n for n in moving if n in hints)]
+        self.executable = Executable(fusion, names, scalars, hints, moving)
 
     def run(self, values: Values, sizes: Sequence[int], numbers: Sequence[float]) -> None:
         """Adds what the part gives to `values`."""
-        if isinstance(self.part, Loop):
-            known = dict(zip(self.symbols, sizes, strict=True))
-            values.update(run_loop(self.part, self.executable, values, known, numbers))
-            return
-        program = self.part.program
-        found = self.executable([values[n] for n in program.inputs], sizes, numbers)
-        values.update(zip((*program.outputs, *program.checks), found, strict=True))
+        part, known = self.part, dict(zip(self.symbols, sizes, strict=True))
+        if isinstance(part, Loop):
+            values.update(run_loop(part, self.executable, values, known, numbers))
+        elif isinstance(part, Strips):
+            values.update(run_strips(part, self.executable, values, known, numbers))
+        else:
+            program = part.program
+            found = self.executable([values[n] for n in program.inputs], sizes, numbers)
+            values.update(zip((*program.outputs, *program.checks), found, strict=True))
 
     def held(self) -> Iterator[tuple[str, Index, Any]]:
         """What it gives to later parts, with its bytes, while it runs and after."""
-        program = self.part.program
+        part, program = self.part, self.part.program
         made: dict[str, tuple[str, ...]] = {n: (n,) for n in (*program.outputs, *program.checks)}
-        if isinstance(self.part, Loop):
-            inside = {n for parts in self.part.blocks.values() for n in parts}
+        if isinstance(part, Loop):
+            inside = {n for parts in part.blocks.values() for n in parts}
             made = {n: parts for n, parts in made.items() if n not in inside}
-            made.update(self.part.blocks)
+            made.update(part.blocks)
         for name, parts in made.items():
             d = program.defs[parts[0]]
-            nbytes = product(d.shape) * d.dtype.itemsize * len(parts)
-            if isinstance(self.part, Loop):
-                nbytes = nbytes * slots(self.part, parts[0])
+            shape = part.shape(name) if isinstance(part, Strips) else d.shape
+            nbytes = product(shape) * d.dtype.itemsize * len(parts)
+            if isinstance(part, Loop):
+                nbytes = nbytes * slots(part, parts[0])
             yield name, nbytes, d.loc
 
 
+def _stages(
+    parts: Sequence[Part | Loop | Strips],
+    symbols: Sequence[str],
+    scalars: Sequence[str],
+    hints: Mapping[str, int],
+) -> Iterator[Stage]:
+    """The parts compiled; of a plain one, strips where they do its products once."""
+    for part in parts:
+        known = dict(hints)
+        if isinstance(part, Loop):
+            known[part.step] = max(evaluate(part.trips, hints) // 2, 1)
+        elif isinstance(part, Strips):
+            known |= {START: part.count, ROWS: part.count}
+        fusion = fused(part.program, known)
+        cut = in_strips(fusion.normal, fusion.groups, hints) if isinstance(part, Part) else None
+        if cut is not None:
+            yield from _stages(cut, symbols, scalars, hints)
+        else:
+            yield Stage(part, fusion, symbols, scalars, known)
+
+
 class Staged:
-    """See the module's text; its interface is that of `Executable`."""
+    """See the module's text; its interface is that of `Executable`. `same`: results that are
+    a value of a part under another name."""
 
     def __init__(
         self,
         program: Program,
-        symbols: Sequence[str],
-        scalars: Sequence[str],
-        hints: Mapping[str, int],
+        stages: Iterable[Stage],
+        same: Mapping[str, str],
     ) -> None:
         self.program = program
-        found = partition(program)
-        self.parts = [Stage(p, symbols, scalars, hints) for p in found.parts]
-        self._results = [found.same.get(n, n) for n in (*program.outputs, *program.checks)]
+        self.parts = list(stages)
+        self._results = [same.get(n, n) for n in (*program.outputs, *program.checks)]
         _set_dead(self.parts, set(self._results))
 
     def __call__(
@@ -110,9 +139,16 @@ class Staged:
 
     def _titled(self) -> Iterator[tuple[str, str, Stage]]:
         for number, stage in enumerate(self.parts):
-            if isinstance(stage.part, Loop):
-                why = f": {stage.part.why}" if stage.part.why else ""
-                yield f"loop{number}.", f"; once for each of {stage.part.trips} steps{why}", stage
+            part = stage.part
+            if isinstance(part, Loop):
+                why = f": {part.why}" if part.why else ""
+                yield f"loop{number}.", f"; once for each of {part.trips} steps{why}", stage
+            elif isinstance(part, Strips):
+                yield (
+                    f"strip{number}.",
+                    f"; once for each {part.count} rows of {part.extent}",
+                    stage,
+                )
             else:
                 yield f"part{number}.", "", stage
 
@@ -135,13 +171,18 @@ class Staged:
             own = dict(sizes)
             if isinstance(stage.part, Loop):
                 own[stage.part.step] = 0
+            elif isinstance(stage.part, Strips):
+                rows = min(stage.part.count, evaluate(stage.part.extent, sizes))
+                own |= {START: 0, ROWS: rows}
+            if not isinstance(stage.part, Part):
                 yield from (Event(held=h, takes=True) for h in made.values())
             for event in stage.executable.events(own):
                 x = event.held
                 if x.name in made:
                     yield Event(held=made[x.name], takes=event.takes)
                     continue
-                known = dataclasses.replace(x, name=f"part{number}.{x.name}")
+                formula = re.sub(rf"\b{ROWS}\b", str(own.get(ROWS)), x.formula)
+                known = dataclasses.replace(x, name=f"part{number}.{x.name}", formula=formula)
                 yield Event(held=known, takes=event.takes)
             alive |= made
             gone = [alive.pop(n) for n in (*stage.dead, *_unread(stage)) if n in alive]
@@ -177,6 +218,8 @@ def _set_dead(parts: Sequence[Stage], results: set[str]) -> None:
         gives = {*part.program.outputs, *part.program.checks}
         if isinstance(part, Loop):
             gives |= {*part.ends.values(), *part.blocks}
+        elif isinstance(part, Strips):
+            reads -= part.totals.keys()
         stage.dead = tuple(sorted((reads | gives) - needed))
         needed |= reads
 
@@ -189,5 +232,17 @@ def compile_program(
     hints: Mapping[str, int],
 ) -> Executable | Staged:
     """Plan a program for one signature; `hints` are the sizes of the first call."""
-    kind = Staged if program.delays else Executable
-    return kind(program, symbols, scalars, hints)
+    if program.delays:
+        found = partition(program)
+        return Staged(program, _stages(found.parts, symbols, scalars, hints), found.same)
+    fusion = fused(program, hints)
+    cut = in_strips(fusion.normal, fusion.groups, hints)
+    if cut is not None:
+        return Staged(program, _stages(cut, symbols, scalars, hints), {})
+    return Executable(fusion, symbols, scalars, hints)
+
+
+def cuts_strips(program: Program, hints: Mapping[str, int]) -> bool:
+    """Is one of its parts done in strips?"""
+    fusion = fused(program, hints)
+    return in_strips(fusion.normal, fusion.groups, hints) is not None

@@ -31,3 +31,12 @@ def compile_program(
     if compiler is None:
         from lowtide.codegen.staged import compile_program as compiler  # costs time to import
     return compiler(program, symbols=symbols, scalars=scalars, hints=hints)
+
+
+def cuts_strips(program: Program, hints: Mapping[str, int]) -> bool:
+    """Would a product of pairs be done more than once, if the code generator did not cut strips?"""
+    if _chosen[0] is not None:
+        return False
+    from lowtide.codegen.staged import cuts_strips as found  # costs time to import
+
+    return found(program, hints)

@@ -43,12 +43,14 @@ class SavedLine:
 class BackwardLine:
     """The backward pass of a region: what is kept for it beside its inputs, and its kernels.
 
-    `peak_bytes`: gradients and work memory; `scatters`: gradients added up by PyTorch."""
+    `peak_bytes`: gradients and work memory; `scatters`: gradients added up by PyTorch; `at_once`:
+    the kernels of the forward pass give the gradients."""
 
     saved: tuple[SavedLine, ...]
     kernels: tuple[KernelLine, ...]
     peak_bytes: int
     scatters: int = 0
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,7 @@ class Explanation:
                         "kernels": len(r.backward.kernels),
                         "peak_bytes": r.backward.peak_bytes,
                         "scatters": r.backward.scatters,
+                        "at_once": r.backward.at_once,
                     },
                 }
                 for r in self.regions
@@ -231,7 +234,8 @@ def _backward(step: KernelStep) -> BackwardLine | None:
         if s.output < 0
     )
     if made.executable is None:
-        return BackwardLine(saved=saved, kernels=(), peak_bytes=0)
+        at_once = gradient.at_once is not None
+        return BackwardLine(saved=saved, kernels=(), peak_bytes=0, at_once=at_once)
     return BackwardLine(
         saved=saved,
         kernels=_kernels(made.executable),
@@ -242,6 +246,8 @@ def _backward(step: KernelStep) -> BackwardLine | None:
 
 def _backward_text(b: BackwardLine) -> list[str]:
     lines = [f"  backward: {len(b.kernels)} kernels, peak {b.peak_bytes:,} bytes"]
+    if b.at_once:
+        lines = ["  backward: found together with the output, for it is a single value"]
     if b.scatters:
         lines[0] += f", {b.scatters} scatters by PyTorch"
     lines += [f"    saved {s.nbytes:,} bytes = {s.formula}   {s.op} {s.loc}" for s in b.saved]

@@ -15,18 +15,19 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
 from lowtide.errors import Loc
 from lowtide.pipeline import backend, stats
+from lowtide.pipeline.at_once import AtOnce, at_once
 from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import differentiated, given_name
 from lowtide.texpr.contribution import Scatter
-from lowtide.texpr.expr import Program, Reduce
+from lowtide.texpr.expr import Def, Program, Reduce
 from lowtide.texpr.index import Index, as_index, evaluate, product, row_major
 
 CHEAP_TERMS: Final = 16  # sums over so few terms are taken again
@@ -75,6 +76,7 @@ class Gradient:
         everything = self._backward_program(self.wanted, self._all_given(), ())
         self.kept_inputs = tuple(n for n in program.inputs if n in everything.inputs)
         self.saved: tuple[Saved, ...] = ()
+        self.at_once: AtOnce | None = None
         self._passes: dict[tuple[Any, ...], Pass] = {}
         self._lock = threading.Lock()
 
@@ -106,19 +108,27 @@ class Gradient:
 
     def record(self, hints: Mapping[str, int]) -> Program:
         """Chooses what is saved, for sizes like these; gives the Program that also gives it."""
-        chosen = self._chosen(hints)
-        self.saved = tuple(
-            Saved(
-                name=n,
-                output=self.program.outputs.index(n) if n in self.program.outputs else -1,
-                nbytes=product(d.shape) * d.dtype.itemsize,
-                loc=d.loc,
-                op=d.op,
+        found = self.at_once = at_once(self.program, self.diff, self.wanted, hints)
+        if found is not None:
+            at = found.program.defs[found.output].loc
+            made = [found.program.defs[n] for n in found.gradients.values()]
+            self.saved = tuple(
+                replace(self._saved(d), output=-1, loc=at, op="gradient") for d in made
             )
-            for n in chosen
-            for d in [self.diff.defs[n]]
-        )
+            return found.program
+        chosen = self._chosen(hints)
+        self.saved = tuple(self._saved(self.diff.defs[n]) for n in chosen)
         return autodiff.recording(self.program, self.diff, chosen)
+
+    def _saved(self, d: Def) -> Saved:
+        outputs = self.program.outputs
+        return Saved(
+            name=d.name,
+            output=outputs.index(d.name) if d.name in outputs else -1,
+            nbytes=product(d.shape) * d.dtype.itemsize,
+            loc=d.loc,
+            op=d.op,
+        )
 
     def _chosen(self, hints: Mapping[str, int]) -> list[str]:
         outputs = [(self.diff.shape(n), self.diff.dtype(n)) for n in self.program.outputs]
@@ -175,8 +185,8 @@ class Gradient:
         saved: tuple[str, ...],
         hints: Mapping[str, int],
     ) -> Pass:
-        """The kernels for this combination. `needed`: of `wanted`, in order; `saved`: the names of
-        what is at hand."""
+        """The kernels for this combination, if the gradients are not `at_once`. `needed`: of
+        `wanted`, in order; `saved`: the names of what is at hand."""
         key = (needed, patterns, saved)
         found = self._passes.get(key)
         if found is None:
@@ -187,6 +197,8 @@ class Gradient:
 
     def whole(self, hints: Mapping[str, int]) -> Pass:
         """The kernels for all gradients, all outputs having a plain cotangent."""
+        if self.at_once is not None:
+            return Pass(executable=None, inputs=(), outputs=(), gradients={}, scatters=())
         outputs = zip(self.program.outputs, self.carrying, strict=True)
         patterns = tuple(
             (False,) * len(self.diff.shape(n)) if carries else None for n, carries in outputs

@@ -31,6 +31,9 @@ _transform = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", 
 _autocast: Callable[[], bool] = getattr(
     _C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu")
 )
+_keeps_graph: Callable[[], bool] = getattr(
+    getattr(_C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True
+)
 _has_storage: Callable[[torch.Tensor], bool] = getattr(_C, "_has_storage", lambda _: True)
 _config = config.current
 
@@ -41,6 +44,11 @@ def in_transform(tensors: Iterable[torch.Tensor | None]) -> bool:
     if _transform() is not None:
         return True
     return not all(_has_storage(x) for x in tensors if x is not None)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass that is running may be run again. Unknown counts as yes."""
+    return _keeps_graph()
 
 
 def reason() -> str:

@@ -232,6 +232,9 @@ def _by_kernels(
     g = call.recorder.gradient
     tensors = dict(zip((*g.kept_inputs, *call.saved), kept, strict=True))
     unchanged = {n: x for n, x in call.aliases.items() if x._version == call.versions[n]}
+    if g.at_once is not None:
+        return [_scaled(tensors.get(g.at_once.gradients.get(n, "")), cotangents) if x else None
+                for n, x in zip(g.wanted, needed, strict=True)]  # fmt: skip
     tensors.update(unchanged)
     patterns: list[tuple[bool, ...] | None] = []
     for name, carries, cotangent in zip(g.program.outputs, g.carrying, cotangents, strict=True):
@@ -248,6 +251,15 @@ def _by_kernels(
         return _by_eager(call, kept[: len(g.kept_inputs)], cotangents, needed)
     results = _run(made, tensors, call)
     return [results.get(n) if x else None for n, x in zip(g.wanted, needed, strict=True)]
+
+
+def _scaled(found: Tensor | None, cotangents: Sequence[Tensor | None]) -> Tensor | None:
+    """A gradient found for the cotangent 1; in the same memory, if it is not needed again."""
+    scalar = next((c for c in cotangents if c is not None), None)
+    if found is None or scalar is None:
+        return None
+    scalar = scalar.reshape(()).to(found.dtype)
+    return found * scalar if plain.keeps_graph() else found.mul_(scalar)
 
 
 def _run(made: Pass, tensors: Mapping[str, Tensor], call: _Call) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ SHARE = 8  # a merge that costs freedom must share this fraction of its work
 COLUMNS = 8  # a product that must be held whole by each task has at most so many columns …
 HELD = 1 << 18  # … or so many elements, where there are tasks enough
 LONG_PRODUCT = 16  # terms: shorter ones are done again sooner than read
+AGAIN = "again"  # what is computed once more: the ending of its name
 WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
 
 Pattern = tuple[Axis, ...] | None
@@ -160,7 +161,7 @@ def _recomputed(
                 continue
             if _elements(d.shape, hints) <= shared.held or len(_large_axes(own_axes(d), hints)) < 2:
                 continue
-            copy = Def(name=f"{name}again", axes=d.axes, expr=d.expr, loc=d.loc, op=d.op)
+            copy = Def(name=name + AGAIN, axes=d.axes, expr=d.expr, loc=d.loc, op=d.op)
             reader = Group(
                 {n: _reading(_inlined(m, shared), name, copy.name) for n, m in g.defs.items()}
             )
@@ -171,7 +172,7 @@ def _recomputed(
     return result
 
 
-def _held(program: Program, roots: set[str], hints: Mapping[str, int]) -> int:
+def elements_held(program: Program, roots: set[str], hints: Mapping[str, int]) -> int:
     """The elements of all inputs and outputs."""
     inputs = sum(_elements(i.shape, hints) for i in program.inputs.values())
     outputs = (_elements(program.defs[n].shape, hints) for n in roots if n in program.defs)
@@ -227,7 +228,7 @@ class Shared(dict[str, Def]):
 
 
 def _shared(program: Program, roots: set[str], tasks: int, hints: Mapping[str, int]) -> Shared:
-    found = Shared(tasks, _held(program, roots, hints))
+    found = Shared(tasks, elements_held(program, roots, hints))
     loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
     moved = {load.source for load in loads if not ex.aligned(load)}  # a padded copy
     for d in program.defs.values():
