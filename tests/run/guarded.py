@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lowtide.codegen import driver, executable, loop, staged
+from lowtide.codegen import driver, executable, loop, staged, stepwise, strips
 
 _PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -135,7 +135,8 @@ def guarded_memory() -> Iterator[Memory]:
 
     with (
         _replaced(executable, "arena", _Arena),
-        _replaced(loop, "arena", _Arena),
+        _replaced(stepwise, "arena", _Arena),
+        _replaced(strips, "arena", _Arena),
         _replaced(executable, "as_matmul", _none),
         _replaced(executable, "small_shape", _none),
         _replaced(driver, "small_shape", _none),
@@ -147,24 +148,28 @@ def guarded_memory() -> Iterator[Memory]:
 def guarded_calls(guard: Guard) -> Iterator[None]:
     """As `guarded_memory`, and every kernel first called within the block reads copies of its
     tensors that are guarded on that side. What was written is checked after each call."""
-    real, real_loop = executable.Executable.__call__, loop.run_loop
+    real = executable.Executable.__call__
 
     def call(self: Any, tensors: Any, sizes: Any, numbers: Any) -> Any:
         found = real(self, [guarded(x.detach(), guard) for x in tensors], sizes, numbers)
         memory.check()
         return found
 
-    def run_loop(part: Any, step: Any, values: Any, sizes: Any, numbers: Any) -> Any:
-        copies = {n: guarded(x.detach(), guard) for n, x in values.items()}
-        found = real_loop(part, step, copies, sizes, numbers)
-        memory.check()
-        return found
+    def stepwise_run(real_run: Any) -> Any:
+        def run(part: Any, step: Any, values: Any, sizes: Any, numbers: Any) -> Any:
+            copies = {n: guarded(x.detach(), guard) for n, x in values.items()}
+            found = real_run(part, step, copies, sizes, numbers)
+            memory.check()
+            return found
+
+        return run
 
     with guarded_memory() as memory:
         memory.guard = guard
         with (
             _replaced(executable.Executable, "__call__", call),
-            _replaced(staged, "run_loop", run_loop),
+            _replaced(staged, "run_loop", stepwise_run(loop.run_loop)),
+            _replaced(staged, "run_strips", stepwise_run(strips.run_strips)),
         ):
             yield
 
