@@ -41,6 +41,8 @@ def run_strips(
         if rows and trips:
             run = _Run(strips, step, given, {**sizes, START: start, ROWS: rows}, numbers, trips)
             run_steps(run.launches(), trips, reverse=False)
+            given = run.values  # the rest finds room in what the strips before it used
+            del run
     return {n: given[n] for n in strips.program.outputs}
 
 

@@ -13,11 +13,13 @@ from lowtide.passes.constants import fold_constants
 from lowtide.passes.counted_loops import count_loops
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.grown_lists import grow_in_place
+from lowtide.passes.inline_no_grad import inline_no_grad
 from lowtide.passes.rows import read_rows
 from lowtide.passes.run import Pass, run
 from lowtide.passes.split_tuples import split_tuples
 
 TIDY: tuple[Pass, ...] = (
+    inline_no_grad,
     split_tuples,
     fold_constants,
     eliminate_dead_code,  # and what loops carry unchanged

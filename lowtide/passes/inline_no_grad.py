@@ -1,0 +1,121 @@
+"""`with torch.no_grad():` around ops that only compute → these ops, of tensors without gradients.
+
+In, out: a Function. Always holds: results are the same tensors and carry no gradients; a block that
+changes what is outside of it, or has ops that are left to PyTorch, stays.
+
+    %m = call_torch() {target="torch.no_grad"}
+    %t = with(%m) {                                 %d: Tensor = torch.detach(%x)
+      (%_):                                    →    %t: Tensor = torch.exp(%d)
+      %t: Tensor = torch.exp(%x)
+      yield(%t)
+    }
+
+So a loss and the targets that it computes without gradients are one region.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lowtide.ir import opdefs
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Function, Op, Value, clone, free_values, walk
+from lowtide.passes.making import Makers, constant, makers_of
+
+_CARRY_NONE: Final = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.STR, t.NONE)
+_OF_TENSORS: Final = ("list.make", "tuple.make")
+_ALWAYS_NEW: Final = ("pointwise", "reduction", "contraction", "composite", "copy", "size")
+# of the other ops, some hand out what they were given: `x.float()`, `x.contiguous()`
+_NEW_VIEWS: Final = frozenset(
+    f"torch.{name}"
+    for name in (
+        *("T", "mT", "t", "transpose", "permute", "movedim", "getitem", "select", "narrow"),
+        *("view", "view_as", "reshape", "unflatten", "unsqueeze", "squeeze", "unbind", "split"),
+        *("chunk", "expand", "expand_as", "broadcast_to", "diagonal", "Tensor.unfold", "detach"),
+    )
+)
+
+
+def inline_no_grad(fn: Function) -> Function:
+    """See the module's text."""
+    if not any(op.name == "with" for op in fn.walk()):
+        return fn
+    result = clone(fn)
+    same: dict[Value, Value] = {}
+    _visit(result.block, makers_of(result), same)
+    for op in result.walk():
+        op.operands = [_final(v, same) for v in op.operands]
+    return result
+
+
+def _final(value: Value, same: dict[Value, Value]) -> Value:
+    while value in same:
+        value = same[value]
+    return value
+
+
+def _visit(block: Block, makers: Makers, same: dict[Value, Value]) -> None:
+    kept: list[Op] = []
+    for op in block.ops:
+        for inner in op.blocks:
+            _visit(inner, makers, same)
+        if not _only_computes(op, makers):
+            kept.append(op)
+            continue
+        (body,) = op.blocks
+        *ops, end = body.ops
+        kept.remove(makers[op.operands[0]])
+        kept += _detached(op, ops)
+        same.update(zip(op.results, end.operands, strict=True))
+    block.ops = kept
+
+
+def _only_computes(op: Op, makers: Makers) -> bool:
+    """Is it a `no_grad` that makes no difference but to gradients?"""
+    if op.name != "with" or len(op.blocks) != 1:
+        return False
+    manager, (body,) = makers.get(op.operands[0]), op.blocks
+    if manager is None or manager.attrs.get("target") != "torch.no_grad" or manager.operands:
+        return False
+    ops = body.ops[:-1]
+    outer = set(free_values(ops)) | set(body.args)
+    if not all(v.type == t.TENSOR or v.type in _CARRY_NONE for v in outer - set(body.args)):
+        return False
+    ends = {v for v in body.terminator.operands if v.type != t.TENSOR}
+    given = {v for v in outer if v.type not in _CARRY_NONE}
+    for x in walk(body):
+        if x is body.terminator:
+            continue
+        if x.name in _OF_TENSORS and not given.isdisjoint(x.operands):
+            given.add(x.result)
+        elif not _makes_something_new(x) and not given.isdisjoint(x.operands):
+            return False
+    return given.isdisjoint(ends) and all(_is_harmless(x, makers) for x in walk(body))
+
+
+def _makes_something_new(op: Op) -> bool:
+    """Is what it gives never one of its operands, which may carry gradients?"""
+    return op.name in _NEW_VIEWS or opdefs.has_kind(op.name, _ALWAYS_NEW)
+
+
+def _is_harmless(op: Op, makers: Makers) -> bool:
+    """Does it neither ask whether gradients are on, nor make a tensor that wants one?"""
+    if opdefs.has_kind(op.name, ("factory",)):
+        flags = (v for v in op.operands if v.type == t.BOOL)
+        return all(constant(v, makers) is False for v in flags)  # `requires_grad`
+    known = opdefs.is_removable(op.name) or opdefs.has_kind(op.name, ("composite",))
+    return known or bool(op.blocks) or op.name == "yield"
+
+
+def _detached(op: Op, ops: list[Op]) -> list[Op]:
+    """The ops, which read tensors from outside without their gradients."""
+    stand_ins: dict[Value, Value] = {}
+    made: list[Op] = []
+    for v in free_values(ops):
+        if v.type == t.TENSOR:
+            stand_ins[v] = Value(v.name, t.TENSOR)
+            made.append(Op(name="torch.detach", operands=[v], results=[stand_ins[v]], loc=op.loc))
+    for x in ops:
+        for inner in (x, *(o for b in x.blocks for o in walk(b))):
+            inner.operands = [stand_ins.get(v, v) for v in inner.operands]
+    return [*made, *ops]
