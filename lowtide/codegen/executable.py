@@ -67,7 +67,8 @@ class Executable:
     """One signature's program. `exe(tensors, sizes, numbers)` gives outputs, then checks.
 
     `moving`: it is one step of several, which `codegen/stepwise` launches; from step to step, these
-    tensors and sizes change. It has no driver of its own."""
+    tensors and sizes change. It has no driver of its own. `updated`: inputs that outputs take the
+    place of, in the same memory."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class Executable:
         scalars: Sequence[str],
         hints: Mapping[str, int],
         moving: Iterable[str] = (),
+        updated: Mapping[str, str] | None = None,
     ) -> None:
         self.program = fusion.program
         self.symbols = tuple(symbols)
@@ -91,7 +93,7 @@ class Executable:
         dtypes = {n: i.dtype for n, i in self.normal.inputs.items()}
         dtypes.update({n: d.dtype for n, d in self.normal.defs.items()})
         self.texts: list[KernelText] = [
-            kernel_text(p, dtypes, self.strides, self.is_step) for p in self.plans
+            kernel_text(p, dtypes, self.strides, self.is_step, updated) for p in self.plans
         ]
         self.source = self._source(vector_bytes)
         self.products = {

@@ -45,12 +45,13 @@ class Stage:
         self.symbols = tuple(symbols)
         self.dead: tuple[str, ...] = ()
         moving: tuple[str, ...] = ()
+        updated = part.totals if isinstance(part, Strips) else None
         if isinstance(part, Loop):
             moving = (part.step, *part.carried)
         elif isinstance(part, Strips):
             moving = (START, ROWS, *part.totals)
         names = [*symbols, *(n for n in moving if n in hints)]
-        self.executable = Executable(fusion, names, scalars, hints, moving)
+        self.executable = Executable(fusion, names, scalars, hints, moving, updated)
 
     def run(self, values: Values, sizes: Sequence[int], numbers: Sequence[float]) -> None:
         """Adds what the part gives to `values`."""

@@ -52,10 +52,12 @@ def kernel_text(
     memory: Mapping[str, DType],
     strides: Mapping[str, tuple[Index, ...]],
     is_step: bool = False,
+    updated: Mapping[str, str] | None = None,
 ) -> KernelText:
     """Print one kernel. `memory` and `strides` cover the tensors that it reads and writes. If it
-    `is_step` and has a prologue, `BEGUN` is one of its sizes."""
-    return _Printer(kernel, memory, strides, is_step).text()
+    `is_step` and has a prologue, `BEGUN` is one of its sizes. `updated`: tensors that are read, and
+    the outputs that take their place in the same memory, element by element."""
+    return _Printer(kernel, memory, strides, is_step, updated or {}).text()
 
 
 class _Printer:
@@ -65,9 +67,11 @@ class _Printer:
         memory: Mapping[str, DType],
         strides: Mapping[str, tuple[Index, ...]],
         is_step: bool,
+        updated: Mapping[str, str],
     ) -> None:
         self.kernel = kernel
         self.is_step = is_step
+        self.updated = {n: of for n, of in updated.items() if of in kernel.outputs}
         self.names = Names(
             lanes=kernel.lanes,
             strides=dict(strides),
@@ -194,7 +198,8 @@ class _Printer:
         for name in tensors:
             c = pw.MEMORY[self.names.memory[name].name]
             const = "" if name in self.kernel.outputs else "const "
-            yield f"{const}{c} *restrict p_{name} = slots[{k}].p;"
+            restrict = "" if name in {*self.updated, *self.updated.values()} else "restrict "
+            yield f"{const}{c} *{restrict}p_{name} = slots[{k}].p;"
             k += 1
         for name in self.sizes:
             yield f"const int64_t z_{name} = slots[{k}].q;"
@@ -355,9 +360,10 @@ class _Printer:
         yield f"  const int64_t tiles = {tiles};"
         yield f"  const int64_t few = {work} < {SERIAL_POINTS};"
         yield "  const int64_t threads = few ? 1 : lt_max(1, lt_min(slots[1].q, tiles));"
-        yield f"  {name}_context context = {{slots, threads, tiles, 0, 0}};"
+        once = bool(self.updated)  # a second run would add to what the first has found
+        yield f"  {name}_context context = {{slots, threads, tiles, 0, {int(once)}}};"
         yield f"  int64_t fault = lt_run(slots, 0, threads, 1, {name}_tasks, &context);"
-        if self.kernel.checks_nan:
+        if self.kernel.checks_nan and not once:
             yield "  if (context.nan) {"
             yield "    context.exact = 1;"
             yield f"    fault |= lt_run(slots, 0, threads, 1, {name}_tasks, &context);"
