@@ -2,6 +2,7 @@
 
 tidy(fn)     constants folded, carried tuples, rows and lists in a form that loops can be lifted
              from, common subexpressions shared, dead code gone
+tidy_unrolled(fn)   the same, of what was captured or traced
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from lowtide.passes.counted_loops import count_loops
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.grown_lists import grow_in_place
 from lowtide.passes.inline_no_grad import inline_no_grad
+from lowtide.passes.reroll import reroll
 from lowtide.passes.rows import read_rows
 from lowtide.passes.run import Pass, run
 from lowtide.passes.split_tuples import split_tuples
@@ -35,3 +37,8 @@ TIDY: tuple[Pass, ...] = (
 def tidy(fn: Function) -> Function:
     """The same program with nothing left that is known, double or unused."""
     return run(fn, TIDY)
+
+
+def tidy_unrolled(fn: Function) -> Function:
+    """The same, of a program in which Python's loops have been run: first they are loops again."""
+    return run(fn, (reroll, *TIDY))

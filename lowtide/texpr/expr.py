@@ -296,8 +296,9 @@ class Program:
 
 
 def ordered(defs: Mapping[str, Def]) -> dict[str, Def]:
-    """Each definition after what it loads."""
+    """Each definition after what it loads; raises AssertionError if they form a cycle."""
     found: dict[str, Def] = {}
+    begun: set[str] = set()
     for start in defs:
         stack = [(start, False)]
         while stack:
@@ -305,6 +306,9 @@ def ordered(defs: Mapping[str, Def]) -> dict[str, Def]:
             if ready:
                 found[name] = defs[name]
             elif name in defs and name not in found:
+                if name in begun:
+                    raise AssertionError(f"{name} depends on itself")
+                begun.add(name)
                 stack.append((name, True))
                 stack += [(x.source, False) for x in loads(defs[name].expr)]
     return found

@@ -103,6 +103,7 @@ class _Splitter:
             return None
         ranges: list[_Range] = []
         made: list[Def] = []
+        prefix = self._free_prefix(d.name)
         for k, (start, stop) in enumerate(zip((0, *cuts), (*cuts, size), strict=True)):
             fresh = {a: Axis(a.name, a.extent) for a in d.axes}
             fresh[axis] = Axis(axis.name, as_index(stop - start))
@@ -111,13 +112,20 @@ class _Splitter:
             expr = self._in_range(at_indices(d.expr, moved))
             if any(_compared(expr, fresh[axis])):
                 return None
-            name = f"{d.name}_{k}"
+            name = f"{prefix}_{k}"
             axes = tuple(fresh[a] for a in d.axes)
             made.append(Def(name=name, axes=axes, expr=expr, loc=d.loc, op=d.op))
             ranges.append(_Range(start, stop - start, name))
         self.defs.update({m.name: m for m in made})
         self.splits[d.name] = _Split(dim, tuple(ranges))
         return dataclasses.replace(d, expr=_joined(d, dim, ranges))
+
+    def _free_prefix(self, name: str) -> str:
+        """So that no range is called as a part of the value, `t1_0`, is already."""
+        taken = self.program.defs.keys() | self.program.inputs.keys() | self.defs.keys()
+        while any(f"{name}_{k}" in taken for k in range(MOST_RANGES)):
+            name += "r"
+        return name
 
     # -- along an axis that is reduced --
 

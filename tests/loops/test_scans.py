@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import lowtide as lt
+from lowtide.pipeline import faults
 
 
 def lstm(x, w, u, b):
@@ -40,3 +41,29 @@ def test_like_eager(fn) -> None:
     before = lt.cache_stats()
     f(torch.randn(70, 6, 40), w, u, b)
     assert (lt.cache_stats() - before).compiles == 0
+
+
+def narrow_lstm(x, w, u, b):
+    h = torch.zeros(x.shape[1], 40, dtype=x.dtype)
+    c, outputs = h, []
+    for t in range(x.shape[0]):
+        i, f, g, o = (x[t] @ w + h @ u + b).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        outputs.append(h)
+    return torch.stack(outputs)
+
+
+def test_gradients_in_bfloat16() -> None:
+    """A part of a value, its cast, and a range of a value are never called alike."""
+    torch.manual_seed(0)
+    given = [torch.randn(*s) * 0.2 for s in ((8, 6, 40), (40, 160), (40, 160), (160,))]
+    found: list[list[torch.Tensor]] = []
+    for fn, dtype in ((narrow_lstm, torch.float64), (lt.script(narrow_lstm), torch.bfloat16)):
+        args = [x.to(dtype).requires_grad_() for x in given]
+        with faults.strict():
+            out = fn(*args)
+            grads = torch.autograd.grad(out.square().sum(), args)
+        found.append([x.double() for x in (out, *grads)])
+    for exact, got in zip(*found, strict=True):
+        assert (got - exact).norm() < 0.03 * exact.norm()

@@ -14,6 +14,7 @@ a `py.call`, which end a region.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Mapping, Sequence
@@ -153,10 +154,19 @@ def _changes(
 def _given(source: str, values: Sequence[Value], named: Mapping[str, Value]) -> Mapping[str, Value]:
     """The arguments by the names of a Python function's parameters."""
     try:
-        signature = inspect.signature(callable_of(source))
-        return signature.bind(*values, **named).arguments
-    except (AttributeError, TypeError, ValueError):  # a builtin, or what Python does not say of it
+        signature = _signature(source)
+        return named if signature is None else signature.bind(*values, **named).arguments
+    except TypeError:
         return named
+
+
+@functools.cache
+def _signature(source: str) -> inspect.Signature | None:
+    """None for a builtin, or what Python does not say of it."""
+    try:
+        return inspect.signature(callable_of(source))
+    except (AttributeError, TypeError, ValueError):
+        return None
 
 
 def _getitem(known: Known, x: Value, index: Any, result: Type) -> Value:

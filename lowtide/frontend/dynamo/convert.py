@@ -35,7 +35,7 @@ from lowtide.ir.core import Block, Function, Value
 from lowtide.ir.literals import is_literal
 from lowtide.ir.types import DictType, ListType, TupleType, Type
 from lowtide.ir.verify import verify
-from lowtide.passes.standard import tidy
+from lowtide.passes.standard import tidy_unrolled
 
 
 class NotConverted(Exception):
@@ -234,7 +234,7 @@ class _Writer:
         loc = next((op.loc for op in block.ops if op.loc.line), UNKNOWN_LOC)
         function = Function(name, block, self.result.type, {}, loc, tuple(self.paths))
         verify(function, after="capture")
-        return tidy(function)
+        return tidy_unrolled(function)
 
 
 def _short(name: str) -> str:

@@ -35,6 +35,7 @@ from lowtide.ops import registry
 _ENCODABLE: Final = (
     "tensors, numbers, strings, dtypes, devices, and lists, tuples and dicts of them"
 )
+_FEW: Final = 3  # rows, which are unpacked at once
 _REMEDIES: Final = {  # by what was met
     "a ScriptObject": "lt.script of the module, whose program leaves such calls to PyTorch, or the "
     "module before torch.ao.quantization converts it",
@@ -254,8 +255,28 @@ class Recorder:
         """The elements of a tuple or a list."""
         if isinstance(value.type, TupleType):
             return [self.builder.tuple_get(value, k) for k in range(count)]
+        maker = self.builder.makers.get(value)
+        if maker is not None and maker.name == "torch.unbind" and count > _FEW:
+            return self._rows(value, count)
         elem = value.type.elem if isinstance(value.type, ListType) else t.TENSOR
         return self.builder.emit("unpack", [value], [elem] * count).results
+
+    def _rows(self, value: Value, count: int) -> list[Value]:
+        """Many rows one by one, so that a loop can be made of what is done with them; that there
+        are no more and no fewer is an error of its own."""
+        builder = self.builder
+        length = builder.py("py.len", value)
+        wrong = builder.py("py.ne", length, builder.const(count)) if length is not None else None
+        assert wrong is not None
+        raises, goes_on = Block(), Block()
+        with builder.inside(raises):
+            message = builder.const(f"the wrong number of values to unpack (expected {count})")
+            builder.emit("raise", [message], exception="ValueError")
+            builder.emit("yield")
+        with builder.inside(goes_on):
+            builder.emit("yield")
+        builder.emit("if", [wrong], blocks=[raises, goes_on])
+        return [self._element(value, k) for k in range(count)]
 
     def error(self, place: Place, problem: str, remedy: str) -> CompileError:
         """An error at the user's line, to be raised."""

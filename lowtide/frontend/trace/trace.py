@@ -32,7 +32,7 @@ from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Function, Value
 from lowtide.ir.verify import verify
-from lowtide.passes.standard import tidy
+from lowtide.passes.standard import tidy_unrolled
 
 _OUTPUTS = (torch.Tensor, TracedInt, TracedFloat)
 
@@ -178,7 +178,7 @@ def _function(
     builder.block.args = list(params)
     function = Function(name, builder.block, result.type, {}, loc, tuple(recorder.captures.paths))
     verify(function, after="trace")
-    return _without_unused(tidy(function))
+    return _without_unused(tidy_unrolled(function))
 
 
 def _without_unused(function: Function) -> Function:

@@ -1,0 +1,233 @@
+"""The ops of a block that have a place in it, and those that float.
+
+In: a block. Out: `Straight`: its ops in order, labels of what they do, what each reads.
+
+    %0 = const                             floats
+    %a = torch.getitem(%x, %0)             floats, if x is from outside and no op changes a tensor
+    %b = torch.add(%h, %a, %1)             place 0, reads %h, %a, %1
+    %c = call_torch(%b)                    place 1
+
+Always holds: an op that floats gives the same wherever its operands are there; ops of one label do
+the same with what they read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+from lowtide.ir import opdefs
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Op, Value, walk
+from lowtide.ir.literals import print_literal
+
+FEWEST: Final = 4  # iterations of a loop
+NUMBERS: Final = ("const", "tuple.make", "py.add", "py.sub", "py.mul")
+_VIEWS: Final = ("torch.select", "torch.getitem", "list.get", "torch.size.dim")
+_STILL: Final = (  # ops that are no effect on tensors
+    *("call_torch", "use", "return", "yield", "if", "loop", "raise", "assert"),
+    *("list.append", "list.extend", "list.insert"),
+)
+_DEEPEST: Final = 30  # `k = k + n`, for long, is no expression of an index
+_BASIC: Final = {"int", "slice", "none", "ellipsis"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An operand of an op, or of one nested in it, that is made outside of the op."""
+
+    op: Op
+    operand: int
+
+    @property
+    def value(self) -> Value:
+        """What stands there."""
+        return self.op.operands[self.operand]
+
+
+def slots(op: Op) -> list[Slot]:
+    """What an op reads, blocks included, in order; `clone_op` keeps the order."""
+    if not op.blocks:
+        return [Slot(op, k) for k in range(len(op.operands))]
+    inner = [o for block in op.blocks for o in walk(block)]
+    own = {a for o in (op, *inner) for block in o.blocks for a in block.args}
+    own.update(r for o in inner for r in o.results)
+    found = (Slot(o, k) for o in (op, *inner) for k in range(len(o.operands)))
+    return [s for s in found if s.value not in own]
+
+
+class Straight:
+    """The ops of a block that have a place, `ops`, and those that float."""
+
+    def __init__(self, block: Block) -> None:
+        self.floating = _floating(block)
+        self.ops = [op for op in block.ops if not self._floats(op)]
+        self.slots = [slots(op) for op in self.ops]
+        self.places = {r: (k, j) for k, op in enumerate(self.ops) for j, r in enumerate(op.results)}
+        self._kinds: dict[Value, str] = {}
+        self._last: dict[Value, int] = {}
+        self._leaves: dict[Value, frozenset[Value]] = {}
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._structures: dict[int, int] = {}
+        self._keys: dict[Value, object] = {}
+        self.loose = [self._label(k, strict=False) for k in range(len(self.ops))]
+        self.strict = [self._label(k, strict=True) for k in range(len(self.ops))]
+
+    def _floats(self, op: Op) -> bool:
+        return bool(op.results) and op.results[0] in self.floating
+
+    def _label(self, k: int, *, strict: bool) -> int:
+        """Ops with equal labels do the same with what they read; `strict`: with the same values,
+        where these are no results of the block."""
+        op = self.ops[k]
+        read = [s.value for s in self.slots[k]]
+        known = tuple(
+            id(v) if strict and v not in self.places and v not in self.floating else self.kind(v)
+            for v in read
+        )
+        return self._number((self.structure(op), known))
+
+    def _number(self, key: tuple[object, ...]) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def structure(self, op: Op) -> int:
+        """A number that ops have in common which differ in nothing but the values that they read
+        and make."""
+        found = self._structures.get(id(op))
+        if found is None:
+            found = self._structures[id(op)] = self._number(_structure(op))
+        return found
+
+    def key(self, value: Value) -> object:
+        """Equal for values that are surely the same: constants, and what is made of them."""
+        found = self._keys.get(value)
+        if found is None:
+            op = self.floating.get(value)
+            found = value
+            if op is not None:
+                found = self._number((self.structure(op), *map(self.key, op.operands)))
+            self._keys[value] = found
+        return found
+
+    def kind(self, value: Value) -> str:
+        """What two values have in common that may be the same operand of two iterations."""
+        found = self._kinds.get(value)
+        if found is None:
+            op = self.floating.get(value)
+            if op is None or op.name != "const" or value.type == t.INT:
+                found = str(value.type)
+            else:
+                found = print_literal(op.attrs["value"])
+            self._kinds[value] = found
+        return found
+
+    def last(self, value: Value) -> int:
+        """The place from which on the value is there."""
+        if value in self.places:
+            return self.places[value][0]
+        found = self._last.get(value)
+        if found is None:
+            op = self.floating.get(value)
+            found = -1 if op is None else max((self.last(v) for v in op.operands), default=-1)
+            self._last[value] = found
+        return found
+
+    def leaves(self, value: Value) -> frozenset[Value]:
+        """The values with a place that a value is made of."""
+        if value not in self.floating:
+            return frozenset({value})
+        found = self._leaves.get(value)
+        if found is None:
+            operands = self.floating[value].operands
+            found = frozenset(x for v in operands for x in self.leaves(v))
+            self._leaves[value] = found
+        return found
+
+    def readers(self) -> dict[Value, list[int]]:
+        """Of each value with a place: where it is read, in order."""
+        found: dict[Value, list[int]] = {}
+        for k, read in enumerate(self.slots):
+            for value in {x for s in read for x in self.leaves(s.value)}:
+                found.setdefault(value, []).append(k)
+        return found
+
+
+def _structure(op: Op) -> tuple[object, ...]:
+    """The op, the values that it reads left out."""
+    attrs = tuple((k, print_literal(v)) for k, v in op.attrs.items())
+    types = tuple(str(r.type) for r in op.results)
+    if not op.blocks:
+        return (op.name, attrs, types, len(op.operands))
+    own: dict[Value, int] = {}
+    return (op.name, attrs, types, len(op.operands), tuple(_shape_of(b, own) for b in op.blocks))
+
+
+def _shape_of(block: Block, own: dict[Value, int]) -> tuple[object, ...]:
+    own.update((a, len(own) + k) for k, a in enumerate(block.args))
+    rows: list[object] = [tuple(str(a.type) for a in block.args)]
+    for op in block.ops:
+        attrs = tuple((k, print_literal(v)) for k, v in op.attrs.items())
+        reads = tuple(own.get(v, -1) for v in op.operands)
+        inner = tuple(_shape_of(b, own) for b in op.blocks)
+        types = tuple(str(r.type) for r in op.results)
+        rows.append((op.name, attrs, reads, inner, types))
+        own.update((r, len(own) + k) for k, r in enumerate(op.results))
+    return tuple(rows)
+
+
+# -- floating ops --
+
+
+def _floating(block: Block) -> dict[Value, Op]:
+    """Constants and arithmetic on them; views of tensors, where nothing changes in place."""
+    found: dict[Value, Op] = {}
+    depth: dict[Value, int] = {}
+    made = {r: op for op in block.ops for r in op.results}
+    is_still = not any(_changes(o) for o in walk(block))
+    groups = Counter((op.name, op.operands[0]) for op in block.ops if op.name in _VIEWS)
+    for op in block.ops:
+        if op.name in NUMBERS:
+            floats = "cls" not in op.attrs and all(_is_plain(v) for v in op.results)
+            floats = floats and (not op.name.startswith("py.") or _is_int(op))
+            floats = floats and not _is_collected(op)
+        elif is_still and op.name in _VIEWS:
+            base = op.operands[0]
+            many = base not in made or groups[op.name, base] >= FEWEST
+            floats = many and _is_view(op, made) and all(v in found for v in op.operands[1:])
+        else:
+            floats = False
+        deep = 1 + max((depth.get(v, 0) for v in op.operands), default=0)
+        if floats and deep <= _DEEPEST:
+            depth.update((r, deep) for r in op.results)
+            found.update((r, op) for r in op.results)
+    return found
+
+
+def _is_plain(value: Value) -> bool:
+    """May it be made again? A list has an identity."""
+    return isinstance(value.type, t.TupleType) or t.is_immutable(value.type)
+
+
+def _is_collected(op: Op) -> bool:
+    """A tuple of so many tensors may be what iterations have given."""
+    return op.name == "tuple.make" and sum(v.type == t.TENSOR for v in op.operands) >= FEWEST
+
+
+def _is_int(op: Op) -> bool:
+    return op.name.startswith("py.") and all(v.type == t.INT for v in (*op.operands, *op.results))
+
+
+def _is_view(op: Op, made: Mapping[Value, Op]) -> bool:
+    if op.name == "torch.getitem":
+        return _BASIC.issuperset(cast("tuple[str, ...]", op.attrs["spec"]))
+    if op.name == "list.get":
+        rows = made.get(op.operands[0])
+        return rows is not None and rows.name == "torch.unbind"
+    return True
+
+
+def _changes(op: Op) -> bool:
+    """May it change a tensor, or how PyTorch computes?"""
+    return op.name not in _STILL and not opdefs.is_removable(op.name)
