@@ -10,7 +10,9 @@ In:  a Program; `texpr/partition` cuts it. Out: something that is called as an E
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torch import Tensor
@@ -87,10 +89,20 @@ class Staged:
         self.parts = [Stage(p, symbols, scalars, hints) for p in found.parts]
         self._results = [found.same.get(n, n) for n in (*program.outputs, *program.checks)]
         _set_dead(self.parts, set(self._results))
+        self._is_compiled = False
+
+    def _compile(self) -> None:
+        """The kernels of all parts: C compilers run side by side."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for done in [pool.submit(stage.executable.bound) for stage in self.parts]:
+                done.result()
+        self._is_compiled = True
 
     def __call__(
         self, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
     ) -> list[Tensor]:
+        if not self._is_compiled:
+            self._compile()
         values = dict(zip(self.program.inputs, tensors, strict=True))
         for stage in self.parts:
             stage.run(values, sizes, numbers)

@@ -13,6 +13,7 @@ from lowtide.passes.constants import fold_constants
 from lowtide.passes.counted_loops import count_loops
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.grown_lists import grow_in_place
+from lowtide.passes.last_items import carry_last_items
 from lowtide.passes.rows import read_rows
 from lowtide.passes.run import Pass, run
 from lowtide.passes.split_tuples import split_tuples
@@ -24,6 +25,7 @@ TIDY: tuple[Pass, ...] = (
     read_rows,
     count_loops,
     grow_in_place,
+    carry_last_items,
     eliminate_common_subexpressions,
     eliminate_dead_code,
     ask_again,  # in the end: what is asked twice is a common subexpression
