@@ -12,7 +12,7 @@ the same formulas would be, written out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from lowtide.ops.contractions import lower_linear
 from lowtide.ops.operands import Term, pointwise, require_float, same_dtype
@@ -92,11 +92,11 @@ def lower_gru_cell(
     r0, z0, n0 = _gates(b, lower_linear(b, x, w, b_ih), 3, h)
     r1, z1, n1 = _gates(b, lower_linear(b, h, u, b_hh), 3, h)
 
-    r, z = (
-        pointwise(b, two, x.dtype, lambda u, v: _sigmoid(u + v)) for two in ([r0, r1], [z0, z1])
-    )
-    n = pointwise(b, [n0, r, n1], x.dtype, lambda u, r, v: (u + r * v).fn("tanh"))
-    return pointwise(b, [h, n, z], x.dtype, lambda h, n, z: (h - n) * z + n)
+    def formula(r0: Term, r1: Term, z0: Term, z1: Term, n0: Term, n1: Term, h: Term) -> Term:
+        n = (n0 + _sigmoid(r0 + r1) * n1).fn("tanh")
+        return (h - n) * _sigmoid(z0 + z1) + n
+
+    return pointwise(b, [r0, r1, z0, z1, n0, n1, h], x.dtype, cast("Any", formula))
 
 
 def _plain(fn: str, formula: Callable[[Term], Term]) -> None:

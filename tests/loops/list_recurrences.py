@@ -198,6 +198,69 @@ def row_before_of_a_product(x, u):
     return h + before, y
 
 
+# ---- tensors that are changed in place, step by step ----------------------------------------
+
+
+def running_sum_in_place(x, u):
+    y = x.clone()
+    for t in range(1, x.shape[0]):
+        y[t] += y[t - 1]
+    return y @ u
+
+
+def running_sum_of_columns(x, u):
+    y = (x @ u)[:, 0].clone()
+    for t in range(1, y.shape[1]):
+        y[:, t] += y[:, t - 1] * 0.5
+    return y
+
+
+def copied_on(x, u):
+    y = x @ u
+    for t in range(1, x.shape[0]):
+        y[t] = y[t - 1]
+    return y
+
+
+# ---- steps of other kinds -------------------------------------------------------------------
+
+
+def every_second_backwards(x, u):
+    h = start(x, u)
+    hs = []
+    for t in range(x.shape[0] - 1, -1, -2):
+        h = step(x[t], h, u)
+        hs.append(h)
+    return torch.stack(hs)
+
+
+def windows(x, u):
+    h = start(x, u)
+    hs = []
+    for t in range((x.shape[0] - 5) // 3 + 1):
+        h = step(x[t * 3 : t * 3 + 5].sum(0), h, u)
+        hs.append(h)
+    return torch.stack(hs)
+
+
+def masked(x, u):
+    h = start(x, u)
+    hs = []
+    mask = x[:, :, :1] > 0
+    for t in range(x.shape[0]):
+        h = torch.where(mask[t], step(x[t], h, u), h)
+        hs.append(h)
+    return torch.stack(hs), h
+
+
+def masked_by_products(x, u):
+    h = start(x, u)
+    mask = (x[:, :, :1] > 0).to(x.dtype)
+    for t in range(x.shape[0]):
+        h = mask[t] * step(x[t], h, u) + (1 - mask[t]) * h
+    return h
+
+
 # ---- several recurrences --------------------------------------------------------------------
 
 
@@ -273,7 +336,8 @@ SCANS: list[Program] = [
     second_order, second_order_by_index, reads_after_adding, in_front, two_lists,
     one_list_through_two_loops, inserted, reversed_in_place, sliced_round,
     second_layer_over_the_list, second_layer_by_index, joined_lists, row_before,
-    row_before_of_a_product, both_ways,
+    row_before_of_a_product, running_sum_in_place, running_sum_of_columns, copied_on,
+    every_second_backwards, windows, masked, masked_by_products, both_ways,
     both_ways_in_one_loop, both_ways_by_calls, three_layers,
 ]  # fmt: skip
 
@@ -388,7 +452,29 @@ def empty_at_first(x, u):
     return torch.stack(hs)
 
 
+def parts_that_meet(x, u):
+    y = x.clone()
+    for t in range(1, x.shape[0] - 1):
+        y[t : t + 2] += y[t - 1 : t + 1].clone()
+    return y
+
+
+def row_of_the_data(x, u):
+    y = x.detach() @ u.detach()
+    for t in range(1, x.shape[0]):
+        y[t] += y[int(x[t, 0, 0] > 0)]
+    return y
+
+
+def copy_and_what_it_is_of(x, u):
+    y = x.clone()
+    y[0] += y[1]
+    y.mul_(2)
+    return y, x * 1
+
+
 OTHERS: list[Program] = [
+    parts_that_meet, row_of_the_data, copy_and_what_it_is_of,
     added_in_a_branch, added_twice, another_name, last_changed_in_place, last_replaced, taken_off,
     list_handed_out, view_handed_out, item_changed_afterwards, item_and_its_other_name,
     shapes_that_differ, empty_at_first,

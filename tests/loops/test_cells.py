@@ -8,7 +8,7 @@ from torch import nn
 
 import lowtide as lt
 
-B, I, H = 3, 5, 36
+B, D, H = 3, 5, 36
 
 
 class OverSteps(nn.Module):
@@ -37,12 +37,12 @@ class OverStepsOfTwo(OverSteps):
 
 
 CELLS = {
-    "lstm": lambda: OverStepsOfTwo(nn.LSTMCell(I, H)),
-    "lstm_plain": lambda: OverStepsOfTwo(nn.LSTMCell(I, H, bias=False)),
-    "gru": lambda: OverSteps(nn.GRUCell(I, H)),
-    "gru_plain": lambda: OverSteps(nn.GRUCell(I, H, bias=False)),
-    "tanh": lambda: OverSteps(nn.RNNCell(I, H)),
-    "relu": lambda: OverSteps(nn.RNNCell(I, H, nonlinearity="relu")),
+    "lstm": lambda: OverStepsOfTwo(nn.LSTMCell(D, H)),
+    "lstm_plain": lambda: OverStepsOfTwo(nn.LSTMCell(D, H, bias=False)),
+    "gru": lambda: OverSteps(nn.GRUCell(D, H)),
+    "gru_plain": lambda: OverSteps(nn.GRUCell(D, H, bias=False)),
+    "tanh": lambda: OverSteps(nn.RNNCell(D, H)),
+    "relu": lambda: OverSteps(nn.RNNCell(D, H, nonlinearity="relu")),
 }
 
 
@@ -63,10 +63,10 @@ def test_a_loop_over_a_cell_is_a_scan(name: str) -> None:
     module = made(name)
     f = lt.script(made(name))
     for n in (40, 3):
-        x = torch.randn(n, B, I, dtype=torch.float64)
+        x = torch.randn(n, B, D, dtype=torch.float64)
         got, want = gradients(f, x), gradients(module, x)
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-    told = str(f.explain(torch.randn(40, B, I, dtype=torch.float64)))
+    told = str(f.explain(torch.randn(40, B, D, dtype=torch.float64)))
     assert "once for each of" in told
     assert ", 0 ops left to PyTorch" in told
 
@@ -74,7 +74,7 @@ def test_a_loop_over_a_cell_is_a_scan(name: str) -> None:
 @pytest.mark.parametrize("name", CELLS)
 def test_one_step(name: str) -> None:
     cell = made(name).cell
-    x, h = torch.randn(B, I, dtype=torch.float64), torch.randn(B, H, dtype=torch.float64)
+    x, h = torch.randn(B, D, dtype=torch.float64), torch.randn(B, H, dtype=torch.float64)
     state = (h, h * 2) if name.startswith("lstm") else h
     f = lt.script(cell)
     torch.testing.assert_close(f(x, state), cell(x, state))
@@ -88,16 +88,16 @@ def test_sizes_that_do_not_fit(name: str) -> None:
     f = lt.script(made(name).cell)
     h = torch.randn(B, H + 1, dtype=torch.float64)
     with pytest.raises(RuntimeError):
-        f(torch.randn(B, I, dtype=torch.float64), (h, h) if name == "lstm" else h)
+        f(torch.randn(B, D, dtype=torch.float64), (h, h) if name == "lstm" else h)
     with pytest.raises(RuntimeError):
-        f(torch.randn(B, I + 1, dtype=torch.float64))
+        f(torch.randn(B, D + 1, dtype=torch.float64))
 
 
 def test_second_gradients() -> None:
     f, module = lt.script(made("lstm")), made("lstm")
     found = []
     for m in (f, module):
-        x = torch.linspace(-1, 1, 34 * B * I, dtype=torch.float64).reshape(34, B, I)
+        x = torch.linspace(-1, 1, 34 * B * D, dtype=torch.float64).reshape(34, B, D)
         x.requires_grad_()
         (g,) = torch.autograd.grad(m(x)[0].square().sum(), x, create_graph=True)
         found.append(torch.autograd.grad(g.square().sum(), x)[0])
