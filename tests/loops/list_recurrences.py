@@ -261,6 +261,47 @@ def masked_by_products(x, u):
     return h
 
 
+# ---- a recurrence in each iteration ---------------------------------------------------------
+
+
+def filtered_rows(x, u):
+    v = x[0] @ u
+    y = torch.zeros_like(v)
+    total = torch.zeros((), dtype=x.dtype)
+    for r in range(v.shape[0]):
+        acc = v[r, 0]
+        for c in range(v.shape[1]):
+            acc = 0.9 * acc + v[r, c]
+            y[r, c] = acc
+        total = total + acc
+    return y, total
+
+
+def sequence_by_sequence(x, u):
+    ys = []
+    for n in range(x.shape[1]):
+        h = torch.zeros(u.shape[0], dtype=x.dtype)
+        hs = []
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t, n] + h @ u)
+            hs.append(h)
+        ys.append(torch.stack(hs))
+    return torch.stack(ys, 1)
+
+
+def two_in_each(x, u):
+    ys = []
+    for r in range(x.shape[0]):
+        h = x[r, 0]
+        for t in range(u.shape[0]):
+            h = torch.tanh(h * 0.5 + u[t])
+        k = h
+        for t in range(u.shape[0]):
+            k = torch.tanh(k * 0.5 + u[t] * x[r, 1])
+        ys.append(k + h)
+    return torch.stack(ys)
+
+
 # ---- several recurrences --------------------------------------------------------------------
 
 
@@ -337,7 +378,8 @@ SCANS: list[Program] = [
     one_list_through_two_loops, inserted, reversed_in_place, sliced_round,
     second_layer_over_the_list, second_layer_by_index, joined_lists, row_before,
     row_before_of_a_product, running_sum_in_place, running_sum_of_columns, copied_on,
-    every_second_backwards, windows, masked, masked_by_products, both_ways,
+    every_second_backwards, windows, masked, masked_by_products, filtered_rows,
+    sequence_by_sequence, two_in_each, both_ways,
     both_ways_in_one_loop, both_ways_by_calls, three_layers,
 ]  # fmt: skip
 
@@ -473,7 +515,17 @@ def copy_and_what_it_is_of(x, u):
     return y, x * 1
 
 
+def carried_through_a_recurrence(x, u):
+    h = x[0]
+    for r in range(x.shape[0]):
+        for t in range(4):
+            h = torch.tanh(x[r] + h * 0.5 + u[t])
+        h = h * 0.5
+    return h
+
+
 OTHERS: list[Program] = [
+    carried_through_a_recurrence,
     parts_that_meet, row_of_the_data, copy_and_what_it_is_of,
     added_in_a_branch, added_twice, another_name, last_changed_in_place, last_replaced, taken_off,
     list_handed_out, view_handed_out, item_changed_afterwards, item_and_its_other_name,

@@ -14,7 +14,7 @@ H = 36
 
 def arguments(n: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     torch.manual_seed(n)
-    return [torch.randn(n, 3, H, dtype=dtype), torch.randn(H, H, dtype=dtype) * 0.1]
+    return [torch.randn(n, 5, H, dtype=dtype), torch.randn(H, H, dtype=dtype) * 0.1]
 
 
 def flat(found) -> tuple[torch.Tensor, ...]:
@@ -90,7 +90,7 @@ def test_items_are_one_tensor() -> None:
 
 def test_a_list_of_the_caller_is_changed() -> None:
     x, u = arguments(34)
-    mine, theirs = [torch.zeros(3, H, dtype=x.dtype)], [torch.zeros(3, H, dtype=x.dtype)]
+    mine, theirs = [torch.zeros(5, H, dtype=x.dtype)], [torch.zeros(5, H, dtype=x.dtype)]
     check(lt.script(r.list_from_outside)(x, u, mine), r.list_from_outside(x, u, theirs), 1e-9)
     check(tuple(mine), tuple(theirs), 1e-9)
 

@@ -218,8 +218,6 @@ class Lift:
 
     def _finish(self, yields: Sequence[Abs], mark: Sequence[int]) -> list[Abs]:
         """Tried with more and more tensors carried from step to step, until the rest is lifted."""
-        if len(self.b.program.delays) > mark[4]:
-            raise NotLifted("a loop inside it runs step by step")
         for plan, y in zip(self.plan, yields, strict=True):
             if isinstance(plan, StandIn) and y in self.outer:
                 raise NotLifted("it carries a tensor from before it")
@@ -235,6 +233,8 @@ class Lift:
             except NotLifted as why:
                 first = first or why
                 more = set[str]()
+                if count > mark[4]:
+                    raise NotLifted(f"a loop inside it runs step by step, and {why}") from why
                 if isinstance(why, scan.Carried) and self.scans:
                     more = scan.first_cycle(why, needs, delayed)
                 if not more:
@@ -264,7 +264,8 @@ class Lift:
     ) -> list[Abs]:
         self.b.loc, self.b.op = self.op.loc, "loop"
         names = [n for n in self._values(yields) if n not in delayed]
-        body = closing.closed(self.b, self.axis, mark[0], mark[1], names, delayed)
+        inner = [n for n in list(self.b.program.delays)[mark[4] :] if n not in delayed]
+        body = closing.closed(self.b, self.axis, mark[0], mark[1], names, delayed, inner)
         before = self._before(mark[3])
         results: list[Abs] = []
         after_y: dict[Abs, Abs] = {}  # a tensor that two variables name stays one
