@@ -12,13 +12,17 @@ the same formulas would be, written out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from lowtide.ops.contractions import lower_linear
 from lowtide.ops.operands import Term, pointwise, require_float, same_dtype
 from lowtide.ops.registry import op
 from lowtide.ops.slicing import lower_chunk
 from lowtide.texpr.build import Builder, Unsupported, Val
+
+# A single step is PyTorch's: the gradients of its weights are products that it does faster. Over
+# the steps of a recurrence, they are one product of all.
+ONLY_IN_LOOPS: Final = frozenset({"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"})
 
 _WEIGHTS = "w_ih: Tensor, w_hh: Tensor, b_ih: Tensor? = None, b_hh: Tensor? = None"
 

@@ -55,6 +55,11 @@ class Activity:
         most = min(MOST_RECORDED * self.scale + apart, MOST_IN_ALL * self.scale)
         return len(program.defs) > most
 
+    @property
+    def in_loop(self) -> bool:
+        """Is a loop followed that is to be lifted?"""
+        return self._in_loop is not None
+
     @contextmanager
     def loop(self) -> Generator[None]:
         """While one is followed; raises Full after one that does not fit into the region. One that

@@ -26,6 +26,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value, free_values
 from lowtide.ir.named_results import RESULTS, class_of_result, field_names
 from lowtide.ir.python_ops.numbers import UNBOUND
+from lowtide.ops.cells import ONLY_IN_LOOPS
 from lowtide.pipeline import late, mappings, scalars
 from lowtide.pipeline.abstract import (
     OPAQUE,
@@ -409,6 +410,8 @@ class _Specialiser:
     ) -> list[Abs]:
         if record.lower is None:
             raise Stop("is not lowered")
+        if record.name in ONLY_IN_LOOPS and not self.activity.in_loop:
+            raise Stop("is PyTorch's own, outside of a recurrence")
         rows = zip(record.params[len(leading) :], operands, strict=False)
         if any("Tensor" in p.types and not p.optional and x.value is None for p, x in rows):
             raise Unsupported("raises TypeError")  # of an Optional that is None
