@@ -11,8 +11,10 @@ In:  a Program; `texpr/partition` and `tile/strips` cut it. Out: something that 
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torch import Tensor
@@ -117,10 +119,20 @@ class Staged:
         self.parts = list(stages)
         self._results = [same.get(n, n) for n in (*program.outputs, *program.checks)]
         _set_dead(self.parts, set(self._results))
+        self._is_compiled = False
+
+    def _compile(self) -> None:
+        """The kernels of all parts: C compilers run side by side."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for done in [pool.submit(stage.executable.bound) for stage in self.parts]:
+                done.result()
+        self._is_compiled = True
 
     def __call__(
         self, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
     ) -> list[Tensor]:
+        if not self._is_compiled:
+            self._compile()
         values = dict(zip(self.program.inputs, tensors, strict=True))
         for stage in self.parts:
             stage.run(values, sizes, numbers)

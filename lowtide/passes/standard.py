@@ -15,6 +15,7 @@ from lowtide.passes.counted_loops import count_loops
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.grown_lists import grow_in_place
 from lowtide.passes.inline_no_grad import inline_no_grad
+from lowtide.passes.last_items import carry_last_items
 from lowtide.passes.reroll import reroll
 from lowtide.passes.rows import read_rows
 from lowtide.passes.run import Pass, run
@@ -28,6 +29,7 @@ TIDY: tuple[Pass, ...] = (
     read_rows,
     count_loops,
     grow_in_place,
+    carry_last_items,
     eliminate_common_subexpressions,
     eliminate_dead_code,
     ask_again,  # in the end: what is asked twice is a common subexpression

@@ -21,6 +21,7 @@ from lowtide.texpr.pullback import DETACHED
 
 MOST_RECORDED: Final = 40  # definitions; planning grows faster than they do
 MOST_IN_LOOP: Final = 120  # of a loop alone: cut in two, it would run step by step
+MOST_IN_ALL: Final = 400  # with those of loops whose steps are planned by themselves
 
 
 class Full(Unsupported):
@@ -33,27 +34,49 @@ class Full(Unsupported):
 class Activity:
     """Follows which values carry gradients, where any are recorded."""
 
-    def __init__(self, builder: Builder, wanted: Iterable[str]) -> None:
+    def __init__(self, builder: Builder, wanted: Iterable[str], scale: int = 1) -> None:
         self.builder = builder
         wanted = list(wanted)
         self.diff = Differentiation(builder.program.inputs, wanted)
         self.records = builder.records = bool(wanted)
-        self.most = MOST_RECORDED
+        self.scale = scale
+        self._in_steps: dict[str, int] = {}  # definitions of a loop, by its first delay
+        self._in_loop: int | None = None  # the most while one is followed
 
     @property
     def is_full(self) -> bool:
         """Is there as much as one backward pass shall be made of?"""
-        return self.records and len(self.builder.program.defs) > self.most
+        program = self.builder.program
+        if not self.records:
+            return False
+        if self._in_loop is not None:
+            return len(program.defs) > self._in_loop
+        apart = sum(n for delay, n in self._in_steps.items() if delay in program.delays)
+        most = min(MOST_RECORDED * self.scale + apart, MOST_IN_ALL * self.scale)
+        return len(program.defs) > most
+
+    @property
+    def in_loop(self) -> bool:
+        """Is a loop followed that is to be lifted?"""
+        return self._in_loop is not None
 
     @contextmanager
     def loop(self) -> Generator[None]:
-        """While one is followed: at the beginning of a region it may be longer."""
-        before = self.most
-        self.most = before if self.builder.program.defs else MOST_IN_LOOP
+        """While one is followed; raises Full after one that does not fit into the region. One that
+        runs step by step is planned by itself, and counts for itself."""
+        program = self.builder.program
+        before, defs, delays = self._in_loop, len(program.defs), len(program.delays)
+        if before is None and not self.is_full:
+            self._in_loop = min(defs + MOST_IN_LOOP, MOST_IN_ALL * self.scale)
         try:
             yield
         finally:
-            self.most = before
+            self._in_loop = before
+        made = list(program.delays)[delays:]
+        if made:
+            self._in_steps[made[0]] = len(program.defs) - defs
+        elif defs and self.is_full:
+            raise Full
 
     def before(self, name: str, operands: Sequence[Abs]) -> None:
         """Raises Unsupported for an op whose gradient is PyTorch's own."""

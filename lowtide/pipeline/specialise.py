@@ -14,7 +14,7 @@ block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -26,14 +26,15 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value, free_values
 from lowtide.ir.named_results import RESULTS, class_of_result, field_names
 from lowtide.ir.python_ops.numbers import UNBOUND
+from lowtide.ops.cells import ONLY_IN_LOOPS
 from lowtide.pipeline import late, mappings, scalars
 from lowtide.pipeline.abstract import (
     OPAQUE,
     Abs,
     Map,
     Origin,
+    Pending,
     Seq,
-    concrete,
     constant,
     is_constant,
     operands_of,
@@ -41,18 +42,26 @@ from lowtide.pipeline.abstract import (
     tensors_in,
 )
 from lowtide.pipeline.activity import Activity, Full
+from lowtide.pipeline.handed import (
+    elements,
+    frozen,
+    has_float,
+    is_too_large,
+    viewed,
+    with_floats,
+)
 from lowtide.pipeline.lifting import inplace, rows
 from lowtide.pipeline.lifting.lift import Lift, NotLifted
 from lowtide.pipeline.signature import Binding, size_symbol
 from lowtide.pipeline.stopping import ends_region, is_short, only_prepares
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
-from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, nonnegative
 
 UNROLL_TRIPS: Final = 32
 UNROLL_OPS: Final = 2000
 MAX_GUARDS: Final = 12
+MOST_SCALE: Final = 8  # of the size of a region that records gradients
 
 
 class Stop(Unsupported):
@@ -97,14 +106,18 @@ def specialise(
 ) -> Trace:
     """Follows ops from `start`. `assumed` answers guards; `floats` are this call's, to see whether
     an op could be lowered if it knew them. Raises NeedConst, NeedGuard and NeedFloats."""
-    kept: set[Op] = set()
+    kept: dict[Op, str] = {}
+    scale = 1
     while True:
-        run = _Specialiser(binding, assumed, floats, kept)
+        run = _Specialiser(binding, assumed, floats, kept, scale)
         env = dict(zip(live, run.live, strict=True))
         try:
             return run.trace(block, start, env)
         except rows.Escaped as why:
-            kept.add(why.op)
+            if why.cut and scale < MOST_SCALE:
+                scale *= 2  # what reads the list belongs into the same region
+            else:
+                kept[why.op] = str(why)
 
 
 class _Specialiser:
@@ -113,9 +126,10 @@ class _Specialiser:
         binding: Binding,
         assumed: Mapping[Index, bool],
         floats: Mapping[str, float],
-        kept: Set[Op],
+        kept: Mapping[Op, str],
+        scale: int,
     ) -> None:
-        self.kept = kept  # loops that fill a list that is needed as one
+        self.kept = kept  # loops that fill a list that is needed as one, and by what
         self.b, self.live = binding.abstract()
         self.numbers = binding.numbers
         self.spots = binding.spots
@@ -123,26 +137,29 @@ class _Specialiser:
         self.floats = floats
         self.derived: dict[str, Abs] = {}
         self.ops = 0
-        self.activity = Activity(self.b, binding.wanted)
+        self.activity = Activity(self.b, binding.wanted, scale)
         self._undo: list[tuple[Abs, object]] = []  # what was changed, and what it was
         self.views: dict[Abs, inplace.Made] = {}
         self.blocked: set[Abs] = set()  # tensors of which there may be copies, or not
+        self.items: dict[Abs, rows.Item] = {}  # read from lists that a loop has filled
 
     def trace(self, block: Block, start: int, env: dict[Value, Abs]) -> Trace:
-        stop, reason, misfit = start, "", False
+        stop, reason, misfit, is_cut = start, "", False, False
         cut, at_cut = start, self.mark()
         for op in block.ops[start:]:
-            if op is block.terminator:
-                stop += 1
+            if op is block.terminator:  # of which the region may not have all operands
+                stop += all(v in env for v in op.operands)
                 break
             if self.ops > UNROLL_OPS or self.activity.is_full:
+                is_cut = True
                 break
             mark = self.mark()
             try:
                 self.op(op, env)
             except Full as why:  # it begins the next region, with what only it needs
                 self.reset(at_cut if cut > start else mark)
-                stop, reason = (cut, "") if cut > start else (stop, str(why))
+                is_cut = cut > start
+                stop, reason = (cut, "") if is_cut else (stop, str(why))
                 break
             except (Unsupported, ShapeError) as why:
                 self.reset(mark)
@@ -158,12 +175,13 @@ class _Specialiser:
             if not only_prepares(op):
                 cut, at_cut = stop, self.mark()
         loc = block.ops[min(stop, len(block.ops) - 1)].loc
-        if self._undo:
+        if self._undo or self.items:
             self.refresh(env.values())
             later = block.ops[stop:] or [block.terminator]
-            filled = rows.escaping(env[v] for v in free_values(later) if v in env)
-            if filled is not None:
-                raise rows.Escaped(filled)
+            alive = {v: env[v] for v in free_values(later) if v in env}
+            escaped = rows.escaping(alive, self.items, later)
+            if escaped is not None:
+                raise rows.Escaped(*escaped, is_cut)
         return Trace(
             stop=stop,
             reason=reason,
@@ -258,9 +276,9 @@ class _Specialiser:
             case "dict.make":
                 return [mappings.make(operands)]
             case "tuple.get":
-                return [_elements(operands[0])[cast("int", op.attrs["index"])]]
+                return [elements(operands[0])[cast("int", op.attrs["index"])]]
             case "unpack":
-                elems = _elements(operands[0])
+                elems = elements(operands[0])
                 if len(elems) != len(op.results):
                     raise Unsupported("raises ValueError")
                 return list(elems)
@@ -286,6 +304,8 @@ class _Specialiser:
                     return [self._write(op, operands)]
                 if op.name.startswith("dict.") and operands:
                     return [mappings.evaluate(op.name, operands)[0]]
+                if any(isinstance(x.value, rows.Rows) for x in operands):
+                    return [rows.read(self, op, operands)]
                 if any(isinstance(x.value, Val) for x in operands):
                     source = late.source_of(op.name)
                     if source:
@@ -296,8 +316,8 @@ class _Specialiser:
         """A list or dict made in this region is changed; what it was is kept for a retreat."""
         xs = operands[0]
         before = xs.value
-        if isinstance(before, rows.Growing) and op.name == "list.append":
-            before.elems.append(operands[1])
+        if any(isinstance(x.value, Pending) for x in operands) and xs.origin is None:
+            self.change(xs, rows.changed(self, op, operands))
             return Abs(None)
         if xs.origin is not None or not isinstance(before, Seq | Map):
             raise Stop("changes what was made before")
@@ -327,7 +347,7 @@ class _Specialiser:
         if found is None:
             raise Stop("changes a tensor in place")
         record, bound = found
-        return self._lowered(op, record, "pointwise", (), [_frozen(x) for x in bound])[0]
+        return self._lowered(op, record, "pointwise", (), [frozen(x) for x in bound])[0]
 
     def refresh(self, values: Iterable[Abs]) -> None:
         for x in values:
@@ -341,7 +361,7 @@ class _Specialiser:
         if found is None:
             raise Stop("is known only at run time")
         record, bound = found
-        return self._lowered(op, record, record.kind, (), [_frozen(x) for x in bound])
+        return self._lowered(op, record, record.kind, (), [frozen(x) for x in bound])
 
     def _isinstance(self, x: Abs, type_text: str) -> Abs:
         found = late.is_instance(x, t.parse_type(type_text))
@@ -366,18 +386,18 @@ class _Specialiser:
             self.b.loc, self.b.op = op.loc, record.name
             return [Abs(rows.joined(self.b, record.name, operands[0].value, operands[1].value))]
         if op.name != "torch.getitem":
-            return self._lowered(op, record, record.kind, (), [_frozen(x) for x in operands])
+            return self._lowered(op, record, record.kind, (), [frozen(x) for x in operands])
         spec = cast("tuple[str, ...]", op.attrs["spec"])
         if isinstance(operands[0].value, Seq):
             return [self._item(operands, spec)]
         if not isinstance(operands[0].value, Val):
             raise Unsupported("items of what is no tensor")
         kind = "gather" if {"tensor", "bool"} & set(spec) else "view"
-        return self._lowered(op, record, kind, (constant(spec),), [_frozen(x) for x in operands])
+        return self._lowered(op, record, kind, (constant(spec),), [frozen(x) for x in operands])
 
     def _item(self, operands: list[Abs], spec: tuple[str, ...]) -> Abs:
         """An item of what turned out to be a sequence."""
-        elems = _elements(operands[0])
+        elems = elements(operands[0])
         index = operands[1].value if len(operands) == 2 else None
         if spec not in (("int",), ("tensor",)) or not isinstance(index, int):
             raise Unsupported("an item that is known only at run time")
@@ -390,11 +410,13 @@ class _Specialiser:
     ) -> list[Abs]:
         if record.lower is None:
             raise Stop("is not lowered")
+        if record.name in ONLY_IN_LOOPS and not self.activity.in_loop:
+            raise Stop("is PyTorch's own, outside of a recurrence")
         rows = zip(record.params[len(leading) :], operands, strict=False)
         if any("Tensor" in p.types and not p.optional and x.value is None for p, x in rows):
             raise Unsupported("raises TypeError")  # of an Optional that is None
         self.b.loc, self.b.op = op.loc, record.name
-        if any(_is_too_large(x) for x in operands):
+        if any(is_too_large(x) for x in operands):
             raise Unsupported("raises OverflowError")
         args = [raw(x) for x in (*leading, *operands)]
         mark = self.mark()
@@ -403,7 +425,7 @@ class _Specialiser:
             found = record.lower(self.b, *args)
         except Unsupported as why:
             self.reset(mark)
-            if self.floats and any(_has_float(x) for x in args):
+            if self.floats and any(has_float(x) for x in args):
                 self._try_floats(record, args, why)
             raise
         found = self.activity.after(record.name, found, mark[0])
@@ -433,14 +455,17 @@ class _Specialiser:
                 continue  # the same value, in memory of its own
             for other in (y for o in operands for y in tensors_in(o)):
                 if isinstance(other.value, Val) and other.value.name == x.value.name:
-                    self.blocked.update((x, inplace.root_of(other)))
+                    root = inplace.root_of(other)
+                    self.blocked.update((x, root))
+                    if root in self.items:
+                        self.items[x] = self.items[root]
         return result
 
     def _result(self, found: object, kind: str, origin: Origin, item: int | None) -> Abs:
         if isinstance(found, Val):
             if kind != "view":
                 return Abs(found)
-            return Abs(found, origin, item, base=_viewed(origin, item))
+            return Abs(found, origin, item, base=viewed(origin, item))
         if isinstance(found, list | tuple):
             elems: list[Any] = list(found)  # pyright: ignore[reportUnknownArgumentType]
             parts = tuple(self._result(e, kind, origin, i) for i, e in enumerate(elems))
@@ -452,7 +477,7 @@ class _Specialiser:
         """Raises NeedFloats if the op is lowered once it knows the floats of this call."""
         mark = self.mark()
         try:
-            record.lower(self.b, *[_with_floats(x, self.floats) for x in args])
+            record.lower(self.b, *[with_floats(x, self.floats) for x in args])
         except (Unsupported, ShapeError, NeedConst):
             return
         finally:
@@ -511,7 +536,7 @@ class _Specialiser:
         """The results of a loop that is an axis or, with `scans`, runs step by step; or why it is
         neither."""
         if op in self.kept:
-            return "its list is needed as a list"
+            return self.kept[op]
         if trips.const is not None and not 2 <= trips.const < opdefs.MAX_TRIPS:
             return "is no loop of a fixed length"
         some = self.decide(trips - 1)
@@ -551,50 +576,3 @@ class _Specialiser:
             except Unsupported as why:
                 raise Stop(f"{why} (in {op.name} at {op.loc})") from why
         return operands_of(block.terminator, env)
-
-
-def _viewed(origin: Origin, item: int | None) -> Abs | None:
-    """The tensor that a view is one of: the first operand, or its element of the same number."""
-    for x in origin.operands:
-        found = tensors_in(x)
-        if found:
-            return (
-                found[item]
-                if item is not None and len(found) > item and len(found) > 1
-                else found[0]
-            )
-    return None
-
-
-def _frozen(x: Abs) -> Abs:
-    """An operand as it is now: a list of the region may be changed later."""
-    if isinstance(x.value, Seq) and x.value.kind is list and x.origin is None:
-        return Abs(x.value)
-    return x
-
-
-def _elements(x: Abs) -> tuple[Abs, ...]:
-    if not isinstance(x.value, Seq):
-        raise Unsupported("a sequence that is known only at run time")
-    return x.value.elems
-
-
-def _is_too_large(x: Abs) -> bool:
-    """Whether it is an int that PyTorch does not take."""
-    found = concrete(x) if is_constant(x) else None
-    return isinstance(found, int) and not -(2**63) <= found < 2**64
-
-
-def _has_float(x: object) -> bool:
-    if isinstance(x, list | tuple):
-        return any(map(_has_float, cast("list[object]", x)))
-    return isinstance(x, Expr)
-
-
-def _with_floats(x: Any, floats: Mapping[str, float]) -> Any:
-    if isinstance(x, list | tuple):
-        elems: list[Any] = list(x)  # pyright: ignore[reportUnknownArgumentType]
-        return [_with_floats(e, floats) for e in elems]
-    if isinstance(x, ex.Scalar):
-        return floats.get(x.name, 1.0)
-    return x

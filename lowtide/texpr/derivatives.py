@@ -97,7 +97,9 @@ def _atan2(g: F, a: F, b: F) -> Cotangents:
 # ---- kinks: what each op does there -------------------------------------------------------------
 
 CLAMPS: Final = frozenset({"clamp", "clamp_min", "clamp_max", "normalize"})
-STRICT: Final = frozenset({"relu", "relu6", "hardtanh", "hardsigmoid", "hardswish"})
+STRICT: Final = frozenset({
+    "relu", "relu6", "hardtanh", "hardsigmoid", "hardswish", "rnn_relu_cell",
+})  # fmt: skip
 # losses whose slope is NaN, not 0, where the distance is NaN
 LIPSCHITZ: Final = frozenset({"smooth_l1_loss", "huber_loss"})
 # the slope at NaN, where a backward formula asks on which side of a kink it lies

@@ -655,6 +655,7 @@ def check(got: Any, want: Any) -> None:
 
 
 LIFTED: list[Callable[..., Any]] = [
+    prev_value, list_of_prev, nan_max,
     neg_step, negative_index1, step3, step_sum, dtype_down, int_acc, slice_strided,
     slice_strided2, modulo_add, ij_conv, inner_reset, carried_index, last_value, expanded_write,
     list_mutated_after, buf_row_alias, requires, enum_zip, col_row, write_flat_view, diag_write,
@@ -667,8 +668,8 @@ KEPT: list[Callable[..., Any]] = [
     overlap_add_then_mul, sub_reversed, div_acc, abs_acc, acc_bcast, shape_change_first,
     slice_neg, slice_past_end, slice_past_end_w, same_row_twice, same_row_add,
     modulo_write, square_index, upper, upper_add, ij_overlap, inner_not_reset, carried_index_var,
-    prev_value, list_of_prev, list_two, list_cond, list_view_of_buf, buf_row_alias_reused,
-    setitem_mask, swap_rows, nan_max, max_builtin, clamp_acc, bool_acc, out_resized,
+    list_two, list_cond, list_view_of_buf, buf_row_alias_reused,
+    setitem_mask, swap_rows, max_builtin, clamp_acc, bool_acc, out_resized,
     scaled_by_count, mean_running, two_accs_cross, write_flat_overlap, ext_loop_var, while_loop,
 ]  # fmt: skip
 

@@ -6,10 +6,14 @@ load of one of them with L as its first index.
     t4[]  = sum[j](x[L, j])                 t4[l] = sum[j](x[l, j])
     t5[j] = t4[] * x[L, j]            ->    t5[l, j] = t4[l] * x[l, j]
     check t6[]                              check t7[] = all[l](t6[l])
+
+What a loop inside it carries from step to step has its steps in front, and L behind them: a
+recurrence of each iteration is one recurrence, of all iterations side by side.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 
 from lowtide.ir import dtypes
@@ -35,6 +39,7 @@ class Body:
         self.lifted: set[str] = set(delayed)
         self.own: set[str] = set()
         self.tainted: dict[str, Def | None] = dict.fromkeys(carries)
+        self.in_steps: set[str] = set()  # of a loop inside: L is their second dim
 
     def element(self, value: Val, idx: Sequence[Index], carry: str) -> Expr:
         """An element in iteration L, with all written out that reads `carry`."""
@@ -46,7 +51,9 @@ class Body:
 
         def visit(node: Expr) -> Expr | None:
             if isinstance(node, Load) and node.source in self.lifted:
-                return ex.load(node.source, [as_index(self.axis), *node.index], node.dtype)
+                at = int(node.source in self.in_steps)
+                index = [*node.index[:at], as_index(self.axis), *node.index[at:]]
+                return ex.load(node.source, index, node.dtype)
             return None
 
         return Rewriter(visit)(e)
@@ -79,12 +86,16 @@ def closed(
     first_def: int,
     first_check: int,
     carries: Sequence[str],
-    delayed: Collection[str] = (),
+    delayed: Collection[str],
+    inner: Collection[str],
 ) -> Body:
     """Gives every definition since `first_def` the loop axis as a dim where it depends on it.
-    Carries that are `delayed` have it already: they are values of each iteration like others."""
+    Carries that are `delayed` have it already: they are values of each iteration like others.
+    `inner`: the delays of loops inside."""
     body = Body(b, axis, carries, delayed)
     defs = b.program.defs
+    body.in_steps = _in_steps(b, list(defs)[first_def:], inner)
+    body.lifted |= body.in_steps
     for name in list(defs)[first_def:]:
         d = defs[name]
         body.own.add(name)
@@ -94,18 +105,48 @@ def closed(
         if any(load.source in body.tainted for load in ex.loads(expr)):
             body.tainted[name] = d
         axes = d.axes
-        if axis in expr.free:
+        if axis in expr.free or name in body.in_steps:
             fresh = Axis(axis.name, axis.extent)
             expr = at_indices(expr, {axis: as_index(fresh)})
-            axes = (fresh, *d.axes)
+            at = int(name in body.in_steps)
+            axes = (*d.axes[:at], fresh, *d.axes[at:])
             body.lifted.add(name)
         defs[name] = Def(name=name, axes=axes, expr=expr, loc=d.loc, op=d.op)
+    for name in inner:
+        _side_by_side(body, name)
     for k, name in enumerate(b.program.checks[first_check:], first_check):
         if name in body.tainted:
             raise NotLifted("an index depends on the iteration before")
         if name in body.lifted:
             b.program.checks[k] = _all(b, axis, name).name
     return body
+
+
+def _in_steps(b: Builder, names: Sequence[str], inner: Collection[str]) -> set[str]:
+    """Delays of loops inside, and the definitions that lie on a cycle through them."""
+    defs, after = b.program.defs, set(inner)
+    for name in names:
+        if any(load.source in after for load in ex.loads(defs[name].expr)):
+            after.add(name)
+    before = {b.program.delays[n].source for n in inner}
+    for name in reversed(names):
+        if name in before:
+            before.update(load.source for load in ex.loads(defs[name].expr))
+    return (after & before) | set(inner)
+
+
+def _side_by_side(body: Body, name: str) -> None:
+    """A delay of a loop inside, for all iterations."""
+    b, y = body.b, body.b.program.delays[name]
+    trips = body.axis.extent
+    if y.source not in body.in_steps or y.init in body.in_steps or y.init in body.tainted:
+        raise NotLifted("a loop inside it runs step by step")
+    init = y.init
+    if init not in body.lifted:
+        shape = (trips, *y.shape[1:])
+        init = b.tensor(shape, y.dtype, lambda idx: ex.load(y.init, idx[1:], y.dtype)).name
+    shape = (y.shape[0], trips, *y.shape[1:])
+    b.program.delays[name] = dataclasses.replace(y, init=init, shape=shape)
 
 
 def _ragged(expr: Expr, axis: Axis) -> bool:

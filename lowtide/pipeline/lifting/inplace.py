@@ -30,7 +30,7 @@ from lowtide.pipeline.abstract import Abs, raw, tensors_in
 from lowtide.pipeline.lifting import updates
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
-from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.index import Index, as_index, deep_atoms
 from lowtide.texpr.pullback import DETACHED
 
 # Views that are never copies.
@@ -109,16 +109,18 @@ def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
     root = _writable(host, x)
     for other in operands[1:]:
         for t in tensors_in(other):
-            if root_of(t) is root and not _same_part(op, x, t):
+            refresh(host, t)
+            if root_of(t) is root and not (_same_part(op, x, t) or _are_apart(host, x, t)):
                 raise Unsupported("changes a tensor by parts of itself")
     assert isinstance(root.value, Val)
     assert isinstance(x.value, Val)
     view = x.value
     if source == "setitem":
-        if _is_own_part(op, operands):
-            return x  # `y[i] += 1` ends with y[i] = y[i]
         spec = cast("tuple[str, ...]", op.attrs["spec"])
-        view = lower_getitem(host.b, spec, view, *[raw(i) for i in operands[1:-1]])
+        part = lower_getitem(host.b, spec, view, *[raw(i) for i in operands[1:-1]])
+        if _is_own_part(host, op, operands, part):
+            return x  # `y[i] += 1` ends with y[i] = y[i]
+        view = part
     if source in ("setitem", "Tensor.fill_", "Tensor.copy_"):
         if len(operands) < 2 or op.attrs.get("kwnames"):
             raise Unsupported("changes a tensor in place")
@@ -148,12 +150,17 @@ def _writable(host: Host, x: Abs) -> Abs:
     root = root_of(x)
     if not isinstance(x.value, Val) or not isinstance(root.value, Val):
         raise Unsupported("changes what is known only at run time")
-    if root.origin is not None or root.value.name in host.b.program.inputs:
+    if root.origin is not None:
         raise Unsupported("changes a tensor in place that was made before")
     if root in host.blocked:
         raise Unsupported("changes a tensor in place of which there may be a copy")
     if host.b.records and _is_detached(host, x):
         raise Unsupported("changes a tensor in place behind autograd's back")
+    if root.value.name in host.b.program.inputs:  # a copy of that: it becomes a value of its own
+        source = root.value
+        load = host.b.load
+        host.change(root, host.b.tensor(source.shape, source.dtype, lambda i: load(source, i)))
+        refresh(host, x)
     return root
 
 
@@ -171,10 +178,34 @@ def _same_part(op: Op, x: Abs, t: Abs) -> bool:
     return t is x or str(op.attrs["target"]) == "Tensor.__setitem__"
 
 
-def _is_own_part(op: Op, operands: Sequence[Abs]) -> bool:
-    """y[i] = y[i], with the view that this very subscript made; raises for other parts of y."""
+def _are_apart(host: Host, x: Abs, t: Abs) -> bool:
+    """Are these views of one tensor at different places of some dim, as y[i] and y[i - 1]?"""
+    return isinstance(x.value, Val) and _apart(host, x, x.value, t)
+
+
+def _apart(host: Host, x: Abs, part: Val, t: Abs) -> bool:
+    whole = root_of(x).value
+    if not isinstance(whole, Val) or not isinstance(t.value, Val):
+        return False
+    if whole.name in (part.name, t.value.name):
+        return False
+    mine, at = updates.index_map(host.b, part, whole)
+    others, read = updates.index_map(host.b, t.value, whole)
+    return any(
+        (i - j).const not in (None, 0)
+        and deep_atoms(i).keys().isdisjoint(mine)
+        and deep_atoms(j).keys().isdisjoint(others)
+        for i, j in zip(at, read, strict=True)
+    )
+
+
+def _is_own_part(host: Host, op: Op, operands: Sequence[Abs], part: Val) -> bool:
+    """y[i] = y[i], with the view that this very subscript made; raises for other parts of y, unless
+    they are apart."""
     x, value = operands[0], operands[-1]
     if not isinstance(value.value, Val) or root_of(value) is not root_of(x):
+        return False
+    if _apart(host, x, part, value):
         return False
     origin: Any = value.origin
     if value.base is not x or origin is None or origin.name != "getitem":

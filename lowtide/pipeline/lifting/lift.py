@@ -22,11 +22,12 @@ from typing import Any, Final
 
 from lowtide.ir import dtypes
 from lowtide.ir.core import Op, Value
-from lowtide.pipeline.abstract import Abs, Map, Origin, Pending, Seq, is_constant
+from lowtide.pipeline.abstract import Abs, Map, Origin, Seq, is_constant
 from lowtide.pipeline.activity import Full
 from lowtide.pipeline.lifting import closing, scan, tables
+from lowtide.pipeline.lifting.inplace import root_of
 from lowtide.pipeline.lifting.match import Carry, NotLifted
-from lowtide.pipeline.lifting.rows import Growing, Rows
+from lowtide.pipeline.lifting.rows import Chunk, Growing, Item, Rows, pieces_of, turned
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
 from lowtide.texpr.expr import Expr, Load
@@ -72,6 +73,7 @@ class Lift:
         self.plan: list[object] = [_KEPT] * len(carried)
         self.changed: dict[Abs, Val | Growing] = {}
         self.outer = _reachable([*env.values(), *carried])
+        self.args: list[Abs] = []
 
     def results(self) -> list[Abs]:
         """The carried values after the loop; raises NotLifted, and what specialising raises."""
@@ -108,13 +110,13 @@ class Lift:
 
     def _follow(self) -> list[Abs]:
         for x, stand_in in self.changed.items():
-            if isinstance(x.value, Pending):
+            if isinstance(x.value, Growing):
                 raise NotLifted("a list grows in two loops at once")
-            if isinstance(stand_in, Growing):
-                stand_in.elems.clear()
             self.run.change(x, stand_in)
         index = as_index(self.axis)
-        args = [self._argument(p, x, index) for p, x in zip(self.plan, self.carried, strict=True)]
+        self.args = args = [
+            self._argument(p, x, index) for p, x in zip(self.plan, self.carried, strict=True)
+        ]
         (block,) = self.op.blocks
         self.env.update(zip(block.args, (Abs(index), *args), strict=True))
         going, *yields = self.run.inline(block, self.env)
@@ -153,7 +155,7 @@ class Lift:
         first = self._before(since)[x]
         if isinstance(first, Val):
             return self._named(first.shape, first.dtype)
-        if isinstance(first, Seq) and first.kind is list:
+        if isinstance(first, Rows) or (isinstance(first, Seq) and first.kind is list):
             return Growing()
         raise NotLifted("it changes what is no tensor and no list")
 
@@ -181,9 +183,8 @@ class Lift:
         raise NotLifted("a value is carried that is no tensor")
 
     def _assigned(self, plan: object, x: Abs, y: Abs, value: Val) -> object:
-        carried = any(y is c for c in self.carried)  # of which more may be found out yet
-        if (y in self.outer and not carried) or y.base is not None:
-            raise NotLifted("it carries a view, or a tensor from before it")
+        if not any(y is c for c in self.carried):  # of which more may be found out yet
+            self._check_named(y)
         before = plan.value if isinstance(plan, StandIn) else x.value
         if isinstance(before, Val):
             same = before.dtype is value.dtype and before.ndim == value.ndim
@@ -195,6 +196,14 @@ class Lift:
         if plan == _KEPT or isinstance(plan, StandIn):
             return StandIn(self._named(value.shape, value.dtype))
         raise NotLifted("a number is carried that becomes a tensor")
+
+    def _check_named(self, y: Abs) -> None:
+        """Of what an iteration hands on: is its memory nobody else's, or only read?"""
+        root = root_of(y)
+        if y in self.outer or (root is not y and root not in self.outer):
+            raise NotLifted("it carries a view, or a tensor from before it")
+        if y in self.run.items or root in self.changed or root in self.run.items:
+            raise NotLifted("it carries a view, or an item of a list")
 
     def _check_numbers(self, derived: int, mark: Sequence[int]) -> None:
         """No number that the host computes, and no condition on sizes, knows of the axis."""
@@ -209,8 +218,6 @@ class Lift:
 
     def _finish(self, yields: Sequence[Abs], mark: Sequence[int]) -> list[Abs]:
         """Tried with more and more tensors carried from step to step, until the rest is lifted."""
-        if len(self.b.program.delays) > mark[4]:
-            raise NotLifted("a loop inside it runs step by step")
         for plan, y in zip(self.plan, yields, strict=True):
             if isinstance(plan, StandIn) and y in self.outer:
                 raise NotLifted("it carries a tensor from before it")
@@ -226,8 +233,10 @@ class Lift:
             except NotLifted as why:
                 first = first or why
                 more = set[str]()
+                if count > mark[4]:
+                    raise NotLifted(f"a loop inside it runs step by step, and {why}") from why
                 if isinstance(why, scan.Carried) and self.scans:
-                    more = scan.first_cycle(why.names, needs, delayed)
+                    more = scan.first_cycle(why, needs, delayed)
                 if not more:
                     raise first from why
                 delayed |= dict.fromkeys(more, str(why))
@@ -255,7 +264,8 @@ class Lift:
     ) -> list[Abs]:
         self.b.loc, self.b.op = self.op.loc, "loop"
         names = [n for n in self._values(yields) if n not in delayed]
-        body = closing.closed(self.b, self.axis, mark[0], mark[1], names, delayed)
+        inner = [n for n in list(self.b.program.delays)[mark[4] :] if n not in delayed]
+        body = closing.closed(self.b, self.axis, mark[0], mark[1], names, delayed, inner)
         before = self._before(mark[3])
         results: list[Abs] = []
         after_y: dict[Abs, Abs] = {}  # a tensor that two variables name stays one
@@ -265,6 +275,7 @@ class Lift:
                 start = before.get(x, x.value)
                 made = Abs(self._after(body, plan.value, y.value, start, delayed))
                 results.append(after_y.setdefault(y, made))
+                self._note_view(y, results[-1])
             elif isinstance(plan, Grows):
                 start = x.value
                 assert isinstance(start, int | Index)
@@ -275,7 +286,9 @@ class Lift:
         after: list[tuple[Abs, object]] = []
         for x, stand_in in self.changed.items():
             if isinstance(stand_in, Growing):
-                after.append((x, self._rows(body, stand_in, before[x])))
+                assert isinstance(x.value, Growing)
+                aliases = self._aliases(x.value, yields, after_y)
+                after.append((x, self._rows(body, x.value, before[x], aliases)))
             else:
                 assert isinstance(x.value, Val)
                 after.append((x, self._after(body, stand_in, x.value, before[x], delayed)))
@@ -290,7 +303,7 @@ class Lift:
     def _drop_unused(self, since: int, results: Sequence[object], stand_ins: set[str]) -> None:
         """Without the definitions that no result needs; none that does reads a stand-in."""
         program = self.b.program
-        names = [x.name for x in map(_tensor_of, results) if x is not None]
+        names = [x.name for value in results for x in _tensors_of(value)]
         needed = ex.needed(program, [*names, *program.checks])
         for name in list(program.defs)[since:]:
             if name not in needed:
@@ -364,10 +377,45 @@ class Lift:
             return self.b.const(start, name.dtype)
         return None
 
-    def _rows(self, body: closing.Body, grown: Growing, before: object) -> Rows:
-        if len(grown.elems) != 1 or not isinstance(before, Seq):
+    def _note_view(self, y: Abs, result: Abs) -> None:
+        """What is a view, in PyTorch, of a tensor from before the loop, must not leave the region,
+        and neither is changed."""
+        root = root_of(y)
+        if root is not y:
+            self.run.items[result] = Item(self.op, None)
+            self.run.blocked.update((result, root))
+
+    def _aliases(
+        self, grown: Growing, yields: Sequence[Abs], after: Mapping[Abs, Abs]
+    ) -> tuple[Abs | None, tuple[Abs, ...]]:
+        """What the loop hands on and is the last item; all from outside that may be some item."""
+        added = [*grown.elems, *grown.in_front]
+        handed = dict(zip(self.args, yields, strict=True))
+
+        def back(x: Abs) -> set[Abs]:
+            found: set[Abs] = set()
+            while x not in found:
+                found.add(x)
+                x = handed.get(x, x)
+            return found
+
+        mine = {y for x in added for y in back(x)}
+        found = [result for y, result in after.items() if back(y) & mine]
+        found += [x for a, x in zip(self.args, self.carried, strict=True) if a in mine]
+        found += [y for x in mine if x in self.run.items for y in self.run.items[x].aliases or ()]
+        self.run.blocked.update(found)  # the list would change with them
+        return (after.get(added[-1]) if added else None), tuple(found)
+
+    def _rows(
+        self,
+        body: closing.Body,
+        grown: Growing,
+        before: object,
+        names: tuple[Abs | None, tuple[Abs, ...]],
+    ) -> Rows:
+        if len(grown.elems) + len(grown.in_front) != 1:
             raise NotLifted("a list does not grow by one tensor in each iteration")
-        (elem,) = grown.elems
+        (elem,) = (*grown.elems, *grown.in_front)
         if elem in self.outer or not isinstance(elem.value, Val):
             raise NotLifted("a list grows by what was made before the loop")
         base: Any = elem
@@ -385,7 +433,8 @@ class Lift:
             try:
                 body.check(e)
             except NotLifted as why:
-                raise scan.Carried(str(why), scan.roots(self.b.program.defs, e)) from why
+                read = scan.roots(self.b.program.defs, e)
+                raise scan.Carried(str(why), read, are_read=True) from why
             return e
 
         found = self.b.tensor(shape, value.dtype, element)
@@ -393,12 +442,16 @@ class Lift:
         own, node = tuple(map(as_index, made.axes)), made.expr
         if isinstance(node, Load) and node.index == own and node.source in body.lifted & body.own:
             found = Val(node.source, found.shape, found.dtype)  # all iterations of one value
-        return Rows(before.elems, found, self.op)
+        chunk = Chunk(found, *names)
+        if grown.elems:
+            return Rows((*pieces_of(before), chunk), self.op)
+        return Rows((*turned(self.b, [chunk]), *pieces_of(before)), self.op)
 
 
-def _tensor_of(value: object) -> Val | None:
-    found = value.whole if isinstance(value, Rows) else value
-    return found if isinstance(found, Val) else None
+def _tensors_of(value: object) -> list[Val]:
+    if isinstance(value, Rows):
+        return [x.whole for x in value.pieces if isinstance(x, Chunk)]
+    return [value] if isinstance(value, Val) else []
 
 
 def _knows(x: Abs, axis: Axis) -> bool:

@@ -11,7 +11,7 @@ is over all iterations at once as in any lifted loop; `texpr/partition` finds wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from lowtide.errors import Loc
 from lowtide.pipeline.lifting.closing import Body
@@ -24,11 +24,13 @@ from lowtide.texpr.index import Index, as_index
 
 
 class Carried(NotLifted):
-    """These stand-ins must be carried from step to step."""
+    """These stand-ins must be carried from step to step, or what they need: `are_read` says that an
+    iteration reads what the one before it left in all of them."""
 
-    def __init__(self, why: str, names: Collection[str]) -> None:
+    def __init__(self, why: str, names: Collection[str], are_read: bool = False) -> None:
         super().__init__(why)
         self.names = frozenset(names)
+        self.are_read = are_read
 
 
 def needs(defs: Mapping[str, Def], values: Mapping[str, str]) -> dict[str, frozenset[str]]:
@@ -58,17 +60,19 @@ def roots(defs: Mapping[str, Def], e: Expr) -> frozenset[str]:
 
 
 def first_cycle(
-    failed: Iterable[str], needs: Mapping[str, frozenset[str]], delayed: Collection[str]
+    failed: Carried, needs: Mapping[str, frozenset[str]], delayed: Collection[str]
 ) -> set[str]:
-    """Stand-ins that need each other, and of the others only what is `delayed` already; first of
-    all such sets on which one that `failed` depends."""
-    for name in sorted(failed):
+    """Stand-ins that need each other, or one that needs none, and of the others only what is
+    `delayed` already; first of all such sets on which one that `failed` depends."""
+    for name in sorted(failed.names):
         below = _all(name, needs, delayed)
+        if failed.are_read and name in needs and name not in delayed:
+            below.add(name)
         for one in sorted(below):
             needed = _all(one, needs, delayed)
             cycle = {n for n in needed if one in _all(n, needs, delayed)}
-            if cycle and needed <= cycle:
-                return cycle
+            if needed <= cycle:
+                return cycle or {one}
     return set()
 
 

@@ -1,0 +1,110 @@
+"""Recurrences through lists, and several in one function: scans, with the values of eager mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lowtide as lt
+from tests.loops import list_recurrences as r
+from tests.loops.test_recurrences import check, results
+
+H = 36
+
+
+def arguments(n: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    torch.manual_seed(n)
+    return [torch.randn(n, 5, H, dtype=dtype), torch.randn(H, H, dtype=dtype) * 0.1]
+
+
+def flat(found) -> tuple[torch.Tensor, ...]:
+    if isinstance(found, torch.Tensor):
+        return (found,)
+    return tuple(x for item in found for x in flat(item))
+
+
+def with_gradients(fn, given: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    leaves = [a.clone().requires_grad_() for a in given]
+    found = flat(fn(*leaves))
+    weights = [torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape) for y in found]
+    carrying = [(y, w) for y, w in zip(found, weights, strict=True) if y.requires_grad]
+    got = torch.autograd.grad([y for y, _ in carrying], leaves, [w for _, w in carrying])
+    return (*(y.detach() for y in found), *got)
+
+
+@pytest.mark.parametrize("fn", r.SCANS, ids=lambda f: f.__name__)
+def test_is_a_scan_with_the_gradients_of_eager(fn: r.Program) -> None:
+    f = lt.script(fn)
+    for n in (35, 40):
+        given = arguments(n)
+        check(with_gradients(f, given), with_gradients(fn, given), 1e-9)
+    told = str(f.explain(*[a.requires_grad_() for a in arguments(40)]))
+    assert "once for each of" in told
+    assert ", 0 ops left to PyTorch" in told
+
+
+def test_rows_before_are_no_recurrence() -> None:
+    f, given = lt.script(r.differences), arguments(40)
+    check(with_gradients(f, given), with_gradients(r.differences, given), 1e-9)
+    told = str(f.explain(*given))
+    assert ", 0 ops left to PyTorch" in told
+    assert "once for each of" not in told
+
+
+@pytest.mark.parametrize("fn", r.OTHERS, ids=lambda f: f.__name__)
+def test_stays_as_it_is(fn: r.Program) -> None:
+    f = lt.script(fn)
+    given = arguments(34)
+    check(flat(f(*given)), flat(fn(*given)), 1e-9)
+
+
+@pytest.mark.parametrize("fn", [*r.SCANS, *r.OTHERS], ids=lambda f: f.__name__)
+def test_few_steps(fn: r.Program) -> None:
+    f = lt.script(fn)
+    for n in (1, 2, 6):
+        given = arguments(n)
+        try:
+            want = flat(fn(*given))
+        except (RuntimeError, IndexError, ValueError) as error:
+            with pytest.raises(type(error)):
+                f(*given)
+        else:
+            check(flat(f(*given)), want, 1e-9)
+
+
+def test_a_view_stays_a_view() -> None:
+    x, u = arguments(40)
+    _, before = lt.script(r.view_handed_out)(x, u)
+    x.zero_()
+    assert not before.any()
+
+
+def test_items_are_one_tensor() -> None:
+    given = arguments(34)
+    last, h, again, _ = lt.script(r.item_and_its_other_name)(*given)
+    assert last is h
+    assert again is h
+    h, stacked = lt.script(r.item_changed_afterwards)(*given)
+    torch.testing.assert_close(stacked[-1], h)
+
+
+def test_a_list_of_the_caller_is_changed() -> None:
+    x, u = arguments(34)
+    mine, theirs = [torch.zeros(5, H, dtype=x.dtype)], [torch.zeros(5, H, dtype=x.dtype)]
+    check(lt.script(r.list_from_outside)(x, u, mine), r.list_from_outside(x, u, theirs), 1e-9)
+    check(tuple(mine), tuple(theirs), 1e-9)
+
+
+def test_what_needs_the_list_is_named() -> None:
+    told = str(lt.script(r.list_handed_out).explain(*arguments(40)))
+    assert "its list is needed as a list by return at" in told
+
+
+@pytest.mark.parametrize("fn", [r.last_item, r.both_ways, r.second_layer_over_the_list])
+def test_any_number_of_steps_is_one_program(fn: r.Program) -> None:
+    f = lt.script(fn)
+    f(*arguments(40))
+    before = lt.cache_stats()
+    for n in (34, 41, 90):
+        check(results(f(*arguments(n))), results(fn(*arguments(n))), 1e-9)
+    assert (lt.cache_stats() - before).compiles == 0
