@@ -41,13 +41,13 @@ from lowtide.pipeline.abstract import (
     tensors_in,
 )
 from lowtide.pipeline.activity import Activity, Full
+from lowtide.pipeline.asked import divisors_behind, has_float, told, with_floats
 from lowtide.pipeline.lifting import inplace, rows
 from lowtide.pipeline.lifting.lift import Lift, NotLifted
 from lowtide.pipeline.signature import Binding, size_symbol
 from lowtide.pipeline.stopping import ends_region, is_short, only_prepares
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
-from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, nonnegative
 
 UNROLL_TRIPS: Final = 32
@@ -99,7 +99,7 @@ def specialise(
     an op could be lowered if it knew them. Raises NeedConst, NeedGuard and NeedFloats."""
     kept: set[Op] = set()
     while True:
-        run = _Specialiser(binding, assumed, floats, kept)
+        run = _Specialiser(live, binding, assumed, floats, kept)
         env = dict(zip(live, run.live, strict=True))
         try:
             return run.trace(block, start, env)
@@ -110,11 +110,13 @@ def specialise(
 class _Specialiser:
     def __init__(
         self,
+        names: Sequence[Value],
         binding: Binding,
         assumed: Mapping[Index, bool],
         floats: Mapping[str, float],
         kept: Set[Op],
     ) -> None:
+        self.names = names
         self.kept = kept  # loops that fill a list that is needed as one
         self.b, self.live = binding.abstract()
         self.numbers = binding.numbers
@@ -149,10 +151,10 @@ class _Specialiser:
                 reason, misfit = str(why), isinstance(why, ShapeError)
                 break
             except NeedConst as need:
-                if any(self.spots.get(name) for name in need.symbols):
-                    raise
+                if more := self.known_to_call(need.symbols):
+                    raise NeedConst(need.symbols | more) from need
                 self.reset(mark)
-                reason = f"needs a size that is known only at run time: {need}"
+                reason = f"needs a size that is known only at run time: {self.told(need)}"
                 break
             stop += 1
             if not only_prepares(op):
@@ -174,6 +176,17 @@ class _Specialiser:
             ops=self.ops,
             misfit=misfit,
         )
+
+    def known_to_call(self, names: Iterable[str]) -> frozenset[str]:
+        """Those that may become constants of the signature, so that more can be answered."""
+        return frozenset(n for n in names if self.spots.get(n)) | self.divisors(names)
+
+    def divisors(self, names: Iterable[str]) -> frozenset[str]:
+        return divisors_behind(names, self.derived, self.spots)
+
+    def told(self, need: NeedConst) -> str:
+        """What the user calls the sizes that an answer needs."""
+        return told(need.symbols, self.names, self.derived, self.spots)
 
     # -- what scalars asks --
 
@@ -403,7 +416,7 @@ class _Specialiser:
             found = record.lower(self.b, *args)
         except Unsupported as why:
             self.reset(mark)
-            if self.floats and any(_has_float(x) for x in args):
+            if self.floats and any(has_float(x) for x in args):
                 self._try_floats(record, args, why)
             raise
         found = self.activity.after(record.name, found, mark[0])
@@ -452,7 +465,7 @@ class _Specialiser:
         """Raises NeedFloats if the op is lowered once it knows the floats of this call."""
         mark = self.mark()
         try:
-            record.lower(self.b, *[_with_floats(x, self.floats) for x in args])
+            record.lower(self.b, *[with_floats(x, self.floats) for x in args])
         except (Unsupported, ShapeError, NeedConst):
             return
         finally:
@@ -516,6 +529,8 @@ class _Specialiser:
             return "is no loop of a fixed length"
         some = self.decide(trips - 1)
         if some is None:
+            if more := self.divisors(symbols(trips)):
+                raise NeedConst(more)
             return "loops as often as only the run knows"
         if not some:
             return carried
@@ -583,18 +598,3 @@ def _is_too_large(x: Abs) -> bool:
     """Whether it is an int that PyTorch does not take."""
     found = concrete(x) if is_constant(x) else None
     return isinstance(found, int) and not -(2**63) <= found < 2**64
-
-
-def _has_float(x: object) -> bool:
-    if isinstance(x, list | tuple):
-        return any(map(_has_float, cast("list[object]", x)))
-    return isinstance(x, Expr)
-
-
-def _with_floats(x: Any, floats: Mapping[str, float]) -> Any:
-    if isinstance(x, list | tuple):
-        elems: list[Any] = list(x)  # pyright: ignore[reportUnknownArgumentType]
-        return [_with_floats(e, floats) for e in elems]
-    if isinstance(x, ex.Scalar):
-        return floats.get(x.name, 1.0)
-    return x
