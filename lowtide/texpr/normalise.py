@@ -103,6 +103,7 @@ def _inlined(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int
             users.setdefault(source, []).append(d)
     written_in: dict[str, Def] = {}
     sums: dict[str, Def] = {}
+    whole: dict[str, Def] = {}
     result: list[Def] = []
 
     def points(axes: tuple[Axis, ...]) -> int:
@@ -110,6 +111,10 @@ def _inlined(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int
 
     for d in defs:
         expr = merged_sums(d, inline(d.expr, written_in), sums, points)
+        if isinstance(expr, Reduce) and d.name not in roots and _is_summed_up(d.name, users):
+            sums[d.name] = whole[d.name] = _renamed(d, expr)  # not written out in another sum
+            result.append(whole[d.name])
+            continue
         new = _renamed(d, simplify(expr))
         result.append(new)
         if not _has_reduction(new.expr):
@@ -117,7 +122,8 @@ def _inlined(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int
                 written_in[d.name] = new
         elif is_reduction(new) and d.name not in roots and _is_read_once(d.name, users):
             sums[d.name] = new
-    return result
+    read = {load.source for d in result for load in ex.loads(d.expr)} & whole.keys()
+    return [_renamed(d, simplify(d.expr)) if d.name in read else d for d in result]
 
 
 def _is_read_once(name: str, users: Mapping[str, list[Def]]) -> bool:
@@ -126,6 +132,18 @@ def _is_read_once(name: str, users: Mapping[str, list[Def]]) -> bool:
         if not isinstance(found[0].expr, Load):
             return True
         name = found[0].name
+    return False
+
+
+def _is_summed_up(name: str, users: Mapping[str, list[Def]]) -> bool:
+    """Is it read once, by a sum over those of its elements for which a condition holds?"""
+    while len(found := users.get(name, ())) == 1:
+        (d,) = found
+        if isinstance(d.expr, Reduce):
+            return isinstance(d.expr.body, Select) and isinstance(d.expr.body.yes, Load)
+        if not isinstance(d.expr, Load):
+            return False
+        name = d.name
     return False
 
 
