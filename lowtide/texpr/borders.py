@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.conditions import decided, parts_of, sides
+from lowtide.texpr.conditions import decided, one_choice, parts_of, sides
 from lowtide.texpr.expr import Apply, Const, Def, Expr, Reduce, Rewriter, Select
 from lowtide.texpr.formula import F, all_of, place
 from lowtide.texpr.index import (
@@ -86,7 +86,7 @@ def with_borders(defs: Sequence[Def]) -> tuple[list[Def], set[str]]:
             if not isinstance(node, Reduce) or node.fn != "sum" or not node.dtype.is_float:
                 return None
             over = frozenset(node.axes)
-            body = Rewriter(_one_choice)(node.body)
+            body = Rewriter(one_choice)(node.body)
             body = Rewriter(lambda e: _mask_in_factor(e, over))(body)
             new = Rewriter(lambda e: copies.load(e, over, d))(body)
             return None if new is body else ex.reduce("sum", node.axes, new, node.dtype)
@@ -124,18 +124,6 @@ class _Copies:
         for x in dims:
             index += x.index(x is apart) if isinstance(x, _Window) else [as_index(x)]
         return ex.load(self.names[key], index, e.dtype)
-
-
-def _one_choice(e: Expr) -> Expr | None:
-    """select(a, select(b, v, 0), 0) is select(a and b, v, 0)."""
-    if not isinstance(e, Select) or not isinstance(e.yes, Select) or e.no is not e.yes.no:
-        return None
-    if not isinstance(e.no, Const):
-        return None
-    parts = dict.fromkeys([*parts_of(e.cond), *parts_of(e.yes.cond)])
-    both = all_of([F(p) for p in parts])
-    assert both is not None
-    return both.where(F(e.yes.yes), F(e.no)).e
 
 
 def _mask_in_factor(e: Expr, over: frozenset[Axis]) -> Expr | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Select
+from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Select, apply, select
 from lowtide.texpr.index import Index, as_index, nonnegative
 
 
@@ -18,6 +18,22 @@ def parts_of(cond: Expr) -> list[Expr]:
     if isinstance(cond, Apply) and cond.fn == "and":
         return [p for a in cond.args for p in parts_of(a)]
     return [cond]
+
+
+def joined(parts: Sequence[Expr]) -> Expr | None:
+    """Their conjunction; None for no condition."""
+    total: Expr | None = None
+    for part in dict.fromkeys(parts):
+        total = part if total is None else apply("and", (total, part), part.dtype)
+    return total
+
+
+def one_choice(e: Expr) -> Expr | None:
+    """select(a, select(b, v, 0), 0) as select(a and b, v, 0); None for any other expression."""
+    if not isinstance(e, Select) or not isinstance(e.yes, Select) or e.no is not e.yes.no:
+        return None
+    both = joined([*parts_of(e.cond), *parts_of(e.yes.cond)])
+    return select(both, e.yes.yes, e.no) if isinstance(e.no, Const) and both is not None else None
 
 
 def decided(part: Expr) -> bool | None:

@@ -18,11 +18,15 @@ from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Const, Def, Expr, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import Axis, as_index
 
+MOST = 1.25  # windows go beyond the border
 Points = Callable[[tuple[Axis, ...]], int]
 
 
-def merged_sums(d: Def, expr: Expr, sums: Mapping[str, Def], points: Points) -> Expr:
-    """The expression of a definition, with these `sums` written into sums over their elements."""
+def merged_sums(
+    d: Def, expr: Expr, sums: Mapping[str, Def], points: Points, most: float = MOST
+) -> Expr:
+    """The expression of a definition, with these `sums` written into sums over their elements,
+    where that is at most so many times the work."""
 
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Reduce) or node.fn != "sum":
@@ -33,7 +37,7 @@ def merged_sums(d: Def, expr: Expr, sums: Mapping[str, Def], points: Points) -> 
         inner = sums[load.source]
         assert isinstance(inner.expr, Reduce)
         loops = (*d.axes, *node.axes)
-        if 4 * points(loops) > 5 * points(inner.axes):
+        if points(loops) > most * points(inner.axes):
             return None
         fresh = {a: Axis(a.name, a.extent) for a in inner.expr.axes}
         moved = {a: as_index(b) for a, b in fresh.items()}
