@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.conditions import decided, one_choice, parts_of, sides
+from lowtide.texpr.conditions import decided, joined, one_choice, parts_of, sides
 from lowtide.texpr.expr import Apply, Const, Def, Expr, Reduce, Rewriter, Select
 from lowtide.texpr.formula import F, all_of, place
 from lowtide.texpr.index import (
@@ -127,18 +127,39 @@ class _Copies:
 
 
 def _mask_in_factor(e: Expr, over: frozenset[Axis]) -> Expr | None:
-    """select(c, a * b, 0) is select(c, a, 0) * b, where only a is read in windows."""
+    """select(c and d, a * b, 0) is select(c, a, 0) * select(d, b, 0), where c says that a's windows
+    are inside and d that b's are; if only a is read in windows, it has the whole condition."""
     if not isinstance(e, Select) or not isinstance(e.no, Const) or e.no.value != 0:
         return None
     if not isinstance(e.yes, Apply) or e.yes.fn != "mul":
         return None
     left, right = e.yes.args
+    if _slides(right, over) and _slides(left, over):
+        return _masks_in_factors(e, left, right, over)
     if _slides(right, over):
         left, right = right, left
     if not _slides(left, over) or any(isinstance(a, Clamp) for a in _atoms(right)):
         return None
     inner = ex.select(e.cond, left, e.no)
     return ex.apply("mul", (_mask_in_factor(inner, over) or inner, right), e.dtype)
+
+
+def _masks_in_factors(e: Select, left: Expr, right: Expr, over: frozenset[Axis]) -> Expr | None:
+    factors: list[Expr] = []
+    rest = parts_of(e.cond)
+    for factor in (left, right):
+        held = [a for a in _atoms(factor) if isinstance(a, Clamp)]
+        bounds = {bound for a in held for bound in _bounds(a.num, a.extent)}
+        mine = [p for p in rest if any(((fn, *pair) in bounds) for fn, pair in _asks(p))]
+        rest = [p for p in rest if p not in mine]
+        cond = joined(mine)
+        inner = factor if cond is None else ex.select(cond, factor, e.no)
+        factors.append(_mask_in_factor(inner, over) or inner)
+    return None if rest else ex.apply("mul", factors, e.dtype)
+
+
+def _asks(part: Expr) -> list[tuple[str, tuple[Index, Index]]]:
+    return [(fn, pair) for fn in ("ge", "lt") if (pair := sides(part, fn)) is not None]
 
 
 def _slides(e: Expr, over: frozenset[Axis]) -> bool:
