@@ -17,8 +17,9 @@ from lowtide.codegen.c.kernel import BEGUN
 from lowtide.codegen.executable import Executable
 from lowtide.runtime import arena, launch
 from lowtide.runtime.steps import Launch, Moving, run_steps
-from lowtide.texpr.index import Index, as_index, evaluate
+from lowtide.texpr.index import Index, as_index
 from lowtide.texpr.partition import Loop
+from lowtide.texpr.sizes import evaluate
 
 SLOTS = 2  # the step before, and this one
 

@@ -20,8 +20,9 @@ from lowtide.codegen.loop import run_loop, slots
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
 from lowtide.texpr.expr import Program
-from lowtide.texpr.index import Index, evaluate, product
+from lowtide.texpr.index import Index, product
 from lowtide.texpr.partition import Loop, Part, partition
+from lowtide.texpr.sizes import evaluate
 
 Values = dict[str, Tensor]
 

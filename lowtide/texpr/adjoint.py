@@ -26,7 +26,7 @@ from lowtide.texpr.build import Unsupported
 from lowtide.texpr.conditions import within
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.formula import F, place
-from lowtide.texpr.halves import divisors, halves, joined
+from lowtide.texpr.halves import divisors, halves, joined, one_division
 from lowtide.texpr.index import (
     Atom,
     Axis,
@@ -193,7 +193,7 @@ class _Solver:
             self.equations.append((atom.num, rhs * atom.den + as_index(part)))
         elif isinstance(atom, Mod):
             self._modulo(atom, rhs)
-        elif (joint := _one_division(lhs)) is not None:
+        elif (joint := one_division(lhs)) is not None:
             part = self._fresh(joint[1])
             self.equations.append((joint[0], rhs * joint[1] + as_index(part)))
         else:
@@ -287,15 +287,6 @@ def _single(index: Index) -> Atom | None:
     if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
         return index.terms[0][0][0]
     return None
-
-
-def _one_division(index: Index) -> tuple[Index, Index] | None:
-    """q + n // d as (q * d + n, d): divided as a whole it is the same. None if it is no such sum."""
-    atom, *more = [a for a in index.atoms() if isinstance(a, FloorDiv)] or [None]
-    if atom is None or more or atom.den.const is None:
-        return None
-    rest = index - as_index(atom)
-    return None if atom in deep_atoms(rest) else (rest * atom.den + atom.num, atom.den)
 
 
 def _gathered(index: Index) -> Expr | None:

@@ -31,8 +31,8 @@ from lowtide.texpr.index import (
     Atom,
     Axis,
     Clamp,
+    Gather,
     Index,
-    Size,
     as_index,
     clamp,
     deep_atoms,
@@ -194,7 +194,7 @@ def _dims(e: Select) -> list[_Window | Axis] | None:
             if window is None:
                 return None
             found[window] = None
-        elif not isinstance(a, Size):
+        elif any(isinstance(x, Axis | Gather) for x in deep_atoms(as_index(a))):
             return None
     windows = [x for x in found if isinstance(x, _Window)]
     moving = {a for w in windows for a in w.atom.num.atoms()}
@@ -208,8 +208,8 @@ def _window(a: Clamp) -> _Window | None:
     low = high = a.num
     steps: dict[Axis, int] = {}
     for atom in a.num.atoms():
-        if isinstance(atom, Size):
-            continue
+        if not any(isinstance(x, Axis | Gather) for x in deep_atoms(as_index(atom))):
+            continue  # a size
         rest = substitute(a.num, {atom: as_index(0)})
         step = exact_division(a.num - rest, as_index(atom))
         if not isinstance(atom, Axis) or step is None or (c := step.const) is None:

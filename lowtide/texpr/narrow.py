@@ -21,7 +21,15 @@ from dataclasses import dataclass
 
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
-from lowtide.texpr.conditions import decided, joined, one_choice, parts_of, sides
+from lowtide.texpr.conditions import (
+    decided,
+    freed,
+    in_lowest_terms,
+    joined,
+    one_choice,
+    parts_of,
+    sides,
+)
 from lowtide.texpr.expr import Const, Expr, Reduce, Rewriter, Select
 from lowtide.texpr.index import (
     Atom,
@@ -44,8 +52,8 @@ STEPS = 8  # strides up to this
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The axis `a` is `value`, an index over `axis` instead; `asked` stands for it then, and `left`
-    are the conditions besides. In a window, `shift` is what it is counted by: what `place` was."""
+    """The axis `a` is `value`, an index over `axis` instead, which replaces the conditions `asked`.
+    In a window, `shift` is what `place` was."""
 
     a: Axis
     axis: Axis
@@ -55,26 +63,31 @@ class _Found:
     shift: Index | None = None
 
 
-def narrowed(node: Reduce) -> Reduce | None:
+def narrowed(node: Reduce) -> Expr | None:
     """The sum over fewer terms, None where all of them may count."""
-    if node.fn != "sum" or not node.dtype.is_float:
-        return None
-    result: Reduce | None = None
-    for _ in range(len(node.axes)):
-        body = Rewriter(one_choice)(node.body)
+    result: Expr | None = None
+    left: Expr = node
+    while isinstance(left, Reduce) and left.fn == "sum" and left.dtype.is_float:
+        body = Rewriter(one_choice)(left.body)
         if not isinstance(body, Select) or not isinstance(body.no, Const) or body.no.value != 0:
             break
         if any(True for x in ex.loads(body) for _ in ex.gathered(x.index)):
             break
-        parts = parts_of(body.cond)
-        found = _by_window(parts, node.axes) or _by_remainder(parts, node.axes)
+        parts = freed(parts_of(body.cond))
+        if any(_comparison(p) is None for p in parts):
+            break
+        found = (
+            _by_equality(parts, left.axes)
+            or _by_window(parts, left.axes)
+            or _by_remainder(parts, left.axes)
+        )
         if found is None:
             break
-        result = node = _over(node, body, parts, found)
+        result = left = _over(left, body, parts, found)
     return result
 
 
-def _over(node: Reduce, body: Select, parts: Sequence[Expr], found: _Found) -> Reduce:
+def _over(node: Reduce, body: Select, parts: Sequence[Expr], found: _Found) -> Expr:
     a, value = found.a, found.value
     held = clamp(value, a.extent)
 
@@ -98,19 +111,19 @@ def _over(node: Reduce, body: Select, parts: Sequence[Expr], found: _Found) -> R
         at, low = ex.at(value, dtypes.i64), ex.at(as_index(0), dtypes.i64)
         asked.append(ex.apply("ge", (at, low), dtypes.boolean))
         asked.append(ex.apply("lt", (at, ex.at(a.extent, dtypes.i64)), dtypes.boolean))
-    cond = joined([p for p in asked if decided(p) is not True])
+    cond = joined([in_lowest_terms(p) for p in asked if decided(p) is not True])
     whole = yes if cond is None else ex.select(cond, yes, body.no)
     axes = [found.axis if x is a else x for x in node.axes]
-    return ex.reduce("sum", axes, whole, node.dtype)
+    axes = [x for x in axes if x.extent.const != 1]
+    return ex.reduce("sum", axes, whole, node.dtype) if axes else whole
 
 
 def _moved_part(part: Expr, moved: Callable[[Index], Index]) -> Expr:
-    for fn in ("ge", "lt", "eq"):
-        pair = sides(part, fn)
-        if pair is not None:
-            both = [ex.at(moved(i), dtypes.i64) for i in pair]
-            return ex.apply(fn, both, part.dtype)
-    raise AssertionError("a condition that is no comparison of indices")
+    fn = _comparison(part)
+    pair = sides(part, fn) if fn is not None else None
+    assert pair is not None
+    assert fn is not None
+    return ex.apply(fn, [ex.at(moved(i), dtypes.i64) for i in pair], part.dtype)
 
 
 def _indices(e: Expr) -> list[Index]:
@@ -131,10 +144,20 @@ def _shorter(a: Axis, count: int) -> bool:
     return n is None or count < n
 
 
+def _by_equality(parts: Sequence[Expr], axes: Sequence[Axis]) -> _Found | None:
+    """rest ± a == 0: there is only one term."""
+    for part in parts:
+        pair = sides(part, "eq")
+        for a in axes if pair is not None else ():
+            assert pair is not None
+            found = _linear(pair[0] - pair[1], a)
+            if found is not None and found[1] in (1, -1):
+                return _Found(a, Axis(a.name, as_index(1)), found[0] * -found[1], (part,))
+    return None
+
+
 def _by_window(parts: Sequence[Expr], axes: Sequence[Axis]) -> _Found | None:
     """0 <= e < K, e = rest ± S*a, for a number K: a is rest // S, a few more or less."""
-    if any(_comparison(p) is None for p in parts):
-        return None
     above = [(s[0] - s[1], p) for p in parts if (s := sides(p, "ge")) is not None]
     below = [(s[1] - s[0] - 1, p) for p in parts if (s := sides(p, "lt")) is not None]
     for e, low in above:
@@ -167,8 +190,6 @@ def _comparison(part: Expr) -> str | None:
 
 def _by_remainder(parts: Sequence[Expr], axes: Sequence[Axis]) -> _Found | None:
     """num % S == 0, with a in num: a is S*m + r, where r follows from the rest of num."""
-    if any(_comparison(p) is None for p in parts):
-        return None
     for part in parts:
         atom = remainder(part)
         if atom is None or (size := atom.den.const) is None or size > STEPS:
@@ -198,5 +219,3 @@ def remainder(part: Expr) -> Mod | None:
 
 def _inverse(factor: int, size: int) -> int | None:
     return next((k for k in range(1, size) if factor * k % size == 1), None)
-
-

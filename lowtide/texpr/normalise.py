@@ -33,12 +33,12 @@ from lowtide.texpr.index import (
     Mod,
     as_index,
     deep_atoms,
-    evaluate,
     numbered,
     the_axis,
 )
 from lowtide.texpr.narrow import narrowed
 from lowtide.texpr.phases import in_phases
+from lowtide.texpr.sizes import evaluate
 from lowtide.texpr.split import split_axes
 from lowtide.texpr.sums import merged_sums
 
@@ -143,8 +143,8 @@ def _few_terms(d: Def, expr: Expr) -> tuple[list[Def], Expr]:
 
     def visit(node: Expr) -> Expr | None:
         new = narrowed(node) if isinstance(node, Reduce) else None
-        if new is None:
-            return None
+        if not isinstance(new, Reduce):
+            return new
         found = in_phases(d, new, f"{d.name}p{len(made)}")
         if found is None:
             return None if _divides(new) else new

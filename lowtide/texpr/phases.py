@@ -14,6 +14,7 @@ lies. The last u may belong to no y: what is read there is held in bounds, and n
 from __future__ import annotations
 
 from lowtide.texpr import expr as ex
+from lowtide.texpr.conditions import in_lowest_terms, joined, parts_of
 from lowtide.texpr.expr import Def, Expr, Reduce, Rewriter, Select
 from lowtide.texpr.halves import divisors
 from lowtide.texpr.index import (
@@ -79,7 +80,9 @@ def _cut(node: Reduce, a: Axis, value: Index, exact: bool) -> Reduce:
     held = asked if exact else Rewriter(atoms={**atoms, a: clamp(value, a.extent)})
     body = node.body
     if isinstance(body, Select):
-        body = ex.select(asked(body.cond), held(body.yes), held(body.no))
+        cond = joined([in_lowest_terms(p) for p in parts_of(asked(body.cond))])
+        assert cond is not None
+        body = ex.select(cond, held(body.yes), held(body.no))
     else:
         body = held(body)
     return ex.reduce(node.fn, node.axes, body, node.dtype)
