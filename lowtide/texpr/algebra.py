@@ -175,10 +175,14 @@ def slides(node: Reduce) -> bool:
         body = body.yes
     if node.fn != "sum" or not isinstance(body, Apply) or body.fn != "mul":
         return False
-    over = frozenset(node.axes)
-    for i in (i for e in ex.walk(body) for i in ex.indices(e)):
+    return any(is_windowed(e, node.axes) for e in ex.walk(body))
+
+
+def is_windowed(e: Expr, over: Sequence[Axis]) -> bool:
+    """Is it read at a place that moves with an axis that is summed over and with another?"""
+    for i in ex.indices(e):
         axes = {a for a in deep_atoms(i) if isinstance(a, Axis)}
-        if axes & over and axes - over:
+        if axes.intersection(over) and axes.difference(over):
             return True
     return False
 

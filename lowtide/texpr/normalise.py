@@ -40,7 +40,7 @@ from lowtide.texpr.narrow import narrowed
 from lowtide.texpr.phases import in_phases
 from lowtide.texpr.sizes import evaluate
 from lowtide.texpr.split import split_axes
-from lowtide.texpr.sums import merged_sums
+from lowtide.texpr.sums import in_order, merged_sums
 
 MOVED_NODES = 120  # the same for an expression that is written in at other than plain axes
 MOVED_WORK = 64  # … and it is computed at few places, or is cheap: so many operations in all
@@ -57,7 +57,7 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     room = sum(_size(i.shape, hints) for i in program.inputs.values())
     room += sum(_points(d.axes, hints) for d in current if d.name in roots)
     current = _cloned(current, roots, hints, bordered, room)
-    current = split_axes(current)
+    current = [in_order(d) for d in split_axes(current)]
     defs = {d.name: d for d in _live({d.name: d for d in current}, roots)}
     used = {load.source for d in defs.values() for load in ex.loads(d.expr)}
     return Program(

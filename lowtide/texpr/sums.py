@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.algebra import at_indices, is_windowed, slides
 from lowtide.texpr.expr import Const, Def, Expr, Load, Reduce, Rewriter, Select
-from lowtide.texpr.index import Axis, as_index
+from lowtide.texpr.index import Axis, as_index, deep_atoms
 
 MOST = 1.25  # windows go beyond the border
 Points = Callable[[tuple[Axis, ...]], int]
@@ -47,6 +47,20 @@ def merged_sums(
         return ex.reduce("sum", (*node.axes, *fresh.values()), whole, node.dtype)
 
     return Rewriter(visit)(expr) if sums else expr
+
+
+def in_order(d: Def) -> Def:
+    """A sum of windows goes through them as memory lies: channels, rows, places of a row."""
+    e = d.expr
+    if not isinstance(e, Reduce) or not slides(e):
+        return d
+    load = next(x for x in ex.loads(e.body) if is_windowed(x, e.axes))
+
+    def dim(a: Axis) -> int:
+        return next((k for k, i in enumerate(load.index) if a in deep_atoms(i)), -1)
+
+    expr = ex.reduce(e.fn, sorted(e.axes, key=dim), e.body, e.dtype)
+    return Def(name=d.name, axes=d.axes, expr=expr, loc=d.loc, op=d.op)
 
 
 def _summed(e: Expr, sums: Mapping[str, Def]) -> Load | None:

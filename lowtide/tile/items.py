@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import is_windowed
 from lowtide.texpr.expr import Apply, Def, Expr, Input, Load, Reduce, Select
 from lowtide.texpr.index import (
     Axis,
@@ -202,9 +203,9 @@ def shared_rows(d: Def) -> Axis | None:
     if e.body.fn != "mul" or not all(isinstance(a, Load) for a in e.body.args):
         return None
     x, w = e.body.args
-    if not _is_windowed(x, e.axes):
+    if not is_windowed(x, e.axes):
         x, w = w, x
-    if not _is_windowed(x, e.axes) or _is_windowed(w, e.axes):
+    if not is_windowed(x, e.axes) or is_windowed(w, e.axes):
         return None
     in_x, in_w = x.free, w.free
     rows = [a for a in own_axes(d) if a in in_w and a not in in_x]
@@ -221,21 +222,13 @@ def long_sum(item: Item, ctx: Context) -> Axis | None:
     if not isinstance(e.body, Apply) or e.body.fn != "mul" or not e.dtype.is_float:
         return None
     factors = [a for a in e.body.args if isinstance(a, Load) and a.source not in ctx.inner]
-    if len(factors) != 2 or not any(_is_windowed(f, e.axes) for f in factors):
+    if len(factors) != 2 or not any(is_windowed(f, e.axes) for f in factors):
         return None
     for a in e.axes:
         steps = [stride_along(address(f, ctx.strides), a) for f in factors]
         if all(s is not None and s.const == 1 for s in steps) and ctx.extent(a) >= 4 * ctx.lanes:
             return a
     return None
-
-
-def _is_windowed(e: Expr, over: tuple[Axis, ...]) -> bool:
-    for i in ex.indices(e):
-        axes = {a for a in deep_atoms(i) if isinstance(a, Axis)}
-        if axes & set(over) and axes - set(over):
-            return True
-    return False
 
 
 # ---- staging --------------------------------------------------------------------------------
