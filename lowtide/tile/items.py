@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import is_windowed
-from lowtide.texpr.expr import Apply, Def, Expr, Input, Load, Reduce, Select
+from lowtide.texpr.expr import Apply, Def, Expr, Input, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import (
     Axis,
     Index,
@@ -203,13 +203,41 @@ def shared_rows(d: Def) -> Axis | None:
     if e.body.fn != "mul" or not all(isinstance(a, Load) for a in e.body.args):
         return None
     x, w = e.body.args
-    if not is_windowed(x, e.axes):
+    if not _goes_far(x, e.axes):
         x, w = w, x
-    if not is_windowed(x, e.axes) or is_windowed(w, e.axes):
+    if not _goes_far(x, e.axes) or _goes_far(w, e.axes):
         return None
     in_x, in_w = x.free, w.free
     rows = [a for a in own_axes(d) if a in in_w and a not in in_x]
     return max(rows, key=lambda a: a.extent.const or 1 << 30, default=None)
+
+
+def short_row(d: Def) -> Axis | None:
+    """Of the gradient of a convolution's weights, the places of a row: they share what is read of
+    the other factor, and stay in registers together (see `long_sum`)."""
+    e = d.expr
+    if not isinstance(e, Reduce) or e.fn != "sum" or not isinstance(e.body, Apply):
+        return None
+    if e.body.fn != "mul" or not all(isinstance(a, Load) for a in e.body.args):
+        return None
+    x, g = e.body.args
+    if is_windowed(g, e.axes):
+        x, g = g, x
+    if not isinstance(x, Load) or is_windowed(g, e.axes) or not x.index:
+        return None
+    places = deep_atoms(x.index[-1])
+    if not any(a in places for a in e.axes):
+        return None
+    found = [a for a in own_axes(d) if a in places and 1 < (a.extent.const or 0) <= FULL_EXTENT]
+    return found[-1] if found and found[-1] not in g.free else None
+
+
+def _goes_far(e: Expr, over: tuple[Axis, ...]) -> bool:
+    """Is it read in windows along a line? (Weights may be, over the few phases of a stride.)"""
+    short = [a for a in e.free if (a.extent.const or FULL_EXTENT + 1) <= FULL_EXTENT]
+    return is_windowed(e, over) and is_windowed(
+        Rewriter(atoms={a: as_index(0) for a in short if a not in over})(e), over
+    )
 
 
 def long_sum(item: Item, ctx: Context) -> Axis | None:
