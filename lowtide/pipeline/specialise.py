@@ -185,8 +185,9 @@ class _Specialiser:
         return divisors_behind(names, self.derived, self.spots)
 
     def told(self, need: NeedConst) -> str:
-        """What the user calls the sizes that an answer needs."""
-        return told(need.symbols, self.names, self.derived, self.spots)
+        """What the user calls the sizes that an answer needs, and which op needs it."""
+        names = told(need.symbols, self.names, self.derived, self.spots)
+        return f"{names} ({self.b.op} at {self.b.loc})"
 
     # -- what scalars asks --
 

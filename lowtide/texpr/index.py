@@ -439,7 +439,8 @@ def nonnegative(index: Index) -> bool:
             if any(m.count(atom) > 1 for m, _ in index.terms):
                 return False
             ends = (substitute(index, {atom: as_index(end)}) for end in (0, top))
-            return all(nonnegative(i) for i in ends)
+            if all(nonnegative(i) for i in ends):
+                return True
         if isinstance(atom, FloorDiv) and (least := _least_with_division(index, atom)) is not None:
             return nonnegative(least)
     for atom in index.atoms():
@@ -488,13 +489,16 @@ def _most_of_division(atom: FloorDiv) -> int | None:
 
 
 def _least_with_division(index: Index, atom: FloorDiv) -> Index | None:
-    """A polynomial without the division that is never larger: n - 3*(n // 3) >= n - n."""
+    """A polynomial without the division that is no larger, in units of its divisor:
+    3*n - 9*(n // 3) >= 3*n - 3*n. Where the division stands once, the two have one sign."""
     rest = substitute(index, {atom: as_index(0)})
     factor, den = (index - rest).terms[0][1], atom.den.const
-    if den is None or factor % den or index - rest is not factor * as_index(atom):
+    if den is None or index - rest is not factor * as_index(atom):
         return None
-    most = atom.num if factor < 0 else atom.num - (den - 1)
-    return rest + factor // den * most
+    if factor == -1:
+        return rest * den + (den - 1) - atom.num
+    least = atom.num if factor <= 1 else atom.num - (den - 1)
+    return rest * den + factor * least
 
 
 def _has_least(atom: Atom) -> bool:

@@ -103,10 +103,7 @@ class Lift:
             many = known & symbols(self.axis.extent) - self.run.divisors(why.symbols)
             if known and not many:
                 return NeedConst(known)  # as for an op outside of any loop
-            return NotLifted(
-                f"its indices cannot be compared without knowing {self.run.told(why)}"
-                f" ({self.b.op} at {self.b.loc})"
-            )
+            return NotLifted(f"its indices cannot be compared without knowing {self.run.told(why)}")
         return why if isinstance(why, NotLifted | Full) else NotLifted(str(why))
 
     # -- following the body --
