@@ -18,7 +18,7 @@ from lowtide.ir.core import Value
 from lowtide.pipeline.abstract import Abs, Origin
 from lowtide.pipeline.signature import Spot
 from lowtide.texpr import expr as ex
-from lowtide.texpr.build import symbols
+from lowtide.texpr.build import Builder, symbols
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index
 
@@ -54,8 +54,9 @@ def told(
     live: Sequence[Value],
     derived: Mapping[str, Abs],
     spots: Mapping[str, Sequence[Spot]],
+    b: Builder,
 ) -> str:
-    """These symbols by what the user calls them, or by what computes them."""
+    """These symbols by what the user calls them, or by what computes them; which op asks."""
     found: dict[str, None] = {}
     for name in sorted(names):
         if name in derived:
@@ -66,7 +67,8 @@ def told(
             path = "".join(f"[{i!r}]" for i in place.path)
             what = f"{live[place.position].name or '_'}{path}"
             found[what if dim < 0 else f"{what}.shape[{dim}]"] = None
-    return ", ".join(found) or "the loop's index"
+    what = ", ".join(found) or "the loop's index"
+    return f"{what} ({b.op} at {b.loc})"
 
 
 # ---- floats -----------------------------------------------------------------------------------

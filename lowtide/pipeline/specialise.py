@@ -186,8 +186,7 @@ class _Specialiser:
 
     def told(self, need: NeedConst) -> str:
         """What the user calls the sizes that an answer needs, and which op needs it."""
-        names = told(need.symbols, self.names, self.derived, self.spots)
-        return f"{names} ({self.b.op} at {self.b.loc})"
+        return told(need.symbols, self.names, self.derived, self.spots, self.b)
 
     # -- what scalars asks --
 

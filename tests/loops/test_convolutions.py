@@ -165,7 +165,7 @@ def test_what_is_unknown_is_told() -> None:
     f = lt.script(shifted)
     torch.testing.assert_close(f(x), shifted(x))
     report = str(f.explain(x))
-    assert "needs a size that is known only at run time: what `int` gives (getitem at" in report
+    assert "a size that is known only at run time: what `int` gives (getitem at" in report
 
 
 def divided(x, parts):
