@@ -175,7 +175,7 @@ def slides(node: Reduce) -> bool:
         body = body.yes
     if node.fn != "sum" or not isinstance(body, Apply) or body.fn != "mul":
         return False
-    return any(is_windowed(e, node.axes) for e in ex.walk(body))
+    return any(is_windowed(e, node.axes) for e in ex.loads(body))
 
 
 def is_windowed(e: Expr, over: Sequence[Axis]) -> bool:
