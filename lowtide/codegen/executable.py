@@ -24,8 +24,9 @@ from lowtide.runtime import arena, cache, launch, toolchain
 from lowtide.runtime.choice import Choice
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Program
-from lowtide.texpr.index import Index, evaluate, product
+from lowtide.texpr.index import Index, product
 from lowtide.texpr.normalise import normalise
+from lowtide.texpr.sizes import evaluate
 from lowtide.tile.group import Group, group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides

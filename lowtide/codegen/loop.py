@@ -15,8 +15,9 @@ from torch import Tensor
 from lowtide.codegen.executable import Executable
 from lowtide.codegen.stepwise import StepRun
 from lowtide.runtime.steps import Moving, run_steps
-from lowtide.texpr.index import Index, as_index, evaluate
+from lowtide.texpr.index import Index, as_index
 from lowtide.texpr.partition import Loop
+from lowtide.texpr.sizes import evaluate
 
 SLOTS = 2  # the step before, and this one
 

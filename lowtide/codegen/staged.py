@@ -25,8 +25,9 @@ from lowtide.codegen.strips import run_strips
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
 from lowtide.texpr.expr import Program
-from lowtide.texpr.index import Index, evaluate, product
+from lowtide.texpr.index import Index, product
 from lowtide.texpr.partition import Loop, Part, partition
+from lowtide.texpr.sizes import evaluate
 from lowtide.tile.strips import ROWS, START, Strips, in_strips
 
 Values = dict[str, Tensor]

@@ -16,7 +16,7 @@ from lowtide.codegen.c.kernel import BEGUN
 from lowtide.codegen.executable import Executable
 from lowtide.runtime import arena, launch
 from lowtide.runtime.steps import Launch, Moving
-from lowtide.texpr.index import evaluate
+from lowtide.texpr.sizes import evaluate
 
 
 class StepRun(ABC):

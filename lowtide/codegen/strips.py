@@ -16,7 +16,7 @@ from lowtide.codegen.executable import Executable
 from lowtide.codegen.stepwise import StepRun
 from lowtide.runtime import arena
 from lowtide.runtime.steps import Moving, run_steps
-from lowtide.texpr.index import evaluate
+from lowtide.texpr.sizes import evaluate
 from lowtide.tile.strips import ROWS, START, Strips
 
 

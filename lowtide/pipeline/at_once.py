@@ -22,7 +22,8 @@ from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import Differentiation, given_name
 from lowtide.texpr.expr import Expr, Load, Program, Reduce, Rewriter
-from lowtide.texpr.index import Index, as_index, evaluate, product
+from lowtide.texpr.index import Index, as_index, product
+from lowtide.texpr.sizes import evaluate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

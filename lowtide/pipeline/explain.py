@@ -16,7 +16,7 @@ from typing import Any
 from lowtide.errors import Loc
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.walk import KernelStep, Walk
-from lowtide.texpr.index import evaluate
+from lowtide.texpr.sizes import evaluate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,8 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import differentiated, given_name
 from lowtide.texpr.contribution import Scatter
 from lowtide.texpr.expr import Def, Program, Reduce
-from lowtide.texpr.index import Index, as_index, evaluate, product, row_major
+from lowtide.texpr.index import Index, as_index, product, row_major
+from lowtide.texpr.sizes import evaluate
 
 CHEAP_TERMS: Final = 16  # sums over so few terms are taken again
 

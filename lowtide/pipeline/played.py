@@ -18,7 +18,7 @@ import torch
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.plan import Event, Held
-from lowtide.texpr.index import evaluate
+from lowtide.texpr.sizes import evaluate
 
 _TRUE = torch.tensor(True)
 Tensor = torch.Tensor

@@ -32,7 +32,8 @@ from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_regi
 from lowtide.pipeline.signature import Binding, Levels, Spot, escalated, with_varying
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
 from lowtide.texpr.build import NeedConst, Unsupported
-from lowtide.texpr.index import Index, evaluate
+from lowtide.texpr.index import Index
+from lowtide.texpr.sizes import evaluate
 
 MAX_EXACT: Final = 256  # sizes remembered before the first cache starts anew
 MAX_CLASSES: Final = 64  # signatures compiled before the rest runs as PyTorch

@@ -42,6 +42,7 @@ from lowtide.pipeline.abstract import (
     tensors_in,
 )
 from lowtide.pipeline.activity import Activity, Full
+from lowtide.pipeline.asked import divisors_behind, told
 from lowtide.pipeline.handed import (
     elements,
     frozen,
@@ -109,7 +110,7 @@ def specialise(
     kept: dict[Op, str] = {}
     scale = 1
     while True:
-        run = _Specialiser(binding, assumed, floats, kept, scale)
+        run = _Specialiser(live, binding, assumed, floats, kept, scale)
         env = dict(zip(live, run.live, strict=True))
         try:
             return run.trace(block, start, env)
@@ -123,12 +124,14 @@ def specialise(
 class _Specialiser:
     def __init__(
         self,
+        names: Sequence[Value],
         binding: Binding,
         assumed: Mapping[Index, bool],
         floats: Mapping[str, float],
         kept: Mapping[Op, str],
         scale: int,
     ) -> None:
+        self.names = names
         self.kept = kept  # loops that fill a list that is needed as one, and by what
         self.b, self.live = binding.abstract()
         self.numbers = binding.numbers
@@ -166,10 +169,10 @@ class _Specialiser:
                 reason, misfit = str(why), isinstance(why, ShapeError)
                 break
             except NeedConst as need:
-                if any(self.spots.get(name) for name in need.symbols):
-                    raise
+                if more := self.known_to_call(need.symbols):
+                    raise NeedConst(need.symbols | more) from need
                 self.reset(mark)
-                reason = f"needs a size that is known only at run time: {need}"
+                reason = f"needs a size that is known only at run time: {self.told(need)}"
                 break
             stop += 1
             if not only_prepares(op):
@@ -192,6 +195,17 @@ class _Specialiser:
             ops=self.ops,
             misfit=misfit,
         )
+
+    def known_to_call(self, names: Iterable[str]) -> frozenset[str]:
+        """Those that may become constants of the signature, so that more can be answered."""
+        return frozenset(n for n in names if self.spots.get(n)) | self.divisors(names)
+
+    def divisors(self, names: Iterable[str]) -> frozenset[str]:
+        return divisors_behind(names, self.derived, self.spots)
+
+    def told(self, need: NeedConst) -> str:
+        """What the user calls the sizes that an answer needs, and which op needs it."""
+        return told(need.symbols, self.names, self.derived, self.spots, self.b)
 
     # -- what scalars asks --
 
@@ -541,6 +555,8 @@ class _Specialiser:
             return "is no loop of a fixed length"
         some = self.decide(trips - 1)
         if some is None:
+            if more := self.divisors(symbols(trips)):
+                raise NeedConst(more)
             return "loops as often as only the run knows"
         if not some:
             return carried

@@ -26,7 +26,7 @@ from lowtide.texpr.build import Unsupported
 from lowtide.texpr.conditions import within
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.formula import F, place
-from lowtide.texpr.halves import divisors, halves, joined
+from lowtide.texpr.halves import divisors, halves, joined, one_division
 from lowtide.texpr.index import (
     Atom,
     Axis,
@@ -193,6 +193,9 @@ class _Solver:
             self.equations.append((atom.num, rhs * atom.den + as_index(part)))
         elif isinstance(atom, Mod):
             self._modulo(atom, rhs)
+        elif (joint := one_division(lhs)) is not None:
+            part = self._fresh(joint[1])
+            self.equations.append((joint[0], rhs * joint[1] + as_index(part)))
         else:
             self._linear(lhs, rhs)
 

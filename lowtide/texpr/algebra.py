@@ -17,7 +17,7 @@ from typing import Any
 from lowtide.texpr import expr as ex
 from lowtide.texpr.conditions import holds
 from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Reduce, Rewriter, Select
-from lowtide.texpr.index import Atom, Axis, Index, as_index
+from lowtide.texpr.index import Atom, Axis, Index, as_index, deep_atoms
 
 UNROLL_EXTENT = 8  # reductions at most this long, over constants, are written out …
 UNROLL_WORK = 64  # … if that takes at most this many operations
@@ -150,7 +150,7 @@ def _unroll(node: Reduce) -> Expr | None:
     known = [e for e in extents if e is not None]
     if len(known) < len(extents):
         small = [a for a in node.axes if a.extent.const is not None and a.extent.const <= 4]
-        if not small:
+        if not small or slides(node):
             return None
         rest = tuple(a for a in node.axes if a not in small)
         inner = _unroll(ex.reduce(node.fn, small, node.body, node.dtype))
@@ -165,6 +165,26 @@ def _unroll(node: Reduce) -> Expr | None:
         for point in itertools.product(*(range(e) for e in known))
     ]
     return _combined(node.fn, terms)
+
+
+def slides(node: Reduce) -> bool:
+    """Is it a sum of products, of which a factor is read in windows? What makes it fast is how its
+    points share what they read, all of it in one sum."""
+    body = node.body
+    while isinstance(body, Select):
+        body = body.yes
+    if node.fn != "sum" or not isinstance(body, Apply) or body.fn != "mul":
+        return False
+    return any(is_windowed(e, node.axes) for e in ex.loads(body))
+
+
+def is_windowed(e: Expr, over: Sequence[Axis]) -> bool:
+    """Is it read at a place that moves with an axis that is summed over and with another?"""
+    for i in ex.indices(e):
+        axes = {a for a in deep_atoms(i) if isinstance(a, Axis)}
+        if axes.intersection(over) and axes.difference(over):
+            return True
+    return False
 
 
 def work(body: Expr) -> int:

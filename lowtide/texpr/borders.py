@@ -7,6 +7,9 @@ In:  definitions whose views are written in. Out: the same, with padded copies i
     b[c, u:n+2] = select(0 <= u - 1 < n, x[c, clamp(u - 1, n)], 0)
     y[i, o]     = sum[k, c](b[c, i + k] * w[o, c, k])
 
+Windows that go on by more than one element are copied in phases, so that what the lanes read lies
+side by side: x[2*i + k] is b[k % 2, i + k // 2].
+
 Such a copy is small beside the work: each element is read again and again. Only what a sum reads at
 i + k, k summed over, is copied. A product that is masked as a whole is masked in one factor
 instead; where the other is infinite or NaN, that makes NaN of a zero, as PyTorch's padded
@@ -15,23 +18,27 @@ convolutions do.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.conditions import parts_of, sides
+from lowtide.texpr.conditions import decided, joined, one_choice, parts_of, sides
 from lowtide.texpr.expr import Apply, Const, Def, Expr, Reduce, Rewriter, Select
 from lowtide.texpr.formula import F, all_of, place
 from lowtide.texpr.index import (
     Atom,
     Axis,
     Clamp,
+    Gather,
     Index,
-    Size,
     as_index,
     clamp,
     deep_atoms,
     exact_division,
+    floordiv,
+    mod,
     nonnegative,
     numbered,
     substitute,
@@ -40,11 +47,33 @@ from lowtide.texpr.index import (
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A place held in bounds: whatever the axes, one of `length` places from `low` on."""
+    """A place held in bounds: whatever the axes, `low + step * t` for a t in [0, length). The
+    longest axis goes on by `phases` of these."""
 
     atom: Clamp
     low: Index
     length: Index
+    step: int
+    phases: int
+
+    def dims(self, apart: bool) -> tuple[Index, ...]:
+        """The sizes of the dims of its copy: one, or two, of which the first is the phase."""
+        if not apart:
+            return (self.length,)
+        return as_index(self.phases), floordiv(self.length + (self.phases - 1), self.phases)
+
+    def index(self, apart: bool) -> tuple[Index, ...]:
+        """Where the copy has what is read."""
+        t = exact_division(self.atom.num - self.low, as_index(self.step))
+        assert t is not None
+        return (mod(t, self.phases), floordiv(t, self.phases)) if apart else (t,)
+
+    def place(self, axes: Sequence[Axis]) -> Index:
+        """The place of an element of the copy."""
+        t = as_index(axes[-1])
+        if len(axes) == 2:
+            t = t * self.phases + as_index(axes[0])
+        return t * self.step + self.low
 
 
 def with_borders(defs: Sequence[Def]) -> tuple[list[Def], set[str]]:
@@ -57,7 +86,8 @@ def with_borders(defs: Sequence[Def]) -> tuple[list[Def], set[str]]:
             if not isinstance(node, Reduce) or node.fn != "sum" or not node.dtype.is_float:
                 return None
             over = frozenset(node.axes)
-            body = Rewriter(lambda e: _mask_in_factor(e, over))(node.body)
+            body = Rewriter(one_choice)(node.body)
+            body = Rewriter(lambda e: _mask_in_factor(e, over))(body)
             new = Rewriter(lambda e: copies.load(e, over, d))(body)
             return None if new is body else ex.reduce("sum", node.axes, new, node.dtype)
 
@@ -80,30 +110,56 @@ class _Copies:
         dims = _dims(e)
         if dims is None:
             return None
-        sizes = [x.length if isinstance(x, _Window) else x.extent for x in dims]
-        key = _over(e, dims, [numbered(k, size) for k, size in enumerate(sizes)])
+        last = dims[-1]  # along which memory lies
+        apart = last if isinstance(last, _Window) and last.phases > 1 else None
+        sizes = [x.dims(x is apart) if isinstance(x, _Window) else (x.extent,) for x in dims]
+        serial = itertools.count()
+        key = _over(e, dims, [[numbered(next(serial), n) for n in pair] for pair in sizes])
         if key not in self.names:
-            axes = tuple(Axis(f"u{k}", size) for k, size in enumerate(sizes))
+            axes = [[Axis(f"u{next(serial)}", n) for n in pair] for pair in sizes]
             self.names[key] = f"{d.name}b{len(self._made)}"
-            own = _over(e, dims, axes)
-            self._made.append(Def(name=self.names[key], axes=axes, expr=own, loc=d.loc, op=d.op))
-        index = [x.atom.num - x.low if isinstance(x, _Window) else as_index(x) for x in dims]
+            own, flat = _over(e, dims, axes), tuple(a for pair in axes for a in pair)
+            self._made.append(Def(name=self.names[key], axes=flat, expr=own, loc=d.loc, op=d.op))
+        index: list[Index] = []
+        for x in dims:
+            index += x.index(x is apart) if isinstance(x, _Window) else [as_index(x)]
         return ex.load(self.names[key], index, e.dtype)
 
 
 def _mask_in_factor(e: Expr, over: frozenset[Axis]) -> Expr | None:
-    """select(c, a * b, 0) is select(c, a, 0) * b, where only a is read in windows."""
+    """select(c and d, a * b, 0) is select(c, a, 0) * select(d, b, 0), where c says that a's windows
+    are inside and d that b's are; if only a is read in windows, it has the whole condition."""
     if not isinstance(e, Select) or not isinstance(e.no, Const) or e.no.value != 0:
         return None
     if not isinstance(e.yes, Apply) or e.yes.fn != "mul":
         return None
     left, right = e.yes.args
+    if _slides(right, over) and _slides(left, over):
+        return _masks_in_factors(e, left, right, over)
     if _slides(right, over):
         left, right = right, left
     if not _slides(left, over) or any(isinstance(a, Clamp) for a in _atoms(right)):
         return None
     inner = ex.select(e.cond, left, e.no)
     return ex.apply("mul", (_mask_in_factor(inner, over) or inner, right), e.dtype)
+
+
+def _masks_in_factors(e: Select, left: Expr, right: Expr, over: frozenset[Axis]) -> Expr | None:
+    factors: list[Expr] = []
+    rest = parts_of(e.cond)
+    for factor in (left, right):
+        held = [a for a in _atoms(factor) if isinstance(a, Clamp)]
+        bounds = {bound for a in held for bound in _bounds(a.num, a.extent)}
+        mine = [p for p in rest if any(((fn, *pair) in bounds) for fn, pair in _asks(p))]
+        rest = [p for p in rest if p not in mine]
+        cond = joined(mine)
+        inner = factor if cond is None else ex.select(cond, factor, e.no)
+        factors.append(_mask_in_factor(inner, over) or inner)
+    return None if rest else ex.apply("mul", factors, e.dtype)
+
+
+def _asks(part: Expr) -> list[tuple[str, tuple[Index, Index]]]:
+    return [(fn, pair) for fn in ("ge", "lt") if (pair := sides(part, fn)) is not None]
 
 
 def _slides(e: Expr, over: frozenset[Axis]) -> bool:
@@ -138,7 +194,7 @@ def _dims(e: Select) -> list[_Window | Axis] | None:
             if window is None:
                 return None
             found[window] = None
-        elif not isinstance(a, Size):
+        elif any(isinstance(x, Axis | Gather) for x in deep_atoms(as_index(a))):
             return None
     windows = [x for x in found if isinstance(x, _Window)]
     moving = {a for w in windows for a in w.atom.num.atoms()}
@@ -150,17 +206,25 @@ def _dims(e: Select) -> list[_Window | Axis] | None:
 def _window(a: Clamp) -> _Window | None:
     """The range of a sum of axes, each with a number as its step."""
     low = high = a.num
+    steps: dict[Axis, int] = {}
     for atom in a.num.atoms():
-        if isinstance(atom, Size):
-            continue
+        if not any(isinstance(x, Axis | Gather) for x in deep_atoms(as_index(atom))):
+            continue  # a size
         rest = substitute(a.num, {atom: as_index(0)})
         step = exact_division(a.num - rest, as_index(atom))
         if not isinstance(atom, Axis) or step is None or (c := step.const) is None:
             return None
+        steps[atom] = abs(c)
         ends = as_index(0), atom.extent - 1
         low = substitute(low, {atom: ends[c < 0]})
         high = substitute(high, {atom: ends[c > 0]})
-    return _Window(a, low, high - low + 1)
+    step = math.gcd(*steps.values()) or 1
+    length = exact_division(high - low, as_index(step))
+    if length is None:
+        step, length = 1, high - low
+    longest = max(steps, key=lambda a: a.extent.const or 1 << 40, default=None)
+    phases = steps[longest] // step if longest is not None else 1
+    return _Window(a, low, length + 1, step, phases)
 
 
 Bound = tuple[str, Index, Index]
@@ -178,21 +242,21 @@ def _bounds(place: Index, extent: Index) -> list[Bound]:
 
 def _is_inside(cond: Expr, windows: Sequence[_Window]) -> bool:
     """Does the condition say that all windows are inside, and nothing else?"""
-    parts = parts_of(cond)
+    parts = [p for p in parts_of(cond) if decided(p) is not True]
     asked = {(fn, *pair) for p in parts for fn in ("ge", "lt") if (pair := sides(p, fn))}
     needed = {bound for w in windows for bound in _bounds(w.atom.num, w.atom.extent)}
     return asked == needed and len(asked) == len(parts)
 
 
-def _over(e: Select, dims: Sequence[_Window | Axis], axes: Sequence[Axis]) -> Expr:
-    """The masked value over these axes, one for each dim of its copy."""
+def _over(e: Select, dims: Sequence[_Window | Axis], axes: Sequence[Sequence[Axis]]) -> Expr:
+    """The masked value over these axes, one or two for each dim."""
     moved: dict[Atom, Index] = {}
     asked: list[F] = []
-    for x, a in zip(dims, axes, strict=True):
+    for x, own in zip(dims, axes, strict=True):
         if isinstance(x, Axis):
-            moved[x] = as_index(a)
+            moved[x] = as_index(own[0])
             continue
-        at, extent = as_index(a) + x.low, x.atom.extent
+        at, extent = x.place(own), x.atom.extent
         moved[x.atom] = clamp(at, extent)
         asked += [place(left).test(fn, place(right)) for fn, left, right in _bounds(at, extent)]
     value = F(Rewriter(atoms=moved)(e.yes))

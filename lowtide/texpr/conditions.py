@@ -7,10 +7,34 @@ In: comparisons of indices. Out: True, False, or None where it depends on the po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Select
-from lowtide.texpr.index import Index, as_index, nonnegative
+from lowtide.ir import dtypes
+from lowtide.texpr.expr import (
+    Apply,
+    At,
+    Cast,
+    Const,
+    Expr,
+    Rewriter,
+    Select,
+    apply,
+    at,
+    indices,
+    select,
+    walk,
+)
+from lowtide.texpr.halves import one_division
+from lowtide.texpr.index import (
+    Atom,
+    Clamp,
+    Index,
+    as_index,
+    deep_atoms,
+    exact_division,
+    nonnegative,
+)
 
 
 def parts_of(cond: Expr) -> list[Expr]:
@@ -18,6 +42,55 @@ def parts_of(cond: Expr) -> list[Expr]:
     if isinstance(cond, Apply) and cond.fn == "and":
         return [p for a in cond.args for p in parts_of(a)]
     return [cond]
+
+
+def joined(parts: Sequence[Expr]) -> Expr | None:
+    """Their conjunction; None for no condition."""
+    total: Expr | None = None
+    for part in dict.fromkeys(parts):
+        total = part if total is None else apply("and", (total, part), part.dtype)
+    return total
+
+
+def one_choice(e: Expr) -> Expr | None:
+    """select(a, select(b, v, 0), 0) as select(a and b, v, 0); None for any other expression."""
+    if not isinstance(e, Select) or not isinstance(e.yes, Select) or e.no is not e.yes.no:
+        return None
+    both = joined([*parts_of(e.cond), *parts_of(e.yes.cond)])
+    return select(both, e.yes.yes, e.no) if isinstance(e.no, Const) and both is not None else None
+
+
+def freed(parts: Sequence[Expr]) -> list[Expr]:
+    """The parts of a conjunction without clamps of what other parts hold in bounds.
+
+    0 <= i < n and clamp(i, n) % 2 == 0       0 <= i < n and i % 2 == 0"""
+    low = {s[0] for p in parts if (s := sides(p, "ge")) and s[1].const == 0}
+    high = {s for p in parts if (s := sides(p, "lt"))}
+    atoms: dict[Atom, Index] = {
+        a: a.num
+        for p in parts
+        for node in walk(p)
+        for i in indices(node)
+        for a in deep_atoms(i)
+        if isinstance(a, Clamp)
+        and (a.num in low or nonnegative(a.num))
+        and ((a.num, a.extent) in high or nonnegative(a.extent - a.num - 1))
+    }
+    return [Rewriter(atoms=atoms)(p) for p in parts] if atoms else list(parts)
+
+
+def in_lowest_terms(part: Expr) -> Expr:
+    """2*u - 2*m >= 0 as u - m >= 0, and 2*u < 5 as u < 3; all else as it is."""
+    for fn in ("ge", "lt"):
+        pair = sides(part, fn)
+        if pair is None or (last := pair[1].const) is None or pair[0].const is not None:
+            continue
+        by = math.gcd(*(c for _, c in pair[0].terms))
+        whole = exact_division(pair[0], as_index(by)) if by > 1 else None
+        if whole is not None:
+            bound = at(as_index(-(-last // by)), dtypes.i64)
+            return apply(fn, (at(whole, dtypes.i64), bound), part.dtype)
+    return part
 
 
 def decided(part: Expr) -> bool | None:
@@ -68,6 +141,9 @@ def where_not_zero(value: Expr) -> list[Index]:
 
 def within(index: Index, extent: Index, known: Sequence[Index]) -> bool:
     """Is 0 <= index < extent, where none of `known` is negative?"""
+    divided = one_division(index)
+    if divided is not None and within(divided[0], extent * divided[1], known):
+        return True
     return all(
         nonnegative(room) or any(nonnegative(room - i) for i in known)
         for room in (index, extent - index - 1)

@@ -35,7 +35,7 @@ from lowtide.texpr.index import (
     Mod,
     Size,
 )
-from lowtide.texpr.index import evaluate as evaluate_size
+from lowtide.texpr.sizes import evaluate as evaluate_size
 
 Tensor = torch.Tensor
 Scope = tuple[Axis, ...]

@@ -29,3 +29,12 @@ def halves(a: Axis, by: Index) -> tuple[Axis, Axis] | None:
 def joined(pair: tuple[Axis, Axis]) -> Index:
     """The axis that was cut in two, by its halves."""
     return as_index(pair[0]) * pair[1].extent + as_index(pair[1])
+
+
+def one_division(index: Index) -> tuple[Index, Index] | None:
+    """q + n // d as (q * d + n, d): divided as a whole it is the same. None for any other form."""
+    atom, *more = [a for a in index.atoms() if isinstance(a, FloorDiv)] or [None]
+    if atom is None or more or atom.den.const is None:
+        return None
+    rest = index - as_index(atom)
+    return None if atom in deep_atoms(rest) else (rest * atom.den + atom.num, atom.den)

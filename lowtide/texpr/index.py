@@ -396,6 +396,8 @@ def _division_atom(num: Index, den: Index) -> Index:
         inner = num.terms[0][0][0]
         if isinstance(inner, FloorDiv):
             return floordiv(inner.num, inner.den * den)
+        if isinstance(inner, Clamp) and (n := exact_division(inner.extent, den)) is not None:
+            return clamp(floordiv(inner.num, den), n)
     return as_index(_intern_atom(FloorDiv, num, den))
 
 
@@ -430,22 +432,48 @@ def nonnegative(index: Index) -> bool:
     if all(c >= 0 for _, c in index.terms) and all(_known_nonnegative(a) for a in index.atoms()):
         return True
     for atom in index.atoms():
-        if isinstance(atom, Axis | Mod | Clamp):
+        if isinstance(atom, Axis | Mod | Clamp) and not _is_inside(atom, index):
             return _without(index, atom)
     for atom in index.atoms():
         if isinstance(atom, FloorDiv) and (top := _most_of_division(atom)) is not None:
             if any(m.count(atom) > 1 for m, _ in index.terms):
                 return False
             ends = (substitute(index, {atom: as_index(end)}) for end in (0, top))
-            return all(nonnegative(i) for i in ends)
+            if all(nonnegative(i) for i in ends):
+                return True
         if isinstance(atom, FloorDiv) and (least := _least_with_division(index, atom)) is not None:
             return nonnegative(least)
+    for atom in index.atoms():
+        if isinstance(atom, Axis) and (way := _way(index, atom)):
+            end = as_index(0) if way > 0 else atom.extent - 1
+            return nonnegative(substitute(index, {atom: end}))
     if not all(_has_least(a) for a in index.atoms()):
         return False
     shifted = substitute(
         index, {a: as_index(a) + a.low for a in index.atoms() if isinstance(a, Size) and a.low}
     )
     return all(c >= 0 for _, c in shifted.terms)
+
+
+def _is_inside(atom: Atom, index: Index) -> bool:
+    """Does it stand within a division or remainder, too? Then the index is not linear in it."""
+    return any(atom in deep_atoms(as_index(a)) for a in index.atoms() if a is not atom)
+
+
+def _way(index: Index, atom: Axis) -> int:
+    """1 where the index never falls as the axis grows, -1 where it never rises, else 0."""
+    ways: set[int] = set()
+    for monomial, factor in index.terms:
+        if not any(atom in deep_atoms(as_index(a)) for a in monomial):
+            continue
+        (a, *more) = monomial
+        rises = a is atom or (
+            isinstance(a, FloorDiv)
+            and a.den.const is not None
+            and all(c > 0 and m in ((), (atom,)) for m, c in a.num.terms)
+        )
+        ways.add((1 if factor > 0 else -1) if rises and not more else 0)
+    return ways.pop() if len(ways) == 1 else 0
 
 
 def _most_of_division(atom: FloorDiv) -> int | None:
@@ -461,13 +489,16 @@ def _most_of_division(atom: FloorDiv) -> int | None:
 
 
 def _least_with_division(index: Index, atom: FloorDiv) -> Index | None:
-    """A polynomial without the division that is never larger: n - 3*(n // 3) >= n - n."""
+    """A polynomial without the division that is no larger, in units of its divisor:
+    3*n - 9*(n // 3) >= 3*n - 3*n. Where the division stands once, the two have one sign."""
     rest = substitute(index, {atom: as_index(0)})
     factor, den = (index - rest).terms[0][1], atom.den.const
-    if den is None or factor % den or index - rest is not factor * as_index(atom):
+    if den is None or index - rest is not factor * as_index(atom):
         return None
-    most = atom.num if factor < 0 else atom.num - (den - 1)
-    return rest + factor // den * most
+    if factor == -1:
+        return rest * den + (den - 1) - atom.num
+    least = atom.num if factor <= 1 else atom.num - (den - 1)
+    return rest * den + factor * least
 
 
 def _has_least(atom: Atom) -> bool:
@@ -562,26 +593,3 @@ def _deep_atoms(index: Index) -> dict[Atom, None]:
         elif isinstance(atom, Clamp):
             found |= {**deep_atoms(atom.num), **deep_atoms(atom.extent)}
     return found
-
-
-def evaluate(index: Index, values: Mapping[str, int]) -> int:
-    """The number that a size polynomial has for these values of its symbols."""
-    total = 0
-    for monomial, factor in index.terms:
-        part = factor
-        for atom in monomial:
-            part *= _evaluate_atom(atom, values)
-        total += part
-    return total
-
-
-def _evaluate_atom(atom: Atom, values: Mapping[str, int]) -> int:
-    if isinstance(atom, Size | Axis):
-        return values[atom.name]
-    if isinstance(atom, FloorDiv):
-        return evaluate(atom.num, values) // evaluate(atom.den, values)
-    if isinstance(atom, Mod):
-        return evaluate(atom.num, values) % evaluate(atom.den, values)
-    if isinstance(atom, Clamp):
-        return min(max(evaluate(atom.num, values), 0), evaluate(atom.extent, values) - 1)
-    raise TypeError(f"{atom!r} has no value before the run")

@@ -28,18 +28,23 @@ from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter
 from lowtide.texpr.index import (
     Atom,
     Axis,
+    FloorDiv,
     Index,
+    Mod,
     as_index,
     deep_atoms,
-    evaluate,
     numbered,
     the_axis,
 )
+from lowtide.texpr.narrow import narrowed
+from lowtide.texpr.phases import in_phases
+from lowtide.texpr.sizes import evaluate
 from lowtide.texpr.split import split_axes
-from lowtide.texpr.sums import merged_sums
+from lowtide.texpr.sums import in_order, merged_sums
 
 MOVED_NODES = 120  # the same for an expression that is written in at other than plain axes
 MOVED_WORK = 64  # … and it is computed at few places, or is cheap: so many operations in all
+MOST_OF_PHASES = 3.0  # 2 terms of 3 places for a stride of 2, in two dims, and the border
 INLINE_NODES = 600  # an expression that grew past this is stored instead of written into its users
 
 
@@ -52,7 +57,7 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     room = sum(_size(i.shape, hints) for i in program.inputs.values())
     room += sum(_points(d.axes, hints) for d in current if d.name in roots)
     current = _cloned(current, roots, hints, bordered, room)
-    current = split_axes(current)
+    current = [in_order(d) for d in split_axes(current)]
     defs = {d.name: d for d in _live({d.name: d for d in current}, roots)}
     used = {load.source for d in defs.values() for load in ex.loads(d.expr)}
     return Program(
@@ -103,13 +108,24 @@ def _inlined(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int
             users.setdefault(source, []).append(d)
     written_in: dict[str, Def] = {}
     sums: dict[str, Def] = {}
+    whole: dict[str, Def] = {}
     result: list[Def] = []
 
     def points(axes: tuple[Axis, ...]) -> int:
         return _points(axes, hints)
 
-    for d in defs:
-        expr = merged_sums(d, inline(d.expr, written_in), sums, points)
+    for given in defs:
+        d = given
+        expr = inline(d.expr, written_in)
+        parts, narrow = _few_terms(d, expr)
+        for p in parts:
+            expr_of_p = merged_sums(p, p.expr, sums, points, MOST_OF_PHASES)
+            result.append(_renamed(p, simplify(expr_of_p)))
+        expr = merged_sums(d, narrow, sums, points)
+        if isinstance(expr, Reduce) and d.name not in roots and _is_summed_up(d.name, users):
+            sums[d.name] = whole[d.name] = _renamed(d, expr)  # not written out in another sum
+            result.append(whole[d.name])
+            continue
         new = _renamed(d, simplify(expr))
         result.append(new)
         if not _has_reduction(new.expr):
@@ -117,7 +133,30 @@ def _inlined(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int
                 written_in[d.name] = new
         elif is_reduction(new) and d.name not in roots and _is_read_once(d.name, users):
             sums[d.name] = new
-    return result
+    read = {load.source for d in result for load in ex.loads(d.expr)} & whole.keys()
+    return [_renamed(d, simplify(d.expr)) if d.name in read else d for d in result]
+
+
+def _few_terms(d: Def, expr: Expr) -> tuple[list[Def], Expr]:
+    """Sums over the places where their conditions hold, by phases if that divides."""
+    made: list[Def] = []
+
+    def visit(node: Expr) -> Expr | None:
+        new = narrowed(node) if isinstance(node, Reduce) else None
+        if not isinstance(new, Reduce):
+            return new
+        found = in_phases(d, new, f"{d.name}p{len(made)}")
+        if found is None:
+            return None if _divides(new) else new
+        made.append(found[0])
+        return found[1]
+
+    return made, Rewriter(visit)(expr)
+
+
+def _divides(e: Expr) -> bool:
+    atoms = (a for node in ex.walk(e) for i in ex.indices(node) for a in deep_atoms(i))
+    return any(isinstance(a, FloorDiv | Mod) for a in atoms)
 
 
 def _is_read_once(name: str, users: Mapping[str, list[Def]]) -> bool:
@@ -126,6 +165,18 @@ def _is_read_once(name: str, users: Mapping[str, list[Def]]) -> bool:
         if not isinstance(found[0].expr, Load):
             return True
         name = found[0].name
+    return False
+
+
+def _is_summed_up(name: str, users: Mapping[str, list[Def]]) -> bool:
+    """Is it read once, by a sum over those of its elements for which a condition holds?"""
+    while len(found := users.get(name, ())) == 1:
+        (d,) = found
+        if isinstance(d.expr, Reduce):
+            return isinstance(d.expr.body, Select) and isinstance(d.expr.body.yes, Load)
+        if not isinstance(d.expr, Load):
+            return False
+        name = d.name
     return False
 
 

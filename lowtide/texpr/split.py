@@ -1,4 +1,4 @@
-"""Axes that are only used cut in two become two axes, so that no index divides.
+"""Axes that are only used cut in parts become several axes, so that no index divides.
 
 In, out: definitions in normal form, with the names that must keep their elements' order in memory
 (an axis cut in two lies there as before).
@@ -7,12 +7,13 @@ In, out: definitions in normal form, with the names that must keep their element
     ->
     t[o, i:H, j:W] = sum[p:3, q:3](w[o, 3*p + q] * x[i + p, j + q])
 
-Always: a load that was at plain axes stays so, or the axis stays whole.
+Always: a load that was at plain axes stays so, or the axis is cut less often, or stays whole. What
+is read at 9*c + 3*p + q is at plain axes if it is cut into these three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
@@ -21,20 +22,24 @@ from lowtide.texpr.halves import divisors, halves, joined
 from lowtide.texpr.index import Axis, Index, floordiv, mod, the_axis
 
 WIDTH = 16  # what is only computed, not summed up, is cut into lines of at least so many elements
+MOST = 4  # axes that one axis is cut into
 _SUMMED = ("sum", "prod", "min", "max", "any", "all")
+
+
+Cuts = dict[int, list[Axis]]  # into which axes each axis of a definition is cut
 
 
 def split_axes(defs: list[Def]) -> list[Def]:
     """The definitions with axes cut where that leaves no division of them."""
-    whole: set[str] = set()  # definitions whose own axes are left alone
+    most: dict[str, int] = {}  # into how many axes those of a definition may be cut
     while True:
-        cut: dict[str, dict[int, Index]] = {}
-        result = [_cut_def(d, cut, whole) for d in defs]
+        cut: dict[str, Cuts] = {}
+        result = [_cut_def(d, cut, most.get(d.name, MOST)) for d in defs]
         wrong = {load.source for d in result for load in ex.loads(d.expr)
                  if load.source in cut and not _plain(load)}  # fmt: skip
         if not wrong:
             return result
-        whole |= wrong
+        most |= {name: max(map(len, cut[name].values())) - 1 for name in wrong}
 
 
 def _plain(load: Load) -> bool:
@@ -42,36 +47,45 @@ def _plain(load: Load) -> bool:
     return None not in axes and len(set(axes)) == len(axes)
 
 
-def _cut_def(d: Def, cut: dict[str, dict[int, Index]], whole: set[str]) -> Def:
+def _cut_def(d: Def, cut: dict[str, Cuts], most: int) -> Def:
     expr = _reading(d.expr, cut)
     if isinstance(expr, Reduce) and expr.fn in _SUMMED:
         expr = _cut_reduced(expr)
-    axes = list(d.axes)
-    k = 0
-    while k < len(axes) and d.name not in whole:
-        pair = _cut_of(expr, axes[k], 2 if isinstance(expr, Reduce) else WIDTH)
-        if pair is not None and d.name not in cut:
-            expr = at_indices(expr, {axes[k]: joined(pair)})
-            axes[k : k + 1] = pair
-            cut[d.name] = {k: pair[1].extent}
-            k += 1
-        k += 1
+    least = 2 if isinstance(expr, Reduce) else WIDTH
+    axes: list[Axis] = []
+    for k, a in enumerate(d.axes):
+        parts = [a]
+        while len(parts) < most and (d.name not in cut or len(parts) > 1):
+            pair = _cut_of(expr, parts[0], least)
+            if pair is None:
+                break
+            expr = at_indices(expr, {parts[0]: joined(pair)})
+            parts[:1] = pair
+            cut[d.name] = {k: parts}
+        axes += parts
     return Def(name=d.name, axes=tuple(axes), expr=expr, loc=d.loc, op=d.op)
 
 
-def _reading(expr: Expr, cut: Mapping[str, Mapping[int, Index]]) -> Expr:
-    """Loads of definitions that were cut, by both coordinates."""
+def _reading(expr: Expr, cut: Mapping[str, Cuts]) -> Expr:
+    """Loads of definitions that were cut, by all coordinates."""
 
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or node.source not in cut:
             return None
         index: list[Index] = []
         for k, i in enumerate(node.index):
-            by = cut[node.source].get(k)
-            index.extend([i] if by is None else [floordiv(i, by), mod(i, by)])
+            index.extend(_coordinates(i, cut[node.source].get(k, [])))
         return ex.load(node.source, index, node.dtype)
 
     return Rewriter(visit)(expr) if cut else expr
+
+
+def _coordinates(i: Index, parts: Sequence[Axis]) -> list[Index]:
+    found: list[Index] = []
+    for a in parts[:0:-1]:
+        found.append(mod(i, a.extent))
+        i = floordiv(i, a.extent)
+    return [i, *reversed(found)]
 
 
 def _cut_reduced(e: Reduce) -> Reduce:

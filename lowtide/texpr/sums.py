@@ -14,15 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.algebra import at_indices, is_windowed, slides
 from lowtide.texpr.expr import Const, Def, Expr, Load, Reduce, Rewriter, Select
-from lowtide.texpr.index import Axis, as_index
+from lowtide.texpr.index import Axis, as_index, deep_atoms
 
+MOST = 1.25  # windows go beyond the border
 Points = Callable[[tuple[Axis, ...]], int]
 
 
-def merged_sums(d: Def, expr: Expr, sums: Mapping[str, Def], points: Points) -> Expr:
-    """The expression of a definition, with these `sums` written into sums over their elements."""
+def merged_sums(
+    d: Def, expr: Expr, sums: Mapping[str, Def], points: Points, most: float = MOST
+) -> Expr:
+    """The expression of a definition, with these `sums` written into sums over their elements,
+    where that is at most so many times the work."""
 
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Reduce) or node.fn != "sum":
@@ -33,7 +37,7 @@ def merged_sums(d: Def, expr: Expr, sums: Mapping[str, Def], points: Points) -> 
         inner = sums[load.source]
         assert isinstance(inner.expr, Reduce)
         loops = (*d.axes, *node.axes)
-        if 4 * points(loops) > 5 * points(inner.axes):
+        if points(loops) > most * points(inner.axes):
             return None
         fresh = {a: Axis(a.name, a.extent) for a in inner.expr.axes}
         moved = {a: as_index(b) for a, b in fresh.items()}
@@ -43,6 +47,20 @@ def merged_sums(d: Def, expr: Expr, sums: Mapping[str, Def], points: Points) -> 
         return ex.reduce("sum", (*node.axes, *fresh.values()), whole, node.dtype)
 
     return Rewriter(visit)(expr) if sums else expr
+
+
+def in_order(d: Def) -> Def:
+    """A sum of windows goes through them as memory lies: channels, rows, places of a row."""
+    e = d.expr
+    if not isinstance(e, Reduce) or not slides(e):
+        return d
+    load = next(x for x in ex.loads(e.body) if is_windowed(x, e.axes))
+
+    def dim(a: Axis) -> int:
+        return next((k for k, i in enumerate(load.index) if a in deep_atoms(i)), -1)
+
+    expr = ex.reduce(e.fn, sorted(e.axes, key=dim), e.body, e.dtype)
+    return Def(name=d.name, axes=d.axes, expr=expr, loc=d.loc, op=d.op)
 
 
 def _summed(e: Expr, sums: Mapping[str, Def]) -> Load | None:

@@ -43,6 +43,7 @@ from lowtide.tile.items import (
     node_cost,
     reduce_item,
     shared_rows,
+    short_row,
     store_item,
 )
 from lowtide.tile.target import Target
@@ -56,6 +57,7 @@ ROWS_STEPS = (24, 8, 4, 1)  # whole blocks of 4, 6, 8, 12 rows, of 4, 8, …; al
 IDLE = 16  # threads wait for the last tile at most this fraction of the time
 SMALL_POINTS = 1 << 20
 LONG_TILE = 512  # of the sums that give the gradient of weights: as much of a line,
+LONG_ROWS = 8  # of so many results,
 LINES_TILE = 8  # and so many lines, stay in L2 while all results are summed up
 LOCAL_POINTS = 1 << 18  # of a value that lives for one tile: 1 MiB of floats
 KEPT_POINTS = 1 << 17  # of a contraction that is read again: stays in L2
@@ -158,7 +160,7 @@ class Arrangement:
         chosen = pure[:-1] if len(pure) > 1 and lines else list(pure)
         if pure and chosen != pure and math.prod(map(self.extent, chosen)) < enough:
             chosen = list(pure)
-        rows = {shared_rows(d) for d in self.defs.values()}  # points of a register tile
+        rows = {row(d) for d in self.defs.values() for row in (shared_rows, short_row)}
         for a in [a for a in chosen[:-1] if a in rows]:
             if math.prod(self.extent(c) for c in chosen if c is not a) >= enough:
                 chosen.remove(a)
@@ -192,6 +194,8 @@ class Arrangement:
                 tile = max(tile, 16 * self.lanes)
             if any(main in _terms(i) for i in self.all_items()):
                 tile = min(tile, SUM_TILE)
+            if any(short_row(i.d) and main not in i.over for i in self.all_items()):
+                tile = max(tile, LONG_ROWS)
         else:
             tile = GRID_TILE if self.local else 2 * GRID_TILE
         tile = min(self._balanced(main, tile, rest), max(main.extent.const or tile, 1))

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.expr import Apply, Def, Expr, Input, Load, Reduce, Select
+from lowtide.texpr.algebra import is_windowed
+from lowtide.texpr.expr import Apply, Def, Expr, Input, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import (
     Axis,
     Index,
@@ -202,13 +203,41 @@ def shared_rows(d: Def) -> Axis | None:
     if e.body.fn != "mul" or not all(isinstance(a, Load) for a in e.body.args):
         return None
     x, w = e.body.args
-    if not _is_windowed(x, e.axes):
+    if not _goes_far(x, e.axes):
         x, w = w, x
-    if not _is_windowed(x, e.axes) or _is_windowed(w, e.axes):
+    if not _goes_far(x, e.axes) or _goes_far(w, e.axes):
         return None
     in_x, in_w = x.free, w.free
     rows = [a for a in own_axes(d) if a in in_w and a not in in_x]
     return max(rows, key=lambda a: a.extent.const or 1 << 30, default=None)
+
+
+def short_row(d: Def) -> Axis | None:
+    """Of the gradient of a convolution's weights, the places of a row: they share what is read of
+    the other factor, and stay in registers together (see `long_sum`)."""
+    e = d.expr
+    if not isinstance(e, Reduce) or e.fn != "sum" or not isinstance(e.body, Apply):
+        return None
+    if e.body.fn != "mul" or not all(isinstance(a, Load) for a in e.body.args):
+        return None
+    x, g = e.body.args
+    if is_windowed(g, e.axes):
+        x, g = g, x
+    if not isinstance(x, Load) or is_windowed(g, e.axes) or not x.index:
+        return None
+    places = deep_atoms(x.index[-1])
+    if not any(a in places for a in e.axes):
+        return None
+    found = [a for a in own_axes(d) if a in places and 1 < (a.extent.const or 0) <= FULL_EXTENT]
+    return found[-1] if found and found[-1] not in g.free else None
+
+
+def _goes_far(e: Expr, over: tuple[Axis, ...]) -> bool:
+    """Is it read in windows along a line? (Weights may be, over the few phases of a stride.)"""
+    short = [a for a in e.free if (a.extent.const or FULL_EXTENT + 1) <= FULL_EXTENT]
+    return is_windowed(e, over) and is_windowed(
+        Rewriter(atoms={a: as_index(0) for a in short if a not in over})(e), over
+    )
 
 
 def long_sum(item: Item, ctx: Context) -> Axis | None:
@@ -221,21 +250,13 @@ def long_sum(item: Item, ctx: Context) -> Axis | None:
     if not isinstance(e.body, Apply) or e.body.fn != "mul" or not e.dtype.is_float:
         return None
     factors = [a for a in e.body.args if isinstance(a, Load) and a.source not in ctx.inner]
-    if len(factors) != 2 or not any(_is_windowed(f, e.axes) for f in factors):
+    if len(factors) != 2 or not any(is_windowed(f, e.axes) for f in factors):
         return None
     for a in e.axes:
         steps = [stride_along(address(f, ctx.strides), a) for f in factors]
         if all(s is not None and s.const == 1 for s in steps) and ctx.extent(a) >= 4 * ctx.lanes:
             return a
     return None
-
-
-def _is_windowed(e: Expr, over: tuple[Axis, ...]) -> bool:
-    for i in ex.indices(e):
-        axes = {a for a in deep_atoms(i) if isinstance(a, Axis)}
-        if axes & set(over) and axes - set(over):
-            return True
-    return False
 
 
 # ---- staging --------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def _choose(nest: Nest, kernel: Kernel, hints: Mapping[str, int], target: Target
     kept = [a for a in rows if a not in over]
     reduced = [a for a in rows if a in over]
     u = max(kept, key=lambda a: _points(a, kernel, hints), default=None)
-    shared = _shared_rows(sums, v) & set(kept)
+    shared = _shared_rows(sums, v, kept)
     if shared:
         (u,) = shared
     held = math.prod(a.extent.const or 1 for a in nest.full)
@@ -117,7 +117,7 @@ def _choose(nest: Nest, kernel: Kernel, hints: Mapping[str, int], target: Target
             buffer.panel = nest.vectors * kernel.lanes
 
 
-def _shared_rows(sums: list[Accumulate], v: Axis) -> set[Axis]:
+def _shared_rows(sums: list[Accumulate], v: Axis, kept: list[Axis]) -> set[Axis]:
     """The one axis that what is read along the lanes lacks: its rows share these vectors."""
     found: set[Axis] = set()
     for w in sums:
@@ -125,7 +125,7 @@ def _shared_rows(sums: list[Accumulate], v: Axis) -> set[Axis]:
         along = [f.free for f in factors if v in f.free]
         others = [f.free for f in factors if v not in f.free]
         if len(along) == 1 and len(others) == 1:
-            found |= others[0] - along[0] - set(w.over)
+            found |= (others[0] - along[0]) & set(kept)
     return found if len(found) == 1 else set()
 
 

@@ -19,7 +19,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.index import Index, Size, as_index
-from lowtide.texpr.index import evaluate as evaluate_size
+from lowtide.texpr.sizes import evaluate as evaluate_size
 
 SYMBOLIC_FROM = 5
 NEVER = 1 << 30

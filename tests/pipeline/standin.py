@@ -11,7 +11,7 @@ import torch
 from lowtide.memory.plan import Event, Held
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.expr import Program
-from lowtide.texpr.index import evaluate as evaluate_size
+from lowtide.texpr.sizes import evaluate as evaluate_size
 
 
 @dataclass

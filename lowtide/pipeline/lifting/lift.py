@@ -90,20 +90,22 @@ class Lift:
                 return results
             raise NotLifted("what it carries does not settle")
         except (NotLifted, Unsupported, ShapeError, NeedConst) as why:
+            reason = self._reason(why)
             self.run.reset(mark)
             for name in list(self.run.derived)[derived:]:
                 del self.run.derived[name]
-            raise self._reason(why) from why
+            raise reason from why
         finally:
             for v in [v for v in self.env if v not in known]:
                 del self.env[v]
 
     def _reason(self, why: Exception) -> Exception:
         if isinstance(why, NeedConst):
-            known = frozenset(n for n in why.symbols if self.run.spots.get(n))
-            if known and not known & symbols(self.axis.extent):
+            known = self.run.known_to_call(why.symbols)
+            many = known & symbols(self.axis.extent) - self.run.divisors(why.symbols)
+            if known and not many:
                 return NeedConst(known)  # as for an op outside of any loop
-            return NotLifted(f"its indices cannot be compared without knowing {why}")
+            return NotLifted(f"its indices cannot be compared without knowing {self.run.told(why)}")
         return why if isinstance(why, NotLifted | Full) else NotLifted(str(why))
 
     # -- following the body --

@@ -22,7 +22,7 @@ from lowtide.texpr.algebra import COMBINE, at_indices, identity
 from lowtide.texpr.build import Builder
 from lowtide.texpr.conditions import decided, parts_of
 from lowtide.texpr.expr import Apply, Const, Expr, Load, Reduce, Rewriter, Select
-from lowtide.texpr.index import Axis, FloorDiv, Index, Mod, as_index, deep_atoms
+from lowtide.texpr.index import Atom, Axis, FloorDiv, Index, Mod, as_index, deep_atoms, substitute
 
 _REDUCING = ("sum", "prod", "max", "min")
 _NARROW = (dtypes.f16, dtypes.bf16)
@@ -60,7 +60,7 @@ class Carry:
 
     def result(self, e: Expr) -> Expr:
         """The element after the loop; raises NotLifted."""
-        e = assumed(e, {})
+        e = Rewriter(self._own_place)(assumed(e, {}))
         for load in ex.loads(e):
             if load.source == self.name and load.index != self.r:
                 raise NotLifted("an iteration reads other elements of what the loop writes")
@@ -76,6 +76,19 @@ class Carry:
             if delta is not None:
                 return self._accumulated(fn, delta)
         raise NotLifted("each iteration needs what the one before it computed")
+
+    def _own_place(self, node: Expr) -> Expr | None:
+        """A load at its own place as one at r: along a dim of size 1, 0 is the only place."""
+        if not isinstance(node, Load) or node.source != self.name or node.index == self.r:
+            return None
+        units: dict[Atom, Index] = {
+            a: as_index(0) for i in self.r for a in i.atoms() if _is_unit(a)
+        }
+        here = all(
+            substitute(i, units) is substitute(j, units)
+            for i, j in zip(node.index, self.r, strict=True)
+        )
+        return ex.load(self.name, self.r, node.dtype) if here else None
 
     def has(self, e: Expr) -> bool:
         """Whether it is read there."""
@@ -162,6 +175,10 @@ class Carry:
             inner = total.body
             total = ex.reduce(fn, (*total.axes, *inner.axes), inner.body, delta.dtype)
         return ex.apply(COMBINE[fn], (self.before, split(total)), delta.dtype)
+
+
+def _is_unit(a: Atom) -> bool:
+    return isinstance(a, Axis) and a.extent.const == 1
 
 
 def split(node: Reduce) -> Reduce:

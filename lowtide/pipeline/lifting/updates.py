@@ -99,7 +99,7 @@ def write(b: Builder, root: Val, view: Val, value: Val) -> Val:
         conditions, at = inverse(b, axes, places, r, root.shape)
         here = tuple(at_index(i, axes, at) for i in places)
         new = expanded(b, b.load(value, at), root.name, {})
-        new = _in_place(new, root.name, here, r)
+        new = _in_place(new, root, here, r)
         cond = conjunction(b, conditions)
         return new if cond is None else b.select(cond, new, b.load(root, r))
 
@@ -113,10 +113,14 @@ def at_index(i: Index, axes: Sequence[Axis], at: Sequence[Index]) -> Index:
     return moved.index
 
 
-def _in_place(new: Expr, name: str, here: tuple[Index, ...], r: tuple[Index, ...]) -> Expr:
+def _in_place(new: Expr, root: Val, here: tuple[Index, ...], r: tuple[Index, ...]) -> Expr:
+    def is_here(index: tuple[Index, ...]) -> bool:
+        places = zip(index, here, root.shape, strict=True)
+        return all(i is j or as_index(size).const == 1 for i, j, size in places)
+
     def visit(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.source == name and node.index == here:
-            return ex.load(name, r, node.dtype)
+        if isinstance(node, Load) and node.source == root.name and is_here(node.index):
+            return ex.load(root.name, r, node.dtype)
         return None
 
     return Rewriter(visit)(new)

@@ -1,0 +1,88 @@
+"""What differs by the remainder of an axis is computed for each remainder by itself.
+
+In:  a sum that divides axes it does not sum over, by one small number each.
+Out: a definition with two axes instead, and an expression that reads it.
+
+    y: sum[m:2](g[clamp(y // 2 - m, n)] * w[clamp(2*m + y % 2, 3)])
+    ->
+    p[v:2, u] = sum[m:2](g[clamp(u - m, n)] * w[clamp(2*m + v, 3)])        y: p[y % 2, y // 2]
+
+So nothing is divided along the lanes, and a row of the transposed convolution reads memory as it
+lies. The last u may belong to no y: what is read there is held in bounds, and nobody looks at it.
+"""
+
+from __future__ import annotations
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.conditions import in_lowest_terms, joined, parts_of
+from lowtide.texpr.expr import Def, Expr, Reduce, Rewriter, Select
+from lowtide.texpr.halves import divisors
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    Clamp,
+    Index,
+    as_index,
+    clamp,
+    deep_atoms,
+    exact_division,
+    floordiv,
+    mod,
+    substitute,
+)
+from lowtide.texpr.narrow import STEPS
+
+
+def in_phases(d: Def, node: Reduce, name: str) -> tuple[Def, Expr] | None:
+    """The sum by phases, as a definition of this name, and what `d` reads of it. None where it
+    divides nothing, or would still divide afterwards."""
+    own = ex.ordered_axes(node, d.axes)
+    found = {a: by for a in own if (by := _divisor(node, a)) is not None}
+    if not found:
+        return None
+    phases = {a: Axis(f"{a.name}p", as_index(by)) for a, by in found.items()}
+    lines = {a: Axis(a.name, floordiv(a.extent + (by - 1), by)) for a, by in found.items()}
+    for a, by in found.items():
+        exact = exact_division(a.extent, as_index(by)) is not None
+        node = _cut(node, a, as_index(lines[a]) * by + as_index(phases[a]), exact)
+    if any(divisors(_indices(node), u) for u in lines.values()):
+        return None
+    whole = [a for a in own if a not in found]
+    index = [as_index(a) for a in whole]
+    index += [mod(as_index(a), by) for a, by in found.items()]
+    index += [floordiv(as_index(a), by) for a, by in found.items()]
+    axes = (*whole, *phases.values(), *lines.values())
+    made = Def(name=name, axes=axes, expr=node, loc=d.loc, op=d.op)
+    return made, ex.load(name, index, node.dtype)
+
+
+def _indices(e: Expr) -> list[Index]:
+    return [i for node in ex.walk(e) for i in ex.indices(node)]
+
+
+def _divisor(e: Expr, a: Axis) -> int | None:
+    """By which number the axis is divided, if it is one."""
+    found = divisors(_indices(e), a)
+    size = found[0].const if len(found) == 1 else None
+    return size if size is not None and 2 <= size <= STEPS else None
+
+
+def _cut(node: Reduce, a: Axis, value: Index, exact: bool) -> Reduce:
+    """The sum with the axis replaced by what may go beyond its end, unless `exact`: what is read
+    there and not held in bounds as it is, is held."""
+    atoms: dict[Atom, Index] = {
+        x: clamp(substitute(x.num, {a: value}), x.extent)
+        for i in _indices(node)
+        for x in deep_atoms(i)
+        if isinstance(x, Clamp) and a in deep_atoms(x.num)
+    }
+    asked = Rewriter(atoms={**atoms, a: value})
+    held = asked if exact else Rewriter(atoms={**atoms, a: clamp(value, a.extent)})
+    body = node.body
+    if isinstance(body, Select):
+        cond = joined([in_lowest_terms(p) for p in parts_of(asked(body.cond))])
+        assert cond is not None
+        body = ex.select(cond, held(body.yes), held(body.no))
+    else:
+        body = held(body)
+    return ex.reduce(node.fn, node.axes, body, node.dtype)
