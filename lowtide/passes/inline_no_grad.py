@@ -25,13 +25,13 @@ from lowtide.passes.making import Makers, constant, makers_of
 _CARRY_NONE: Final = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.STR, t.NONE)
 _OF_TENSORS: Final = ("list.make", "tuple.make")
 _ALWAYS_NEW: Final = ("pointwise", "reduction", "contraction", "composite", "copy", "size")
-# of the other ops, some hand out what they were given: `x.float()`, `x.contiguous()`
-_NEW_VIEWS: Final = frozenset(
+# some ops hand out what they were given, `x.float()` or `x.contiguous()`; these do not
+_VIEWS: Final = frozenset(
     f"torch.{name}"
     for name in (
         *("T", "mT", "t", "transpose", "permute", "movedim", "getitem", "select", "narrow"),
         *("view", "view_as", "reshape", "unflatten", "unsqueeze", "squeeze", "unbind", "split"),
-        *("chunk", "expand", "expand_as", "broadcast_to", "diagonal", "Tensor.unfold", "detach"),
+        *("chunk", "expand", "expand_as", "broadcast_to", "diagonal", "Tensor.unfold", "einsum"),
     )
 )
 
@@ -41,10 +41,12 @@ def inline_no_grad(fn: Function) -> Function:
     if not any(op.name == "with" for op in fn.walk()):
         return fn
     result = clone(fn)
-    same: dict[Value, Value] = {}
-    _visit(result.block, makers_of(result), same)
+    makers, same = makers_of(result), dict[Value, Value]()
+    managers = _visit(result.block, makers, same)
     for op in result.walk():
         op.operands = [_final(v, same) for v in op.operands]
+    used = {v for op in result.walk() for v in op.operands}
+    _without(result.block, {id(makers[m]) for m in managers - used})
     return result
 
 
@@ -54,20 +56,30 @@ def _final(value: Value, same: dict[Value, Value]) -> Value:
     return value
 
 
-def _visit(block: Block, makers: Makers, same: dict[Value, Value]) -> None:
+def _visit(block: Block, makers: Makers, same: dict[Value, Value]) -> set[Value]:
+    """Inlines what it can; gives the managers that it was entered by."""
     kept: list[Op] = []
+    managers: set[Value] = set()
     for op in block.ops:
         for inner in op.blocks:
-            _visit(inner, makers, same)
+            managers |= _visit(inner, makers, same)
         if not _only_computes(op, makers):
             kept.append(op)
             continue
         (body,) = op.blocks
         *ops, end = body.ops
-        kept.remove(makers[op.operands[0]])
+        managers.add(op.operands[0])
         kept += _detached(op, ops)
         same.update(zip(op.results, end.operands, strict=True))
     block.ops = kept
+    return managers
+
+
+def _without(block: Block, ops: set[int]) -> None:
+    block.ops = [op for op in block.ops if id(op) not in ops]
+    for op in block.ops:
+        for inner in op.blocks:
+            _without(inner, ops)
 
 
 def _only_computes(op: Op, makers: Makers) -> bool:
@@ -81,21 +93,20 @@ def _only_computes(op: Op, makers: Makers) -> bool:
     outer = set(free_values(ops)) | set(body.args)
     if not all(v.type == t.TENSOR or v.type in _CARRY_NONE for v in outer - set(body.args)):
         return False
-    ends = {v for v in body.terminator.operands if v.type != t.TENSOR}
     given = {v for v in outer if v.type not in _CARRY_NONE}
-    for x in walk(body):
-        if x is body.terminator:
+    inside: set[Value] = set()  # what must not leave the block: lists, and views of a leaf, which
+    for x in walk(body):  # want gradients although they were made without
+        if x is body.terminator or given.isdisjoint(x.operands):
             continue
-        if x.name in _OF_TENSORS and not given.isdisjoint(x.operands):
-            given.add(x.result)
-        elif not _makes_something_new(x) and not given.isdisjoint(x.operands):
-            return False
-    return given.isdisjoint(ends) and all(_is_harmless(x, makers) for x in walk(body))
-
-
-def _makes_something_new(op: Op) -> bool:
-    """Is what it gives never one of its operands, which may carry gradients?"""
-    return op.name in _NEW_VIEWS or opdefs.has_kind(op.name, _ALWAYS_NEW)
+        if x.name in _OF_TENSORS or x.name in _VIEWS:
+            inside.update(x.results)
+            given.update(x.results)
+        elif x.name != "torch.detach" and not opdefs.has_kind(x.name, _ALWAYS_NEW):
+            return False  # it may hand on what it was given
+    leaving = {v for v in body.terminator.operands if v.type != t.TENSOR}
+    if not given.isdisjoint(leaving) or not inside.isdisjoint(body.terminator.operands):
+        return False
+    return all(_is_harmless(x, makers) for x in walk(body))
 
 
 def _is_harmless(op: Op, makers: Makers) -> bool:

@@ -97,7 +97,7 @@ class _Items:
         block.ops = kept
 
     def replace(self, op: Op) -> None:
-        op.operands = [self.stand_ins.get(v, v) for v in op.operands]
+        op.operands = [_final(v, self.stand_ins) for v in op.operands]
 
     def is_private(self, xs: Value) -> bool:
         """Whether nothing but ops on lists ever sees it."""
@@ -146,6 +146,8 @@ class _Items:
         body.terminator.operands += [added.item, *args[:-1]]
         loop.results += results
         stand_ins = {op.result: args[k] if k >= 0 else added.item for op, k in reads.items()}
+        body.terminator.operands = [_final(v, stand_ins) for v in body.terminator.operands]
+        stand_ins = {v: _final(v, stand_ins) for v in stand_ins}
         _drop(body, set(reads))
         _rename(body, stand_ins)
         self.stand_ins.update(stand_ins)
@@ -232,6 +234,13 @@ def _drop(block: Block, ops: set[Op]) -> None:
     for op in block.ops:
         for inner in op.blocks:
             _drop(inner, ops)
+
+
+def _final(value: Value, stand_ins: dict[Value, Value]) -> Value:
+    """What stands for a value; a stand-in may have one, too."""
+    while value in stand_ins:
+        value = stand_ins[value]
+    return value
 
 
 def _rename(block: Block, stand_ins: dict[Value, Value]) -> None:

@@ -14,7 +14,7 @@ the same with what they read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -165,7 +165,7 @@ def _structure(op: Op) -> tuple[object, ...]:
 
 
 def _shape_of(block: Block, own: dict[Value, int]) -> tuple[object, ...]:
-    own.update((a, len(own) + k) for k, a in enumerate(block.args))
+    _number(block.args, own)
     rows: list[object] = [tuple(str(a.type) for a in block.args)]
     for op in block.ops:
         attrs = tuple((k, print_literal(v)) for k, v in op.attrs.items())
@@ -173,8 +173,14 @@ def _shape_of(block: Block, own: dict[Value, int]) -> tuple[object, ...]:
         inner = tuple(_shape_of(b, own) for b in op.blocks)
         types = tuple(str(r.type) for r in op.results)
         rows.append((op.name, attrs, reads, inner, types))
-        own.update((r, len(own) + k) for k, r in enumerate(op.results))
+        _number(op.results, own)
     return tuple(rows)
+
+
+def _number(values: Sequence[Value], own: dict[Value, int]) -> None:
+    """Gives each value the next number."""
+    for v in values:
+        own[v] = len(own)
 
 
 # -- floating ops --

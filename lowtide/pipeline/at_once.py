@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from lowtide.ir import dtypes
 from lowtide.pipeline import backend
 from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
@@ -47,8 +48,10 @@ def at_once(
     if product(diff.shape(output)).const != 1 or not _has_product_of_pairs(program, diff, hints):
         return None
     made = autodiff.backward(diff, wanted, {output: tuple(as_index(0) for _ in diff.shape(output))})
-    if made.scatters:
-        return None
+    if made.scatters or any(diff.dtype(n) is dtypes.f16 for n in made.gradients):
+        return (
+            None  # for the cotangent 1, gradients of float16 underflow: a loss is scaled for that
+        )
 
     def visit(node: Expr) -> Expr | None:
         is_given = isinstance(node, Load) and node.source == given_name(output)

@@ -94,3 +94,19 @@ def test_random_loops(seed: int) -> None:
         found.append([*results, *grads])
     for want, got in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_an_inner_loop_that_reads_something_else_once() -> None:
+    """Loops that are ops of an outer one are the same only if their ops read the same."""
+
+    def model(c1: torch.Tensor, c2: torch.Tensor):
+        for k in range(6):
+            for _ in range(5):
+                a, b = torch.cos(c1), torch.sin(c2)
+                c1, c2 = a * (c2 if k == 5 else b), b
+            c1 = c1 + 1
+        return c1, c2
+
+    given = [torch.linspace(0.1, 1, 4), torch.linspace(1, 2, 4)]
+    for got, want in zip(lt.trace(model, tuple(given))(*given), model(*given), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)

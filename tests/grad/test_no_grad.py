@@ -27,10 +27,26 @@ def soft_targets(x: Tensor, w: Tensor):
     return -(targets * F.log_softmax(x @ w.t(), -1)).sum(-1).mean()
 
 
-def names_and_views(x: Tensor, w: Tensor):
+def a_name_and_a_view_inside(x: Tensor, w: Tensor):
     with torch.no_grad():
-        same, columns, rows = x, x.t(), x.reshape(x.shape)
-    return (columns @ x).sum() + (same * rows).sum() + w.sum()
+        same, gram = x, x.t() @ x
+    return gram.sum() * x.sum() + same.sum() + w.sum()
+
+
+def views_that_leave(x: Tensor, w: Tensor):
+    """To PyTorch, a view of a leaf wants gradients even so."""
+    with torch.no_grad():
+        columns, rows = x.t(), x.reshape(x.shape)
+    return (columns @ x).sum() + (x * rows).sum() + w.sum()
+
+
+def one_manager(x: Tensor, w: Tensor):
+    manager = torch.no_grad()
+    with manager:
+        a = x * 2
+    with manager:
+        b = a * x
+    return (x * a * b).sum() + w.sum()
 
 
 def joined(x: Tensor, w: Tensor):
@@ -104,8 +120,17 @@ def a_leaf(x: Tensor, w: Tensor):
     return (x * y).sum() + w.sum() + z.sum()
 
 
-INLINED = [soft_targets, names_and_views, joined, branches, a_loop_of_its_own, decorated]
+INLINED = [
+    soft_targets,
+    a_name_and_a_view_inside,
+    one_manager,
+    joined,
+    branches,
+    a_loop_of_its_own,
+    decorated,
+]
 LEFT = [
+    views_that_leave,
     what_is_handed_on,
     in_a_list,
     carried_through_a_loop,
@@ -123,6 +148,7 @@ def test_gradients_are_those_of_eager(fn: Callable[[Tensor, Tensor], Tensor]) ->
         x, w = randn(12, 7).requires_grad_(), randn(20, 7, seed=1).requires_grad_()
         y = run(x, w)
         found.append((y, *torch.autograd.grad(y, [x, w])))
+        assert y.requires_grad
     for got, want in zip(*found, strict=True):
         close(got, want)
     report = compiled.explain(randn(12, 7).requires_grad_(), randn(20, 7).requires_grad_())

@@ -185,3 +185,15 @@ def test_nan_in_one_row_is_added_up_once() -> None:
     x, w = inputs(cross_entropy)
     x[3] = torch.nan
     same(seen, x, w)
+
+
+def test_gradients_in_float16_are_found_for_the_scaled_loss() -> None:
+    """For the cotangent 1 they would underflow, which losses are scaled against."""
+    x, w = (x.half().requires_grad_() for x in inputs(cross_entropy))
+    compiled = lt.script(cross_entropy)
+    assert "found together with the output" not in str(compiled.explain(x, w))
+    found = torch.autograd.grad(compiled(x * 1e-2, w * 1e-2) * 4096, [x, w])
+    wide = [x.detach().double().requires_grad_() for x in (x, w)]
+    loss = cross_entropy(wide[0] * 1e-2, wide[1] * 1e-2)
+    for g, want in zip(found, torch.autograd.grad(loss * 4096, wide), strict=True):
+        assert (g.double() - want).norm() < 2e-2 * want.norm()

@@ -43,6 +43,12 @@ def test_is_a_scan_with_the_gradients_of_eager(fn: r.Program) -> None:
     assert ", 0 ops left to PyTorch" in told
 
 
+@pytest.mark.parametrize("n", [2, 5, 40])
+def test_what_is_added_is_what_was_read(n: int) -> None:
+    f, given = lt.script(r.what_was_last_again), arguments(n)
+    check(with_gradients(f, given), with_gradients(r.what_was_last_again, given), 1e-9)
+
+
 def test_rows_before_are_no_recurrence() -> None:
     f, given = lt.script(r.differences), arguments(40)
     check(with_gradients(f, given), with_gradients(r.differences, given), 1e-9)
