@@ -13,13 +13,13 @@ So that a loop carries no list, and what it collects can become the rows of one 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Final, NamedTuple
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, free_values
 from lowtide.ir.types import ListType, TupleType
-from lowtide.passes.making import make_constant, makers_of, turns_round
+from lowtide.passes.making import make_constant, makers_of, turns_round, users_of
 
 _READERS: Final = ("torch.stack", "list.get", "py.len", "list.slice")
 _LITERALS: Final = ("list.make", "tuple.make")
@@ -44,10 +44,7 @@ class _Lists:
     def __init__(self, fn: Function) -> None:
         self.makers = makers_of(fn)
         self.uses = Counter(v for op in fn.walk() for v in op.operands)
-        self.users: defaultdict[Value, list[Op]] = defaultdict(list)
-        for op in fn.walk():
-            for value in op.operands:
-                self.users[value].append(op)
+        self.users = users_of(fn)
         self.stand_ins: dict[Value, Value] = {}
 
     def block(self, block: Block) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, free_values, walk
-from lowtide.passes.making import Makers, constant, makers_of
+from lowtide.passes.making import Makers, constant, drop, final, makers_of
 
 _CARRY_NONE: Final = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.STR, t.NONE)
 _OF_TENSORS: Final = ("list.make", "tuple.make")
@@ -44,16 +44,10 @@ def inline_no_grad(fn: Function) -> Function:
     makers, same = makers_of(result), dict[Value, Value]()
     managers = _visit(result.block, makers, same)
     for op in result.walk():
-        op.operands = [_final(v, same) for v in op.operands]
+        op.operands = [final(v, same) for v in op.operands]
     used = {v for op in result.walk() for v in op.operands}
-    _without(result.block, {id(makers[m]) for m in managers - used})
+    drop(result.block, {makers[m] for m in managers - used})
     return result
-
-
-def _final(value: Value, same: dict[Value, Value]) -> Value:
-    while value in same:
-        value = same[value]
-    return value
 
 
 def _visit(block: Block, makers: Makers, same: dict[Value, Value]) -> set[Value]:
@@ -73,13 +67,6 @@ def _visit(block: Block, makers: Makers, same: dict[Value, Value]) -> set[Value]
         same.update(zip(op.results, end.operands, strict=True))
     block.ops = kept
     return managers
-
-
-def _without(block: Block, ops: set[int]) -> None:
-    block.ops = [op for op in block.ops if id(op) not in ops]
-    for op in block.ops:
-        for inner in op.blocks:
-            _without(inner, ops)
 
 
 def _only_computes(op: Op, makers: Makers) -> bool:

@@ -18,7 +18,6 @@ last item, too; `hs[0]` is, of a list to which `hs.insert(0, g)` adds.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +25,7 @@ from typing import Final
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.types import ListType
-from lowtide.passes.making import Makers, constant, makers_of
+from lowtide.passes.making import Makers, constant, drop, final, makers_of, users_of
 
 _READERS: Final = ("torch.stack", "torch.cat", "list.get", "py.len", "list.slice", "list.of")
 _WRITERS: Final = ("list.append", "list.insert", "list.extend", "list.reverse")
@@ -62,10 +61,7 @@ class _Added:
 class _Items:
     def __init__(self, fn: Function) -> None:
         self.makers = makers_of(fn)
-        self.users: defaultdict[Value, list[Op]] = defaultdict(list)
-        for op in fn.walk():
-            for value in op.operands:
-                self.users[value].append(op)
+        self.users = users_of(fn)
         self.stand_ins: dict[Value, Value] = {}
 
     def block(self, block: Block) -> None:
@@ -97,7 +93,7 @@ class _Items:
         block.ops = kept
 
     def replace(self, op: Op) -> None:
-        op.operands = [_final(v, self.stand_ins) for v in op.operands]
+        op.operands = [final(v, self.stand_ins) for v in op.operands]
 
     def is_private(self, xs: Value) -> bool:
         """Whether nothing but ops on lists ever sees it."""
@@ -146,9 +142,9 @@ class _Items:
         body.terminator.operands += [added.item, *args[:-1]]
         loop.results += results
         stand_ins = {op.result: args[k] if k >= 0 else added.item for op, k in reads.items()}
-        body.terminator.operands = [_final(v, stand_ins) for v in body.terminator.operands]
-        stand_ins = {v: _final(v, stand_ins) for v in stand_ins}
-        _drop(body, set(reads))
+        body.terminator.operands = [final(v, stand_ins) for v in body.terminator.operands]
+        stand_ins = {v: final(v, stand_ins) for v in stand_ins}
+        drop(body, set(reads))
         _rename(body, stand_ins)
         self.stand_ins.update(stand_ins)
         return _Known(results, False, added.in_front)
@@ -227,20 +223,6 @@ def _with_inner(op: Op) -> Iterator[Op]:
 
 def _touches(op: Op, xs: Value) -> bool:
     return any(xs in o.operands for o in _with_inner(op))
-
-
-def _drop(block: Block, ops: set[Op]) -> None:
-    block.ops = [op for op in block.ops if op not in ops]
-    for op in block.ops:
-        for inner in op.blocks:
-            _drop(inner, ops)
-
-
-def _final(value: Value, stand_ins: dict[Value, Value]) -> Value:
-    """What stands for a value; a stand-in may have one, too."""
-    while value in stand_ins:
-        value = stand_ins[value]
-    return value
 
 
 def _rename(block: Block, stand_ins: dict[Value, Value]) -> None:

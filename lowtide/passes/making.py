@@ -1,17 +1,44 @@
-"""What passes ask of the ops that make values, and the small ops that they add."""
+"""What passes ask of the ops that make and use values, and the small changes that they make."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Set
 from typing import TypeAlias
 
-from lowtide.ir.core import Function, Op, Value
+from lowtide.ir.core import Block, Function, Op, Value
 
 Makers: TypeAlias = dict[Value, Op]
+Users: TypeAlias = defaultdict[Value, list[Op]]
 
 
 def makers_of(fn: Function) -> Makers:
     """The op that each value is a result of; parameters and arguments of blocks have none."""
     return {r: op for op in fn.walk() for r in op.results}
+
+
+def users_of(fn: Function) -> Users:
+    """The ops that read each value, once for each operand that it is."""
+    found: Users = defaultdict(list)
+    for op in fn.walk():
+        for value in op.operands:
+            found[value].append(op)
+    return found
+
+
+def final(value: Value, stand_ins: Mapping[Value, Value]) -> Value:
+    """What stands for a value in the end: a stand-in may have one, too."""
+    while value in stand_ins:
+        value = stand_ins[value]
+    return value
+
+
+def drop(block: Block, ops: Set[Op]) -> None:
+    """Takes ops out of a block, wherever they are in it."""
+    block.ops = [op for op in block.ops if op not in ops]
+    for op in block.ops:
+        for inner in op.blocks:
+            drop(inner, ops)
 
 
 def constant(value: Value, makers: Makers) -> object:

@@ -13,14 +13,13 @@ expression, whatever i is; what reads an item of a list cannot.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.passes.common_subexpressions import RESIZING
-from lowtide.passes.making import constant, make_constant, makers_of, turns_round
+from lowtide.passes.making import constant, make_constant, makers_of, turns_round, users_of
 
 _READERS: Final = ("py.len", "list.get")
 
@@ -46,10 +45,7 @@ class _Source:
 class _Rows:
     def __init__(self, fn: Function) -> None:
         self.makers = makers_of(fn)
-        self.users: defaultdict[Value, list[Op]] = defaultdict(list)
-        for op in fn.walk():
-            for value in op.operands:
-                self.users[value].append(op)
+        self.users = users_of(fn)
         self.sources: dict[Value, _Source] = {}
         self.stand_ins: dict[Value, Value] = {}
         self.counters: set[Value] = set()  # of loops: never negative

@@ -394,6 +394,11 @@ def indices(node: Expr) -> tuple[Index, ...]:
     return (node.index,) if isinstance(node, At) else ()
 
 
+def indices_in(expr: Expr) -> list[Index]:
+    """Those of all its nodes."""
+    return [i for node in walk(expr) for i in indices(node)]
+
+
 def aligned(node: Load) -> bool:
     """Are the indices distinct plain axes (or 0 along an axis of extent 1)?"""
     axes = [the_axis(i) for i in node.index if i.const != 0]

@@ -101,7 +101,7 @@ def _over(node: Reduce, body: Select, parts: Sequence[Expr], found: _Found) -> E
 
     atoms: dict[Atom, Index] = {
         x: clamp(moved(x.num), moved(x.extent))
-        for i in _indices(body.yes)
+        for i in ex.indices_in(body.yes)
         for x in deep_atoms(i)
         if isinstance(x, Clamp) and a in deep_atoms(x.num)
     }
@@ -124,10 +124,6 @@ def _moved_part(part: Expr, moved: Callable[[Index], Index]) -> Expr:
     assert pair is not None
     assert fn is not None
     return ex.apply(fn, [ex.at(moved(i), dtypes.i64) for i in pair], part.dtype)
-
-
-def _indices(e: Expr) -> list[Index]:
-    return [i for node in ex.walk(e) for i in ex.indices(node)]
 
 
 def _linear(i: Index, a: Axis) -> tuple[Index, int] | None:

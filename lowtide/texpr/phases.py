@@ -45,7 +45,7 @@ def in_phases(d: Def, node: Reduce, name: str) -> tuple[Def, Expr] | None:
     for a, by in found.items():
         exact = exact_division(a.extent, as_index(by)) is not None
         node = _cut(node, a, as_index(lines[a]) * by + as_index(phases[a]), exact)
-    if any(divisors(_indices(node), u) for u in lines.values()):
+    if any(divisors(ex.indices_in(node), u) for u in lines.values()):
         return None
     whole = [a for a in own if a not in found]
     index = [as_index(a) for a in whole]
@@ -56,13 +56,9 @@ def in_phases(d: Def, node: Reduce, name: str) -> tuple[Def, Expr] | None:
     return made, ex.load(name, index, node.dtype)
 
 
-def _indices(e: Expr) -> list[Index]:
-    return [i for node in ex.walk(e) for i in ex.indices(node)]
-
-
 def _divisor(e: Expr, a: Axis) -> int | None:
     """By which number the axis is divided, if it is one."""
-    found = divisors(_indices(e), a)
+    found = divisors(ex.indices_in(e), a)
     size = found[0].const if len(found) == 1 else None
     return size if size is not None and 2 <= size <= STEPS else None
 
@@ -72,7 +68,7 @@ def _cut(node: Reduce, a: Axis, value: Index, exact: bool) -> Reduce:
     there and not held in bounds as it is, is held."""
     atoms: dict[Atom, Index] = {
         x: clamp(substitute(x.num, {a: value}), x.extent)
-        for i in _indices(node)
+        for i in ex.indices_in(node)
         for x in deep_atoms(i)
         if isinstance(x, Clamp) and a in deep_atoms(x.num)
     }
