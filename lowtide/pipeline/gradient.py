@@ -105,6 +105,11 @@ class Gradient:
         """Does any output carry a gradient?"""
         return any(self.carrying)
 
+    @property
+    def executables(self) -> list[Any]:
+        """The backward passes that are planned."""
+        return [p.executable for p in self._passes.values() if p.executable is not None]
+
     # -- forward --
 
     def record(self, hints: Mapping[str, int]) -> Program:

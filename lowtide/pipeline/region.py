@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -28,6 +28,7 @@ from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.keys import KeyOf, key_function, whole_key
+from lowtide.pipeline.outgrown import OUTGROWN, Plan, room_bytes
 from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, launched
 from lowtide.pipeline.signature import Binding, Levels, Spot, escalated, with_varying
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
@@ -48,7 +49,8 @@ class Specialisation:
 
     `gradient` and `again` are there where outputs carry gradients: the backward pass, and how
     PyTorch runs the same ops; `places` says where the Program's tensors are among the live-ins.
-    `differences`: from the nearest one that was compiled before it."""
+    `differences`: from the nearest one that was compiled before it. `suits`: what inputs and
+    outputs take at the largest sizes for which no better plan than `executable` was found."""
 
     stop: int
     finished: bool
@@ -66,6 +68,7 @@ class Specialisation:
     differences: tuple[str, ...] = ()
     executable: Any = None
     run: Callable[..., tuple[Any, ...]] | None = None
+    suits: int = 0
 
     @property
     def advances(self) -> bool:
@@ -83,6 +86,16 @@ class Split:
 
 
 Node = Specialisation | Split
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Way:
+    """To where a specialisation is, or belongs: on the side of `parent` that `assumed` tells."""
+
+    key: tuple[Any, ...]
+    found: Specialisation | None = None
+    parent: Split | None = None
+    assumed: dict[Index, bool] = field(default_factory=dict[Index, bool])
 
 
 @dataclass(slots=True, eq=False)
@@ -187,6 +200,7 @@ class Region:
                 spec.executable = backend.compile_program(
                     program, symbols=host.symbols, scalars=host.scalars, hints=hints
                 )
+                spec.suits = room_bytes(host.program, hints)
                 self._show(spec.executable)
             return spec.executable
 
@@ -204,10 +218,13 @@ class Region:
     def resolve(self, values: Sequence[Any]) -> Entry:
         """The entry for these live-ins (meta tensors too), with nothing compiled yet."""
         with self.lock:
-            binding, spec = self._specialisation(list(values))
-            if spec.eager or not spec.advances:
-                return Entry(spec, [], [], None, spec.eager)
-            return self._entry(spec, binding, values)
+            while True:
+                binding, spec = self._specialisation(list(values))
+                if spec.eager or not spec.advances:
+                    return Entry(spec, [], [], None, spec.eager)
+                entry = self._entry(spec, binding, values)
+                if entry.eager or not self._is_outgrown(entry, binding, values):
+                    return entry
 
     def _entry(self, spec: Specialisation, binding: Binding, values: Sequence[Any]) -> Entry:
         host = spec.host
@@ -224,29 +241,55 @@ class Region:
                 return Entry(spec, z, [], None, message)
         return Entry(spec, z, [z[k] for k in host.pick], None)
 
+    def _is_outgrown(self, entry: Entry, binding: Binding, values: Sequence[Any]) -> bool:
+        """Whether the signature is now split, because kernels planned anew take much less."""
+        spec, host = entry.spec, entry.spec.host
+        if host is None or spec.executable is None or self.count >= MAX_CLASSES:
+            return False
+        sizes = dict(zip(host.symbols, entry.sizes, strict=True))
+        plan = _plan(spec, host)
+        if not plan.may_be_outgrown(sizes):
+            return False
+        again = _gradient(host, binding)
+        fresh = replace(spec, gradient=again, executable=None, run=None, differences=(OUTGROWN,))
+        self.executable(fresh, entry)
+        if not plan.is_outgrown(_plan(fresh, host), sizes):
+            spec.suits = fresh.suits
+            return False
+        self.count += 1
+        self._put(self._way(binding), Split(plan.threshold(sizes), yes=fresh, no=spec))
+        return True
+
+    def _way(self, binding: Binding) -> _Way:
+        """The way to where a specialisation for these live-ins is, or is to be put."""
+        way = _Way(key=(_default_dtype(), *binding.key))
+        node = self.classes.get(way.key)
+        while isinstance(node, Split):
+            way.parent, holds = node, evaluate(node.index, binding.numbers) >= 0
+            way.assumed[node.index] = holds
+            node = node.yes if holds else node.no
+        way.found = node
+        return way
+
+    def _put(self, way: _Way, node: Node) -> None:
+        if way.parent is None:
+            self.classes[way.key] = node
+        elif way.assumed[way.parent.index]:
+            way.parent.yes = node
+        else:
+            way.parent.no = node
+
     def _specialisation(self, values: list[Any]) -> tuple[Binding, Specialisation]:
         """Found, or made: with more constants, or split further, until the lowering is content."""
         for _ in range(_MAX_ATTEMPTS):
             binding = Binding(values, self.levels, self.floats_constant)
-            key = (_default_dtype(), *binding.key)
-            assumed: dict[Index, bool] = {}
-            node = self.classes.get(key)
-            parent: Split | None = None
-            while isinstance(node, Split):
-                parent, holds = node, evaluate(node.index, binding.numbers) >= 0
-                assumed[node.index] = holds
-                node = node.yes if holds else node.no
-            if node is not None:
-                return binding, node
-            made = self._make(binding, assumed, values)
+            way = self._way(binding)
+            if way.found is not None:
+                return binding, way.found
+            made = self._make(binding, way.assumed, values)
             if made is None:
                 continue  # the signature has become another
-            if parent is None:
-                self.classes[key] = made
-            elif assumed[parent.index]:
-                parent.yes = made
-            else:
-                parent.no = made
+            self._put(way, made)
             if isinstance(made, Specialisation):
                 return binding, made
         fault = AssertionError(f"the signature of {self.name} does not settle")
@@ -372,6 +415,15 @@ class Region:
     def _dead(self, stop: int) -> list[Value]:
         alive = set(self.live_at[stop]) if stop < len(self.live_at) else set[Value]()
         return [v for v in self.live_ins if v not in alive]
+
+
+def _plan(spec: Specialisation, host: HostCode) -> Plan:
+    return Plan(
+        program=host.program,
+        executable=spec.executable,
+        gradient=spec.gradient,
+        room=spec.suits,
+    )
 
 
 def _gradient(host: HostCode, binding: Binding) -> Gradient | None:

@@ -70,11 +70,15 @@ def in_strips(
 
 
 def _repeated(program: Program, groups: Sequence[Group], hints: Mapping[str, int]) -> Iterator[Def]:
-    """Long products that a second kernel would compute again."""
+    """Long products of pairs that a second kernel needs: it would compute them again, or read them
+    from memory."""
     copies = {n.removesuffix(AGAIN) for g in groups for n in g.defs if n not in program.defs}
+    read = {n for g in groups for n in g.all_sources()}
+    room = elements_held(program, {*program.outputs, *program.checks}, hints)
     for n, d in program.defs.items():
         terms = math.prod(likely(a.extent, hints) for a in reduced_axes(d))
-        if n in copies and is_contraction(d) and terms >= LONG:
+        is_stored = n in read and math.prod(likely(size, hints) for size in d.shape) > room
+        if (n in copies or is_stored) and is_contraction(d) and terms >= LONG:
             yield d
 
 
@@ -86,7 +90,7 @@ class _Cutter:
         self.hints = hints
         self.extent = axis.extent
         self.roots = {*program.outputs, *program.checks}
-        self.pairs = self._pairs()
+        self.pairs = self._pairs(made)
         self.below = self._below()
         self.inside = self._inside()
         self.rows: dict[str, Axis] = {made.name: axis}
@@ -96,10 +100,19 @@ class _Cutter:
 
     # -- what is done in strips --
 
-    def _pairs(self) -> set[str]:
-        """What is too large to be stored."""
+    def _pairs(self, made: Def) -> set[str]:
+        """What is too large to be stored, and read together with the product or made of it. What
+        has nothing to do with it is done before or after, perhaps in strips of its own."""
         room = elements_held(self.program, self.roots, self.hints)
-        return {n for n, d in self.program.defs.items() if self._elements(d) > room}
+        defs = self.program.defs
+        large = {n for n, d in defs.items() if self._elements(d) > room}
+        together = [
+            large & {n, *(load.source for load in ex.loads(d.expr))} for n, d in defs.items()
+        ]
+        found = {made.name}
+        while grown := [s for s in together if s & found and not s <= found]:
+            found.update(*grown)
+        return found
 
     def _below(self) -> set[str]:
         """Values of pairs, and what depends on them."""

@@ -76,6 +76,27 @@ def both_ways(x: Tensor, w: Tensor):
     return scores.logsumexp(0).mean() + scores.logsumexp(1).mean()
 
 
+def two_heads(x: Tensor, w: Tensor, u: Tensor):
+    first = F.cross_entropy(x @ w.t(), torch.arange(x.shape[0]) * 7 % w.shape[0])
+    return first + F.cross_entropy(x @ u.t(), torch.arange(x.shape[0]) * 3 % u.shape[0])
+
+
+def log_density(x: Tensor, w: Tensor):
+    """Of distances that are written out: squares of both, less twice the product."""
+    squares = (x * x).sum(1)[:, None] + (w * w).sum(1)[None]
+    return -torch.logsumexp(2 * x @ w.t() - squares, 1).mean()
+
+
+def discrepancy(x: Tensor, w: Tensor):
+    """Three products of pairs that have nothing to do with each other."""
+
+    def kernel(a: Tensor, b: Tensor):
+        squares = (a * a).sum(1)[:, None] + (b * b).sum(1)[None]
+        return torch.exp((2 * a @ b.t() - squares) / 16).mean()
+
+    return kernel(x, x) + kernel(w, w) - 2 * kernel(x, w)
+
+
 def inputs(fn: object) -> list[Tensor]:
     weights = randn(V, C, seed=1) * 0.3
     other: dict[object, list[Tensor]] = {
@@ -83,11 +104,15 @@ def inputs(fn: object) -> list[Tensor]:
         distilled: [randn(N, C, seed=2), randn(V, C, seed=3)],
         two_layers: [randn(V, C, seed=2)],
         layers_and_loss: [randn(V, C, seed=2)],
+        two_heads: [randn(V, C, seed=2)],
     }
     return [randn(N, C), weights, *other.get(fn, [])]
 
 
-AT_ONCE = [cross_entropy, smoothed, by_hand, normalised, distilled, layers_and_loss]
+AT_ONCE = [
+    cross_entropy, smoothed, by_hand, normalised, distilled, layers_and_loss, two_heads,
+    log_density, discrepancy,
+]  # fmt: skip
 OTHERS = [largest_column, each_row, two_layers, both_ways]
 
 
@@ -116,9 +141,10 @@ def test_only_one_gradient_and_none() -> None:
     close(lt.script(cross_entropy)(x, w), cross_entropy(x, w))
 
 
-def test_no_values_of_pairs_are_stored() -> None:
-    x, w = (x.requires_grad_() for x in inputs(cross_entropy))
-    buffers = lt.script(cross_entropy).explain(x, w).memory.buffers
+@pytest.mark.parametrize("fn", [cross_entropy, log_density, discrepancy])
+def test_no_values_of_pairs_are_stored(fn: Callable[..., Tensor]) -> None:
+    x, w = (x.requires_grad_() for x in inputs(fn))
+    buffers = lt.script(fn).explain(x, w).memory.buffers
     assert max(b.nbytes for b in buffers if b.kind in ("temporary", "output")) < N * V * 8 // 4
 
 

@@ -1,0 +1,73 @@
+"""Whether kernels that were planned for small sizes still suit large ones.
+
+A plan is chosen by what it takes at the sizes of the first call: where all is small, a value of
+pairs may as well be stored. At other sizes the same kernels store it again, however large it is.
+
+    planned at 64 x 50, called at 8000 x 6000:    199 MB, where a plan for these sizes takes 19 MB
+
+In: what one plan and another need at the present sizes. Out: whether the signature is worth
+splitting, and where. `Plan.room` is what inputs and outputs take: the measure of a size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lowtide.pipeline.gradient import Gradient
+from lowtide.texpr.expr import Program
+from lowtide.texpr.index import Index, as_index, product
+from lowtide.texpr.sizes import evaluate
+
+OUTGROWN: Final = "sizes have outgrown the kernels planned for smaller ones"
+_GROWN: Final = 4  # times what it was planned for: sooner no other plan is looked for
+_SPARE_BYTES: Final = 4 << 20  # beyond inputs and outputs: less than this is not worth a compile
+_WORTH: Final = 0.75  # another plan must need no more than this part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Kernels, planned for sizes at which inputs and outputs took `room` bytes."""
+
+    program: Program
+    executable: Any
+    gradient: Gradient | None
+    room: int
+
+    def needs(self, sizes: Mapping[str, int]) -> int:
+        """Bytes at the peak of the forward or the backward pass, with what is kept between."""
+        g = self.gradient
+        forward = self.executable.memory(sizes).peak_bytes
+        if g is None:
+            return forward
+        kept = sum(evaluate(s.nbytes, sizes) for s in g.saved if s.output < 0)
+        return kept + max(forward - kept, *(e.memory(sizes).peak_bytes for e in g.executables), 0)
+
+    def may_be_outgrown(self, sizes: Mapping[str, int]) -> bool:
+        """Is it planned for much smaller sizes, and takes much more than inputs and outputs?"""
+        room = room_bytes(self.program, sizes)
+        return room > _GROWN * self.room and self.needs(sizes) > room + _SPARE_BYTES
+
+    def is_outgrown(self, fresh: Plan, sizes: Mapping[str, int]) -> bool:
+        """Does a plan made for these sizes need much less?"""
+        g = self.gradient
+        if g is not None and fresh.gradient is not None and g.executables:
+            fresh.gradient.whole(sizes)
+        return fresh.needs(sizes) < _WORTH * self.needs(sizes)
+
+    def threshold(self, sizes: Mapping[str, int]) -> Index:
+        """Not negative at sizes that are nearer to these than to those of the plan."""
+        return _room(self.program) - math.isqrt(self.room * room_bytes(self.program, sizes))
+
+
+def room_bytes(program: Program, sizes: Mapping[str, int]) -> int:
+    """What inputs and outputs take."""
+    return evaluate(_room(program), sizes)
+
+
+def _room(program: Program) -> Index:
+    inputs = [product(i.shape) * i.dtype.itemsize for i in program.inputs.values()]
+    made = [program.defs[n] for n in program.outputs if n in program.defs]
+    return sum([*inputs, *(product(d.shape) * d.dtype.itemsize for d in made)], as_index(0))
