@@ -246,8 +246,9 @@ class Gradient:
 
 
 class _Stepwise:
-    """Values that cannot be had again without a long sum of what a loop carries: what the backward
-    pass reads of them is saved, as eager mode saves it, step by step."""
+    """Values that a loop computes and that cannot be had again without a long sum: what the
+    backward pass reads of them is saved, as eager mode saves it, step by step. The sum may be of
+    what the loop carries, or one over all steps before it, which is as large as what is saved."""
 
     def __init__(self, diff: autodiff.Differentiation, hints: Mapping[str, int]) -> None:
         self.diff = diff
@@ -256,13 +257,13 @@ class _Stepwise:
 
     def is_costly(self, name: str) -> bool:
         """Is there such a sum in it, beyond what is saved? Asked in the order of definitions."""
-        found = name in self.diff.must_save or self._found(name)[1]
+        found = name in self.diff.must_save or all(self._found(name))
         if found:
-            self._known[name] = True, False
+            self._known[name] = True, False  # from here on it is at hand
         return found
 
     def _found(self, name: str) -> tuple[bool, bool]:
-        """(is it made of what a loop carries, with a long sum of that)"""
+        """(is it made of what a loop carries, is it made with a long sum)"""
         if name in self.diff.delays:
             return True, False
         d = self.diff.defs.get(name)
@@ -272,7 +273,7 @@ class _Stepwise:
             below = [self._found(load.source) for load in ex.loads(d.expr)]
             carried = any(c for c, _ in below)
             long = isinstance(d.expr, Reduce) and _terms(d.expr, self.hints) > CHEAP_TERMS
-            self._known[name] = carried, any(s for _, s in below) or (carried and long)
+            self._known[name] = carried, any(s for _, s in below) or long
         return self._known[name]
 
 

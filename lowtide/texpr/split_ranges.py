@@ -74,8 +74,7 @@ class _Splitter:
 
     def add(self, d: Def) -> None:
         """The definition, preceded by its ranges."""
-        if isinstance(d.expr, Reduce):
-            d = self._reduced_in_ranges(d, d.expr)
+        d = self._sums_in_ranges(d)
         for dim, axis in enumerate(d.axes):
             cuts = self._cuts(d, axis)
             if cuts and (isinstance(d.expr, Reduce) or d.name not in self.stored):
@@ -129,7 +128,14 @@ class _Splitter:
 
     # -- along an axis that is reduced --
 
-    def _reduced_in_ranges(self, d: Def, e: Reduce) -> Def:
+    def _sums_in_ranges(self, d: Def) -> Def:
+        def visit(node: Expr) -> Expr | None:
+            return self._in_ranges(d, node) if isinstance(node, Reduce) else None
+
+        return dataclasses.replace(d, expr=Rewriter(visit)(d.expr))
+
+    def _in_ranges(self, d: Def, e: Reduce) -> Expr | None:
+        """A reduction over the ranges of what it reads, None where these are not of one length."""
         for axis in e.axes:
             found = {s.cuts for load, s in self._read(d) if the_axis(load.index[s.dim]) is axis}
             size = axis.extent.const
@@ -147,8 +153,8 @@ class _Splitter:
                 total = body if total is None else ex.apply(COMBINE[e.fn], parts, body.dtype)
             assert total is not None
             axes = [short if a is axis else a for a in e.axes]
-            return dataclasses.replace(d, expr=ex.reduce(e.fn, axes, total, e.dtype))
-        return d
+            return ex.reduce(e.fn, axes, total, e.dtype)
+        return None
 
     # -- expressions --
 
