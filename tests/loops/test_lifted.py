@@ -234,3 +234,27 @@ def test_gradients_like_eager(fn: Callable[..., Any]) -> None:
         same(fn, torch.rand(40, 33))
     text = str(lt.script(fn).explain(torch.rand(40, 33).requires_grad_()))
     assert "0 ops left to PyTorch" in text
+
+
+def pooled(x: torch.Tensor, k: int):
+    n, m = x.shape[0] - k + 1, x.shape[1] - k + 1
+    top = torch.full((n, m), -float("inf"))
+    for i in range(k):
+        for j in range(k):
+            top = torch.maximum(top, x[i : i + n, j : j + m])
+    return top
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_ties_of_few_iterations_share_as_in_eager_mode(k: int) -> None:
+    """Half to the last, a quarter to the one before: not evenly."""
+    x = torch.randint(0, 2, (14, 20), generator=torch.Generator().manual_seed(k)).float()
+    with faults.strict():
+        same(pooled, x, k)
+
+
+def test_extremes_of_many_iterations_stay_lifted() -> None:
+    x = torch.rand(40, 33).requires_grad_()
+    report = str(lt.script(largest).explain(x))
+    assert "once for each of" not in report
+    assert len(lt.script(largest).memory(x).buffers) < 20

@@ -24,6 +24,7 @@ from lowtide.texpr.conditions import decided, parts_of
 from lowtide.texpr.expr import Apply, Const, Expr, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import Atom, Axis, FloorDiv, Index, Mod, as_index, deep_atoms, substitute
 
+FEW_TRIPS = 32  # an extreme of so few iterations is not lifted if its gradient is wanted
 _REDUCING = ("sum", "prod", "max", "min")
 _NARROW = (dtypes.f16, dtypes.bf16)
 
@@ -168,6 +169,9 @@ class Carry:
             raise NotLifted(f"{delta.dtype} is rounded in each iteration")
         if delta.dtype.name in ("bool", "u8"):
             raise NotLifted(f"{delta.dtype} is accumulated")
+        trips = self.axis.extent.const
+        if fn in ("max", "min") and self.b.records and trips is not None and trips <= FEW_TRIPS:
+            raise NotLifted("of a tie, each iteration's maximum gives half its gradient on")
         fresh = Axis(self.axis.name, self.axis.extent)
         body = at_indices(delta, {self.axis: as_index(fresh)})
         total = ex.reduce(fn, (fresh,), self._merged(fn, body), delta.dtype)
