@@ -1,10 +1,11 @@
 """A list that a loop makes anew each time, longer by some items, is one that items are added to.
 
 In, out: a Function. Always holds: only where nobody else holds the list that the loop began with,
-and nothing reads the list inside the loop.
+and nothing in the loop sees a list that has already become another.
 
     outs = [h] + outs            →      fresh.append(h)               outs = fresh[::-1]
     outs = [*outs, h]            →      fresh.append(h)               outs = fresh
+    hs = hs + [f(hs[-1])]        →      fresh.append(f(fresh[-1]))    hs = fresh
     outs += [h]                  →      outs.append(h)
     torch.stack(xs[::-1])        →      torch.stack(xs).flip(0)
 
@@ -17,7 +18,7 @@ from collections import Counter
 from typing import Final, NamedTuple
 
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Function, Op, Value, clone, free_values
+from lowtide.ir.core import Block, Function, Op, Value, clone, free_values, walk
 from lowtide.ir.types import ListType, TupleType
 from lowtide.passes.making import make_constant, makers_of, turns_round, users_of
 
@@ -82,7 +83,7 @@ class _Lists:
         grown = self.makers.get(end.operands[place - 1])
         if not isinstance(carried.type, ListType) or start is None or grown is None:
             return
-        if start.name != "list.make" or start.operands or self.uses[start.result] != 1:
+        if start.name != "list.make" or self.uses[start.result] != 1:
             return
         if grown.name != "py.add" or grown not in body.ops:
             return
@@ -91,9 +92,16 @@ class _Lists:
             v if op is None else op.operands[0]
             for v, op in zip(grown.operands, copies, strict=True)
         ]
-        if carried not in parts or self.uses[carried] != 1 or self.uses[grown.result] != 1:
+        if carried not in parts:
             return
         at_end = parts[0] is carried
+        position = body.ops.index(grown)
+        reads = _uses(body.ops[:position], carried) + _uses(body.ops[position:-1], grown.result)
+        reads = [op for op in reads if op not in copies] if at_end else []
+        if len(reads) + 2 != self.uses[carried] + self.uses[grown.result]:
+            return  # the old list is read after it has grown, say
+        if any(op.name not in _READERS for op in reads):
+            return
         added, copied = self.makers.get(parts[at_end]), copies[at_end] is not None
         literals = _LITERALS if copied else ("list.make",)  # list + tuple is an error
         if added is None or added.name not in literals or self.uses[added.result] != 1:
@@ -102,8 +110,14 @@ class _Lists:
         if not all(op in body.ops for op in unread):
             return
         fresh = Value(carried.name, loop.results[place - 2].type)
-        self.makers[fresh] = Op(name="list.make", results=[fresh], loc=start.loc)
-        before.append(self.makers[fresh])
+        first = list(start.operands) if at_end else start.operands[::-1]
+        made = Op(name="list.make", operands=first, results=[fresh], loc=start.loc)
+        self.makers[fresh] = made
+        before.append(made)
+        for op in reads:
+            same = (carried, grown.result)
+            op.operands = [fresh if v in same else v for v in op.operands]
+        self.users[fresh] += reads
         items = added.operands if at_end else added.operands[::-1]
         body.ops[:] = [op for op in body.ops if op not in unread]
         position = body.ops.index(grown)
@@ -182,6 +196,11 @@ class _Lists:
                 loc=stack.loc,
             ),
         ]
+
+
+def _uses(ops: list[Op], value: Value) -> list[Op]:
+    """The ops that read a value, those in blocks too, once for each operand that it is."""
+    return [op for op in walk(Block([], ops)) for v in op.operands if v is value]
 
 
 def _appends(xs: Value, items: list[Value], like: Op) -> list[Op]:

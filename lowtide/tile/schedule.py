@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 
 from lowtide.texpr.expr import Apply, Expr, Load
-from lowtide.texpr.index import Axis, Index
+from lowtide.texpr.index import Axis, Index, as_index
 from lowtide.texpr.normalise import likely
 from lowtide.tile.begin import begin_in_registers
 from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage, reached
@@ -24,6 +24,8 @@ from lowtide.tile.target import Target
 REGISTER_TILES = {24: ((8, 3), (6, 4), (12, 2), (20, 1)), 12: ((6, 2), (4, 3), (3, 4), (10, 1))}
 HEAVY = 12  # a body of this many operations keeps the pipeline full by itself
 LIGHT = 6  # a body of more operations needs registers of its own
+LONG_CODE = 512  # operations and elements read, of all points of a register tile: C compilers take
+# seconds for more, and there is work enough in fewer points
 
 
 def schedule(
@@ -35,9 +37,9 @@ def schedule(
     """Choose for every nest, in place. Readers come first: they say how a buffer should lie."""
     nests = list(kernel.nests())
     for nest in nests:
-        _choose(nest, kernel, hints, target)
+        _choose(nest, kernel, hints, target, strides)
     for nest in sum_in_parts(kernel):
-        _choose(nest, kernel, hints, target)
+        _choose(nest, kernel, hints, target, strides)
     for nest in nests:
         nest.transposed = _across_the_grain(nest, kernel, strides)
         panels = {w.buffer.panel for w in nest.writes if isinstance(w, Stage)}
@@ -80,7 +82,26 @@ def _across_the_grain(
     return along[0]
 
 
-def _choose(nest: Nest, kernel: Kernel, hints: Mapping[str, int], target: Target) -> None:
+def _code_size(nest: Nest, kernel: Kernel, strides: Mapping[str, tuple[Index, ...]]) -> int:
+    """Operations of one point of a register tile; a vector that is read element by element counts
+    each of them."""
+    v, total = nest.vector, 0
+    for e in {node for w in nest.writes for node in reached(w.expr, nest.reads)}:
+        total += 1
+        if not isinstance(e, Load) or v is None or v not in e.free or e in nest.reads:
+            continue
+        if e.source in strides and stride_along(address(e, strides), v) is not as_index(1):
+            total += kernel.lanes
+    return total
+
+
+def _choose(
+    nest: Nest,
+    kernel: Kernel,
+    hints: Mapping[str, int],
+    target: Target,
+    strides: Mapping[str, tuple[Index, ...]],
+) -> None:
     sums = _sums(nest)
     v = nest.vector
     nest.full = frozenset(a for a in nest.full if kernel.has_whole(a))
@@ -101,7 +122,8 @@ def _choose(nest: Nest, kernel: Kernel, hints: Mapping[str, int], target: Target
         (u,) = shared
     held = math.prod(a.extent.const or 1 for a in nest.full)
     light = all(_cost_here(w.expr, nest) <= LIGHT for w in sums)
-    room = max(target.accumulators // (held * len(sums)) * (3 if light else 2) // 3, 1)
+    room = target.accumulators // (held * len(sums)) * (3 if light else 2) // 3
+    room = max(min(room, LONG_CODE // (held * _code_size(nest, kernel, strides))), 1)
     if u is None:
         nest.vectors = min(4, room, _vectors(v, kernel, hints))
     else:

@@ -28,6 +28,22 @@ def last_item(x, u):
     return torch.stack(hs)
 
 
+def made_anew(x, u):
+    """A list that is another one after each step."""
+    hs = [start(x, u)]
+    for t in range(x.shape[0]):
+        h = step(x[t], hs[-1], u)
+        hs = hs + [h]  # noqa: RUF005
+    return torch.stack(hs)
+
+
+def made_anew_of_two(x, u):
+    hs = [x[0] @ u, x[1] @ u]
+    for _t in range(x.shape[0]):
+        hs = [*hs, torch.tanh(hs[-1] @ u - hs[-2])]
+    return torch.stack(hs), hs[-1]
+
+
 def without_the_first(x, u):
     hs = [start(x, u)]
     for t in range(x.shape[0]):
@@ -373,6 +389,7 @@ def three_layers(x, u):
 
 
 SCANS: list[Program] = [
+    made_anew, made_anew_of_two,
     last_item, without_the_first, only_the_last, item_of_the_index, item_before_the_index,
     second_order, second_order_by_index, reads_after_adding, in_front, two_lists,
     one_list_through_two_loops, inserted, reversed_in_place, sliced_round,
@@ -524,7 +541,26 @@ def carried_through_a_recurrence(x, u):
     return h
 
 
+def old_lists_stay(x, u):
+    hs = [x[0]]
+    first = hs
+    for _t in range(x.shape[0]):
+        before = hs
+        hs = hs + [torch.tanh(hs[-1] @ u + len(before))]  # noqa: RUF005
+    return torch.stack(hs), torch.stack(first)
+
+
+def old_list_read_after_it_has_grown(x, u):
+    hs, y = [x[0]], x[0]
+    for _t in range(x.shape[0]):
+        before = hs
+        hs = hs + [torch.tanh(hs[-1] @ u)]  # noqa: RUF005
+        y = y + before[-1] - hs[-1] * len(before)
+    return y, torch.stack(hs)
+
+
 OTHERS: list[Program] = [
+    old_lists_stay, old_list_read_after_it_has_grown,
     carried_through_a_recurrence,
     parts_that_meet, row_of_the_data, copy_and_what_it_is_of,
     added_in_a_branch, added_twice, another_name, last_changed_in_place, last_replaced, taken_off,
