@@ -7,7 +7,8 @@ In, out: a Function. Always holds: tensors keep their sizes, or nothing is done.
     %b = loop(%n, …)                           →    %m: int = torch.size.dim(%x, %0)
                                                     %b = loop(%m, …)
 
-Each loop may become a region of its own. To one that only gets a number, it is not the size of x.
+Each loop may become a region of its own, and so may what is in a branch. To one that only gets a
+number, it is not the size of x.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ def ask_again(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
     if not any(op.attrs.get("target") in RESIZING for op in result.walk()):
-        _ask(result.block, makers_of(result))
+        _ask(result.block, makers_of(result), set())
     return result
 
 
-def _ask(block: Block, makers: Makers) -> None:
+def _ask(block: Block, makers: Makers, outside: set[Value]) -> None:
+    """`outside`: made before a branch that the block is."""
     kept: list[Op] = []
-    before: set[Value] = set()  # made before the last loop of this block
+    before = set(outside)  # and before the last loop of this block
     for op in block.ops:
+        made = {r for x in kept for r in x.results}
         for inner in op.blocks:
-            _ask(inner, makers)
+            _ask(inner, makers, outside | made if op.name == "if" else set())
         if op.name == "loop":
             stand_ins: dict[Value, Value] = {}
             for value in free_values([op]):

@@ -18,7 +18,7 @@ last item, too; `hs[0]` is, of a list to which `hs.insert(0, g)` adds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,13 +64,14 @@ class _Items:
         self.users = users_of(fn)
         self.stand_ins: dict[Value, Value] = {}
 
-    def block(self, block: Block) -> None:
-        known: dict[Value, _Known] = {}
+    def block(self, block: Block, given: Mapping[Value, _Known] | None = None) -> None:
+        """`given`: what is known where the block begins."""
+        known = dict(given or {})
         kept: list[Op] = []
         for op in block.ops:
             self.replace(op)
             for inner in op.blocks:
-                self.block(inner)
+                self.block(inner, known if op.name == "if" else None)
             if op.name == "loop":
                 for xs in [xs for xs in known if _touches(op, xs)]:
                     after = self.carried(op, xs, known[xs])

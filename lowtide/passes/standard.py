@@ -13,6 +13,7 @@ from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.counted_loops import count_loops
 from lowtide.passes.dead_code import eliminate_dead_code
+from lowtide.passes.first_steps import peel_first_steps
 from lowtide.passes.grown_lists import grow_in_place
 from lowtide.passes.inline_no_grad import inline_no_grad
 from lowtide.passes.last_items import carry_last_items
@@ -23,6 +24,8 @@ from lowtide.passes.split_tuples import split_tuples
 
 TIDY: tuple[Pass, ...] = (
     inline_no_grad,
+    peel_first_steps,
+    fold_constants,  # so that a state which was None, or a tuple, is always one
     split_tuples,
     fold_constants,
     eliminate_dead_code,  # and what loops carry unchanged

@@ -42,6 +42,7 @@ class Activity:
         self.scale = scale
         self._in_steps: dict[str, int] = {}  # definitions of a loop, by its first delay
         self._in_loop: int | None = None  # the most while one is followed
+        self._is_beside = False
 
     @property
     def is_full(self) -> bool:
@@ -57,8 +58,17 @@ class Activity:
 
     @property
     def in_loop(self) -> bool:
-        """Is a loop followed that is to be lifted?"""
-        return self._in_loop is not None
+        """Is a loop followed that is to be lifted, or its first step, which stands beside it?"""
+        return self._in_loop is not None or self._is_beside
+
+    @contextmanager
+    def branch(self, has_loop: bool) -> Generator[None]:
+        """While one is followed, which may have a loop in it."""
+        before, self._is_beside = self._is_beside, self._is_beside or has_loop
+        try:
+            yield
+        finally:
+            self._is_beside = before
 
     @contextmanager
     def loop(self) -> Generator[None]:

@@ -528,7 +528,9 @@ class _Specialiser:
             raise Stop("branches on the value of a tensor")
         if not is_constant(condition):
             raise Stop("branches on what is known only at run time")
-        return self.inline(op.blocks[0 if condition.value else 1], env)
+        taken = op.blocks[0 if condition.value else 1]
+        with self.activity.branch(any(o.name == "loop" for o in taken.ops)):
+            return self.inline(taken, env)
 
     def _loop(self, op: Op, operands: list[Abs], env: dict[Value, Abs]) -> list[Abs]:
         trips, going, *carried = operands

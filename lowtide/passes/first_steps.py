@@ -1,0 +1,284 @@
+"""Where the first step of a loop goes another way than all others, it is done before the loop.
+
+In, out: a Function. Always holds: the same steps in the same order.
+
+    %h = loop(%n, %true, %none):            %h = if(%n > 0):
+      block(%t, %h1):                         block():
+        %first = py.is(%h1, %none)              %h2 = torch.matmul(%x[0], %w)
+        %h3 = if(%first) … …           →        %h5 = loop(%n - 1, %true, %h2):
+        yield(%true, %h3)                         block(%u, %h4):
+                                                    …                    of %t = %u + 1
+                                              block():
+                                                yield(%none)
+
+So that a recurrence which makes its state as it begins is one like any other. What is known of the
+first step, and of those after it: `h is None`, if h is None before the loop and a tensor after any
+step; `t == 0`, `t > 0` of the number of the step; `outs`, `len(outs) > 0`, if each step adds to
+that list.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from lowtide.ir import opdefs
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Function, Op, Value, clone, clone_op, walk
+from lowtide.ir.types import ListType
+from lowtide.passes.making import constant, make_constant, makers_of, users_of
+
+LONGEST: Final = 300  # ops of a body that is written twice at most
+
+_ASKED: Final = ("py.len", "py.bool", "list.get", "torch.stack", "torch.cat", "list.slice")
+_GROWS: Final = ("list.append", "list.extend", "list.insert")
+_COMPARED: Final[Mapping[str, Callable[[int, int], bool]]] = {
+    "py.eq": operator.eq,
+    "py.ne": operator.ne,
+    "py.lt": operator.lt,
+    "py.le": operator.le,
+    "py.gt": operator.gt,
+    "py.ge": operator.ge,
+}
+_TURNED: Final = {"py.lt": "py.gt", "py.gt": "py.lt", "py.le": "py.ge", "py.ge": "py.le"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Of a condition: in the first step, and in all others."""
+
+    first: bool
+    later: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    """An int that is `first` in the first step, and no less than `least` in all others."""
+
+    first: int
+    least: int
+
+
+def peel_first_steps(fn: Function) -> Function:
+    """See the module's text."""
+    result = clone(fn)
+    _Peeler(result).block(result.block)
+    return result
+
+
+class _Peeler:
+    def __init__(self, fn: Function) -> None:
+        self.makers = makers_of(fn)
+        self.users = users_of(fn)
+
+    def block(self, block: Block) -> None:
+        kept: list[Op] = []
+        for op in block.ops:
+            for inner in op.blocks:
+                self.block(inner)
+            answers = dict(_Loop(self, op, kept).answers()) if op.name == "loop" else {}
+            kept += _peeled(op, answers) if answers else [op]
+        block.ops = kept
+
+
+class _Loop:
+    """One loop, and the ops before it in its block."""
+
+    def __init__(self, run: _Peeler, loop: Op, before: list[Op]) -> None:
+        self.makers, self.users = run.makers, run.users
+        self.loop = loop
+        self.before = before
+        (self.body,) = loop.blocks
+        self.counted: dict[Value, bool] = {}
+
+    def answers(self) -> Iterator[tuple[Value, _Answer]]:
+        """The conditions of branches that the first step answers in another way than the others."""
+        trips = constant(self.loop.operands[0], self.makers)
+        counts = not isinstance(trips, int) or trips < opdefs.MAX_TRIPS
+        if not counts or constant(self.loop.operands[1], self.makers) is not True:
+            return
+        ops = list(walk(self.body))
+        if len(ops) > LONGEST:
+            return
+        for op in ops:
+            if op.name == "if":
+                found = self.answer(op.operands[0])
+                if found is not None and found.first != found.later:
+                    yield op.operands[0], found
+
+    def answer(self, condition: Value) -> _Answer | None:
+        maker = self.makers.get(condition)
+        if maker is None:
+            return None
+        if maker.name == "py.not":
+            inner = self.answer(maker.operands[0])
+            return None if inner is None else _Answer(not inner.first, not inner.later)
+        if maker.name in ("py.is", "py.is_not"):
+            return self.is_none(maker)
+        if maker.name == "py.bool":
+            counter = self.counter(maker.operands[0])
+            return None if counter is None else self.compared("py.ne", counter, 0)
+        if maker.name not in _COMPARED:
+            return None
+        name, (a, b) = maker.name, maker.operands
+        if self.counter(a) is None:
+            name, a, b = _TURNED.get(name, name), b, a
+        counter, limit = self.counter(a), constant(b, self.makers)
+        if counter is None or not isinstance(limit, int) or isinstance(limit, bool):
+            return None
+        return self.compared(name, counter, limit)
+
+    def compared(self, name: str, counter: _Counter, limit: int) -> _Answer | None:
+        """Answered for all later steps, if it is at `least` and ever after."""
+        test = _COMPARED[name]
+        grows_past = test(counter.least, limit) == test(max(counter.least, limit) + 1, limit)
+        passes = name in ("py.eq", "py.ne") and limit >= counter.least
+        if not grows_past or passes:
+            return None
+        return _Answer(test(counter.first, limit), test(counter.least, limit))
+
+    def is_none(self, maker: Op) -> _Answer | None:
+        """Of a variable that is None before the loop and never after a step."""
+        asked = [v for v in maker.operands if v.type != t.NONE]
+        if len(asked) != 1 or asked[0] not in self.body.args[1:]:
+            return None
+        place = self.body.args.index(asked[0])
+        if self.loop.operands[place + 1].type != t.NONE:
+            return None
+        if t.is_subtype(t.NONE, self.body.terminator.operands[place].type):
+            return None
+        return _Answer(maker.name == "py.is", maker.name != "py.is")
+
+    # -- what grows --
+
+    def counter(self, value: Value) -> _Counter | None:
+        """The number of the step, with something added; the length of a list that grows."""
+        if value is self.body.args[0]:
+            return _Counter(0, 1)
+        maker = self.makers.get(value)
+        if maker is None:
+            return None
+        if maker.name == "py.len":
+            return self.counter(maker.operands[0])
+        if isinstance(value.type, ListType):
+            return _Counter(0, 1) if self.grows(value, maker) else None
+        if maker.name not in ("py.add", "py.sub"):
+            return None
+        inner, more = self.counter(maker.operands[0]), constant(maker.operands[1], self.makers)
+        if inner is None or not isinstance(more, int) or isinstance(more, bool):
+            return None
+        more = more if maker.name == "py.add" else -more
+        return _Counter(inner.first + more, inner.least + more)
+
+    def grows(self, xs: Value, maker: Op) -> bool:
+        """Is the list empty before the loop, longer after each step, and asked before it grows?"""
+        if xs not in self.counted:
+            self.counted[xs] = self._grows(xs, maker)
+        return self.counted[xs]
+
+    def _grows(self, xs: Value, maker: Op) -> bool:
+        if maker.name != "list.make" or maker.operands or maker not in self.before:
+            return False
+        known = (*_ASKED, *_GROWS)
+        if not all(u.name in known and u.operands.count(xs) == 1 for u in self.users[xs]):
+            return False
+        begun = self.before[self.before.index(maker) :]
+        if any(_touches(op, xs, _GROWS) for op in begun):
+            return False
+        has_grown = False
+        for op in self.body.ops:
+            if _touches(op, xs, ("py.len", "py.bool")) and has_grown:
+                return False
+            if _touches(op, xs, _GROWS):
+                if op.name != "if" and op.name != "list.append":
+                    return False
+                if not has_grown and not _always_adds(op, xs):
+                    return False
+                if op.blocks and _touches(op, xs, ("py.len", "py.bool")):
+                    return False
+                has_grown = True
+        return has_grown
+
+
+def _touches(op: Op, xs: Value, names: tuple[str, ...]) -> bool:
+    """Is it, or is in it, an op of such a name on the list?"""
+    return any(o.name in names and xs in o.operands for o in walk(Block([], [op])))
+
+
+def _always_adds(op: Op, xs: Value) -> bool:
+    """Does it add an item to the list, whichever way it goes?"""
+    if op.name == "list.append":
+        return op.operands[0] is xs
+    return op.name == "if" and all(any(_always_adds(o, xs) for o in b.ops) for b in op.blocks)
+
+
+# ---- the loop without its first step ----------------------------------------------------------
+
+
+def _peeled(loop: Op, answers: Mapping[Value, _Answer]) -> list[Op]:
+    """The ops that take the place of a loop."""
+    trips, _, *inits = loop.operands
+    (body,) = loop.blocks
+    none, runs = Value("", t.INT), Value("", t.BOOL)
+    index = Value(body.args[0].name, t.INT)
+    ops = [make_constant(index, 0, loop)]
+    mapping = dict(zip(body.args, (index, *inits), strict=True))
+    ops += _copied(body, mapping, {c: a.first for c, a in answers.items()})
+    going, *carried = ops.pop().operands
+    one, left = Value("", t.INT), Value("", t.INT)
+    ops += [
+        make_constant(one, 1, loop),
+        Op(name="py.sub", operands=[trips, one], results=[left], loc=loop.loc),
+    ]
+    kinds = [
+        _later_type(a, y) for a, y in zip(body.args[1:], body.terminator.operands[1:], strict=True)
+    ]
+    rest = Op(
+        name="loop",
+        operands=[left, going, *carried],
+        results=[Value(r.name, kind) for r, kind in zip(loop.results, kinds, strict=True)],
+        blocks=[_later(body, kinds, {c: a.later for c, a in answers.items()}, loop)],
+        loc=loop.loc,
+    )
+    ops += [rest, Op(name="yield", operands=list(rest.results), loc=loop.loc)]
+    unchanged = Block([], [Op(name="yield", operands=list(inits), loc=loop.loc)])
+    return [
+        make_constant(none, 0, loop),
+        Op(name="py.gt", operands=[trips, none], results=[runs], loc=loop.loc),
+        Op(
+            name="if",
+            operands=[runs],
+            results=loop.results,
+            blocks=[Block([], ops), unchanged],
+            loc=loop.loc,
+        ),
+    ]
+
+
+def _later_type(arg: Value, yielded: Value) -> t.Type:
+    """Of what is carried once a step has been done."""
+    return arg.type if t.is_subtype(t.NONE, yielded.type) else yielded.type
+
+
+def _later(body: Block, kinds: list[t.Type], known: Mapping[Value, bool], loop: Op) -> Block:
+    index, *old = body.args
+    one, step, now = Value("", t.INT), Value("", t.INT), Value(index.name, t.INT)
+    args = [Value(a.name, kind) for a, kind in zip(old, kinds, strict=True)]
+    mapping = dict(zip(body.args, (now, *args), strict=True))
+    head = [
+        make_constant(one, 1, loop),
+        Op(name="py.add", operands=[step, one], results=[now], loc=loop.loc),
+    ]
+    return Block([step, *args], [*head, *_copied(body, mapping, known)])
+
+
+def _copied(body: Block, mapping: dict[Value, Value], known: Mapping[Value, bool]) -> list[Op]:
+    """The ops of a body with other arguments, and constants for what is known."""
+    made = [clone_op(op, mapping) for op in body.ops]
+    answers = {mapping[c]: answer for c, answer in known.items()}
+    for op in walk(Block([], made)):
+        if len(op.results) == 1 and op.result in answers:
+            op.name, op.operands, op.attrs = "const", [], {"value": answers[op.result]}
+    return made
