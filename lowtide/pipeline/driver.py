@@ -112,9 +112,9 @@ class BlockPlan:
         return bool(ends_region(op)) or self._is_drivers(op, start)
 
     def _is_drivers(self, op: Op, start: int) -> bool:
-        """x[i] and xs[i] in a loop over i, and a list that grows or, before `start`, has grown: the
-        driver runs these, so that neither i nor a length is in a signature, of which each step, or
-        call, would have its own."""
+        """x[i], xs[i] and y[i] = … in a loop over i, and a list that grows or, before `start`, has
+        grown: the driver runs these, so that neither i nor a length is in a signature, of which
+        each step, or call, would have its own."""
         if not op.blocks and not self.grown.isdisjoint(op.operands):
             made = {v for later in self.ops[start:] for v in later.results}
             if not self.grown.isdisjoint(v for v in op.operands if v not in made):
@@ -128,6 +128,8 @@ class BlockPlan:
         reads = op.name == "torch.getitem" or (
             op.name == "list.get" and _is_tensors(op.operands[0])
         )
+        if op.name == "mutate":  # of what was made before
+            reads = all(op.operands[0] not in earlier.results for earlier in self.ops[start:])
         return reads and any(v.type == t.INT and v not in self.constants for v in op.operands[1:])
 
     def share(self, inner: dict[int, BlockPlan]) -> None:

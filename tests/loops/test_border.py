@@ -423,7 +423,7 @@ def list_two(x):
 def list_cond(x):
     rows = []
     for i in range(x.shape[0]):
-        if i > 0:
+        if i > 1:
             rows.append(x[i])
     return torch.stack(rows) if len(rows) > 0 else x
 
