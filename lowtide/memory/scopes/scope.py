@@ -26,7 +26,14 @@ from lowtide.memory.scopes import disposed, keepers, resident, watch
 from lowtide.memory.scopes.bag import LOCK
 from lowtide.memory.scopes.births import loc_of, user_frame
 from lowtide.memory.scopes.disposed import Ending, empty_out, is_gone
-from lowtide.memory.scopes.ownership import attach, check_open, checked, move, one_or_all
+from lowtide.memory.scopes.ownership import (
+    attach,
+    check_open,
+    checked,
+    move,
+    one_or_all,
+    one_tensor,
+)
 from lowtide.memory.scopes.watch import Place, state
 
 T = TypeVar("T")
@@ -98,8 +105,8 @@ class DisposeScope(Place):
         return len(self.owned)
 
     def contains(self, tensor: torch.Tensor) -> bool:
-        """Whether it owns the tensor."""
-        return self.find(tensor) is not None
+        """Whether it owns the tensor. Raises TypeError for what is no tensor, a list of them too."""
+        return self.find(one_tensor(tensor)) is not None
 
     @overload
     def move_to_outer(self, first: T, /) -> T: ...
@@ -122,8 +129,13 @@ class DisposeScope(Place):
     @overload
     def move_to_other(self, scope: DisposeScope | None, /, *tensors: *Ts) -> tuple[*Ts]: ...
     def move_to_other(self, scope: DisposeScope | None, /, *tensors: Any) -> Any:
-        """Give tensors of this scope to another one, inner or outer; to nobody if it is None."""
+        """Give tensors of this scope to another one, inner or outer; to nobody if it is None.
+
+        Raises TypeError if `scope` is anything else, ScopeError if it has ended.
+        """
         check_open(self)
+        if scope is not None and not isinstance(scope, DisposeScope):  # pyright: ignore
+            raise TypeError(f"a dispose scope or None is expected, not {scope!r}")
         for tensor in checked(tensors):
             move(tensor, scope, only_from=self)
         return one_or_all(tensors)
@@ -175,6 +187,9 @@ class DisposeScope(Place):
         if self.is_ended:
             return f"<ended dispose scope{where}>"
         return f"<dispose scope{where}, {self.disposables_count} tensors>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} can be neither copied nor pickled")
 
     def _begin(self, frame: Any) -> None:
         check_open(self)
