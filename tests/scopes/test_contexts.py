@@ -219,6 +219,29 @@ def test_generators_pass_on_what_is_sent_thrown_and_closed() -> None:
     assert lt.is_disposed(first)  # type: ignore[arg-type]
 
 
+def test_a_generator_goes_on_in_another_thread() -> None:
+    kept: list[torch.Tensor] = []
+
+    @lt.dispose_scope()
+    def steps(n: int) -> Iterator[None]:
+        for _ in range(n):
+            kept.extend(torch.ones(2).split(1))
+            yield
+
+    def work() -> None:
+        next(found)
+        kept.append(torch.ones(1))
+        assert torch._C._len_torch_function_stack() == 0
+        assert lt.current_dispose_scope() is None
+
+    found = steps(3)
+    next(found)
+    in_a_thread(work)
+    next(found)
+    in_a_thread(found.close)  # type: ignore[attr-defined]
+    assert [lt.is_disposed(t) for t in kept] == [True] * 4 + [False] + [True] * 2
+
+
 def test_an_error_in_a_generator_passes() -> None:
     @lt.dispose_scope()
     def broken() -> Iterator[int]:

@@ -199,17 +199,27 @@ class DisposeScope(Place):
         found = user_frame(frame)
         if found is not None:
             self._opened = (found.f_code, found.f_lasti)
+        self.is_open = True
+        self.enter_context()
+        if self.outer is None:
+            self._resident_bytes = resident.resident_bytes()
+
+    def enter_context(self) -> None:
+        """Be the innermost of this thread and context, which need not be those before."""
         thread = state()
-        if thread is not self.thread:  # made on one thread, opened on another
+        if thread is not self.thread:
             self.sweep()
+            self.thread.places.discard(self)
             self.thread, self.counts = thread, thread.inside
             thread.places.add(self)
         self.outer = watch.current()
-        if self.outer is None:
-            self._resident_bytes = resident.resident_bytes()
-        self.is_open = True
         thread.switch_on(self)
         watch.set_current(self)
+
+    def leave_context(self) -> None:
+        """Be no longer the innermost, though open."""
+        self.thread.switch_off(self)
+        watch.set_current(self.outer)
 
     def _end(self, ending: Ending) -> None:
         if self.log is None:
