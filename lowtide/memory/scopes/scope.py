@@ -105,7 +105,7 @@ class DisposeScope(Place):
         return len(self.owned)
 
     def contains(self, tensor: torch.Tensor) -> bool:
-        """Whether it owns the tensor. Raises TypeError for what is no tensor, a list of them too."""
+        """Whether it owns the tensor. Raises TypeError for all else, lists too."""
         return self.find(one_tensor(tensor)) is not None
 
     @overload
