@@ -17,6 +17,7 @@ be exchanged: it is closed to Python, and let go of as soon as nothing else hold
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import weakref
 from collections.abc import Generator
@@ -154,9 +155,11 @@ def empty_out(tensor: torch.Tensor, birth: Birth | None, ending: Ending) -> None
     """
     kind = type(tensor)
     attributes: Any = tensor.__dict__
+    hollow: Any = _hollow()
     _set_class(tensor, "__class__", DisposedTensor)
-    hollow = _exchanged(tensor)
-    if hollow is None:  # C++ holds it weakly
+    try:
+        _swap_impl(tensor, hollow)
+    except RuntimeError:  # C++ holds it weakly
         attributes.clear()
         attributes[_OBITUARY] = (birth, ending)
         if not _let_go(tensor):
@@ -191,24 +194,24 @@ def release_pending() -> None:
 
 
 _nothing = torch.empty(0, device="meta")
+_hollow = functools.partial(_make_subclass, _Hollow, _nothing, False, dispatch_device=True)
 _pending: list[weakref.ref[torch.Tensor]] = []
 
 
-def _exchanged(tensor: torch.Tensor) -> Any:
-    """What has the tensor's impl now, if the handle could get another; else None."""
-    hollow: Any = _make_subclass(_Hollow, _nothing, False, dispatch_device=True)
+def _is_exchanged(tensor: torch.Tensor) -> bool:
+    """Give the handle another impl; False if C++ holds its own weakly."""
     try:
-        _swap_impl(tensor, hollow)
+        _swap_impl(tensor, _hollow())
     except RuntimeError:
-        return None
-    return hollow
+        return False
+    return True
 
 
 def _let_go(tensor: torch.Tensor) -> bool:
     """Exchange a tensor that C++ holds weakly, if nothing else holds it."""
     # Autocast holds the leaves that it has cast.
     torch.clear_autocast_cache()
-    if _exchanged(tensor) is not None:
+    if _is_exchanged(tensor):
         return True
     with _C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
         if _Tensor._use_count(tensor) > 1 or _Tensor._is_view(tensor):
@@ -221,7 +224,7 @@ def _let_go(tensor: torch.Tensor) -> bool:
         _Tensor.detach_(_Tensor.mul_(tensor, 1))
         _set_class(tensor, "__class__", DisposedTensor)
         _C._autograd._unsafe_set_version_counter((tensor,), (version,))
-    return _exchanged(tensor) is not None
+    return _is_exchanged(tensor)
 
 
 def _obituary(tensor: torch.Tensor) -> tuple[Birth | None, Ending]:

@@ -14,8 +14,10 @@ goes to the nearest outer one that is still open. An ended scope holds nothing a
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import CodeType, TracebackType
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple, overload
 
@@ -25,7 +27,7 @@ from lowtide.errors import ScopeError
 from lowtide.memory.scopes import disposed, keepers, resident, watch
 from lowtide.memory.scopes.bag import LOCK
 from lowtide.memory.scopes.births import loc_of, user_frame
-from lowtide.memory.scopes.disposed import Ending, empty_out, is_gone
+from lowtide.memory.scopes.disposed import DisposedTensor, Ending, empty_out
 from lowtide.memory.scopes.ownership import (
     attach,
     check_open,
@@ -40,6 +42,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
+_MANY = 5_000
 
 
 class DisposeScope(Place):
@@ -238,12 +241,12 @@ class DisposeScope(Place):
     def _dispose(self, ending: Ending, spared: frozenset[int] = frozenset()) -> None:
         with LOCK:
             ended = self.take_all(spared)
-        with disposed.outside_dispatch_modes():
+        with disposed.outside_dispatch_modes(), without_collector(len(ended)):
             for birth in ended:
                 tensor = birth[0]()
                 if tensor is None:
                     self.counts.disposed += 1
-                elif is_gone(tensor):  # logged twice
+                elif type(tensor) is DisposedTensor:  # logged twice
                     self.counts.created -= 1
                 elif birth[3]:
                     self.thread.detached += 1
@@ -254,6 +257,19 @@ class DisposeScope(Place):
             disposed.release_pending()
         if self.outer is None and self._resident_bytes:
             resident.after_end(self._resident_bytes)
+
+
+@contextlib.contextmanager
+def without_collector(count: int) -> Generator[None]:
+    """Python's collector does not run while many tensors end: it would find nothing, many times."""
+    is_paused = count >= _MANY and gc.isenabled()
+    if is_paused:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if is_paused:
+            gc.enable()
 
 
 def ending_here(how: str) -> Ending:
