@@ -367,6 +367,31 @@ def test_custom_functions_find_what_they_saved() -> None:
     torch.testing.assert_close(g, 3 * x * x)
 
 
+@pytest.mark.parametrize("pack", [lambda t: t, lambda t: ("cpu", t.clone()), lambda t: [t.cpu()]])
+def test_what_hooks_pack_is_the_graphs(pack: Any) -> None:
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors
+            return 3 * x * x * grad
+
+    def unpack(packed: Any) -> torch.Tensor:
+        return packed if isinstance(packed, torch.Tensor) else packed[-1]
+
+    x = torch.randn(3, requires_grad=True)
+    with lt.dispose_scope() as scope, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        inner = x * 2
+        y = scope.move_to_outer((Cube.apply(inner) * inner.exp()).sum())
+    y.backward()
+    expected = torch.autograd.grad(((2 * x) ** 3 * (2 * x).exp()).sum(), x)[0]
+    torch.testing.assert_close(x.grad, expected)
+
+
 def test_in_place_changes_are_still_noticed() -> None:
     x = torch.randn(3, requires_grad=True)
     with lt.dispose_scope() as scope:

@@ -7,6 +7,7 @@ In: PyTorch as it is. Out: `install`, called when the first scope opens, which h
 | a parameter or buffer is set, converted or unpickled   | the tensor is the module's             |
 | an optimizer got options, stepped, or loaded its state | their tensors are its own              |
 | `p.grad = g`                                           | g is the gradient of p                 |
+| a hook packs what autograd saves                       | what it packed is the graph's          |
 | from_numpy, frombuffer, `torch.Tensor(…)`, vmap …     | made, though no mode was asked         |
 | the engine of autograd runs                            | hooks run inside the scope             |
 
@@ -88,6 +89,7 @@ def install() -> None:
     _after(torch.nn.Module, "_apply", _module_changed)
     _after(torch.optim.Optimizer, "add_param_group", _group_added)
     _after(torch.optim.Optimizer, "__setstate__", _optimizer_restored)
+    _after(torch.autograd.graph.saved_tensors_hooks, "__init__", _hooks_made)
     _after(torch.Tensor, "__init__", _constructed)
     for owner, names in _UNSEEN:
         for name in names:
@@ -119,6 +121,21 @@ def _group_added(optimizer: Any, *_: Any) -> None:
 def _module_changed(module: Any, *_: Any, **__: Any) -> None:
     if state().open:
         keep([list(module._parameters.values()), list(module._buffers.values())])
+
+
+def _hooks_made(hooks: Any, *_: Any, **__: Any) -> None:
+    """What a hook packs is the graph's, even if it is the handle that it was given."""
+    pack = hooks.pack_hook
+    if isinstance(pack, torch.fx.GraphModule):  # a compiler writes it into its graph
+        return
+
+    def packed(tensor: torch.Tensor) -> Any:
+        found = pack(tensor)
+        if state().open:
+            keep(found)
+        return found
+
+    hooks.pack_hook = packed
 
 
 def _constructed(tensor: Any, *_: Any, **__: Any) -> None:
