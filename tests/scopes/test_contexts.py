@@ -75,6 +75,29 @@ def test_a_scope_can_be_ended_on_another_thread() -> None:
     assert not lt.is_disposed(b)
 
 
+def test_nothing_comes_into_a_scope_that_is_ending() -> None:
+    """Another thread gives it a tensor while it disposes what it had."""
+    refused: list[lt.ScopeError] = []
+
+    def give() -> None:
+        late = torch.ones(1)
+        try:
+            lt.move_to_other_dispose_scope(late, scope)
+        except lt.ScopeError as error:
+            refused.append(error)
+
+    class Last:
+        def __del__(self) -> None:
+            in_a_thread(give)
+
+    with lt.dispose_scope() as scope:
+        made = torch.ones(1)
+        made.last = Last()  # type: ignore[attr-defined]
+    assert lt.is_disposed(made)
+    assert len(refused) == 1
+    assert scope.disposables_count == 0
+
+
 def test_threads_at_once() -> None:
     def work() -> None:
         for _ in range(50):

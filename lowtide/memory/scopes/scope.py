@@ -228,9 +228,8 @@ class DisposeScope(Place):
         if self.log is None:
             return
         try:
-            self._dispose(ending)
+            self._dispose(ending, is_end=True)
         finally:
-            self.close()
             if self.is_open:
                 self.is_open = False
                 self.thread.switch_off(self)
@@ -238,9 +237,13 @@ class DisposeScope(Place):
                 if watch.is_innermost(self):
                     watch.set_current(self.outer_scope)
 
-    def _dispose(self, ending: Ending, spared: frozenset[int] = frozenset()) -> None:
-        with LOCK:
+    def _dispose(
+        self, ending: Ending, spared: frozenset[int] = frozenset(), is_end: bool = False
+    ) -> None:
+        with LOCK:  # closed at once, or another thread might put a tensor in that nobody ends
             ended = self.take_all(spared)
+            if is_end:
+                self.close()
         with disposed.outside_dispatch_modes(), without_collector(len(ended)):
             for birth in ended:
                 tensor = birth[0]()
