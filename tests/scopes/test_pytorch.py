@@ -549,6 +549,29 @@ def test_torch_compile_inside_a_scope() -> None:
         torch.testing.assert_close(work(x), expected)
 
 
+@pytest.mark.slow
+def test_scopes_inside_functions_that_dynamo_compiles() -> None:
+    """The graph breaks at the scope, whose own code runs as it is, under every backend."""
+    kept: list[torch.Tensor] = []
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        with lt.dispose_scope() as scope:
+            kept.append((x * 2).relu())
+            y = scope.move_to_outer(kept[-1].sum(0))
+        return y + 1
+
+    x = torch.randn(40, 50)
+    expected = work(x)
+    for backend in ("lowtide", "eager"):
+        compiled = torch.compile(work, backend=backend)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), expected)
+        with lt.dispose_scope():
+            torch.testing.assert_close(compiled(x), expected)
+    assert all(lt.is_disposed(t) for t in kept)
+    assert lt.current_dispose_scope() is None
+
+
 def test_default_devices_and_other_modes_are_left_in_peace() -> None:
     from torch.overrides import TorchFunctionMode
 

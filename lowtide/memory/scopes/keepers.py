@@ -31,11 +31,15 @@ from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.bag import LOCK, owner_of
 from lowtide.memory.scopes.births import unseen
 from lowtide.memory.scopes.disposed import is_gone
+from lowtide.memory.scopes.hidden import hide
 from lowtide.memory.scopes.nests import tensors_in
 from lowtide.memory.scopes.watch import FRESH_SHARED, Place, see, state
 
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 _installed: list[bool] = []
+_PACKAGE = __name__.rpartition(".")[0]
+# What these define is around the user's functions and layers, which are to be compiled.
+_USERS = (".decorate", ".sequential")
 # What no mode is asked about; the names of functorch's are those that Dynamo does not look into.
 _UNSEEN: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (torch, ("from_numpy", "frombuffer", "from_dlpack")),
@@ -81,6 +85,9 @@ def install() -> None:
     if _installed:
         return
     _installed.append(True)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_PACKAGE) and not name.endswith(_USERS):
+            hide(module)
     watch.on_grad_set = keep
     nn_module.register_module_parameter_registration_hook(_registered)
     nn_module.register_module_buffer_registration_hook(_registered)
