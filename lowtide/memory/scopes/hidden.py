@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-_eval: Any = torch._C._dynamo.eval_frame  # pyright: ignore
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_eval: Any = _C._dynamo.eval_frame
 _SKIP: Any = _eval._FrameExecStrategy(_eval._FrameAction.SKIP, _eval._FrameAction.DEFAULT)
 
 
