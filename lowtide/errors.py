@@ -129,7 +129,7 @@ class DisposedTensorError(LowtideError, RuntimeError):
         )
 
     def __reduce__(self) -> tuple[type[DisposedTensorError], tuple[Loc, Loc, str]]:
-        return type(self), (self.birth, self.end, self.how)
+        return DisposedTensorError, (self.birth, self.end, self.how)
 
 
 class VerifyError(LowtideError):

@@ -75,6 +75,29 @@ def test_a_scope_can_be_ended_on_another_thread() -> None:
     assert not lt.is_disposed(b)
 
 
+def test_nothing_comes_into_a_scope_that_is_ending() -> None:
+    """Another thread gives it a tensor while it disposes what it had."""
+    refused: list[lt.ScopeError] = []
+
+    def give() -> None:
+        late = torch.ones(1)
+        try:
+            lt.move_to_other_dispose_scope(late, scope)
+        except lt.ScopeError as error:
+            refused.append(error)
+
+    class Last:
+        def __del__(self) -> None:
+            in_a_thread(give)
+
+    with lt.dispose_scope() as scope:
+        made = torch.ones(1)
+        made.last = Last()  # type: ignore[attr-defined]
+    assert lt.is_disposed(made)
+    assert len(refused) == 1
+    assert scope.disposables_count == 0
+
+
 def test_threads_at_once() -> None:
     def work() -> None:
         for _ in range(50):
@@ -217,6 +240,29 @@ def test_generators_pass_on_what_is_sent_thrown_and_closed() -> None:
     steps.close()  # type: ignore[attr-defined]
     assert events == ["sent", thrown, "closed"]
     assert lt.is_disposed(first)  # type: ignore[arg-type]
+
+
+def test_a_generator_goes_on_in_another_thread() -> None:
+    kept: list[torch.Tensor] = []
+
+    @lt.dispose_scope()
+    def steps(n: int) -> Iterator[None]:
+        for _ in range(n):
+            kept.extend(torch.ones(2).split(1))
+            yield
+
+    def work() -> None:
+        next(found)
+        kept.append(torch.ones(1))
+        assert torch._C._len_torch_function_stack() == 0
+        assert lt.current_dispose_scope() is None
+
+    found = steps(3)
+    next(found)
+    in_a_thread(work)
+    next(found)
+    in_a_thread(found.close)  # type: ignore[attr-defined]
+    assert [lt.is_disposed(t) for t in kept] == [True] * 4 + [False] + [True] * 2
 
 
 def test_an_error_in_a_generator_passes() -> None:

@@ -32,6 +32,57 @@ class Double(torch.autograd.Function):
         return grad * 2
 
 
+class Returning(torch.autograd.Function):
+    """Gives back what stands in a list, which autograd does not look into."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, found: list[Any]) -> Any:
+        return found[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return grad, None
+
+
+class Saving(torch.autograd.Function):
+    """Keeps it for backward, by `save_for_backward` or as an attribute."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, found: list[Any], plainly: bool) -> torch.Tensor:
+        if plainly:
+            ctx.kept = found[0]
+        else:
+            ctx.save_for_backward(found[0])
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        kept = ctx.kept if hasattr(ctx, "kept") else ctx.saved_tensors[0]
+        return grad * kept, None, None
+
+
+def leaf() -> torch.Tensor:
+    return torch.ones(2, 2, requires_grad=True)
+
+
+def hooked(register: str, result: Any) -> None:
+    """A hook that gives the disposed tensor to PyTorch."""
+    layer = torch.nn.Linear(2, 2)
+    getattr(layer, register)(lambda *_: result)
+    layer(leaf()).sum().backward()
+
+
+def loaded(t: Any, assign: bool) -> None:
+    layer = torch.nn.Linear(2, 2)
+    layer.load_state_dict({"weight": t, "bias": torch.ones(2)}, assign=assign)
+    layer(ones())
+
+
+@lt.script
+def listed(tensors: list[torch.Tensor]):
+    return tensors[0] + tensors[1]
+
+
 @lt.script
 def compiled(a, b):
     return (a[:, None] - b[None, :]).abs().sum()
@@ -45,6 +96,12 @@ def a_disposed_tensor(*shape: int) -> torch.Tensor:
 
 def ones() -> torch.Tensor:
     return torch.ones(2, 2)
+
+
+def without_functions(fn: Callable[..., Any], *args: Any) -> None:
+    """What a `__torch_function__` of the user's does."""
+    with torch._C.DisableTorchFunctionSubclass():
+        fn(*args)
 
 
 def iterate(t: torch.Tensor) -> None:
@@ -150,6 +207,37 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "a compiled function, direct": lambda t: compiled(torch.ones(3), t),
     "torch.optim": lambda t: torch.optim.SGD([t], lr=0.1),
     "lt.alias": lt.alias,
+    # autograd, modules and their like
+    "forward returns it": lambda t: Returning.apply(leaf(), [t]).sum(),
+    "save_for_backward": lambda t: Saving.apply(leaf(), [t], False).sum().backward(),
+    "kept by ctx": lambda t: Saving.apply(leaf(), [t], True).sum().backward(),
+    "a gradient": lambda t: (leaf() * 2).backward(t),
+    "inputs of backward": lambda t: leaf().sum().backward(inputs=[t]),
+    "a gradient hook's": lambda t: hooked("register_full_backward_hook", (t,)),
+    "a forward hook's": lambda t: hooked("register_forward_hook", t),
+    "a pre-hook's": lambda t: hooked("register_forward_pre_hook", (t,)),
+    "checkpoint": lambda t: torch.utils.checkpoint.checkpoint(torch.sin, t, use_reentrant=False),
+    "load_state_dict": lambda t: loaded(t, assign=False),
+    "load_state_dict, assigned": lambda t: loaded(t, assign=True),
+    "functional_call": lambda t: torch.func.functional_call(
+        torch.nn.Linear(2, 2), {"weight": t}, (ones(),)
+    ),
+    "func.grad": lambda t: torch.func.grad(torch.sum)(t),
+    "func.vjp": lambda t: torch.func.vjp(torch.sin, t),
+    "closed over by vmap": lambda t: torch.vmap(lambda x: x + t)(ones()),
+    "clip_grad_norm_": lambda t: torch.nn.utils.clip_grad_norm_([t], 1.0),
+    "parameters_to_vector": lambda t: torch.nn.utils.parameters_to_vector([t]),
+    "pad_sequence": lambda t: torch.nn.utils.rnn.pad_sequence([t, ones()]),
+    "init": torch.nn.init.xavier_uniform_,
+    "DataLoader": lambda t: list(torch.utils.data.DataLoader([t, t], batch_size=2)),
+    "lr": lambda t: torch.optim.SGD([leaf()], lr=t),
+    "Normal": lambda t: torch.distributions.Normal(t, 1.0),
+    "nested": lambda t: torch.nested.nested_tensor([t]),
+    "sparse": lambda t: torch.sparse_coo_tensor(torch.zeros(1, 2, dtype=torch.long), t),
+    "assert_close": lambda t: torch.testing.assert_close(ones(), t),
+    "without functions of subclasses": lambda t: without_functions(torch.add, ones(), t),
+    "a compiled function, in a list": lambda t: listed([ones(), t]),
+    "lt.Sequential": lambda t: lt.Sequential(torch.nn.Linear(2, 2))(t),
     # the world outside
     "np.asarray": np.asarray,
     "np.array": np.array,
@@ -168,6 +256,10 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 # PyTorch's C++ looks at the tensor before it asks anybody, and refuses it in words of its own.
 REFUSED_BY_PYTORCH: dict[str, Callable[[Any], Any]] = {
     "x.data = t": lambda t: setattr(ones(), "data", t),
+    "torch.full": lambda t: torch.full((2,), t),
+    "alpha=": lambda t: torch.add(ones(), ones(), alpha=t),
+    "torch.jit.trace": lambda t: torch.jit.trace(torch.sin, ones())(t),
+    "backward returns it": lambda t: hooked("register_full_backward_pre_hook", (t,)),
     "torch.Size": lambda t: torch.Size([t]),
     "memoryview": memoryview,
 }
@@ -212,6 +304,35 @@ def test_what_works() -> None:
     assert weakref.ref(t)() is t
     assert {t: 1}[t] == 1
     assert gc.is_tracked(t)
+
+
+def test_the_error_passes_through_dynamo_as_it_is() -> None:
+    """Dynamo wraps errors in its own, except a few kinds."""
+    from torch._guards import CompileContext, compile_context
+
+    t = a_disposed_tensor()
+    with compile_context(CompileContext(None)), pytest.raises(lt.DisposedTensorError) as found:
+        t.shape  # noqa: B018
+    assert isinstance(found.value, AssertionError)
+    assert type(pickle.loads(pickle.dumps(found.value))) is lt.DisposedTensorError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_functions_compiled_by_dynamo_raise_it(fullgraph: bool) -> None:
+    def work(x: Any) -> torch.Tensor:
+        return torch.cat([torch.ones(2, 2), x]) * 2
+
+    module = torch.nn.Linear(2, 2)
+    of_function = torch.compile(work, backend="lowtide", fullgraph=fullgraph)
+    of_module = torch.compile(module, backend="lowtide", fullgraph=fullgraph)
+    of_function(ones())
+    of_module(ones())
+    lt.dispose(module.weight)
+    with pytest.raises(lt.DisposedTensorError):
+        of_function(a_disposed_tensor())
+    with pytest.raises(lt.DisposedTensorError):
+        of_module(ones())
 
 
 def test_the_error_names_both_lines_and_what_to_write() -> None:

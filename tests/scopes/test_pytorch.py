@@ -51,6 +51,25 @@ def test_buffers_are_the_modules_however_they_come_in() -> None:
         assert [b.tolist() for b in (other.a, other.b, other.c)] == [[2, 2], [1, 1], [3, 3]]
 
 
+def test_conversion_by_a_function_of_ones_own() -> None:
+    norm = nn.Sequential(nn.BatchNorm1d(3))
+    with lt.dispose_scope():
+        assert norm._apply(lambda t: t * 1) is norm
+    norm(torch.randn(5, 3))
+
+
+def test_plain_attributes_of_a_module_are_the_scopes() -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.arange(3)
+
+    with lt.dispose_scope():
+        module = Cached()
+    with pytest.raises(lt.DisposedTensorError, match=r"self\.table = torch\.arange\(3\)"):
+        module.table.sum()
+
+
 def test_batch_norm_keeps_its_statistics() -> None:
     norm = nn.BatchNorm1d(3)
     for _ in range(3):
@@ -154,6 +173,45 @@ def test_a_disposed_parameter_stops_its_optimizer_with_a_clear_error() -> None:
         model(torch.ones(1, 2))
 
 
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.Adagrad, torch.optim.SGD])
+def test_options_of_an_optimizer_are_its_own(make: Any) -> None:
+    with lt.dispose_scope():
+        layer = nn.Linear(2, 2)
+        optimizer = make(layer.parameters(), lr=torch.tensor(0.1))
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        optimizer.add_param_group(
+            {"params": [nn.Parameter(torch.ones(2))], "lr": torch.tensor(1.0)}
+        )
+    for _ in range(2):
+        with lt.dispose_scope():
+            layer(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            schedule.step()
+    assert optimizer.param_groups[0]["lr"].item() == pytest.approx(0.025)
+    assert optimizer.param_groups[1]["lr"].item() == pytest.approx(0.25)
+
+
+def test_what_pytorch_makes_when_first_asked_is_its_own() -> None:
+    """A gradient scaler's state, a distribution's other parameter."""
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    choice = torch.distributions.Categorical(probs=torch.tensor([0.5, 0.5]))
+    for _ in range(2):
+        with lt.dispose_scope():
+            loss = scaler.scale(layer(torch.ones(1, 2)).sum())
+            loss.backward()
+            choice.log_prob(torch.tensor(1))
+        assert lt.is_disposed(loss)
+        with lt.dispose_scope():
+            scaler.unscale_(optimizer)
+        with lt.dispose_scope():
+            scaler.step(optimizer)
+            scaler.update()
+    assert scaler.get_scale() == 4
+    assert choice.logits.shape == (2,)
+
+
 def test_a_cache_of_ones_own_owns_nothing() -> None:
     cache: dict[int, torch.Tensor] = {}
 
@@ -217,6 +275,24 @@ def test_arrays_survive_their_tensors() -> None:
         made[0] += 1
     assert all(lt.is_disposed(t) for t in made)
     assert array.tolist() == [2, 2, 2, 2]
+
+
+def test_copies_and_transforms_are_the_scopes() -> None:
+    x, outer = torch.ones(3), torch.ones(3)
+    with lt.dispose_scope() as scope:
+        value, pull = torch.func.vjp(lambda a: a * outer, x)
+        made = [
+            copy.deepcopy(x), *copy.deepcopy([x, outer]), value, *pull(outer),
+            torch.vmap(lambda a: a * 2)(x), torch.func.grad(torch.sum)(x),
+            torch.func.hessian(lambda a: (a**3).sum())(x), torch.nested.nested_tensor([x]),
+            *torch.func.jvp(torch.sin, (x,), (outer,)),
+        ]  # fmt: skip
+        theirs = [torch.func.vjp(lambda a: a, x)[0], torch.func.vjp(lambda a: outer, x)[0]]
+        assert theirs[0] is x
+        assert theirs[1] is outer
+        assert all(scope.contains(t) for t in made)
+    assert all(lt.is_disposed(t) for t in made)
+    assert x.sum() + outer.sum() == 6
 
 
 def test_forward_and_backward_hooks_run_inside() -> None:
@@ -291,6 +367,31 @@ def test_custom_functions_find_what_they_saved() -> None:
     torch.testing.assert_close(g, 3 * x * x)
 
 
+@pytest.mark.parametrize("pack", [lambda t: t, lambda t: ("cpu", t.clone()), lambda t: [t.cpu()]])
+def test_what_hooks_pack_is_the_graphs(pack: Any) -> None:
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors
+            return 3 * x * x * grad
+
+    def unpack(packed: Any) -> torch.Tensor:
+        return packed if isinstance(packed, torch.Tensor) else packed[-1]
+
+    x = torch.randn(3, requires_grad=True)
+    with lt.dispose_scope() as scope, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        inner = x * 2
+        y = scope.move_to_outer((Cube.apply(inner) * inner.exp()).sum())
+    y.backward()
+    expected = torch.autograd.grad(((2 * x) ** 3 * (2 * x).exp()).sum(), x)[0]
+    torch.testing.assert_close(x.grad, expected)
+
+
 def test_in_place_changes_are_still_noticed() -> None:
     x = torch.randn(3, requires_grad=True)
     with lt.dispose_scope() as scope:
@@ -315,6 +416,44 @@ def test_retained_gradients_do_not_stand_in_the_way() -> None:
             t.sum()
     y.backward()
     assert torch.allclose(x.grad, 18 * x)
+
+
+@pytest.mark.parametrize("use", [torch.tensor, torch.Tensor, torch.utils.dlpack.to_dlpack])
+def test_after_retain_grad_nothing_comes_through_c(use: Any) -> None:
+    """What C++ reads without asking Python is closed as soon as nobody else has the tensor."""
+    x = torch.randn(3, requires_grad=True)
+    with lt.dispose_scope() as scope:
+        gone = x * 2
+        gone.retain_grad()
+        same = scope.move_to_outer(gone.detach())
+        unsaved = scope.move_to_outer((gone * 3).sum() + (same * x).sum())
+        over = x * 2
+        over.retain_grad()
+        (over * over).sum().backward()
+        saved = x * 2
+        saved.retain_grad()
+        square = scope.move_to_outer((saved * saved).sum())
+    for t in (gone, over):
+        with pytest.raises(lt.DisposedTensorError):
+            use(t)
+    x.grad = None
+    unsaved.backward()  # `same` has the version and the values that were saved
+    assert torch.equal(x.grad, same + 6)
+    square.backward()
+    with lt.dispose_scope():
+        pass
+    with pytest.raises(lt.DisposedTensorError):
+        use(saved)
+
+
+def test_leaves_that_autocast_has_cast() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with lt.dispose_scope() as scope:
+            w = torch.randn(4, 4, requires_grad=True)
+            y = scope.move_to_outer((torch.ones(4, 4) @ w).float().sum())
+        with pytest.raises(lt.DisposedTensorError):
+            torch.tensor(w)
+        y.backward()
 
 
 def test_backward_on_other_threads() -> None:
@@ -408,6 +547,29 @@ def test_torch_compile_inside_a_scope() -> None:
             y = scope.move_to_outer(work(x))
         torch.testing.assert_close(y, expected)
         torch.testing.assert_close(work(x), expected)
+
+
+@pytest.mark.slow
+def test_scopes_inside_functions_that_dynamo_compiles() -> None:
+    """The graph breaks at the scope, whose own code runs as it is, under every backend."""
+    kept: list[torch.Tensor] = []
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        with lt.dispose_scope() as scope:
+            kept.append((x * 2).relu())
+            y = scope.move_to_outer(kept[-1].sum(0))
+        return y + 1
+
+    x = torch.randn(40, 50)
+    expected = work(x)
+    for backend in ("lowtide", "eager"):
+        compiled = torch.compile(work, backend=backend)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), expected)
+        with lt.dispose_scope():
+            torch.testing.assert_close(compiled(x), expected)
+    assert all(lt.is_disposed(t) for t in kept)
+    assert lt.current_dispose_scope() is None
 
 
 def test_default_devices_and_other_modes_are_left_in_peace() -> None:

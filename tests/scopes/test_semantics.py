@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -359,13 +362,35 @@ def test_a_scope_cannot_be_entered_twice() -> None:
 
 def test_what_is_no_tensor_is_refused() -> None:
     with lt.dispose_scope() as scope:
-        for use in (scope.move_to_outer, scope.attach, lt.dispose, lt.alias, lt.is_disposed):
-            with pytest.raises(TypeError, match="is expected"):
-                use(3)  # type: ignore[operator]
+        ended = lt.dispose_scope()
+        ended.dispose()
+        nonsense = (3, None, "t", object(), torch.nn.Identity())
+        for use in (scope.move_to_outer, scope.attach, scope.detach, scope.dispose_everything_but,
+                    scope.contains, ended.contains, lt.dispose, lt.alias, lt.is_disposed,
+                    lt.move_to_outer_dispose_scope, lt.detach_from_dispose_scope):  # fmt: skip
+            for value in nonsense:
+                with pytest.raises(TypeError, match="is expected"):
+                    use(value)  # type: ignore[operator]
+        for use in (scope.contains, lt.alias, lt.is_disposed):
+            for nest in ([], [torch.ones(1)], {"a": torch.ones(1)}):
+                with pytest.raises(TypeError, match="a tensor is expected"):
+                    use(nest)  # type: ignore[operator]
+        kept = torch.ones(1)
+        for other in (3, "scope", [scope], kept):
+            with pytest.raises(TypeError, match="a dispose scope or None is expected"):
+                scope.move_to_other(other, kept)  # type: ignore[arg-type]
+        assert scope.contains(kept)
         with pytest.raises(TypeError, match="is expected"):
             lt.move_to_other_dispose_scope(torch.ones(1), "scope")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="function is expected"):
             lt.wrapped_dispose_scope(3)  # type: ignore[arg-type]
+
+
+def test_a_scope_cannot_be_copied() -> None:
+    with lt.dispose_scope() as scope:
+        for way in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="neither copied nor pickled"):
+                way(scope)
 
 
 def test_a_disposed_tensor_cannot_be_moved() -> None:

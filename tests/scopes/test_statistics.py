@@ -120,39 +120,113 @@ def test_all_at_once(stats: lt.ScopeStatistics) -> None:
     assert set(stats.to_dict().values()) == {0}
 
 
+class Account:
+    """What should have been counted: the documentation's rules on plain data."""
+
+    def __init__(self) -> None:
+        self.owner: dict[str, int | None] = {}  # of tensors alive, by name
+        self.outer: list[int | None] = []  # of each scope, when it was opened
+        self.open: list[int] = []
+        self.of = dict.fromkeys((
+            "created_in_scope", "disposed_in_scope", "created_outside_scope",
+            "disposed_outside_scope", "attached_to_scope", "detached_from_scope",
+        ), 0)  # fmt: skip
+
+    def innermost(self) -> int | None:
+        return self.open[-1] if self.open else None
+
+    def around(self, scope: int) -> int | None:
+        place = self.outer[scope]
+        while place is not None and place not in self.open:
+            place = self.outer[place]
+        return place
+
+    def made(self, name: str) -> None:
+        self.owner[name] = self.innermost()
+        self.of["created_outside_scope" if not self.open else "created_in_scope"] += 1
+
+    def ended(self, name: str) -> None:
+        owner = self.owner.pop(name)
+        self.of["disposed_outside_scope" if owner is None else "disposed_in_scope"] += 1
+
+    def given(self, name: str, to: int | None) -> None:
+        owner, self.owner[name] = self.owner[name], to
+        self.of["attached_to_scope"] += owner is None and to is not None
+        self.of["detached_from_scope"] += owner is not None and to is None
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_random_sequences_balance(stats: lt.ScopeStatistics, seed: int) -> None:
+def test_random_sequences_are_counted_exactly(stats: lt.ScopeStatistics, seed: int) -> None:
     dice = random.Random(seed)
-    scopes: list[lt.DisposeScope] = []
-    tensors: list[torch.Tensor] = []
-    made = 0
-    for _ in range(150):
-        match dice.randrange(9):
+    scopes: dict[int, lt.DisposeScope] = {}
+    handles: dict[str, torch.Tensor] = {}
+    account = Account()
+
+    def alive() -> str | None:
+        return dice.choice(sorted(account.owner)) if account.owner else None
+
+    for step in range(150):
+        name, at = alive(), dice.choice(account.open) if account.open else None
+        match dice.randrange(14):
             case 0 if len(scopes) < 4:
-                scopes.append(lt.dispose_scope().__enter__())
-            case 1 if scopes:
-                scopes.pop(dice.randrange(len(scopes))).dispose()
-            case 2 if tensors:
-                tensors.pop(dice.randrange(len(tensors)))
-            case 3 if tensors:
-                lt.dispose(dice.choice(tensors))
-            case 4 | 5 if scopes and tensors:
-                t, scope = dice.choice(tensors), dice.choice(scopes)
-                if not lt.is_disposed(t):
-                    (scope.attach if dice.random() < 0.5 else scope.move_to_outer)(t)
-            case 6 if tensors:
-                t = dice.choice(tensors)
-                if not lt.is_disposed(t):
-                    lt.detach_from_dispose_scope(t)
+                account.outer.append(account.innermost())
+                scopes[len(account.outer) - 1] = lt.dispose_scope().__enter__()
+                account.open.append(len(account.outer) - 1)
+            case 1 if at is not None:
+                scopes.pop(at).dispose()
+                account.open.remove(at)
+                for other in [n for n, owner in account.owner.items() if owner == at]:
+                    account.ended(other)
+            case 2 if name:  # Python frees it
+                del handles[name]
+                account.ended(name)
+            case 3 if name:
+                lt.dispose(handles[name])
+                account.ended(name)
+            case 4 if name and at is not None:
+                scopes[at].attach(handles[name])
+                account.given(name, at)
+            case 5 if name and at is not None:
+                scopes[at].move_to_outer(handles[name])
+                if account.owner[name] == at:
+                    account.given(name, account.around(at))
+            case 6 if name and at is not None:
+                to = dice.choice([None, *account.open])
+                scopes[at].move_to_other(None if to is None else scopes[to], handles[name])
+                if account.owner[name] == at:
+                    account.given(name, to)
+            case 7 if name:
+                lt.detach_from_dispose_scope(handles[name])
+                account.given(name, None)
+            case 8 if name:
+                lt.move_to_outer_dispose_scope(handles[name])
+                owner = account.owner[name]
+                account.given(name, None if owner is None else account.around(owner))
+            case 9 if name:
+                other = dice.choice(sorted(account.owner))
+                lt.move_to_other_dispose_scope(handles[name], handles[other])
+                account.given(name, account.owner[other])
+            case 10 if name and at is not None:
+                scopes[at].dispose_everything_but(handles[name])
+                for other in [n for n, owner in account.owner.items() if owner == at]:
+                    if other != name:
+                        account.ended(other)
+            case 11 if name:  # in place: none is made
+                handles[name].add_(1)
+            case 12 if name:  # two at once
+                handles[f"{step}a"], handles[f"{step}b"] = handles[name].max(0)
+                account.made(f"{step}a")
+                account.made(f"{step}b")
             case _:
-                tensors.append(torch.empty(1))
-                made += 1
-        t = None  # or it would live on under this name
-        live = sum(not lt.is_disposed(t) for t in tensors)
-        assert stats.thread_total_live == live
-        assert stats.created_in_scope + stats.created_outside_scope == made
-        owned = sum(scope.disposables_count for scope in scopes)
-        assert owned <= live
-    for scope in scopes:
+                handles[f"{step}"] = torch.ones(1)
+                account.made(f"{step}")
+        found = stats.to_dict()
+        assert found.pop("thread_total_live") == len(account.owner)
+        assert found == account.of
+        assert {n for n, t in handles.items() if not lt.is_disposed(t)} == set(account.owner)
+        for at, scope in scopes.items():
+            theirs = {n for n, owner in account.owner.items() if owner == at}
+            assert {n for n, t in handles.items() if scope.contains(t)} == theirs
+            assert scope.disposables_count == len(theirs)
+    for scope in scopes.values():
         scope.dispose()
-    assert all(count >= 0 for count in counts(stats))

@@ -3,7 +3,7 @@
 In: the frame that called PyTorch. Out: a `Birth`: the tensor, weakly, and the user's code object
 and instruction. Frames of PyTorch, Lowtide and the standard library are passed over, so that the
 line is one that the user can change. On the way it is seen whether the tensor was made by code that
-keeps what it makes: an optimizer, a module that converts itself, a compiler at work.
+keeps what it makes: an optimizer, a gradient scaler, a compiler at work.
 
     birth = note(t, sys._getframe(1))       # ~0.3 µs
     loc_of_birth(birth)                     # train.py:12
@@ -33,7 +33,9 @@ _GENERATED = ("<eval_with_key>", "<frozen ")
 # (end of the file, function or "" for all): code that keeps the tensors that it makes.
 _KEEPING = (
     (os.path.join("torch", "optim", ""), ""),
-    (os.path.join("torch", "nn", "modules", "module.py"), "Module._apply"),
+    (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler._lazy_init_scale_growth_tracker"),
+    (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler.unscale_"),
+    (os.path.join("torch", "distributions", "utils.py"), "lazy_property.__get__"),
     (os.path.join("torch", "_dynamo", "convert_frame.py"), ""),
     (os.path.join("torch", "utils", "checkpoint.py"), "_NoopSaveInputs.forward"),
 )

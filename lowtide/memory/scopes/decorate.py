@@ -16,7 +16,6 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
-from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.nests import tensors_in
 from lowtide.memory.scopes.ownership import move
 from lowtide.memory.scopes.scope import DisposeScope
@@ -140,14 +139,10 @@ class _Inside:
         self.scope = scope
 
     def __enter__(self) -> None:
-        if not self.scope.is_open:
+        if self.scope.is_open:
+            self.scope.enter_context()
+        else:
             self.scope.__enter__()
-            return
-        self.before = watch.current()
-        self.scope.outer = self.before
-        self.scope.thread.switch_on(self.scope)
-        watch.set_current(self.scope)
 
     def __exit__(self, *_: object) -> None:
-        self.scope.thread.switch_off(self.scope)
-        watch.set_current(self.scope.outer)
+        self.scope.leave_context()

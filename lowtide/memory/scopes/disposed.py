@@ -17,12 +17,15 @@ be exchanged: it is closed to Python, and let go of as soon as nothing else hold
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import weakref
 from collections.abc import Generator
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
+from torch._guards import CompileContext  # pyright: ignore[reportPrivateUsage]
 
 from lowtide.errors import UNKNOWN_LOC, DisposedTensorError, Loc
 from lowtide.memory.scopes.births import Birth, end_of_with, loc_of, loc_of_birth
@@ -33,6 +36,9 @@ _Tensor: Any = torch.Tensor
 _make_subclass: Any = _Tensor._make_subclass
 _swap_impl: Any = _C._swap_tensor_impl
 _set_class: Any = object.__setattr__
+_getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
+_ASK_DEVICE: Any = torch.ops.prim.device.default
+_APPLY: Any = torch.autograd.Function.apply.__func__.__code__
 _OBITUARY = "_lowtide_obituary"
 # The last two are how PyTorch's C++ finds whom to ask.
 _HARMLESS = frozenset({
@@ -68,6 +74,13 @@ class Ending(NamedTuple):
         return self.how if self.opened is None else f"{self.how} opened at {loc_of(*self.opened)}"
 
 
+class _DisposedWhileTraced(DisposedTensorError, AssertionError):
+    """Dynamo passes on an AssertionError as it is, and wraps others in one of its own."""
+
+    __module__ = DisposedTensorError.__module__
+    __qualname__ = DisposedTensorError.__qualname__
+
+
 class _Hollow(torch.Tensor):
     """A tensor without memory, whose every dispatch raises; exchanged for the one of a handle."""
 
@@ -85,6 +98,9 @@ class DisposedTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # A custom Function that returns the handle: C++ asks where it can take no error.
+        if func is _ASK_DEVICE and _getframe(1).f_code is _APPLY:
+            return _nothing.device
         raise _error_in(args, kwargs)
 
     def __getattribute__(self, name: str) -> Any:
@@ -127,7 +143,9 @@ def error_of(tensor: torch.Tensor) -> DisposedTensorError:
     """What its use raises."""
     birth, ending = _obituary(tensor)
     born = UNKNOWN_LOC if birth is None else loc_of_birth(birth)
-    return DisposedTensorError(born, ending.loc(), ending.words())
+    is_traced = CompileContext.try_get() is not None
+    kind = _DisposedWhileTraced if is_traced else DisposedTensorError
+    return kind(born, ending.loc(), ending.words())
 
 
 def empty_out(tensor: torch.Tensor, birth: Birth | None, ending: Ending) -> None:
@@ -137,7 +155,7 @@ def empty_out(tensor: torch.Tensor, birth: Birth | None, ending: Ending) -> None
     """
     kind = type(tensor)
     attributes: Any = tensor.__dict__
-    hollow: Any = _make_subclass(_Hollow, _nothing, False, dispatch_device=True)
+    hollow: Any = _hollow()
     _set_class(tensor, "__class__", DisposedTensor)
     try:
         _swap_impl(tensor, hollow)
@@ -176,17 +194,37 @@ def release_pending() -> None:
 
 
 _nothing = torch.empty(0, device="meta")
+_hollow = functools.partial(_make_subclass, _Hollow, _nothing, False, dispatch_device=True)
 _pending: list[weakref.ref[torch.Tensor]] = []
 
 
-def _let_go(tensor: torch.Tensor) -> bool:
-    # Nothing saved it, so that exchanging its data can make no gradient wrong.
-    with _C.DisableTorchFunction():
-        if _Tensor._use_count(tensor) > 1:
-            return False
-        _Tensor.data.__set__(tensor, _Tensor.new_empty(tensor, 0))
-        _Tensor.grad.__set__(tensor, None)
+def _is_exchanged(tensor: torch.Tensor) -> bool:
+    """Give the handle another impl; False if C++ holds its own weakly."""
+    try:
+        _swap_impl(tensor, _hollow())
+    except RuntimeError:
+        return False
     return True
+
+
+def _let_go(tensor: torch.Tensor) -> bool:
+    """Exchange a tensor that C++ holds weakly, if nothing else holds it."""
+    # Autocast holds the leaves that it has cast.
+    torch.clear_autocast_cache()
+    if _is_exchanged(tensor):
+        return True
+    with _C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+        if _Tensor._use_count(tensor) > 1 or _Tensor._is_view(tensor):
+            return False
+        # Nothing saved it, so that new data can make no gradient wrong. The hook of `retain_grad`
+        # moves to the grad_fn of the last operation in place, which here nobody else has.
+        version = _Tensor._version.__get__(tensor)
+        _Tensor.data.__set__(tensor, _Tensor.new_empty(tensor, 0))
+        _set_class(tensor, "__class__", _Tensor)  # C++ sets attributes on the way
+        _Tensor.detach_(_Tensor.mul_(tensor, 1))
+        _set_class(tensor, "__class__", DisposedTensor)
+        _C._autograd._unsafe_set_version_counter((tensor,), (version,))
+    return _is_exchanged(tensor)
 
 
 def _obituary(tensor: torch.Tensor) -> tuple[Birth | None, Ending]:

@@ -16,7 +16,7 @@ from lowtide.memory.scopes import disposed, keepers, watch
 from lowtide.memory.scopes.bag import owner_of
 from lowtide.memory.scopes.decorate import moving_out
 from lowtide.memory.scopes.disposed import is_gone
-from lowtide.memory.scopes.ownership import attach, checked, dispose_now, given, move
+from lowtide.memory.scopes.ownership import attach, checked, dispose_now, given, move, one_tensor
 from lowtide.memory.scopes.scope import DisposeScope, ending_here
 
 T = TypeVar("T")
@@ -76,17 +76,16 @@ def dispose(*ts: Any) -> None:
 
 def is_disposed(t: torch.Tensor) -> bool:
     """Whether the tensor was disposed. Raises TypeError if it never was one."""
-    if not isinstance(t, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"a tensor is expected, not {t!r}")
-    return is_gone(t)
+    return is_gone(one_tensor(t))
 
 
 def alias(t: torch.Tensor) -> torch.Tensor:
     """A fresh handle on the same memory, with a life of its own; gradients flow through it.
 
     What a function should return instead of its own argument, so that a caller may dispose both.
+    Raises TypeError for what is no tensor, DisposedTensorError for a disposed one.
     """
-    (tensor,) = checked((t,))
+    (tensor,) = checked((one_tensor(t),))
     made: torch.Tensor = torch.ops.aten.alias.default(tensor)
     return made
 

@@ -4,10 +4,11 @@ In: PyTorch as it is. Out: `install`, called when the first scope opens, which h
 
 | what happens inside a scope                            | what it means                          |
 | ------------------------------------------------------ | -------------------------------------- |
-| a parameter or buffer is registered, set or unpickled  | the tensor is the module's             |
-| an optimizer stepped, or loaded its state              | the tensors of its state are its own   |
+| a parameter or buffer is set, converted or unpickled   | the tensor is the module's             |
+| an optimizer got options, stepped, or loaded its state | their tensors are its own              |
 | `p.grad = g`                                           | g is the gradient of p                 |
-| from_numpy, frombuffer, from_dlpack, `torch.Tensor(…)` | made, though no mode was asked         |
+| a hook packs what autograd saves                       | what it packed is the graph's          |
+| from_numpy, frombuffer, `torch.Tensor(…)`, vmap …     | made, though no mode was asked         |
 | the engine of autograd runs                            | hooks run inside the scope             |
 
 A tensor that became somebody's in this way is detached from its scope at once. What is not in the
@@ -21,6 +22,7 @@ import sys
 from typing import Any
 
 import torch
+from torch._functorch import predispatch  # pyright: ignore[reportPrivateUsage]
 from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import dlpack
@@ -29,11 +31,22 @@ from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.bag import LOCK, owner_of
 from lowtide.memory.scopes.births import unseen
 from lowtide.memory.scopes.disposed import is_gone
+from lowtide.memory.scopes.hidden import hide
 from lowtide.memory.scopes.nests import tensors_in
-from lowtide.memory.scopes.watch import Place, see, state
+from lowtide.memory.scopes.watch import FRESH_SHARED, Place, see, state
 
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 _installed: list[bool] = []
+_PACKAGE = __name__.rpartition(".")[0]
+# What these define is around the user's functions and layers, which are to be compiled.
+_USERS = (".decorate", ".sequential")
+# What no mode is asked about; the names of functorch's are those that Dynamo does not look into.
+_UNSEEN: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (torch, ("from_numpy", "frombuffer", "from_dlpack")),
+    (dlpack, ("from_dlpack",)),
+    (getattr(torch.nested, "_nested", None), ("nested_tensor",)),
+    (predispatch, ("_remove_batch_dim_impl", "_unwrap_for_grad_impl")),
+)
 
 
 def keep(value: Any) -> None:
@@ -72,15 +85,21 @@ def install() -> None:
     if _installed:
         return
     _installed.append(True)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_PACKAGE) and not name.endswith(_USERS):
+            hide(module)
     watch.on_grad_set = keep
     nn_module.register_module_parameter_registration_hook(_registered)
     nn_module.register_module_buffer_registration_hook(_registered)
     register_optimizer_step_post_hook(_stepped)
-    _after(torch.nn.Module, "__setstate__", _module_restored)
+    _after(torch.nn.Module, "__setstate__", _module_changed)
+    _after(torch.nn.Module, "_apply", _module_changed)
+    _after(torch.optim.Optimizer, "add_param_group", _group_added)
     _after(torch.optim.Optimizer, "__setstate__", _optimizer_restored)
+    _after(torch.autograd.graph.saved_tensors_hooks, "__init__", _hooks_made)
     _after(torch.Tensor, "__init__", _constructed)
-    for owner in (torch, dlpack):
-        for name in ("from_numpy", "frombuffer", "from_dlpack"):
+    for owner, names in _UNSEEN:
+        for name in names:
             if hasattr(owner, name):
                 _seen(owner, name)
     _watched(torch.autograd, "_engine_run_backward")
@@ -100,9 +119,30 @@ def _optimizer_restored(optimizer: Any, *_: Any) -> None:
         keep(dict(optimizer.state))
 
 
-def _module_restored(module: Any, *_: Any) -> None:
+def _group_added(optimizer: Any, *_: Any) -> None:
+    if state().open:  # its options; the tensors that it optimises are their makers'
+        options = (item for item in optimizer.param_groups[-1].items() if item[0] != "params")
+        keep(dict(options))
+
+
+def _module_changed(module: Any, *_: Any, **__: Any) -> None:
     if state().open:
         keep([list(module._parameters.values()), list(module._buffers.values())])
+
+
+def _hooks_made(hooks: Any, *_: Any, **__: Any) -> None:
+    """What a hook packs is the graph's, even if it is the handle that it was given."""
+    pack = hooks.pack_hook
+    if isinstance(pack, torch.fx.GraphModule):  # a compiler writes it into its graph
+        return
+
+    def packed(tensor: torch.Tensor) -> Any:
+        found = pack(tensor)
+        if state().open:
+            keep(found)
+        return found
+
+    hooks.pack_hook = packed
 
 
 def _constructed(tensor: Any, *_: Any, **__: Any) -> None:
@@ -117,10 +157,10 @@ def _after(owner: Any, name: str, then: Any) -> None:
     is_empty = plain is object.__init__
 
     @functools.wraps(plain)
-    def method(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not is_empty:
-            plain(self, *args, **kwargs)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = None if is_empty else plain(self, *args, **kwargs)
         then(self, *args, **kwargs)
+        return result
 
     setattr(owner, name, method)
 
@@ -132,7 +172,8 @@ def _seen(owner: Any, name: str) -> None:
     @functools.wraps(plain)
     def function(*args: Any, **kwargs: Any) -> Any:
         made = plain(*args, **kwargs)
-        see(made, _getframe(1))
+        if sys.getrefcount(made) <= FRESH_SHARED:  # else it was known before
+            see(made, _getframe(1))
         return made
 
     setattr(owner, name, function)

@@ -46,6 +46,13 @@ def given(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
     return list(tensors_in(tensors))
 
 
+def one_tensor(value: Any) -> torch.Tensor:
+    """A tensor, disposed or not. Raises TypeError for all else."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"a tensor is expected, not {value!r}")
+    return value
+
+
 def one_or_all(tensors: tuple[Any, ...]) -> Any:
     """What a method was given, as it gives it back."""
     return tensors[0] if len(tensors) == 1 else tensors

@@ -14,8 +14,10 @@ goes to the nearest outer one that is still open. An ended scope holds nothing a
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import CodeType, TracebackType
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple, overload
 
@@ -25,14 +27,22 @@ from lowtide.errors import ScopeError
 from lowtide.memory.scopes import disposed, keepers, resident, watch
 from lowtide.memory.scopes.bag import LOCK
 from lowtide.memory.scopes.births import loc_of, user_frame
-from lowtide.memory.scopes.disposed import Ending, empty_out, is_gone
-from lowtide.memory.scopes.ownership import attach, check_open, checked, move, one_or_all
+from lowtide.memory.scopes.disposed import DisposedTensor, Ending, empty_out
+from lowtide.memory.scopes.ownership import (
+    attach,
+    check_open,
+    checked,
+    move,
+    one_or_all,
+    one_tensor,
+)
 from lowtide.memory.scopes.watch import Place, state
 
 T = TypeVar("T")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
+_MANY = 5_000
 
 
 class DisposeScope(Place):
@@ -98,8 +108,8 @@ class DisposeScope(Place):
         return len(self.owned)
 
     def contains(self, tensor: torch.Tensor) -> bool:
-        """Whether it owns the tensor."""
-        return self.find(tensor) is not None
+        """Whether it owns the tensor. Raises TypeError for all else, lists too."""
+        return self.find(one_tensor(tensor)) is not None
 
     @overload
     def move_to_outer(self, first: T, /) -> T: ...
@@ -122,8 +132,13 @@ class DisposeScope(Place):
     @overload
     def move_to_other(self, scope: DisposeScope | None, /, *tensors: *Ts) -> tuple[*Ts]: ...
     def move_to_other(self, scope: DisposeScope | None, /, *tensors: Any) -> Any:
-        """Give tensors of this scope to another one, inner or outer; to nobody if it is None."""
+        """Give tensors of this scope to another one, inner or outer; to nobody if it is None.
+
+        Raises TypeError if `scope` is anything else, ScopeError if it has ended.
+        """
         check_open(self)
+        if scope is not None and not isinstance(scope, DisposeScope):  # pyright: ignore
+            raise TypeError(f"a dispose scope or None is expected, not {scope!r}")
         for tensor in checked(tensors):
             move(tensor, scope, only_from=self)
         return one_or_all(tensors)
@@ -176,6 +191,9 @@ class DisposeScope(Place):
             return f"<ended dispose scope{where}>"
         return f"<dispose scope{where}, {self.disposables_count} tensors>"
 
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} can be neither copied nor pickled")
+
     def _begin(self, frame: Any) -> None:
         check_open(self)
         if self.is_open:
@@ -184,25 +202,34 @@ class DisposeScope(Place):
         found = user_frame(frame)
         if found is not None:
             self._opened = (found.f_code, found.f_lasti)
+        self.is_open = True
+        self.enter_context()
+        if self.outer is None:
+            self._resident_bytes = resident.resident_bytes()
+
+    def enter_context(self) -> None:
+        """Be the innermost of this thread and context, which need not be those before."""
         thread = state()
-        if thread is not self.thread:  # made on one thread, opened on another
+        if thread is not self.thread:
             self.sweep()
+            self.thread.places.discard(self)
             self.thread, self.counts = thread, thread.inside
             thread.places.add(self)
         self.outer = watch.current()
-        if self.outer is None:
-            self._resident_bytes = resident.resident_bytes()
-        self.is_open = True
         thread.switch_on(self)
         watch.set_current(self)
+
+    def leave_context(self) -> None:
+        """Be no longer the innermost, though open."""
+        self.thread.switch_off(self)
+        watch.set_current(self.outer)
 
     def _end(self, ending: Ending) -> None:
         if self.log is None:
             return
         try:
-            self._dispose(ending)
+            self._dispose(ending, is_end=True)
         finally:
-            self.close()
             if self.is_open:
                 self.is_open = False
                 self.thread.switch_off(self)
@@ -210,15 +237,19 @@ class DisposeScope(Place):
                 if watch.is_innermost(self):
                     watch.set_current(self.outer_scope)
 
-    def _dispose(self, ending: Ending, spared: frozenset[int] = frozenset()) -> None:
-        with LOCK:
+    def _dispose(
+        self, ending: Ending, spared: frozenset[int] = frozenset(), is_end: bool = False
+    ) -> None:
+        with LOCK:  # closed at once, or another thread might put a tensor in that nobody ends
             ended = self.take_all(spared)
-        with disposed.outside_dispatch_modes():
+            if is_end:
+                self.close()
+        with disposed.outside_dispatch_modes(), without_collector(len(ended)):
             for birth in ended:
                 tensor = birth[0]()
                 if tensor is None:
                     self.counts.disposed += 1
-                elif is_gone(tensor):  # logged twice
+                elif type(tensor) is DisposedTensor:  # logged twice
                     self.counts.created -= 1
                 elif birth[3]:
                     self.thread.detached += 1
@@ -229,6 +260,19 @@ class DisposeScope(Place):
             disposed.release_pending()
         if self.outer is None and self._resident_bytes:
             resident.after_end(self._resident_bytes)
+
+
+@contextlib.contextmanager
+def without_collector(count: int) -> Generator[None]:
+    """Python's collector does not run while many tensors end: it would find nothing, many times."""
+    is_paused = count >= _MANY and gc.isenabled()
+    if is_paused:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if is_paused:
+            gc.enable()
 
 
 def ending_here(how: str) -> Ending:

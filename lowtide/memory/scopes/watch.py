@@ -39,6 +39,7 @@ _PLAIN = frozenset({int, float, bool, str, torch.Size, torch.dtype, torch.device
 _GRAD_SETTER: Any = _Tensor.grad.__set__
 # They hand out a tensor that exists already.
 _GETTERS: Any = (_Tensor.grad.__get__, _Tensor._base.__get__, _Tensor._grad.__get__)
+_DEEPCOPY: Any = _Tensor.__deepcopy__
 _NO_DISPATCH: Any = _Tensor.__torch_dispatch__
 
 
@@ -47,7 +48,14 @@ def _count_of_fresh() -> int:
     return sys.getrefcount(made)
 
 
-_FRESH = _count_of_fresh()
+def _count_of_fresh_shared() -> int:
+    made: Any = torch.empty(0)
+    view = made.view(0)  # C++ has it as the base
+    return sys.getrefcount(made) + 0 * len(view)
+
+
+FRESH = _count_of_fresh()
+FRESH_SHARED = _count_of_fresh_shared()
 
 
 class Place(Bag):
@@ -114,7 +122,7 @@ class _Mode:
         if _is_dynamo_compiling():
             return func(*args, **(kwargs or {}))
         made = func(*args) if kwargs is None else func(*args, **kwargs)
-        if type(made) is _Tensor and _getrefcount(made) == _FRESH:
+        if type(made) is _Tensor and _getrefcount(made) == FRESH:
             place = _innermost.get()
             if place is not None and place.thread is self.thread:
                 log = place.log
@@ -200,12 +208,14 @@ def _look(
         found = list(tensors_in(made))
     else:
         return
-    given = {id(tensor) for tensor in tensors_in((args, kwargs))}
+    # The memo of a deep copy has the copy already.
+    given_to: Any = args[0] if func is _DEEPCOPY else (args, kwargs)
+    given = {id(tensor) for tensor in tensors_in(given_to)}
     for tensor in found:
         if id(tensor) in given or not _is_ours(tensor):
             continue
         # With more references than those from here it may have been known before.
-        if sys.getrefcount(tensor) <= _FRESH + 2 or owner_of(tensor) is None:
+        if sys.getrefcount(tensor) <= FRESH + 2 or owner_of(tensor) is None:
             _record(thread, tensor, frame)
 
 
