@@ -37,8 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory.scopes": BASE,
     # Beside the pipeline: programs and modules as it has them, into a file and out of it.
     "deploy": PASSES | {"", "passes", "frontend", "pipeline"},
-    # Sees what the arena hands out.
-    "memory.profiler": BASE | {"memory", "runtime", "tables"},
+    # Sees what the arena hands out, and which handles a dispose scope has emptied.
+    "memory.profiler": BASE | {"memory", "memory.scopes", "runtime", "tables"},
 }
 # They join the layers: the pipeline, the public names, and the tools around the compiler.
 SEES_ALL = {

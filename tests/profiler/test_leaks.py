@@ -220,3 +220,14 @@ def test_who_holds_what_is_live_at_the_peak() -> None:
     assert by_op["aten::ones"] == ("attribute `weights` of " + Holder.__qualname__,)
     assert any("local `mine` of test_who_holds" in text for text in by_op["aten::add"])
     del mine
+
+
+def test_a_disposed_handle_holds_nothing() -> None:
+    with lt.profile() as prof:
+        scope = lt.dispose_scope()
+        scope.__enter__()
+        handle = torch.ones(1000)
+    assert any("`handle`" in text for text in prof.live_at_peak()[0].holders)
+    scope.__exit__(None, None, None)
+    assert prof.live_at_peak()[0].holders == ()
+    assert handle is not None

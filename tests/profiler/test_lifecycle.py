@@ -79,7 +79,7 @@ def test_a_profile_runs_once() -> None:
         torch.ones(1)
     with pytest.raises(lt.LowtideError, match="runs once"), prof:
         pass
-    with pytest.raises(lt.LowtideError, match="has ended"):
+    with pytest.raises(lt.LowtideError, match="runs no more"):
         prof.step()
 
 
@@ -189,3 +189,41 @@ def test_a_nested_tensor_is_alive_meanwhile() -> None:
     assert prof.peak_bytes >= 4000
     assert kept.numel() == 1000
     assert nested.size(0) == 2
+
+
+def test_another_thread_cannot_end_or_ask_it() -> None:
+    faults: list[BaseException] = []
+
+    def elsewhere() -> None:
+        for use in (lambda: prof.__exit__(None, None, None), lambda: prof.peak_bytes):
+            try:
+                use()
+            except lt.LowtideError as fault:
+                faults.append(fault)
+
+    with lt.profile() as prof:
+        torch.ones(100)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        torch.ones(200)
+    assert ["on the thread that began it" in str(fault) for fault in faults] == [True, True]
+    assert prof.peak_bytes == 800
+    with lt.profile() as again:
+        torch.ones(10)
+    assert again.peak_bytes == 40
+
+
+def test_pytorchs_profiler_inside_is_refused() -> None:
+    """It would take over the recording, and all that was seen would be lost."""
+    with lt.profile() as prof:
+        torch.ones(100)
+        with pytest.raises(lt.LowtideError, match="is running"):
+            torch.profiler.profile().start()
+        with pytest.raises(lt.LowtideError, match="is running"), torch.autograd.profiler.profile():
+            pass
+        torch.ones(10)
+    assert prof.peak_bytes == 400
+    with torch.profiler.profile() as theirs:
+        torch.ones(3)
+    assert any(event.name == "aten::ones" for event in theirs.events() or ())

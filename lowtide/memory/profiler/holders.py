@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -33,6 +34,7 @@ from lowtide.memory.profiler.names import (
 )
 from lowtide.memory.profiler.records import Allocation
 from lowtide.memory.profiler.referrers import Above, is_ours
+from lowtide.memory.scopes.disposed import is_gone
 
 _MAX_DEPTH = 6
 _MAX_HOLDERS = 4
@@ -43,7 +45,7 @@ class Holders:
     """The holders of what is alive, for use in a `with`: it refers to what it found until then."""
 
     def __init__(self, found: Found) -> None:
-        tensors = [t for refs in found.values() for ref in refs if (t := ref()) is not None]
+        tensors = [t for refs in found.values() for t in _still(refs)]
         bases = [base for t in tensors if (base := t._base) is not None]
         self._found = found
         self._above = Above([*tensors, *bases])
@@ -61,13 +63,11 @@ class Holders:
     def of(self, allocation: Allocation) -> tuple[str, ...]:
         """Texts; empty if nothing was found."""
         texts: list[str] = []
-        for ref in self._found.get(allocation.born, ()):
-            tensor = ref()
-            if tensor is not None:
-                texts += holders_of(tensor, self._above)
-                base = tensor._base  # a view keeps its base, and the base the memory
-                if base is not None and not texts:
-                    texts += [f"view of it: {text}" for text in holders_of(base, self._above)]
+        for tensor in _still(self._found.get(allocation.born, ())):
+            texts += holders_of(tensor, self._above)
+            base = tensor._base  # a view keeps its base, and the base the memory
+            if base is not None and not texts:
+                texts += [f"view of it: {text}" for text in holders_of(base, self._above)]
         if not texts:
             texts += self._in_graphs(allocation)
         return tuple(dict.fromkeys(texts))[:_MAX_HOLDERS]
@@ -84,6 +84,12 @@ class Holders:
         on = holders_of(root, self._above_roots)
         hangs = f", whose graph hangs on {on[0]}" if on else ""
         return [f"saved for backward by {found[0]}{hangs}"]
+
+
+def _still(refs: Iterable[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
+    """Those that are alive; a handle that a dispose scope has emptied holds nothing."""
+    tensors = [tensor for ref in refs if (tensor := ref()) is not None]
+    return [tensor for tensor in tensors if not is_gone(tensor)]
 
 
 def holders_of(thing: Any, above: Above) -> list[str]:
@@ -188,8 +194,6 @@ def _saved_tensors() -> dict[tuple[str, int], tuple[str, Any]]:
     """What autograd saved, by its place in memory: the node, and a tensor that leads to it.
 
     Reading what a node saved runs the hooks of `saved_tensors_hooks`, if it has any."""
-    import weakref
-
     saved: dict[tuple[str, int], tuple[str, Any]] = {}
     seen: set[Any] = set()
     roots = [(root, t) for t in live_tensors() if (root := _graph_of(t)) is not None]

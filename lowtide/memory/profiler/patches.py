@@ -2,11 +2,12 @@
 
     nn.Module.__call__              to know the module of an operator
     threading.Thread.start          to follow threads
+    the start of PyTorch's profiler to refuse it: it would end the recording that this one uses
     autograd's call of its engine   to watch Python code inside a backward pass
     dynamo's switch                 to stop watching inside what torch.compile compiled: its guards
                                     would see the mode, and compile everything again
 
-The last two are private to PyTorch; where a version lacks them, they are left out.
+The last three are private to PyTorch; where a version lacks them, they are left out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from lowtide.errors import LowtideError
 from lowtide.memory.profiler import watch
 
 
@@ -49,6 +51,8 @@ def apply(start_thread: Callable[[threading.Thread], None]) -> Patches:
     patches.replace(torch.nn.Module, "__call__", _watched_module_call)
     patches.replace(torch.autograd, "_engine_run_backward", _watched_backward)
     patches.replace(threading.Thread, "start", functools.partial(_with_thread, start_thread))
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        patches.replace(torch.autograd.profiler, name, _refused)
     if "torch._dynamo.eval_frame" in sys.modules:
         _patch_dynamo(patches)
     else:
@@ -88,6 +92,16 @@ def _with_thread(start_thread: Callable[[threading.Thread], None], old: Any) -> 
         old(self)
 
     return start
+
+
+def _refused(old: Any) -> Any:
+    @functools.wraps(old)
+    def refuse(*_: Any, **__: Any) -> None:
+        raise LowtideError(
+            "lt.profile() is running, and uses PyTorch's own profiler: start that one outside of it"
+        )
+
+    return refuse
 
 
 def _patching_compile(patches: Patches, old: Any) -> Any:

@@ -78,7 +78,7 @@ class Session:
         """Everything as before the start. Raises LowtideError on another thread than `start`'s."""
         global _active
         if threading.get_ident() != self._owner:
-            raise LowtideError("a profile ends on the thread that began it")
+            raise LowtideError("a running profile is asked, and ended, on the thread that began it")
         try:
             self._watchers[0].stop()
             if self._patches is not None:
