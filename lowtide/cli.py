@@ -4,6 +4,7 @@
     lowtide explain pkg.mod:fn --shape 1000x4,500x4 --dtype float32
     lowtide memory pkg.mod:fn --shape 1000x4,500x4 --backward
     lowtide profile --rows 20 --html report.html train.py --epochs 1
+    lowtide profile -m pkg.train --epochs 1
 
 Exit status: 0 done, 1 it ran and something is wrong, 2 the arguments make no sense, 130 Ctrl-C;
 of `profile`, the script's own.
@@ -105,6 +106,9 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument("--trace", metavar="FILE", help="write a trace for chrome://tracing")
     command.add_argument(
         "--json", action="store_true", help="print JSON; the script's output goes to stderr"
+    )
+    command.add_argument(
+        "-m", dest="module", action="store_true", help="script.py is a module's name: pkg.train"
     )
     command.add_argument("script", metavar="script.py", help="run as the main program")
     command.add_argument("args", nargs=argparse.REMAINDER, help="what the script gets")

@@ -223,10 +223,12 @@ class Profile:
         }
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Memory over time as a PNG, SVG or PDF, by the ending of `path`. Needs matplotlib."""
-        from lowtide.memory.profiler.plot import plot_timeline
+        """Memory over time as a PNG, SVG or PDF, by the ending of `path`. Needs matplotlib.
 
-        _extra("matplotlib")
+        Raises LowtideError for another ending, or if matplotlib is missing."""
+        from lowtide.memory.profiler.plot import check_picture, plot_timeline
+
+        check_picture(path)
         plot_timeline(self._read(), path)
 
     def html(self, path: str | PathLike[str]) -> None:

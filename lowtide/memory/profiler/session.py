@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowtide.errors import LowtideError
+from lowtide.memory.measure import quiet_gc
 from lowtide.memory.profiler import follow, patches, watch
 from lowtide.runtime import arena
 
@@ -88,7 +89,8 @@ class Session:
         finally:
             with _activating:
                 _active = None
-                events = follow.stop_recording()
+                with quiet_gc(collect=False):  # a million small objects are made
+                    events = follow.stop_recording()
         return Capture(
             events=events,
             watchers=self._watchers,
