@@ -85,7 +85,8 @@ def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "target",
         metavar="pkg.mod:fn",
-        help="a function, an nn.Module or a method of one, plain or compiled; `make()` is called",
+        help="a function, an nn.Module or a method of one, plain or compiled; "
+        "`make()` and `Net(8, bias=False)` are called",
     )
     command.add_argument(
         "--shape",
@@ -170,10 +171,24 @@ def _memory(options: argparse.Namespace) -> int:
     from lowtide.explain_command import predict
 
     ask = functools.partial(predict, backward=options.backward)
-    return _answer("memory", ask, options)
+    return _answer("memory", ask, options, _show_plan)
 
 
-def _answer(command: str, ask: Callable[[str, str, str], Any], options: argparse.Namespace) -> int:
+def _show_plan(plan: Any) -> None:
+    if sys.stdout.isatty():
+        from lowtide.memory_table import print_plan
+
+        print_plan(plan)
+    else:
+        print(plan)
+
+
+def _answer(
+    command: str,
+    ask: Callable[[str, str, str], Any],
+    options: argparse.Namespace,
+    show: Callable[[Any], None] = print,
+) -> int:
     from lowtide.errors import LowtideError
     from lowtide.explain_command import ArgumentFault
 
@@ -185,7 +200,10 @@ def _answer(command: str, ask: Callable[[str, str, str], Any], options: argparse
     except LowtideError as fault:
         print(fault, file=sys.stderr)
         return 1
-    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        show(found)
     return 0
 
 

@@ -43,8 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 # They join the layers: the pipeline, the public names, and the tools around the compiler.
 SEES_ALL = {
     "", "__main__", "api", "cli", "compare", "comparison", "demo", "demo_worker", "difference",
-    "doctor", "explain_command", "machine", "patch", "pipeline", "profile_command", "programs",
-    "torch_jit_names",
+    "doctor", "explain_command", "machine", "memory_table", "patch", "pipeline",
+    "profile_command", "programs", "torch_jit_names",
 }  # fmt: skip
 HEAVY = (
     "torch._dynamo", "torch._inductor", "triton", "sympy", "pandas", "matplotlib", "rich", "typer",

@@ -240,3 +240,17 @@ def test_threads_of_the_script_are_waited_for(
     )
     assert app(["profile", str(tmp_path / "threaded.py")]) == 0
     assert "threaded.py:5" in capsys.readouterr().out
+
+
+def test_a_terminal_gets_the_plan_as_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert app(["memory", TARGET, "--shape", "1000x4,500x4"]) == 0
+    out = capsys.readouterr().out
+    assert "2,117,632" in out.splitlines()[0]
+    assert "s0 = boxes1.shape[0]" in out
+    assert "<unknown>" not in out
+    assert "alive at the peak" in out
+    assert "programs.py:" in out
