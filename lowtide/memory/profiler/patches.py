@@ -3,6 +3,7 @@
     nn.Module.__call__              to know the module of an operator
     threading.Thread.start          to follow threads
     the start of PyTorch's profiler to refuse it: it would end the recording that this one uses
+    calls of torch.jit's programs   to know their line: no mode sees them
     autograd's call of its engine   to watch Python code inside a backward pass
     dynamo's switch                 to stop watching inside what torch.compile compiled: its guards
                                     would see the mode, and compile everything again
@@ -22,6 +23,8 @@ import torch
 
 from lowtide.errors import LowtideError
 from lowtide.memory.profiler import watch
+
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 class Patches:
@@ -50,6 +53,8 @@ def apply(start_thread: Callable[[threading.Thread], None]) -> Patches:
     patches = Patches()
     patches.replace(torch.nn.Module, "__call__", _watched_module_call)
     patches.replace(torch.autograd, "_engine_run_backward", _watched_backward)
+    for owner in (_C.ScriptFunction, _C.ScriptMethod):
+        patches.replace(owner, "__call__", _noted_call)
     patches.replace(threading.Thread, "start", functools.partial(_with_thread, start_thread))
     for name in ("_prepare_profiler", "_enable_profiler"):
         patches.replace(torch.autograd.profiler, name, _refused)
@@ -69,6 +74,17 @@ def _watched_module_call(old: Any) -> Any:
         if watcher is None or watcher.is_paused:
             return old(self, *args, **kwargs)
         return watcher.call_module(old, self, args, kwargs)
+
+    return __call__
+
+
+def _noted_call(old: Any) -> Any:
+    @functools.wraps(old)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watcher = watch.current()
+        if watcher is not None and not watcher.is_paused:
+            watcher.note_place(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        return old(self, *args, **kwargs)
 
     return __call__
 
