@@ -251,7 +251,8 @@ def profile() -> Profile:
     """`with lt.profile() as prof:` records every operator and allocation inside; see `Profile`.
 
     One at a time in a process, and not beside torch.profiler. Python threads that are started
-    inside are followed, those that ran before are not."""
+    inside are followed, and work that a ThreadPoolExecutor does; other threads that ran before are
+    not."""
     return Profile()
 
 

@@ -243,9 +243,8 @@ class ThreadWatcher(Watcher):
     """The watcher of a thread that may run on when the profile has ended: `is_busy` inside a call,
     so that the end can wait for it."""
 
-    def end(self, on_end: Callable[[], None]) -> None:
+    def end(self) -> None:
         """The profile ends: at its next call the thread does `on_end`, and is watched no more."""
-        self.on_end = on_end
         self.__class__ = EndedWatcher  # pyright: ignore[reportAttributeAccessIssue]
 
     def __torch_function__(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -276,7 +275,8 @@ class ThreadWatcher(Watcher):
 
 
 class EndedWatcher(ThreadWatcher):
-    """What a ThreadWatcher becomes when the profile ends before its thread: it lets go."""
+    """What a ThreadWatcher becomes when the profile ends before its thread: it lets go. It stays on
+    the stack, as a call cannot take off the mode that it is in: see `let_go`."""
 
     def __torch_function__(
         self,
@@ -290,6 +290,19 @@ class EndedWatcher(ThreadWatcher):
             _local.watcher = None
             self.on_end()
         return func(*args, **(kwargs or {}))
+
+
+def let_go() -> None:
+    """Takes off this thread all watchers whose profile has ended; not inside a call of theirs.
+
+    A thread must not end with one: PyTorch would let go of it when Python may be gone."""
+    watcher = current()
+    if isinstance(watcher, EndedWatcher):
+        _local.watcher = None
+        watcher.on_end()
+    for mode in [_at(index) for index in range(_depth())]:
+        if isinstance(mode, EndedWatcher):
+            remove(mode)
 
 
 def is_on(mode: object) -> bool:
