@@ -83,7 +83,8 @@ def _device(
             {**_piece(a, timeline.end_ns), "holders": "; ".join(holders.get(a.born, ()))}
             for a in live[:_MOST_LIVE]
         ],
-        "live_note": f", the largest {_MOST_LIVE} shown" if len(live) > _MOST_LIVE else "",
+        "live_note": f"{len(live):,} pieces"
+        + (f", the largest {_MOST_LIVE:,} shown" if len(live) > _MOST_LIVE else ""),
     }
 
 
