@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lowtide.frontend.script.language import annotate, fork, is_scripting, isinstance, wait
     from lowtide.frontend.trace.active import is_tracing
     from lowtide.frontend.trace.places import TracerWarning
-    from lowtide.memory.batch import max_batch_size
+    from lowtide.memory.profiler.batch import max_batch_size
     from lowtide.memory.profiler.profile import profile
     from lowtide.memory.scopes.functions import (
         alias,

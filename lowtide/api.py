@@ -53,7 +53,7 @@ WHERE: Final = {
     "wait": "lowtide.frontend.script.language",
     "compare": "lowtide.comparison",
     "profile": "lowtide.memory.profiler.profile",
-    "max_batch_size": "lowtide.memory.batch",
+    "max_batch_size": "lowtide.memory.profiler.batch",
     "memory_stats": "lowtide.runtime.arena",
     "empty_cache": "lowtide.runtime.arena",
     "dispose_scope": "lowtide.memory.scopes.scope",

@@ -4,6 +4,7 @@
     lowtide explain pkg.mod:fn --shape 1000x4,500x4 --dtype float32
     lowtide memory pkg.mod:fn --shape 1000x4,500x4 --backward
     lowtide profile --rows 20 --html report.html train.py --epochs 1
+    lowtide profile -m pkg.train --epochs 1
 
 Exit status: 0 done, 1 it ran and something is wrong, 2 the arguments make no sense, 130 Ctrl-C;
 of `profile`, the script's own.
@@ -84,7 +85,8 @@ def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "target",
         metavar="pkg.mod:fn",
-        help="a function, an nn.Module or a method of one, plain or compiled; `make()` is called",
+        help="a function, an nn.Module or a method of one, plain or compiled; "
+        "`make()` and `Net(8, bias=False)` are called",
     )
     command.add_argument(
         "--shape",
@@ -105,6 +107,9 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument("--trace", metavar="FILE", help="write a trace for chrome://tracing")
     command.add_argument(
         "--json", action="store_true", help="print JSON; the script's output goes to stderr"
+    )
+    command.add_argument(
+        "-m", dest="module", action="store_true", help="script.py is a module's name: pkg.train"
     )
     command.add_argument("script", metavar="script.py", help="run as the main program")
     command.add_argument("args", nargs=argparse.REMAINDER, help="what the script gets")
@@ -166,10 +171,24 @@ def _memory(options: argparse.Namespace) -> int:
     from lowtide.explain_command import predict
 
     ask = functools.partial(predict, backward=options.backward)
-    return _answer("memory", ask, options)
+    return _answer("memory", ask, options, _show_plan)
 
 
-def _answer(command: str, ask: Callable[[str, str, str], Any], options: argparse.Namespace) -> int:
+def _show_plan(plan: Any) -> None:
+    if sys.stdout.isatty():
+        from lowtide.memory_table import print_plan
+
+        print_plan(plan)
+    else:
+        print(plan)
+
+
+def _answer(
+    command: str,
+    ask: Callable[[str, str, str], Any],
+    options: argparse.Namespace,
+    show: Callable[[Any], None] = print,
+) -> int:
     from lowtide.errors import LowtideError
     from lowtide.explain_command import ArgumentFault
 
@@ -181,7 +200,10 @@ def _answer(command: str, ask: Callable[[str, str, str], Any], options: argparse
     except LowtideError as fault:
         print(fault, file=sys.stderr)
         return 1
-    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        show(found)
     return 0
 
 

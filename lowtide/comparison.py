@@ -19,9 +19,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from lowtide.difference import Difference, difference
-from lowtide.memory.measure import Timing, measure_peak, time_alternating, time_call
+from lowtide.errors import LowtideError
+from lowtide.memory.measure import (
+    Timing,
+    measure_peak,
+    tensors_in,
+    time_alternating,
+    time_call,
+)
 from lowtide.tables import format_bytes, format_ms, plain_table
+
+_AGREES = {None: "-", True: "yes", False: "NO"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +95,26 @@ def compare(
     `repeats` and `seconds` bound the timed calls of each. A result agrees with the first one's if
     each element is within `atol + rtol * |first|`; by default both follow from the dtype, see
     `lowtide.difference`. All calls get the same arguments: a function that changes them changes
-    them for the next. Raises ValueError if `variants` is empty; what a variant raises is its row.
+    them for the next, and its row says so. Raises ValueError if `variants` is empty, LowtideError
+    if `args` is no sequence of arguments; what a variant raises is its row.
     """
+    if not isinstance(args, list | tuple):
+        raise LowtideError(
+            f"args is a {type(args).__name__}; write a tuple of arguments: "
+            'compare({"eager": f}, (x,))'
+        )
     if not variants:
         raise ValueError('compare needs at least one callable: compare({"eager": f}, args)')
-    calls = {name: partial(function, *args) for name, function in variants.items()}
+    calls = {name: partial(_called, function, args) for name, function in variants.items()}
     rows: dict[str, ComparisonRow] = {}
     reference = _Reference()
     for name, call in calls.items():
         try:
-            rows[name] = _check(name, call, reference, rtol, atol)
+            before = _versions(args)
+            row = _check(name, call, reference, rtol, atol)
+            if _versions(args) != before:
+                row = dataclasses.replace(row, note=f"changes its arguments. {row.note}".rstrip())
+            rows[name] = row
         except Exception as fault:
             rows[name] = ComparisonRow(name=name, error=describe_error(fault))
     faults: dict[str, str] = {}
@@ -120,8 +141,29 @@ def describe_error(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {said}" if said else type(fault).__name__
 
 
+def _called(function: Callable[..., object], args: Sequence[Any]) -> object:
+    return function(*args)
+
+
+def _versions(args: Sequence[Any]) -> list[int]:
+    """How often each tensor has been written to."""
+    return [tensor._version for tensor in tensors_in(args) if not tensor.is_inference()]
+
+
+def _copied(value: object) -> object:
+    """A result that later calls cannot change: it may be an argument, or a buffer of a module."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if isinstance(value, list | tuple):
+        items = [_copied(item) for item in value]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
 class _Reference:
-    """The first result that a callable gave; all others are compared to it."""
+    """A copy of the first result that a callable gave; all others are compared to it."""
 
     is_set = False
     value: object = None
@@ -156,7 +198,7 @@ def _check(
     if reference.is_set:
         found = difference(reference.value, result, rtol=rtol, atol=atol)
     else:
-        reference.value, reference.is_set = result, True
+        reference.value, reference.is_set = _copied(result), True
     return ComparisonRow(
         name=name,
         first_call_ms=first_ns / 1e6,
@@ -178,7 +220,7 @@ def _with_times(row: ComparisonRow, timing: Timing, error: str) -> ComparisonRow
 def _cells(row: ComparisonRow) -> list[str]:
     if row.error:
         return [row.name, "-", "-", "-", "-", "-", row.error]
-    agrees = "-" if row.agrees is None else "yes" if row.agrees else f"NO {row.note}".rstrip()
+    agrees = f"{_AGREES[row.agrees]} {row.note}".rstrip()
     return [
         row.name,
         _ms(row.min_ms),

@@ -1,15 +1,17 @@
 """`lowtide explain` and `lowtide memory` of `pkg.mod:fn --shape 1000x4,500x4`: asked by name.
 
 In: three texts. Out: what `explain()` and `memory()` of the compiled function say for tensors of
-those shapes. Nothing is run: the tensors are never written, so they take no memory.
+those shapes. Nothing is run: they are meta tensors, which take no memory.
 
     pkg.mod:fn        a function          pkg.mod:net            a module: its forward
     pkg.mod:Net       Net()               pkg.mod:net.encode     another method of it
     pkg.mod:make()    what make() gives   pkg.mod:make().encode
+    pkg.mod:Net(8, bias=False)            arguments are literals
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 
 SCALAR = "scalar"
+_QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 
 class ArgumentFault(Exception):
@@ -85,45 +88,93 @@ def _is_module_class(found: object) -> bool:
 def resolve(target: str) -> Any:
     """The object that `pkg.mod:name` names; modules are looked for in the current folder too.
 
-    `name()` is called without arguments, and so is a class of modules. Raises ArgumentFault."""
+    `name(8, bias=False)` is called, with arguments that are literals, and so is a class of modules
+    without any. Raises ArgumentFault."""
     module_name, colon, attribute = target.partition(":")
-    if not (colon and module_name and attribute):
+    if not (colon and module_name and attribute) or module_name.startswith(".."):
         raise ArgumentFault(f"{target!r} is not of the form pkg.mod:fn")
+    if module_name.endswith(".py") or os.sep in module_name:
+        name = module_name.removesuffix(".py").removeprefix(f".{os.sep}").replace(os.sep, ".")
+        raise ArgumentFault(f"{module_name!r} is a file; name its module: {name}:{attribute}")
+    return _value(_parsed(target, attribute), module_name, _imported(module_name))
+
+
+def _imported(module_name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as fault:
+        if not f"{module_name}.".startswith(f"{fault.name}."):
+            raise ArgumentFault(
+                f"{module_name} imports {fault.name!r}, which was not found"
+            ) from fault
         raise ArgumentFault(
             f"module {fault.name!r} was not found; run it from the folder that holds it"
         ) from fault
-    for part in attribute.split("."):
-        name = part.removesuffix("()")
-        if not hasattr(found, name):
-            raise ArgumentFault(f"{module_name} has no {attribute!r}")
-        found = getattr(found, name)
-        is_class = _is_module_class(found)
-        found = _called(module_name, found) if name != part or is_class else found
-    return found
 
 
-def _called(module_name: str, found: Any) -> Any:
+def _parsed(target: str, attribute: str) -> ast.expr:
     try:
-        return found()
+        return ast.parse(attribute, mode="eval").body
+    except (SyntaxError, ValueError) as fault:
+        raise ArgumentFault(f"{target!r} is not of the form pkg.mod:fn") from fault
+
+
+def _value(node: ast.expr, module_name: str, module: Any) -> Any:
+    """What `a.b(1).c` means in a module. A class of modules is called without arguments."""
+    if isinstance(node, ast.Call):
+        return _called(node, module_name, _looked_up(node.func, module_name, module))
+    found = _looked_up(node, module_name, module)
+    return _called(None, module_name, found) if _is_module_class(found) else found
+
+
+def _looked_up(node: ast.expr, module_name: str, module: Any) -> Any:
+    if isinstance(node, ast.Call):
+        return _value(node, module_name, module)
+    if isinstance(node, ast.Attribute):
+        owner, name = _value(node.value, module_name, module), node.attr
+    elif isinstance(node, ast.Name):
+        owner, name = module, node.id
+    else:
+        raise ArgumentFault(f"{ast.unparse(node)!r} is no name; name a function or a module")
+    if not hasattr(owner, name):
+        raise ArgumentFault(f"{module_name} has no {ast.unparse(node)!r}")
+    return getattr(owner, name)
+
+
+def _called(call: ast.Call | None, module_name: str, found: Any) -> Any:
+    remedy = f"write a function without arguments that makes it, and {module_name}:make()"
+    try:
+        args = [ast.literal_eval(one) for one in call.args] if call else []
+        named = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if call else {}
+    except ValueError as fault:
+        raise ArgumentFault(
+            f"arguments must be literals, as in Net(8, bias=False); {remedy}"
+        ) from fault
+    try:
+        return found(*args, **named)
     except TypeError as fault:
-        remedy = f"write a function without arguments that makes it, and {module_name}:make()"
         raise ArgumentFault(f"{fault}; {remedy}") from fault
 
 
 def make_arguments(shapes: str, dtypes: str) -> tuple[torch.Tensor, ...]:
-    """Uninitialised tensors for `"1000x4,500x4"` and `"float32"` or `"float32,int64"`."""
+    """Meta tensors for `"1000x4,500x4"` and `"float32"` or `"float32,int64"`."""
     sizes = [parse_shape(text) for text in shapes.split(",")]
     kinds = [parse_dtype(text) for text in dtypes.split(",")]
     if len(kinds) == 1:
         kinds *= len(sizes)
     if len(kinds) != len(sizes):
         raise ArgumentFault(f"{len(sizes)} shapes and {len(kinds)} dtypes; give one dtype or all")
-    return tuple(torch.empty(size, dtype=kind) for size, kind in zip(sizes, kinds, strict=True))
+    return tuple(_tensor(size, kind) for size, kind in zip(sizes, kinds, strict=True))
+
+
+def _tensor(size: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:
+    try:
+        return torch.empty(size, dtype=kind, device="meta")
+    except (RuntimeError, TypeError, OverflowError) as fault:  # more elements than 64 bits count
+        shape = "x".join(map(str, size))
+        raise ArgumentFault(f"there is no {kind} tensor of shape {shape}") from fault
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -140,6 +191,6 @@ def parse_shape(text: str) -> tuple[int, ...]:
 def parse_dtype(text: str) -> torch.dtype:
     """`"float32"` or `"torch.float32"` → `torch.float32`."""
     found: object = getattr(torch, text.strip().removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    if not isinstance(found, torch.dtype) or found in _QUANTIZED:
         raise ArgumentFault(f"{text!r} is not a dtype; write float32, int64, bfloat16, …")
     return found

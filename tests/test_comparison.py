@@ -89,3 +89,33 @@ def test_nothing_to_compare() -> None:
         lt.compare({}, ())
     with pytest.raises(KeyError):
         compared()["absent"]
+
+
+def test_a_result_that_is_an_argument_is_not_compared_with_itself() -> None:
+    def changes(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+    found = lt.compare({"same": lambda x: x, "changes": changes}, (torch.zeros(8),), repeats=1)
+    assert found["changes"].agrees is False
+    assert "changes its arguments" in found["changes"].note
+    assert not found["same"].note
+    assert "changes its arguments" in str(found)
+
+
+def test_a_buffer_that_each_call_writes_to() -> None:
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = torch.zeros(4)
+
+        def forward(self, x: torch.Tensor) -> dict[str, tuple[torch.Tensor, ...]]:
+            return {"count": (self.count.add_(1),)}
+
+    model = Counter()
+    found = lt.compare({"first": model, "again": model}, (X,), repeats=1)
+    assert found["again"].agrees is False
+
+
+def test_args_are_a_sequence() -> None:
+    with pytest.raises(lt.LowtideError, match=r"write a tuple of arguments"):
+        lt.compare({"eager": double}, X)  # type: ignore[arg-type]

@@ -37,14 +37,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory.scopes": BASE,
     # Beside the pipeline: programs and modules as it has them, into a file and out of it.
     "deploy": PASSES | {"", "passes", "frontend", "pipeline"},
-    # Sees what the arena hands out.
-    "memory.profiler": BASE | {"memory", "runtime", "tables"},
+    # Sees what the arena hands out, and which handles a dispose scope has emptied.
+    "memory.profiler": BASE | {"memory", "memory.scopes", "runtime", "tables"},
 }
 # They join the layers: the pipeline, the public names, and the tools around the compiler.
 SEES_ALL = {
     "", "__main__", "api", "cli", "compare", "comparison", "demo", "demo_worker", "difference",
-    "doctor", "explain_command", "machine", "patch", "pipeline", "profile_command", "programs",
-    "torch_jit_names",
+    "doctor", "explain_command", "machine", "memory_table", "patch", "pipeline",
+    "profile_command", "programs", "torch_jit_names",
 }  # fmt: skip
 HEAVY = (
     "torch._dynamo", "torch._inductor", "triton", "sympy", "pandas", "matplotlib", "rich", "typer",

@@ -258,10 +258,12 @@ def quiet_kineto() -> Generator[None]:
 
 
 @contextmanager
-def quiet_gc() -> Generator[None]:
-    """No garbage collection inside: a collection of a large program takes many milliseconds."""
+def quiet_gc(*, collect: bool = True) -> Generator[None]:
+    """No garbage collection inside: a collection of a large program takes many milliseconds. What
+    is garbage already is collected before, unless `collect` is False."""
     was_enabled = gc.isenabled()
-    gc.collect()
+    if collect:
+        gc.collect()
     gc.disable()
     try:
         yield

@@ -30,7 +30,7 @@ def test_shapes() -> None:
 
 def test_dtypes() -> None:
     assert parse_dtype("torch.int64") is torch.int64
-    for wrong in ("float31", "nn", ""):
+    for wrong in ("float31", "nn", "", "qint8"):
         with pytest.raises(ArgumentFault, match="is not a dtype"):
             parse_dtype(wrong)
 
@@ -41,9 +41,15 @@ def test_arguments() -> None:
     assert [arg.dtype for arg in make_arguments("1,2,3", "float16")] == [torch.float16] * 3
     with pytest.raises(ArgumentFault, match="3 shapes and 2 dtypes"):
         make_arguments("1,2,3", "float32,int64")
+    (large,) = make_arguments("1000000x1000000x100", "float64")  # 800 TB, of which none is taken
+    assert large.device.type == "meta"
+    for wrong in ("9" * 20, f"{1 << 40}x{1 << 40}"):
+        with pytest.raises(ArgumentFault, match=r"no torch\.int64 tensor of shape"):
+            make_arguments(wrong, "int64")
 
 
 def test_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "importing_module.py").write_text("import no_such_module_here")
     (tmp_path / "users_module.py").write_text("class A:\n    def f(x): return x\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -52,6 +58,10 @@ def test_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("users_module", "pkg.mod:fn"),
         ("users_module:g", "has no 'g'"),
         ("no_such_module_here:g", "was not found"),
+        ("users_module:A.f(", "not of the form"),
+        ("users_module:[1]", "is no name"),
+        ("./users_module.py:A", "name its module: users_module:A"),
+        ("importing_module:g", "importing_module imports 'no_such_module_here'"),
     ):
         with pytest.raises(ArgumentFault, match=why):
             resolve(wrong)
@@ -92,6 +102,10 @@ class Net(nn.Module):
 class Sized(nn.Module):
     def __init__(self, size):
         super().__init__()
+        self.fc = nn.Linear(size, 4)
+
+    def forward(self, x):
+        return self.fc(x)
 
 
 class Plain:
@@ -120,7 +134,10 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "users_modules"
 
 
-@pytest.mark.parametrize("name", ["net", "Net", "Net.forward", "make()", "compiled"])
+@pytest.mark.parametrize(
+    "name",
+    ["net", "Net", "Net.forward", "make()", "compiled", "Sized(4)", "Sized(size=4).forward"],
+)
 def test_modules(name: str, users: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app(["explain", f"{users}:{name}", "--shape", "10x4"]) == 0
     assert capsys.readouterr().out.startswith("forward: 1 kernel")
@@ -137,6 +154,8 @@ def test_methods(name: str, users: str, capsys: pytest.CaptureFixture[str]) -> N
     [
         ("net.other", "write `@lt.export`"),
         ("Sized", "users_modules:make()"),
+        ("Sized(wide=4)", "unexpected keyword argument 'wide'"),
+        ("Sized(net)", "must be literals"),
         ("Plain", "is a class"),
         ("__name__", "of type str"),
         ("powers", "missing 1 required positional argument: 'n'; --shape gives 1 tensor"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -102,6 +103,8 @@ def test_files(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["no_such.py"], "no file 'no_such.py'"),
         (["--sort", "beauty", "SCRIPT"], "allowed are self_bytes"),
         (["--html", "/no/such/folder/a.html", "SCRIPT"], "no folder for"),
+        (["--trace", "/", "SCRIPT"], "'/' cannot be written"),
+        (["--plot", "a.gif", "SCRIPT"], "must end in .png, .svg, .pdf"),
     ],
 )
 def test_options_that_make_no_sense(
@@ -152,3 +155,102 @@ def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_arguments_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert app(["memory", TARGET, "--shape", "10y4"]) == 2
     assert "lowtide memory: '10y4' is not a shape" in capsys.readouterr().err
+
+
+def test_ctrl_c_shows_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "stopped.py").write_text(
+        "import torch\nkept = torch.ones(64)\nraise KeyboardInterrupt\n"
+    )
+    page = tmp_path / "page.html"
+    assert app(["profile", "--html", str(page), str(tmp_path / "stopped.py")]) == 130
+    captured = capsys.readouterr()
+    assert "aten::ones" in captured.out
+    assert captured.err == "stopped\n"
+    assert page.exists()
+
+
+def test_a_module_with_relative_imports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "runnable_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "beside_it.py").write_text("NAME = 'relative'\n")
+    text = "import sys, torch\nfrom .beside_it import NAME\nprint(NAME, __name__, sys.argv[1:])\n"
+    for name in ("train.py", "__main__.py"):
+        (package / name).write_text(text + "torch.ones(3)\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("runnable_package.train", "runnable_package"):
+        assert app(["profile", "-m", name, "--lr", "1"]) == 0
+        assert capsys.readouterr().out.startswith("relative __main__ ['--lr', '1']\npeak 12 B")
+    assert app(["profile", "-m", "runnable_package.no_such"]) == 2
+    assert "no such module" in capsys.readouterr().err
+
+
+def test_a_file_that_fails_late_costs_no_table(
+    script: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lowtide.memory.profiler.profile.Profile.html", full)
+    trace = tmp_path / "trace.json"
+    given = ["profile", "--html", str(tmp_path / "page.html"), "--trace", str(trace), str(script)]
+    assert app(given) == 1
+    captured = capsys.readouterr()
+    assert "No space left" in captured.err
+    assert "aten::sub" in captured.out
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_without_matplotlib_nothing_is_run(
+    script: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert app(["profile", "--plot", str(tmp_path / "a.png"), str(script)]) == 2
+    captured = capsys.readouterr()
+    assert "pip install 'lowtide[profile]'" in captured.err
+    assert captured.out == ""
+
+
+def test_json_is_alone_where_child_processes_print(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(
+        "import os, torch\ntorch.ones(3)\nos.system('echo child')\n"
+    )
+    command = [sys.executable, "-m", "lowtide", "profile", "--json", str(tmp_path / "parent.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["peak_bytes"] == 12
+    assert "child" in done.stderr
+
+
+def test_threads_of_the_script_are_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, torch\ngo = threading.Event()\n"
+        "def late():\n    go.wait()\n    torch.ones(50)\n"
+        "threading.Thread(target=late).start()\nthreading.Timer(0.05, go.set).start()\n"
+    )
+    assert app(["profile", str(tmp_path / "threaded.py")]) == 0
+    assert "threaded.py:5" in capsys.readouterr().out
+
+
+def test_a_terminal_gets_the_plan_as_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert app(["memory", TARGET, "--shape", "1000x4,500x4"]) == 0
+    out = capsys.readouterr().out
+    assert "2,117,632" in out.splitlines()[0]
+    assert "s0 = boxes1.shape[0]" in out
+    assert "<unknown>" not in out
+    assert "alive at the peak" in out
+    assert "programs.py:" in out

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from typing import Any
 
 import pytest
 import torch
 
 import lowtide as lt
-from lowtide.memory.batch import largest
+from lowtide.memory.profiler.batch import largest
 from lowtide.memory.sizes import budget_bytes
 
 
@@ -122,7 +123,35 @@ def test_nothing_fits() -> None:
     assert lt.max_batch_size(lambda batch: None, lambda n: torch.ones(n, 1000), 100) == 0
 
 
-@pytest.mark.parametrize("limit", [0, -1, True])
+@pytest.mark.parametrize("limit", [0, -1, True, 1.5])
 def test_nonsense_limits(limit: Any) -> None:
     with pytest.raises(lt.LowtideError, match="limit="):
         lt.max_batch_size(lambda batch: None, torch.ones, 100, limit=limit)
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 1
+
+
+def test_what_the_arena_and_threads_hold_is_counted() -> None:
+    compiled = lt.script(_doubled)
+    row_bytes = 64 * 4
+
+    def step(batch: torch.Tensor) -> None:
+        compiled(batch)  # from 1 MiB in the arena
+
+    budget = 2 * row_bytes * 10_000
+    size = lt.max_batch_size(step, lambda n: torch.ones(n, 64), budget + row_bytes)
+    assert size == 10_000
+
+    def on_a_thread(batch: torch.Tensor) -> None:
+        thread = threading.Thread(target=lambda: batch.exp())
+        thread.start()
+        thread.join()
+
+    assert lt.max_batch_size(on_a_thread, lambda n: torch.ones(n, 64), 2 * row_bytes * 30) == 30
+
+
+def test_what_is_kept_needs_a_state() -> None:
+    with pytest.raises(lt.LowtideError, match="keep has a int"):
+        lt.max_batch_size(lambda batch: None, torch.ones, 100, keep=[3])

@@ -9,6 +9,9 @@ import torch
 
 import lowtide as lt
 from lowtide.memory.measure import measure_peak
+from lowtide.memory.profiler.alive import Found
+from lowtide.memory.profiler.holders import Holders
+from lowtide.memory.profiler.timeline import thinned
 from tests.profiler.programs import FLOAT_BYTES, Block, line_of, row_of, similarity
 
 
@@ -122,3 +125,32 @@ def test_all_bytes_belong_to_some_row(program: Callable[[], object]) -> None:
         program()
     assert sum(row.self_bytes for row in prof.rows()) == sum(n for n in sizes if n > 0)
     assert sum(row.peak_bytes for row in prof.rows()) == prof.peak_bytes
+
+
+def test_a_curve_of_many_points_is_thinned_without_losing_its_extremes() -> None:
+    values = [(7919 * i) % 1009 for i in range(10_000)]
+    values[5_555], values[5_556] = 4000, -1
+    kept = thinned(values, 400)
+    assert len(kept) <= 400
+    assert list(kept) == sorted(set(kept))
+    assert {0, 5_555, 5_556, 9_999} <= set(kept)
+    assert list(thinned(values, 10_000)) == list(range(10_000))
+
+
+def test_holders_are_looked_for_of_the_largest_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten thousand live tensors it would take half a minute."""
+    monkeypatch.setattr("lowtide.memory.profiler.profile._MOST_ASKED", 2)
+    looked_at: list[int] = []
+    plain = Holders.__init__
+
+    def counting(self: Holders, found: Found) -> None:
+        looked_at.append(len(found))
+        plain(self, found)
+
+    monkeypatch.setattr(Holders, "__init__", counting)
+    with lt.profile() as prof:
+        kept = [torch.ones(n) for n in (10, 30, 20)]
+    live = prof.live_at_peak()
+    assert looked_at == [2]
+    assert [bool(one.holders) for one in live] == [True, True, False]
+    assert len(kept) == 3

@@ -220,3 +220,91 @@ def test_who_holds_what_is_live_at_the_peak() -> None:
     assert by_op["aten::ones"] == ("attribute `weights` of " + Holder.__qualname__,)
     assert any("local `mine` of test_who_holds" in text for text in by_op["aten::add"])
     del mine
+
+
+def test_a_disposed_handle_holds_nothing() -> None:
+    with lt.profile() as prof:
+        scope = lt.dispose_scope()
+        scope.__enter__()
+        handle = torch.ones(1000)
+    assert any("`handle`" in text for text in prof.live_at_peak()[0].holders)
+    scope.__exit__(None, None, None)
+    assert prof.live_at_peak()[0].holders == ()
+    assert handle is not None
+
+
+def test_a_reference_cycle() -> None:
+    class Node:
+        other: Any = None
+        batch: Any = None
+
+    def step(_: int) -> None:
+        one, two = Node(), Node()
+        one.other, two.other = two, one
+        one.batch = torch.ones(40)
+
+    gc.collect()
+    gc.disable()
+    try:
+        leak = the_leak(leaks_of(step), line_of(step, "torch.ones"))
+    finally:
+        gc.enable()
+    assert leak.holders[0].startswith("a reference cycle that waits for the garbage collector: ")
+    assert leak.holders[0].endswith(f"attribute `batch` of {Node.__qualname__}")
+
+
+def test_what_was_freed_after_the_end() -> None:
+    kept: list[torch.Tensor] = []
+
+    def step(_: int) -> None:
+        kept.append(torch.ones(40))
+
+    with lt.profile() as prof:
+        for number in range(3):
+            step(number)
+            prof.step()
+    kept.clear()
+    assert prof.leaks()[0].holders == ("nothing any more: freed since the profile ended",)
+
+
+def test_a_numpy_array() -> None:
+    history: list[Any] = []
+
+    def step(_: int) -> None:
+        history.append(torch.ones(40).numpy())
+
+    leak = the_leak(leaks_of(step), line_of(step, "history.append"))
+    assert any(text.startswith("NumPy array in ") and "`history`" in text for text in leak.holders)
+
+
+def test_a_default_argument() -> None:
+    def step(_: int, kept: list[torch.Tensor] = []) -> None:  # noqa: B006
+        kept.append(torch.ones(40))
+
+    leak = the_leak(leaks_of(step), line_of(step, "kept.append"))
+    assert leak.holders == (f"list default argument of {step.__qualname__}",)
+
+
+def test_functions_made_in_each_step_are_told_with_what_holds_them() -> None:
+    hooks: list[Callable[[], torch.Tensor]] = []
+
+    def step(_: int) -> None:
+        batch = torch.ones(40)
+        hooks.append(lambda: batch)
+
+    leak = the_leak(leaks_of(step), line_of(step, "batch = "))
+    assert "closure `batch` of " in leak.holders[0]
+    assert "held by list" in leak.holders[0]
+    assert "`hooks`" in leak.holders[0]
+
+
+def test_one_line_that_leaks_in_two_ways() -> None:
+    log: list[torch.Tensor] = []
+    table: dict[int, torch.Tensor] = {}
+
+    def step(number: int) -> None:
+        log.append(torch.ones(40)), table.update({number: torch.ones(50)})
+
+    text = str(the_leak(leaks_of(step), line_of(step, "log.append")))
+    assert "`log`" in text
+    assert "`table`" in text

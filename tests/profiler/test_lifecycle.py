@@ -79,7 +79,7 @@ def test_a_profile_runs_once() -> None:
         torch.ones(1)
     with pytest.raises(lt.LowtideError, match="runs once"), prof:
         pass
-    with pytest.raises(lt.LowtideError, match="has ended"):
+    with pytest.raises(lt.LowtideError, match="runs no more"):
         prof.step()
 
 
@@ -169,7 +169,7 @@ def test_threads_in_the_middle_of_work_when_it_ends() -> None:
 def test_a_call_that_was_dispatched_before_the_end_is_not_recorded() -> None:
     """The end looks whether a thread is inside a call: one that has not said so yet stays out."""
     watcher = watch.ThreadWatcher(1)
-    watcher.end(lambda: None)
+    watcher.end()
     call = watch.ThreadWatcher.__torch_function__
     assert call(watcher, torch.exp, (), (torch.zeros(1),)).item() == 1.0
     assert not watcher.notes
@@ -189,3 +189,64 @@ def test_a_nested_tensor_is_alive_meanwhile() -> None:
     assert prof.peak_bytes >= 4000
     assert kept.numel() == 1000
     assert nested.size(0) == 2
+
+
+def test_another_thread_cannot_end_or_ask_it() -> None:
+    faults: list[BaseException] = []
+
+    def elsewhere() -> None:
+        for use in (lambda: prof.__exit__(None, None, None), lambda: prof.peak_bytes):
+            try:
+                use()
+            except lt.LowtideError as fault:
+                faults.append(fault)
+
+    with lt.profile() as prof:
+        torch.ones(100)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        torch.ones(200)
+    assert ["on the thread that began it" in str(fault) for fault in faults] == [True, True]
+    assert prof.peak_bytes == 800
+    with lt.profile() as again:
+        torch.ones(10)
+    assert again.peak_bytes == 40
+
+
+def test_pytorchs_profiler_inside_is_refused() -> None:
+    """It would take over the recording, and all that was seen would be lost."""
+    with lt.profile() as prof:
+        torch.ones(100)
+        with pytest.raises(lt.LowtideError, match="is running"):
+            torch.profiler.profile().start()
+        with pytest.raises(lt.LowtideError, match="is running"), torch.autograd.profiler.profile():
+            pass
+        torch.ones(10)
+    assert prof.peak_bytes == 400
+    with torch.profiler.profile() as theirs:
+        torch.ones(3)
+    assert any(event.name == "aten::ones" for event in theirs.events() or ())
+
+
+def test_a_pool_of_threads_that_were_there_before() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        barrier = threading.Barrier(2)
+        list(pool.map(lambda _: barrier.wait(10), range(2)))  # both threads run
+        for n in (10, 20):
+            with lt.profile() as prof:
+                list(pool.map(lambda n: torch.ones(n).exp(), [n, n, n]))
+            (row,) = [row for row in prof.rows() if row.op == "aten::exp"]
+            assert (row.calls, row.self_bytes) == (3, 3 * n * 4)
+        left = pool.map(lambda _: (watch.current(), torch._C._len_torch_function_stack()), range(4))
+        assert list(left) == [(None, 0)] * 4
+
+
+def test_a_pool_whose_threads_were_started_in_an_earlier_profile() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            with lt.profile() as prof:
+                pool.submit(torch.ones, 10).result()
+            assert row_of(prof, "aten::ones").self_bytes == 40
+        depth = pool.submit(lambda: torch._C._len_torch_function_stack()).result()
+        assert depth <= 1  # the last one's, until the next work or the thread's end

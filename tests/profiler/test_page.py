@@ -75,6 +75,7 @@ def test_a_browser_fills_the_tables(page: Path, tmp_path: Path) -> None:
     live = body_of(dom, "live")
     assert live.count("<tr>") > 5
     assert "float32[2000, 64]" in live
+    assert f'id="live-note">{live.count("<tr>")} pieces</small>' in dom
     figures = re.search(r'id="figures">(.*?)</div>\s*<div class="controls"', dom, re.DOTALL)
     assert figures
     assert "peak<b>" in figures[1]
@@ -130,3 +131,16 @@ def test_a_screenshot(page: Path, tmp_path: Path) -> None:
     browse(page, tmp_path / "user", f"--screenshot={shot}")
     assert shot.read_bytes().startswith(b"\x89PNG")
     assert shot.stat().st_size > 20_000
+
+
+def test_a_page_of_nothing(tmp_path: Path) -> None:
+    with lt.profile() as prof:
+        pass
+    path = tmp_path / "empty.html"
+    prof.html(path)
+    drawn = "<script>document.body.dataset.end = 'reached';refresh()</script></body>"
+    path.write_text(path.read_text().replace("</body>", drawn))
+    dom = browse(path, tmp_path / "user", "--dump-dom")
+    assert 'data-end="reached"' in dom
+    assert "peak<b>0 B</b>" in dom
+    assert "operators<b>0</b>" in dom

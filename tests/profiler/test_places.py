@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -180,3 +181,33 @@ def test_backward_on_a_thread() -> None:
         thread.start()
         thread.join()
     assert row_of(prof, "ExpBackward0").source == line_of(work, "x.exp()")
+
+
+def test_calls_that_no_mode_sees_are_not_given_to_the_line_before() -> None:
+    def work() -> None:
+        torch.ones(2000)
+        torch.Tensor(3000)
+        torch.UntypedStorage(50_000)
+
+    with lt.profile() as prof:
+        work()
+    assert row_of(prof, "aten::ones").source == line_of(work, "torch.ones")
+    assert row_of(prof, "aten::empty").self_bytes == 12_000
+    assert row_of(prof, "aten::empty").source == ""
+    assert row_of(prof, "(outside operators)").source == ""
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_a_function_of_torch_jit_has_its_line() -> None:
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+    def work(x: torch.Tensor) -> None:
+        y = x.exp()
+        scripted(y)
+
+    scripted = torch.jit.trace(traced, torch.ones(3))
+    with lt.profile() as prof:
+        work(torch.ones(100))
+    rows = [row for row in prof.rows() if row.source == line_of(work, "scripted(y)")]
+    assert sum(row.self_bytes for row in rows) == 400

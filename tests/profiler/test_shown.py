@@ -87,6 +87,13 @@ def test_the_picture_of_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "empty.png").exists()
 
 
+@pytest.mark.parametrize("name", ["memory.xyz", "memory", ""])
+def test_a_picture_of_no_format(prof: Profile, tmp_path: Path, name: str) -> None:
+    with pytest.raises(lt.LowtideError, match=r"must end in \.png"):
+        prof.plot(tmp_path / name)
+    assert not list(tmp_path.parent.glob(f"{tmp_path.name}.*"))
+
+
 def test_the_trace(prof: Profile, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     prof.export_chrome_trace(path)

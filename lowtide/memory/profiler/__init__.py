@@ -9,4 +9,5 @@ timeline   what is live when: the peak, and the curve
 rows       operators summed by line, for tables
 holders    who holds a tensor that is alive; leaks: what outlives its step
 profile    what the user sees; text, page, plot, trace: how it is shown
+batch      profiles steps of training to find the largest batch that fits: `lt.max_batch_size`
 """

@@ -35,10 +35,15 @@ class ClockMap:
         ]
 
     def __call__(self, ours_ns: int) -> int:
+        """A little early: before what began after it."""
+        return self.late(ours_ns) - _BIAS_NS if self._ours_ns else ours_ns
+
+    def late(self, ours_ns: int) -> int:
+        """A little late: after what began before it."""
         if not self._ours_ns:
             return ours_ns
         at = max(bisect_right(self._ours_ns, ours_ns) - 1, 0)
-        return ours_ns + self._offset_ns[at] - _BIAS_NS
+        return ours_ns + self._offset_ns[at]
 
 
 class Notes:
@@ -47,6 +52,8 @@ class Notes:
     def __init__(self, watcher: Watcher, to_theirs: ClockMap) -> None:
         notes = watcher.notes
         self.times_ns = [to_theirs(t) for t in notes[0::NOTE_FIELDS]]
+        ends_ns = [*notes[NOTE_FIELDS - 1 :: NOTE_FIELDS][1:], watcher.ended_ns]
+        self._ends_ns = [to_theirs.late(t) for t in ends_ns]
         self._codes: list[CodeType | None] = notes[1::NOTE_FIELDS]
         self._offsets: list[int] = notes[2::NOTE_FIELDS]
         self._lines: dict[tuple[int, int], int] = {}
@@ -54,8 +61,11 @@ class Notes:
         self.made = [(to_theirs(t), *rest) for t, *rest in watcher.made]
 
     def before(self, time_ns: int) -> Place:
-        """The place of the latest note before `time_ns`."""
-        return self._place(bisect_right(self.times_ns, time_ns) - 1)
+        """The place of the latest note before `time_ns`; nowhere if its call has ended by then."""
+        at = bisect_right(self.times_ns, time_ns) - 1
+        if at >= 0 and self.times_ns[at] < self._ends_ns[at] < time_ns:
+            return Place(module=self._modules[at])
+        return self._place(at)
 
     def within(self, begin_ns: int, end_ns: int) -> bool:
         """Whether there is a note strictly between the two."""

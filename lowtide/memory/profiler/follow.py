@@ -7,9 +7,10 @@ operators and the receiver of allocations, by functions that libtorch exports. W
 
     start_recording()
     following = Following()
-    receiver = following.receiver()     # before a thread is started
-    following.enter(receiver)           # in that thread
+    before = following.enter()          # in another thread
+    leave(before)                       # in that thread
     events = stop_recording()           # in the first one: PyTorch's tree of events
+    following.close()
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import ctypes
 import functools
 import os
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -58,10 +60,9 @@ def stop_recording() -> list[Any]:
 
 
 class Following:
-    """Carries the recording of the thread that this was made on into threads that it starts.
+    """Carries the recording of the thread that this was made on into others, until it is closed.
 
-    parent: receiver = following.receiver()
-    child:  following.enter(receiver), at the end leave()
+    before = following.enter()      # in another thread, at the end leave(before)
     """
 
     def __init__(self) -> None:
@@ -69,31 +70,47 @@ class Following:
         self.can_follow = functions is not None
         # In this thread's local memory: it must live as long as threads enter.
         self._callbacks = functions.get_callbacks() if functions is not None else 0
+        self._receiver = _receiver()
+        self._lock = threading.Lock()
 
-    def receiver(self) -> Any:
-        """What receives this thread's allocations: one reference, for one thread to take over."""
+    def enter(self) -> Any:
+        """Record this thread as well. Returns what received its allocations before."""
         functions = _functions()
         if functions is None:
             return None
-        # A std::shared_ptr: two pointers, the second to the count of references.
-        held = (ctypes.c_void_p * 2)()
-        functions.get_receiver(held)
-        return held
+        before = _receiver()
+        with self._lock:
+            functions.set_receiver(self._receiver)  # which takes the reference over
+            self._receiver = _receiver()
+        functions.set_callbacks(self._callbacks)
+        return before
 
-    def enter(self, receiver: Any) -> None:
-        """Record this thread as well. `receiver` is used up."""
+    def close(self) -> None:
+        """Lets go of the receiver; on a thread that is not recorded (any more)."""
         functions = _functions()
         if functions is not None:
-            functions.set_receiver(receiver)
-            functions.set_callbacks(self._callbacks)
+            before = _receiver()
+            functions.set_receiver(self._receiver)
+            functions.set_receiver(before)
 
 
-def leave() -> None:
+def leave(before: Any) -> None:
     """No longer record this thread, which some `Following` entered."""
     functions = _functions()
     if functions is not None:
         functions.clear_callbacks()
-        functions.set_receiver((ctypes.c_void_p * 2)())
+        functions.set_receiver(before)
+
+
+def _receiver() -> Any:
+    """What receives this thread's allocations: one reference, for somebody to take over."""
+    functions = _functions()
+    if functions is None:
+        return None
+    # A std::shared_ptr: two pointers, the second to the count of references.
+    held = (ctypes.c_void_p * 2)()
+    functions.get_receiver(held)
+    return held
 
 
 class _Functions:

@@ -3,7 +3,8 @@
 In: tensors that are alive. Out: texts, the most direct first:
 
     local `x` of step (train.py:30)          list `losses` (train.py:12)
-    attribute `cache` of Net                 closure `seen` of make_step.<locals>.step (train.py:8)
+    attribute `cache` of Net                 NumPy array in list `history` (train.py:9)
+    closure `seen` of make_step.<locals>.step (train.py:8), held by list `hooks` (train.py:3)
     local `h` of step (train.py:31), kept by the traceback of ValueError
     saved for backward by MulBackward0, whose graph hangs on list `losses` (train.py:12)
 
@@ -14,8 +15,10 @@ referrer; the graphs of all live tensors are searched for it.
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -30,9 +33,11 @@ from lowtide.memory.profiler.names import (
     in_frame,
     in_module,
     kind_of,
+    locals_of,
 )
 from lowtide.memory.profiler.records import Allocation
-from lowtide.memory.profiler.referrers import Above, is_ours
+from lowtide.memory.profiler.referrers import Above, is_made_anew, is_ours
+from lowtide.memory.scopes.disposed import is_gone
 
 _MAX_DEPTH = 6
 _MAX_HOLDERS = 4
@@ -43,33 +48,36 @@ class Holders:
     """The holders of what is alive, for use in a `with`: it refers to what it found until then."""
 
     def __init__(self, found: Found) -> None:
-        tensors = [t for refs in found.values() for ref in refs if (t := ref()) is not None]
+        tensors = [t for refs in found.values() for t in _still(refs)]
         bases = [base for t in tensors if (base := t._base) is not None]
         self._found = found
         self._above = Above([*tensors, *bases])
         self._saved: dict[tuple[str, int], tuple[str, Any]] | None = None
         self._above_roots: Above | None = None
+        self._arrays: list[tuple[int, Any]] | None = None
+        self._above_arrays: Above | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._above.close()
-        if self._above_roots is not None:
-            self._above_roots.close()
+        for above in (self._above, self._above_roots, self._above_arrays):
+            if above is not None:
+                above.close()
+        self._arrays = None
 
     def of(self, allocation: Allocation) -> tuple[str, ...]:
         """Texts; empty if nothing was found."""
         texts: list[str] = []
-        for ref in self._found.get(allocation.born, ()):
-            tensor = ref()
-            if tensor is not None:
-                texts += holders_of(tensor, self._above)
-                base = tensor._base  # a view keeps its base, and the base the memory
-                if base is not None and not texts:
-                    texts += [f"view of it: {text}" for text in holders_of(base, self._above)]
+        for tensor in _still(self._found.get(allocation.born, ())):
+            texts += holders_of(tensor, self._above)
+            base = tensor._base  # a view keeps its base, and the base the memory
+            if base is not None and not texts:
+                texts += [f"view of it: {text}" for text in holders_of(base, self._above)]
         if not texts:
             texts += self._in_graphs(allocation)
+        if not texts:
+            texts += self._in_arrays(allocation)
         return tuple(dict.fromkeys(texts))[:_MAX_HOLDERS]
 
     def _in_graphs(self, allocation: Allocation) -> list[str]:
@@ -85,9 +93,52 @@ class Holders:
         hangs = f", whose graph hangs on {on[0]}" if on else ""
         return [f"saved for backward by {found[0]}{hangs}"]
 
+    def _in_arrays(self, allocation: Allocation) -> list[str]:
+        """NumPy arrays lie in a tensor's memory, and the garbage collector does not know them."""
+        tensors = {id(t) for t in _still(self._found.get(allocation.born, ()))}
+        if not tensors:
+            return []
+        if self._arrays is None:
+            self._arrays = _arrays_of_tensors()
+            self._above_arrays = Above(array for _, array in self._arrays)
+        assert self._above_arrays is not None
+        arrays = [array for base, array in self._arrays if base in tensors]
+        return [
+            f"NumPy array in {text}" for a in arrays for text in holders_of(a, self._above_arrays)
+        ]
 
-def holders_of(thing: Any, above: Above) -> list[str]:
-    """Everything with a name that holds `thing`, over at most six objects in between."""
+
+def _arrays_of_tensors() -> list[tuple[int, Any]]:
+    """Every array that lies in a tensor's memory, after the id of that tensor."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return []
+    holding: list[Any] = gc.get_objects()
+    holding += [list(locals_of(frame).values()) for frame in _running_frames()]
+    arrays: dict[int, Any] = {}
+    for thing in holding:
+        for one in gc.get_referents(thing):
+            if type(one) is numpy.ndarray:
+                arrays[id(one)] = one
+    found: list[tuple[int, Any]] = []
+    for array in arrays.values():
+        base = array
+        while type(base) is numpy.ndarray:
+            base = base.base
+        if isinstance(base, torch.Tensor):
+            found.append((id(base), array))
+    return found
+
+
+def _still(refs: Iterable[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
+    """Those that are alive; a handle that a dispose scope has emptied holds nothing."""
+    tensors = [tensor for ref in refs if (tensor := ref()) is not None]
+    return [tensor for tensor in tensors if not is_gone(tensor)]
+
+
+def holders_of(thing: Any, above: Above, *, follow_closures: bool = True) -> list[str]:
+    """Everything with a name that holds `thing`, over at most six objects in between. A closure
+    that may be one of many is told with what holds its function, unless not to be followed."""
     found: list[str] = []
     running = _running_frames()
     seen = {id(thing)}
@@ -102,7 +153,7 @@ def holders_of(thing: Any, above: Above) -> list[str]:
                 if id(referrer) in seen:
                     continue
                 seen.add(id(referrer))
-                named = _named(referrer, held, words, above)
+                named = _named(referrer, held, words, above, follow_closures)
                 if named is None:
                     next_level.append((referrer, _words(referrer, words)))
                 else:
@@ -113,12 +164,17 @@ def holders_of(thing: Any, above: Above) -> list[str]:
     return list(dict.fromkeys(found))[:_MAX_HOLDERS]
 
 
-def _named(referrer: Any, held: Any, words: str, above: Above) -> list[str] | None:
+def _named(
+    referrer: Any, held: Any, words: str, above: Above, follow_closures: bool
+) -> list[str] | None:
     """Texts if `referrer` has a name for `held`; None to look further up; [] for a dead end."""
     if isinstance(referrer, types.FrameType):
         return _in_left_frame(referrer, in_frame(referrer, held, words), above)
     if isinstance(referrer, types.CellType):
-        return in_closure(referrer, words, above) or None
+        closures = in_closure(referrer, words, above)
+        if not follow_closures:
+            return [text for _, text in closures] or None
+        return [_with_holder(function, text, above) for function, text in closures] or None
     if isinstance(referrer, dict):
         return _named_dict(referrer, held, words, above)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(referrer, types.ModuleType | types.FunctionType | type):
@@ -127,6 +183,13 @@ def _named(referrer: Any, held: Any, words: str, above: Above) -> list[str] | No
         return None
     names = _names_in(getattr(referrer, "__dict__", {}), held)
     return [f"{words}attribute `{name}` of {kind_of(referrer)}" for name in names] or None
+
+
+def _with_holder(function: types.FunctionType, text: str, above: Above) -> str:
+    if not is_made_anew(function):
+        return text
+    held = holders_of(function, above, follow_closures=False)
+    return f"{text}, held by {held[0]}" if held else text
 
 
 def _in_left_frame(frame: types.FrameType, texts: list[str], above: Above) -> list[str]:
@@ -188,8 +251,6 @@ def _saved_tensors() -> dict[tuple[str, int], tuple[str, Any]]:
     """What autograd saved, by its place in memory: the node, and a tensor that leads to it.
 
     Reading what a node saved runs the hooks of `saved_tensors_hooks`, if it has any."""
-    import weakref
-
     saved: dict[tuple[str, int], tuple[str, Any]] = {}
     seen: set[Any] = set()
     roots = [(root, t) for t in live_tensors() if (root := _graph_of(t)) is not None]

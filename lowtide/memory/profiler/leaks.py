@@ -11,6 +11,7 @@ is alive, and either two steps or more left something, or the first did not.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from lowtide.memory.profiler.timeline import Timeline
 from lowtide.tables import format_bytes
 
 _LOOKED_AT = 3  # tensors of a place whose holders are searched
+_CYCLE = "a reference cycle that waits for the garbage collector"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class Leak:
         many = "tensor" if self.count == 1 else "tensors"
         when = f"step {self.steps[0]}" if len(self.steps) == 1 else f"{len(self.steps)} steps"
         what = f"{self.source or '?'} {self.op}: {format_bytes(self.nbytes)} in {self.count} {many}"
-        by = "; ".join(self.holders) or "no Python object: autograd or a library"
+        by = "; ".join(self.holders) or "nothing that Python knows: autograd or a library"
         return f"{what} of {when}, held by {by}"
 
 
@@ -57,20 +59,40 @@ def find_leaks(timeline: Timeline, tensors: Callable[[Sequence[Allocation]], Fou
             key = (allocation.op, allocation.phase, allocation.place)
             groups.setdefault(key, []).append(allocation)
     leaking = [group for group in groups.values() if {a.step for a in group} != {0}]
-    looked_at = [a for group in leaking for a in _sample(group)]
-    with Holders(tensors(looked_at)) as holders:
-        leaks = [_leak(group, holders) for group in leaking]
+    samples = [_sample(group) for group in leaking]
+    found = tensors([a for sample in samples for a in sample])
+    with Holders(found) as holders:
+        texts = [_holders_of(sample, found, holders) for sample in samples]
+    were_alive = [_is_any_alive(sample, found) for sample in samples]
+    gc.collect()
+    leaks: list[Leak] = []
+    for group, sample, held, was_alive in zip(leaking, samples, texts, were_alive, strict=True):
+        is_garbage = was_alive and not _is_any_alive(sample, found)
+        by = tuple(f"{_CYCLE}: {text}" for text in held or ("?",)) if is_garbage else held
+        leaks.append(_leak(group, by))
     return sorted(leaks, key=lambda leak: -leak.nbytes)
 
 
 def _sample(group: list[Allocation]) -> list[Allocation]:
-    return sorted(group, key=lambda a: -a.nbytes)[:_LOOKED_AT]
+    """The largest; of each size one first, for others of the same size are likely held alike."""
+    ordered = sorted(group, key=lambda a: -a.nbytes)
+    firsts = {a.nbytes: a.born for a in reversed(ordered)}
+    return sorted(ordered, key=lambda a: firsts[a.nbytes] != a.born)[:_LOOKED_AT]
 
 
-def _leak(group: list[Allocation], holders: Holders) -> Leak:
-    sample = _sample(group)
-    texts = [text for allocation in sample for text in holders.of(allocation)]
-    first = sample[0]
+def _holders_of(sample: list[Allocation], found: Found, holders: Holders) -> tuple[str, ...]:
+    texts = dict.fromkeys(text for a in sample for text in holders.of(a))
+    if not texts and any(a.born in found for a in sample) and not _is_any_alive(sample, found):
+        return ("nothing any more: freed since the profile ended",)
+    return tuple(texts)
+
+
+def _is_any_alive(sample: list[Allocation], found: Found) -> bool:
+    return any(ref() is not None for a in sample for ref in found.get(a.born, ()))
+
+
+def _leak(group: list[Allocation], holders: tuple[str, ...]) -> Leak:
+    first = max(group, key=lambda a: a.nbytes)
     return Leak(
         op=first.op,
         source=first.place.source,
@@ -81,5 +103,5 @@ def _leak(group: list[Allocation], holders: Holders) -> Leak:
         steps=tuple(sorted({a.step for a in group})),
         shape=first.shape,
         dtype=first.dtype,
-        holders=tuple(dict.fromkeys(texts)),
+        holders=holders,
     )

@@ -37,7 +37,7 @@ def in_frame(frame: types.FrameType, held: Any, words: str) -> list[str]:
         names = [name for name, value in list(frame.f_globals.items()) if value is held]
         return [in_module(module, name, words) for name in names]
     code = frame.f_code
-    names = [name for name, value in _locals_of(frame).items() if value is held]
+    names = [name for name, value in locals_of(frame).items() if value is held]
     return [
         f"{words or 'local '}`{name}` of {code.co_qualname}"
         f"{_place(code.co_filename, name, code.co_firstlineno)}"
@@ -45,7 +45,7 @@ def in_frame(frame: types.FrameType, held: Any, words: str) -> list[str]:
     ]
 
 
-def _locals_of(frame: types.FrameType) -> dict[str, Any]:
+def locals_of(frame: types.FrameType) -> dict[str, Any]:
     """A copy of a frame's locals. Before Python 3.13 asking makes a dict that stays with the frame,
     and would keep what is in it alive: it is emptied, unless the user has asked for it before."""
     if sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
@@ -58,9 +58,11 @@ def _locals_of(frame: types.FrameType) -> dict[str, Any]:
     return copy
 
 
-def in_closure(cell: types.CellType, words: str, above: Above) -> list[str]:
+def in_closure(
+    cell: types.CellType, words: str, above: Above
+) -> list[tuple[types.FunctionType, str]]:
     """The functions that hold a cell, and the name that it has in them."""
-    texts: list[str] = []
+    texts: list[tuple[types.FunctionType, str]] = []
     for closure in above.of(cell):
         if not isinstance(closure, tuple):
             continue
@@ -70,7 +72,8 @@ def in_closure(cell: types.CellType, words: str, above: Above) -> list[str]:
                 name = code.co_freevars[_index(function.__closure__, cell)]
                 where = f" ({_short(code.co_filename)}:{code.co_firstlineno})"
                 what = f"{words.strip()} in " if words else ""
-                texts.append(f"{what}closure `{name}` of {function.__qualname__}{where}")
+                text = f"{what}closure `{name}` of {function.__qualname__}{where}"
+                texts.append((function, text))
     return texts
 
 
@@ -83,8 +86,11 @@ def in_class(owner: Any, held: Any, words: str) -> list[str] | None:
     if isinstance(owner, types.ModuleType):
         return [in_module(owner, k, words) for k, v in list(vars(owner).items()) if v is held]
     if isinstance(owner, types.FunctionType):
-        if owner.__defaults__ and any(value is held for value in owner.__defaults__):
-            return [f"{words}default argument of {owner.__qualname__}"]
+        if held is owner.__defaults__:
+            inner = words.removesuffix("tuple ")  # their tuple says nothing to the user
+            return [f"{inner}default argument of {owner.__qualname__}"]
+        if held is owner.__kwdefaults__:
+            return [f"{words.removesuffix('dict ')}default argument of {owner.__qualname__}"]
         return None
     namespace: dict[str, Any] = dict(owner.__dict__)
     names = [name for name, value in namespace.items() if value is held]

@@ -15,7 +15,7 @@ from typing import Any
 
 from lowtide.memory.profiler.records import Allocation, Operator
 from lowtide.memory.profiler.rows import Row, as_dicts, shape_text
-from lowtide.memory.profiler.timeline import Curve, Timeline
+from lowtide.memory.profiler.timeline import Curve, Timeline, thinned
 
 _MOST_POINTS = 20_000
 _MOST_PIECES = 80  # drawn as coloured areas
@@ -83,7 +83,8 @@ def _device(
             {**_piece(a, timeline.end_ns), "holders": "; ".join(holders.get(a.born, ()))}
             for a in live[:_MOST_LIVE]
         ],
-        "live_note": f", the largest {_MOST_LIVE} shown" if len(live) > _MOST_LIVE else "",
+        "live_note": f"{len(live):,} pieces"
+        + (f", the largest {_MOST_LIVE:,} shown" if len(live) > _MOST_LIVE else ""),
     }
 
 
@@ -102,17 +103,7 @@ def _piece(a: Allocation, end_ns: int) -> dict[str, Any]:
 
 
 def _thin(curve: Curve) -> tuple[list[int], list[int]]:
-    """At most `_MOST_POINTS` points: the first, least, most and last of each stretch."""
-    count = len(curve.times_ns)
-    if count <= _MOST_POINTS:
-        return curve.times_ns, curve.live_bytes
-    stretch = -(-count // (_MOST_POINTS // 4))
-    kept: list[int] = []
-    for first in range(0, count, stretch):
-        inside = range(first, min(first + stretch, count))
-        least = min(inside, key=curve.live_bytes.__getitem__)
-        most = max(inside, key=curve.live_bytes.__getitem__)
-        kept += sorted({inside[0], least, most, inside[-1]})
+    kept = thinned(curve.live_bytes, _MOST_POINTS)
     return [curve.times_ns[i] for i in kept], [curve.live_bytes[i] for i in kept]
 
 

@@ -2,15 +2,19 @@
 
     nn.Module.__call__              to know the module of an operator
     threading.Thread.start          to follow threads
+    the work of a ThreadPoolExecutor to follow threads that were started before
+    the start of PyTorch's profiler to refuse it: it would end the recording that this one uses
+    calls of torch.jit's programs   to know their line: no mode sees them
     autograd's call of its engine   to watch Python code inside a backward pass
     dynamo's switch                 to stop watching inside what torch.compile compiled: its guards
                                     would see the mode, and compile everything again
 
-The last two are private to PyTorch; where a version lacks them, they are left out.
+Most are private to PyTorch or Python; where a version lacks them, they are left out.
 """
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import functools
 import sys
 import threading
@@ -19,7 +23,11 @@ from typing import Any
 
 import torch
 
+from lowtide.errors import LowtideError
 from lowtide.memory.profiler import watch
+
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_WorkItem: Any = concurrent.futures.thread._WorkItem  # pyright: ignore[reportPrivateUsage]
 
 
 class Patches:
@@ -43,12 +51,20 @@ class Patches:
             setattr(owner, name, old)
 
 
-def apply(start_thread: Callable[[threading.Thread], None]) -> Patches:
-    """All of them. `start_thread` is called with each thread that is about to start."""
+def apply(
+    start_thread: Callable[[threading.Thread], None], followed: Callable[[Callable[[], Any]], Any]
+) -> Patches:
+    """All of them. `start_thread` is called with each thread about to start, `followed` with
+    each piece of work of a thread that may have run before."""
     patches = Patches()
     patches.replace(torch.nn.Module, "__call__", _watched_module_call)
     patches.replace(torch.autograd, "_engine_run_backward", _watched_backward)
+    for owner in (_C.ScriptFunction, _C.ScriptMethod):
+        patches.replace(owner, "__call__", _noted_call)
     patches.replace(threading.Thread, "start", functools.partial(_with_thread, start_thread))
+    patches.replace(_WorkItem, "run", functools.partial(_with_work, followed))
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        patches.replace(torch.autograd.profiler, name, _refused)
     if "torch._dynamo.eval_frame" in sys.modules:
         _patch_dynamo(patches)
     else:
@@ -65,6 +81,25 @@ def _watched_module_call(old: Any) -> Any:
         if watcher is None or watcher.is_paused:
             return old(self, *args, **kwargs)
         return watcher.call_module(old, self, args, kwargs)
+
+    return __call__
+
+
+def _with_work(followed: Callable[[Callable[[], Any]], Any], old: Any) -> Any:
+    @functools.wraps(old)
+    def run(self: Any) -> None:
+        followed(functools.partial(old, self))
+
+    return run
+
+
+def _noted_call(old: Any) -> Any:
+    @functools.wraps(old)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watcher = watch.current()
+        if watcher is not None and not watcher.is_paused:
+            watcher.note_place(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        return old(self, *args, **kwargs)
 
     return __call__
 
@@ -88,6 +123,16 @@ def _with_thread(start_thread: Callable[[threading.Thread], None], old: Any) -> 
         old(self)
 
     return start
+
+
+def _refused(old: Any) -> Any:
+    @functools.wraps(old)
+    def refuse(*_: Any, **__: Any) -> None:
+        raise LowtideError(
+            "lt.profile() is running, and uses PyTorch's own profiler: start that one outside of it"
+        )
+
+    return refuse
 
 
 def _patching_compile(patches: Patches, old: Any) -> Any:

@@ -5,17 +5,30 @@ In: a timeline. Out: a file whose ending says the format: `.png`, `.svg`, `.pdf`
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 from os import PathLike
 from typing import Any
 
+from lowtide.errors import LowtideError
 from lowtide.memory.profiler.records import Allocation
-from lowtide.memory.profiler.timeline import Curve, Timeline
+from lowtide.memory.profiler.timeline import Curve, Timeline, thinned
 from lowtide.tables import format_bytes
 
+_MOST_POINTS = 8_000  # the picture is some 1,000 pixels wide
 _NAMED = 5  # places that are drawn in colour, with a line in the legend
 _MIB = 1 << 20
+_ENDINGS = (".png", ".svg", ".pdf")
+
+
+def check_picture(path: str | PathLike[str]) -> None:
+    """Raises LowtideError if `plot_timeline` could not draw into `path`: its ending says no format,
+    or matplotlib is missing."""
+    if os.path.splitext(path)[1].lower() not in _ENDINGS:
+        endings = ", ".join(_ENDINGS)
+        raise LowtideError(f"{os.fspath(path)!r} must end in {endings}: that says the format")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise LowtideError("this needs matplotlib: pip install 'lowtide[profile]'")
 
 
 def plot_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
@@ -25,8 +38,9 @@ def plot_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     axes = figure.add_subplot()
     device = timeline.main_device()
     curve = timeline.curves.get(device, Curve(times_ns=[0], live_bytes=[0]))
-    seconds = [*(t / 1e9 for t in curve.times_ns), timeline.end_ns / 1e9]
-    mebibytes = [count / _MIB for count in [*curve.live_bytes, curve.live_bytes[-1]]]
+    kept = thinned(curve.live_bytes, _MOST_POINTS)
+    seconds = [*(curve.times_ns[i] / 1e9 for i in kept), timeline.end_ns / 1e9]
+    mebibytes = [curve.live_bytes[i] / _MIB for i in (*kept, -1)]
     axes.fill_between(seconds, mebibytes, step="post", color="#c9ced6", linewidth=0)
     axes.step(seconds, mebibytes, where="post", color="#39424e", linewidth=1)
     _draw_places(axes, timeline, device, curve)
@@ -57,12 +71,16 @@ def _draw_places(axes: Any, timeline: Timeline, device: str, curve: Curve) -> No
             if a.freed_ns is not None:
                 changes.append((a.freed_ns, places.index(_place(a)), -a.nbytes))
     changes.sort()
-    seconds, levels = [0.0], [[0.0] * len(places)]
     live = [0] * len(places)
+    moments: list[tuple[int, list[int]]] = []
     for time_ns, place, change_bytes in changes:
         live[place] += change_bytes
+        moments.append((time_ns, list(live)))
+    kept = thinned([sum(counts) for _, counts in moments], _MOST_POINTS)
+    seconds, levels = [0.0], [[0.0] * len(places)]
+    for time_ns, counts in [moments[i] for i in kept]:
         seconds.append(time_ns / 1e9)
-        levels.append([count / _MIB for count in live])
+        levels.append([count / _MIB for count in counts])
     seconds.append(timeline.end_ns / 1e9)
     levels.append(levels[-1])
     bottom = [0.0] * len(seconds)

@@ -96,7 +96,9 @@ class Profile:
     def step(self) -> None:
         """Marks the end of a training step; see `leaks`. On the thread that profiles."""
         if self._session is None:
-            raise LowtideError("prof.step() marks a step of a running profile; this one has ended")
+            raise LowtideError(
+                "prof.step() marks a step of a running profile; this one runs no more"
+            )
         watch.mark(watch.STEP)
 
     def _begin(self) -> None:
@@ -105,9 +107,9 @@ class Profile:
         self._session = session
 
     def _end(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            capture = session.stop()
+        if self._session is not None:
+            capture = self._session.stop()
+            self._session = None  # not before: on another thread it is refused, and runs on
             self._remarks += [r for r in capture.remarks if r not in self._remarks]
             self._waiting.append(capture)
             self._rows = None
@@ -116,7 +118,7 @@ class Profile:
         """Everything up to now; a running profile is interrupted for it."""
         is_running = self._session is not None
         # Many small objects are made, and between two recordings nobody sees what is freed.
-        with quiet_gc():
+        with quiet_gc(collect=False):  # leaks() tells what waits in cycles
             if is_running:
                 self._end()
             try:
@@ -167,9 +169,10 @@ class Profile:
     def _holders(self, live: Sequence[Allocation]) -> dict[int, tuple[str, ...]]:
         from lowtide.memory.profiler.holders import Holders
 
-        still = [a for a in live if a.freed is None]
-        with Holders(self._tensors(still)) as holders:
-            return {a.born: holders.of(a) for a in still[:_MOST_ASKED]}
+        found = self._tensors([a for a in live if a.freed is None])
+        asked = [a for a in live if a.freed is None][:_MOST_ASKED]
+        with Holders({a.born: found.get(a.born, []) for a in asked}) as holders:
+            return {a.born: holders.of(a) for a in asked}
 
     def leaks(self) -> list[Leak]:
         """Memory that outlived the step it was made in, and who holds it; see `Leak`.
@@ -220,10 +223,12 @@ class Profile:
         }
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Memory over time as a PNG, SVG or PDF, by the ending of `path`. Needs matplotlib."""
-        from lowtide.memory.profiler.plot import plot_timeline
+        """Memory over time as a PNG, SVG or PDF, by the ending of `path`. Needs matplotlib.
 
-        _extra("matplotlib")
+        Raises LowtideError for another ending, or if matplotlib is missing."""
+        from lowtide.memory.profiler.plot import check_picture, plot_timeline
+
+        check_picture(path)
         plot_timeline(self._read(), path)
 
     def html(self, path: str | PathLike[str]) -> None:
@@ -246,7 +251,8 @@ def profile() -> Profile:
     """`with lt.profile() as prof:` records every operator and allocation inside; see `Profile`.
 
     One at a time in a process, and not beside torch.profiler. Python threads that are started
-    inside are followed, those that ran before are not."""
+    inside are followed, and work that a ThreadPoolExecutor does; other threads that ran before are
+    not."""
     return Profile()
 
 

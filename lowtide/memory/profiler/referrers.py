@@ -18,7 +18,7 @@ _MAX_OBJECTS = 20_000
 _open: set[int] = set()  # ids of what searches hold themselves
 _OWN = __name__.rpartition(".")[0]
 # Their holders say nothing more: they are found by name.
-_ENDS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+_ENDS = (types.ModuleType, types.BuiltinFunctionType, type)
 
 
 class Above:
@@ -76,7 +76,14 @@ class Above:
     def _is_end(self, thing: Any) -> bool:
         if isinstance(thing, _ENDS) or id(thing) in self.module_dicts:
             return True
+        if isinstance(thing, types.FunctionType):
+            return not is_made_anew(thing)
         return isinstance(thing, dict) and "__builtins__" in thing
+
+
+def is_made_anew(function: types.FunctionType) -> bool:
+    """Whether there may be many of it, so that its name does not say who holds it."""
+    return "<locals>" in function.__qualname__ or "<lambda>" in function.__qualname__
 
 
 def is_ours(thing: Any) -> bool:

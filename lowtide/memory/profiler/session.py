@@ -15,11 +15,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from lowtide.errors import LowtideError
+from lowtide.memory.measure import quiet_gc
 from lowtide.memory.profiler import follow, patches, watch
 from lowtide.runtime import arena
+
+T = TypeVar("T")
 
 _WAIT_FOR_THREADS_S = 10.0
 _active: Session | None = None
@@ -47,6 +50,7 @@ class Session:
         self._patches: patches.Patches | None = None
         self._following: follow.Following | None = None
         self._lock = threading.Lock()
+        self._of_thread: dict[int, watch.ThreadWatcher] = {}
         self._owner = 0
 
     def start(self) -> None:
@@ -69,7 +73,7 @@ class Session:
         if not self._following.can_follow:
             self._remarks.append("threads that Python starts are not followed on this platform")
         arena.set_observer(self._observe_arena)
-        self._patches = patches.apply(self._start_thread)
+        self._patches = patches.apply(self._start_thread, self._followed)
         watcher = watch.Watcher(0)
         self._watchers.append(watcher)
         watcher.start()
@@ -78,7 +82,7 @@ class Session:
         """Everything as before the start. Raises LowtideError on another thread than `start`'s."""
         global _active
         if threading.get_ident() != self._owner:
-            raise LowtideError("a profile ends on the thread that began it")
+            raise LowtideError("a running profile is asked, and ended, on the thread that began it")
         try:
             self._watchers[0].stop()
             if self._patches is not None:
@@ -88,7 +92,10 @@ class Session:
         finally:
             with _activating:
                 _active = None
-                events = follow.stop_recording()
+                with quiet_gc(collect=False):  # a million small objects are made
+                    events = follow.stop_recording()
+            if self._following is not None:
+                self._following.close()
         return Capture(
             events=events,
             watchers=self._watchers,
@@ -97,29 +104,42 @@ class Session:
         )
 
     def _start_thread(self, thread: threading.Thread) -> None:
-        """Have `thread`, which this thread is about to start, followed from its first line."""
-        following = self._following
-        if following is None or not following.can_follow or watch.current() is None:
-            return
-        run = functools.partial(self._run_followed, following.receiver(), thread.run)
-        thread.run = run  # type: ignore[method-assign]
+        """Have `thread`, which is about to be started, followed from its first line."""
+        thread.run = functools.partial(self._followed, thread.run)  # type: ignore[method-assign]
 
-    def _run_followed(self, receiver: Any, run: Callable[[], None]) -> None:
-        with self._lock:
-            watcher = None
-            if _active is self and self._following is not None:
-                watcher = watch.ThreadWatcher(len(self._watchers))
-                self._watchers.append(watcher)
-                self._following.enter(receiver)
-                watcher.start()
+    def _followed(self, run: Callable[[], T]) -> T:
+        """`run()`, with this thread followed meanwhile."""
+        watch.let_go()
+        end = self._follow() if watch.current() is None else None
         try:
-            run()
+            return run()
         finally:
-            if watcher is not None:
-                with self._lock:
-                    if watch.current() is watcher:
-                        watcher.stop()
-                        follow.leave()
+            if end is not None:
+                end()
+            watch.let_go()
+
+    def _follow(self) -> Callable[[], None] | None:
+        """Follow this thread from here on; what ends that, None if it cannot be."""
+        following = self._following
+        with self._lock:
+            if _active is not self or following is None or not following.can_follow:
+                return None
+            thread = threading.get_native_id()
+            watcher = self._of_thread.get(thread)
+            if watcher is None:  # one for all pieces of work of a thread: events are told by thread
+                watcher = self._of_thread[thread] = watch.ThreadWatcher(len(self._watchers))
+                self._watchers.append(watcher)
+            watcher.has_stopped = False
+            watcher.on_end = functools.partial(follow.leave, following.enter())
+            watcher.start()
+
+        def end() -> None:
+            with self._lock:
+                if watch.current() is watcher:
+                    watcher.stop()
+                    watcher.on_end()
+
+        return end
 
     def _end_threads(self) -> None:
         """Threads that run on are let go of: what they do is no longer recorded."""
@@ -128,7 +148,7 @@ class Session:
             running = [w for w in self._watchers if isinstance(w, watch.ThreadWatcher)]
             running = [w for w in running if not w.has_stopped]
             for watcher in running:
-                watcher.end(follow.leave)
+                watcher.end()
         for watcher in running:
             while watcher.is_busy and time.monotonic() < deadline:
                 time.sleep(0.001)

@@ -10,7 +10,7 @@ to the peak.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from lowtide.memory.profiler.attribute import Attribution
@@ -125,3 +125,17 @@ class Timeline:
                     if allocation.shape is None:
                         allocation.shape, allocation.dtype = shape, dtype
                     break
+
+
+def thinned(values: Sequence[int], most: int) -> Sequence[int]:
+    """Indices of at most `most` values: of each stretch the first, least, largest and last."""
+    count = len(values)
+    if count <= most:
+        return range(count)
+    stretch = -(-count // (most // 4))
+    kept: list[int] = []
+    for first in range(0, count, stretch):
+        inside = range(first, min(first + stretch, count))
+        least, largest = min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)
+        kept += sorted({inside[0], least, largest, inside[-1]})
+    return kept

@@ -1,12 +1,14 @@
 """Which line of the user's code, in which module, calls an operator: one `Watcher` per thread.
 
 In: every call into PyTorch that Python makes (a TorchFunctionMode sees them). Out: `notes`, a flat
-list of (time, code, instruction, module path), and for large results their address, shape, dtype.
+list of (time, code, instruction, module path, end of the call before), and for large results their
+address, shape, dtype. What happens between the end of a call and the next note is nobody's: code
+that no mode sees, such as `torch.Tensor(…)` or a C++ extension.
 Nothing here knows bytes: these are PyTorch's own events, joined with the notes by time later, on
 one clock by means of `anchors`: moments that both sides have.
 
     y = x - 1        # train.py:12, inside Net.encoder
-    notes == [..., 81_334_120, <code of train.py>, 44, "Net.encoder"]
+    notes == [..., 81_334_120, <code of train.py>, 44, "Net.encoder", 81_330_010]
 
 This runs at every operator, so it does as little as it can: 1.6 µs, of which 1.1 are the mode.
 """
@@ -28,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from lowtide.memory.profiler.modules import ModulePaths
 
-NOTE_FIELDS = 4  # time, code, offset of the instruction in it, module path
+NOTE_FIELDS = 5  # time, code, offset of the instruction in it, module path, end of the call before
 ANCHOR = "lowtide.anchor "
 OP = "lowtide.op "
 ARENA = "lowtide.arena "
@@ -102,7 +104,8 @@ class Watcher(TorchFunctionMode):
         self.index = index
         self.thread_name = threading.current_thread().name
         self.notes: list[Any] = []
-        self.note: Callable[[tuple[int, CodeType | None, int, str]], None] = self.notes.extend
+        self.note: Callable[[tuple[int, CodeType | None, int, str, int]], None] = self.notes.extend
+        self.ended_ns = 0
         self.made: list[tuple[int, int, tuple[int, ...], str]] = []  # time, address, shape, dtype
         self.anchors: list[int] = []
         self.next_anchor_ns = 0
@@ -135,10 +138,11 @@ class Watcher(TorchFunctionMode):
         else:  # a library's, or not seen before
             code, at = user_place(frame)
         now_ns = clock()
-        self.note((now_ns, code, at, self.module))
+        self.note((now_ns, code, at, self.module, self.ended_ns))
         if now_ns > self.next_anchor_ns:
             self.anchor()
         result = func(*args, **kwargs) if kwargs else func(*args)
+        self.ended_ns = clock()
         if result.__class__ is tensor and result.numel() >= _LARGE_ELEMENTS:
             self._note_result(result)
         return result
@@ -160,7 +164,7 @@ class Watcher(TorchFunctionMode):
     def note_place(self, frame: FrameType | None) -> None:
         """A note for what is about to run and is no call that a mode sees."""
         code, at = user_place(frame)
-        self.note((time.perf_counter_ns(), code, at, self.module))
+        self.note((time.perf_counter_ns(), code, at, self.module, self.ended_ns))
 
     # -- on and off --
 
@@ -239,9 +243,8 @@ class ThreadWatcher(Watcher):
     """The watcher of a thread that may run on when the profile has ended: `is_busy` inside a call,
     so that the end can wait for it."""
 
-    def end(self, on_end: Callable[[], None]) -> None:
+    def end(self) -> None:
         """The profile ends: at its next call the thread does `on_end`, and is watched no more."""
-        self.on_end = on_end
         self.__class__ = EndedWatcher  # pyright: ignore[reportAttributeAccessIssue]
 
     def __torch_function__(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -259,10 +262,11 @@ class ThreadWatcher(Watcher):
         try:
             code, at = user_place(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
             now_ns = time.perf_counter_ns()
-            self.note((now_ns, code, at, self.module))
+            self.note((now_ns, code, at, self.module, self.ended_ns))
             if now_ns > self.next_anchor_ns:
                 self.anchor()
             result = func(*args, **(kwargs or {}))
+            self.ended_ns = time.perf_counter_ns()
             if isinstance(result, torch.Tensor) and result.numel() >= _LARGE_ELEMENTS:
                 self._note_result(result)
             return result
@@ -271,7 +275,8 @@ class ThreadWatcher(Watcher):
 
 
 class EndedWatcher(ThreadWatcher):
-    """What a ThreadWatcher becomes when the profile ends before its thread: it lets go."""
+    """What a ThreadWatcher becomes when the profile ends before its thread: it lets go. It stays on
+    the stack, as a call cannot take off the mode that it is in: see `let_go`."""
 
     def __torch_function__(
         self,
@@ -285,6 +290,19 @@ class EndedWatcher(ThreadWatcher):
             _local.watcher = None
             self.on_end()
         return func(*args, **(kwargs or {}))
+
+
+def let_go() -> None:
+    """Takes off this thread all watchers whose profile has ended; not inside a call of theirs.
+
+    A thread must not end with one: PyTorch would let go of it when Python may be gone."""
+    watcher = current()
+    if isinstance(watcher, EndedWatcher):
+        _local.watcher = None
+        watcher.on_end()
+    for mode in [_at(index) for index in range(_depth())]:
+        if isinstance(mode, EndedWatcher):
+            remove(mode)
 
 
 def is_on(mode: object) -> bool:

@@ -63,7 +63,7 @@ let device = data.main_device;
 let view = [0, 1];  // from, to in nanoseconds
 let pointer = null, drag = null;
 
-const current = () => data.devices[device] || { times: [0], live: [0], rows: [-1], pieces: [], peak_bytes: 0, peak_ns: 0 };
+const current = () => data.devices[device] || { times: [0], live: [0], rows: [-1], pieces: [], live_at_peak: [], peak_bytes: 0, peak_ns: 0 };
 const plot = () => ({
   x: margin.left, y: margin.top,
   width: canvas.clientWidth - margin.left - margin.right,
@@ -446,8 +446,7 @@ function figures() {
     return made;
   }));
   byId("rows-note").textContent = `${data.rows.length} rows by operator, line, module and phase`;
-  const live = current().live_at_peak;
-  byId("live-note").textContent = `${live.length} pieces${current().live_note}`;
+  byId("live-note").textContent = current().live_note || "";
 }
 for (const name of Object.keys(data.devices)) byId("device").append(new Option(name, name));
 byId("device").hidden = Object.keys(data.devices).length < 2;

@@ -25,7 +25,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from lowtide.errors import LowtideError
-from lowtide.memory.measure import measure_peak
+from lowtide.memory.profiler.profile import profile
 from lowtide.memory.sizes import budget_bytes
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
@@ -47,9 +47,9 @@ def max_batch_size(
     and others with `state_dict`; if None, those that `step` reaches by its names. Other effects of
     a step (a counter, a log) stay. Raises what `step` raises, unless that is a lack of memory."""
     most_bytes = budget_bytes(budget)
-    if isinstance(limit, bool) or limit < 1:
+    if type(limit) is not int or limit < 1:  # not True, which is 1
         raise LowtideError(f"limit={limit!r} is no batch size; write a whole number from 1")
-    kept = list(_reached_by(step) if keep is None else keep)
+    kept = _reached_by(step) if keep is None else _with_state(keep)
 
     def peak(size: int) -> float:
         found = _peak_of(step, make_batch, size, kept)
@@ -86,6 +86,17 @@ def largest(peak: Callable[[int], float], most: float, limit: int) -> int:
     return good
 
 
+def _with_state(keep: object) -> list[Any]:
+    things: list[Any] = list(keep) if isinstance(keep, Iterable) else [keep]  # pyright: ignore[reportUnknownArgumentType]
+    for thing in things:
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise LowtideError(
+                f"keep has a {type(thing).__name__}, which has no state_dict(); "
+                "give a list of modules, optimizers and the like"
+            )
+    return things
+
+
 def _peak_of(
     step: Callable[[Any], object], make_batch: Callable[[int], Any], size: int, kept: list[Any]
 ) -> int | None:
@@ -108,8 +119,10 @@ def _peak_of(
 def _measured(run: Callable[[], None]) -> int:
     cuda: Any = torch.cuda
     if not (cuda.is_available() and cuda.is_initialized()):
-        peak, _ = measure_peak(run, allocations_only=True)
-        return peak.peak_bytes
+        gc.collect()  # what an earlier step left in cycles
+        with profile() as prof:  # it sees the arena's tensors, and those of other threads
+            run()
+        return prof.peak_bytes
     devices = range(cuda.device_count())
     before = [cuda.memory_allocated(device) for device in devices]
     for device in devices:
