@@ -84,15 +84,17 @@ def scratch(args: Sequence[Any], _: Any) -> int:
 
 
 def backward_scratch(args: Sequence[Any], _: Any) -> int:
-    """Of its gradient."""
-    return _tiles(args[1], args[2], 2)
+    """Of its gradient; the cotangent is copied, to lie as the result does."""
+    g, q, k = args[:3]
+    return _tiles(q, k, 2) + g.numel() * g.itemsize
 
 
 def _tiles(q: Tensor, k: Tensor, count: int) -> int:
     rows = min(next(r for least, r in _ROWS if q.shape[2] >= least), q.shape[2])
     columns = min(_COLUMNS, k.shape[2])
     itemsize = max(q.itemsize, 4)
-    packed = 2 * k.numel() * k.itemsize if q.itemsize < 4 else 0
+    is_packed = q.itemsize < 4 and torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
+    packed = 2 * k.numel() * k.itemsize if is_packed else 0
     floats = torch.get_num_threads() * rows * (count * columns + q.shape[3])
     return packed + floats * itemsize
 

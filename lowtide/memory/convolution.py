@@ -26,7 +26,7 @@ _LAYOUTS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     """Of `aten.convolution`."""
     x, w, _, stride, padding, dilation, is_transposed, *_ = args
-    copied = 0 if _is_dense(x) else nbytes(x)
+    copied = 0 if is_dense(x) else nbytes(x)
     if not _is_onednns(x):
         return copied + _columns(x, w, result, stride, padding, dilation, is_transposed)
     if is_transposed:
@@ -40,7 +40,7 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
 def backward_scratch(args: Sequence[Any], _: object) -> int:
     """Of `aten.convolution_backward`."""
     g, x, w, _, stride, padding, dilation, is_transposed, _, _, wanted = args
-    copied = sum(nbytes(v) for v in (g, x) if not _is_dense(v))
+    copied = sum(nbytes(v) for v in (g, x) if not is_dense(v))
     if not _is_onednns(x):
         halves = x.itemsize < 4
         columns = _columns(x, w, g, stride, padding, dilation, is_transposed)
@@ -83,7 +83,8 @@ def _blocked(x: Tensor) -> int:
     return nbytes(x) // channels * (-(-channels // _CHANNELS) * _CHANNELS)
 
 
-def _is_dense(x: Tensor) -> bool:
+def is_dense(x: Tensor) -> bool:
+    """Does it lie as PyTorch's own kernels read it, contiguous or channels_last?"""
     return x.is_contiguous() or _is_channels_last(x, x)
 
 

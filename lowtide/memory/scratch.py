@@ -11,6 +11,7 @@ by measuring: `tests/memory/test_prediction.py` compares them with what is resid
     abs(z)             of complex numbers, as complex numbers
     x + y              of different dtypes: those of another than the result's, converted
     sum(x, dtype)      x, converted
+    x @ y              what BLAS cannot read as it lies
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ def scratch_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
     if bound is not None:
         return bound([*args, *kwargs.values()], result)
     if _is_pointwise(func):
-        return _converted([*args, *kwargs.values()], result)
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        if func.overloadpacket in _MASKED:
+            given = [x for x in given if x.dtype is not torch.bool]
+        return _converted(given, result)
+    if func.overloadpacket in _SOFTMAX:
+        return max(_converted_first(args, result), _made_contiguous(args, result))
     return _converted_first(args, result) if func.overloadpacket in _CONVERT else 0
 
 
@@ -42,12 +48,12 @@ def _is_pointwise(func: Any) -> bool:
     return torch.Tag.pointwise in func.tags
 
 
-def _converted(args: Sequence[Any], result: Any) -> int:
+def _converted(given: Sequence[torch.Tensor], result: Any) -> int:
     """What is not of the dtype that is computed in: operands, and a result that is rounded."""
-    given = [x for x in args if isinstance(x, torch.Tensor)]
     if not isinstance(result, torch.Tensor) or all(x.dtype is result.dtype for x in given):
         return 0
-    numbers = [x for x in given if x.dtype is not torch.bool] or given
+    whole = [x for x in given if x.dim()] or given  # of mere numbers only the kind counts
+    numbers = [x for x in whole if x.dtype is not torch.bool] or whole
     common = functools.reduce(torch.promote_types, (x.dtype for x in numbers))
     if result.dtype.is_floating_point and not (common.is_floating_point or common.is_complex):
         common = result.dtype
@@ -138,12 +144,36 @@ def _contained(args: Sequence[Any], _: Any) -> int:
     return 32 * sum(x.numel() for x in given)
 
 
-def _loss_of_logits(args: Sequence[Any], _: Any) -> int:
-    return 2 * _bytes(args[0])
+def _for_blas(args: Sequence[Any], _: Any) -> int:
+    """Copies of matrices of which neither rows nor columns lie side by side."""
+    matrices = [x for x in args if isinstance(x, torch.Tensor)][-2:]
+    return sum(_bytes(x) for x in matrices if 1 not in x.stride()[-2:])
+
+
+def _times(count: int) -> Bound:
+    """So many matrices of the operand's size."""
+    return lambda args, _: count * _bytes(args[0])
 
 
 def _complex(args: Sequence[Any], _: Any) -> int:
     return _bytes(args[0]) if args[0].is_complex() else 0
+
+
+def _made_contiguous(args: Sequence[Any], _: Any) -> int:
+    """Copies of what does not lie in the order that the op reads."""
+    given = [x for x in args if isinstance(x, torch.Tensor) and x.dim() > 1]
+    return sum(_bytes(x) for x in given if not convolution.is_dense(x))
+
+
+def _flags(args: Sequence[Any], _: Any) -> int:
+    """A flag for each element."""
+    return args[0].numel()
+
+
+def _copies_between(args: Sequence[Any], _: Any) -> int:
+    """One dim after the other."""
+    dims = args[2] if len(args) > 2 else ()
+    return _bytes(args[0]) if len(dims) > 1 else 0
 
 
 def _mask_indices(args: Sequence[Any], _: Any) -> int:
@@ -152,8 +182,10 @@ def _mask_indices(args: Sequence[Any], _: Any) -> int:
     return sum(8 * x.numel() * x.dim() for x in items)
 
 
-_CONVERT = {aten.sum, aten.prod, aten.cumsum, aten.cumprod, aten.linalg_vector_norm, aten._softmax,
-            aten._log_softmax}  # fmt: skip
+_CONVERT = {aten.sum, aten.prod, aten.cumsum, aten.cumprod, aten.linalg_vector_norm}
+_SOFTMAX = {aten._softmax, aten._log_softmax}
+
+_MASKED = {aten.where, aten.masked_fill, aten.masked_fill_}  # masks are read as they are
 
 _BOUNDS: dict[Any, Bound] = {
     aten.kthvalue.default: _copy_and_indices,
@@ -168,10 +200,31 @@ _BOUNDS: dict[Any, Bound] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention.scratch,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention.backward_scratch,
     aten.abs.default: _complex,
+    **dict.fromkeys(
+        (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), _for_blas
+    ),
     aten.mean.default: _mean,
     aten.mean.dim: _mean,
     aten.logsumexp.default: _copy,
-    aten.binary_cross_entropy_with_logits.default: _loss_of_logits,
+    aten.multinomial.default: _copy,
+    aten.roll.default: _copies_between,
+    aten._safe_softmax.default: _flags,
+    **dict.fromkeys(
+        (
+            aten.native_layer_norm.default,
+            aten.native_layer_norm_backward.default,
+            aten.native_group_norm.default,
+            aten.native_group_norm_backward.default,
+            aten.avg_pool2d.default,
+            aten.avg_pool3d.default,
+            aten.max_pool2d_with_indices.default,
+            aten.max_pool3d_with_indices.default,
+            aten.im2col.default,
+            aten.col2im.default,
+        ),
+        _made_contiguous,
+    ),
+    aten.binary_cross_entropy_with_logits.default: _times(2),
     aten.masked_select.default: _select_by_mask,
     aten.masked_scatter.default: _source_copy,
     aten.masked_scatter_.default: _source_copy,
@@ -186,6 +239,8 @@ _BOUNDS: dict[Any, Bound] = {
     aten.index_put_.default: _mask_indices,
     aten._index_put_impl_.default: _mask_indices,
     aten.linalg_inv_ex.default: _copy,
+    aten.linalg_matrix_exp.default: _times(10),
+    aten.linalg_pinv.atol_rtol_tensor: _times(3),
     aten._linalg_svd.default: _copy,
     aten._linalg_eigh.default: _copy,
     aten.linalg_qr.default: _copy,
