@@ -555,12 +555,12 @@ class Directions(nn.Module):
         return self.rnn(x)[0]
 
 
-@module("gru", lambda: (torch.rand(20, 256, 64),))
+@module("gru", lambda: (torch.rand(6, 800, 64),))
 def gru() -> nn.Module:
     return Directions(nn.GRU(64, 128, num_layers=2, bidirectional=True))
 
 
-@module("lstm_double", lambda: (torch.rand(20, 128, 64).double(),))
+@module("lstm_double", lambda: (torch.rand(6, 400, 64).double(),))
 def lstm_double() -> nn.Module:
     return Directions(nn.LSTM(64, 128, proj_size=64).double())
 
