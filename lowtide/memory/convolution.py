@@ -70,11 +70,13 @@ def nbytes(x: Tensor) -> int:
 
 
 def _is_onednns(x: Tensor) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
     if x.dtype is torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if x.dtype is torch.float16:
         return torch.ops.mkldnn._is_mkldnn_fp16_supported()
-    return x.dtype is torch.float32 and torch.backends.mkldnn.is_available()
+    return x.dtype is torch.float32
 
 
 def _blocked(x: Tensor) -> int:
