@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.memory import attention
 from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
 from lowtide.memory.plan import Event, Held
@@ -35,6 +37,15 @@ from lowtide.memory.scratch import scratch_bytes
 _NODE = "lowtide.place"
 _META = torch.device("meta")
 _FOREVER = 1 << 62
+aten = torch.ops.aten
+_MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
+_ONTO_ZEROS: dict[Any, Any] = {
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -89,6 +100,7 @@ class Ledger(TorchDispatchMode):
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_paused = False
+        self._zeros = 0  # the storage of the zeros that were made last
 
     # -- what the run tells --
 
@@ -197,20 +209,33 @@ class Ledger(TorchDispatchMode):
         if self._is_paused:
             return func(*args, **kwargs)
         args, kwargs = self._on_meta(func, args, kwargs)
+        func = self._as_without_a_mode(func, args)
         result, note = largest(func, args)
         if result is None:
-            result = layer_results(func, args)
+            result = layer_results(func, args) or attention.results(func, args)
         if result is None:
             result = func(*args, **kwargs)
         elif note:
             self.notes[f"{self.loc}: {note}"] = None
         result = _lifted(func, result)
+        if func in _MAKE_ZEROS:
+            self._zeros = _key(result)
         for x in _tensors(result):
             self._book(x)
         inside = scratch_bytes(func, args, kwargs, result)
         if inside:
             self.spike(inside)
         return result
+
+    def _as_without_a_mode(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """The op that PyTorch's own gradients would call if no mode were entered: where one is,
+        they write onto zeros, which nobody else has, out of place."""
+        node: Any = torch._C._current_autograd_node()  # pyright: ignore
+        if node is None or isinstance(node, FunctionCtx):
+            return func
+        in_place = _ONTO_ZEROS.get(func)
+        is_onto_zeros = in_place is not None and self._zeros == _key(args[0])
+        return in_place if is_onto_zeros else func
 
     def _on_meta(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

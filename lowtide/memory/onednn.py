@@ -1,10 +1,9 @@
-"""nn.LSTM as PyTorch runs it on the CPU: layers of oneDNN, which keep a workspace for gradients.
+"""nn.LSTM as oneDNN runs it: layers, which keep a workspace for gradients.
 
-On meta tensors PyTorch takes another road, cell by cell, which keeps less. In: a call of
-`torch.lstm`, on meta tensors. Out: the same as calls of `mkldnn_rnn_layer`, and what these and
-their gradients allocate.
+In: a call of `torch.lstm`, on meta tensors. Out: what runs a direction of a layer, and what that
+and its gradient allocate.
 
-    LikeTheCpu        torch.lstm(x, …)  ──►  aten.mkldnn_rnn_layer, for each layer and direction
+    direction         a layer, one way  ──►  aten.mkldnn_rnn_layer
     layer_results     aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward  ──►  empty results
     layer_scratch, layer_backward_scratch     what these touch besides
 
@@ -15,11 +14,10 @@ touches takes no memory. Found by measuring, PyTorch 2.13 on x86: `tests/memory/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
 _LSTM: Final = 2  # oneDNN's number for this kind of cell
@@ -27,33 +25,15 @@ _GATES: Final = 4
 _LINE: Final = 16  # floats
 
 
-class LikeTheCpu(TorchFunctionMode):
-    """See the module's text."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Calls the function, or what stands for it."""
-        if func is torch.lstm and not kwargs and _is_onednns(*args):
-            return _lstm(*args)
-        return func(*args, **(kwargs or {}))
+def takes(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> bool:
+    """Dense float32 without projections."""
+    is_plain = x.dtype is torch.float32 and h.shape == c.shape
+    return is_plain and torch.backends.mkldnn.is_available()
 
 
-def _is_onednns(x: torch.Tensor, hx: Any, weights: Any, *flags: Any) -> bool:
-    """Dense float32 without projections; packed sequences have another signature."""
-    if not isinstance(hx, list | tuple) or not torch.backends.mkldnn.is_available():
-        return False
-    h, c = cast("Sequence[torch.Tensor]", hx)
-    return x.is_meta and x.numel() > 0 and x.dtype is torch.float32 and h.shape == c.shape
-
-
-def _lstm(
-    x: torch.Tensor,
-    hx: Sequence[torch.Tensor],
+def direction(
+    _: Any,
+    __: Any,
     weights: Sequence[torch.Tensor],
     has_biases: bool,
     num_layers: int,
@@ -61,33 +41,38 @@ def _lstm(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if batch_first:
-        x = x.transpose(0, 1)
-    x = x.contiguous()
-    h, c = (v.contiguous() for v in hx)
-    directions = 2 if bidirectional else 1
-    per = 4 if has_biases else 2
+) -> Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, ...]]]:
+    """What runs a direction of a layer, for such a call of `torch.lstm`."""
     keeps = torch.is_grad_enabled()
-    last: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-    for layer in range(num_layers):
-        found: list[torch.Tensor] = []
-        for direction in range(directions):
-            k = layer * directions + direction
-            own = list(weights[k * per : (k + 1) * per])
-            own += [] if has_biases else [w.new_zeros(w.shape[0]) for w in own]
-            y, hy, cy, _ = aten.mkldnn_rnn_layer(
-                x, *own, h[k], c[k], direction == 1, (), _LSTM, h.shape[-1], num_layers,
-                has_biases, bidirectional, batch_first, keeps,
-            )  # fmt: skip
-            found.append(y)
-            last[0].append(hy)
-            last[1].append(cy)
-        x = found[0] if directions == 1 else torch.cat(found, -1)
-        if dropout and train and layer < num_layers - 1:
-            x = torch.dropout(x, dropout, True)
-    h, c = torch.stack(last[0]), torch.stack(last[1])
-    return (x.transpose(0, 1) if batch_first else x), h, c
+
+    def run(
+        x: torch.Tensor,
+        state: Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor],
+        is_reverse: bool,
+        _: object,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        biases = [] if has_biases else [w.new_zeros(w.shape[0]) for w in weights]
+        h, c = (s.contiguous() for s in state)
+        y, hy, cy, *_ = aten.mkldnn_rnn_layer(
+            x,
+            *weights,
+            *biases,
+            h,
+            c,
+            is_reverse,
+            (),
+            _LSTM,
+            h.shape[-1],
+            num_layers,
+            has_biases,
+            bidirectional,
+            batch_first,
+            keeps,
+        )
+        return y, (hy, cy)
+
+    return run
 
 
 def layer_results(func: Any, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:

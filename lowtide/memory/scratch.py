@@ -6,29 +6,68 @@ by measuring: `tests/memory/test_prediction.py` compares them with what is resid
 
     kthvalue(x, k)     a copy of x, and the indices of all
     median(x, dim)     a copy, unless `dim` is the last
-    conv2d(x, w)       x and the result in the blocked layout of oneDNN, channels padded to 16
+    conv2d(x, w)       see `memory/convolution`
     inv(x)             a copy for LAPACK
     abs(z)             of complex numbers, as complex numbers
+    x + y              of different dtypes: those of another than the result's, converted
+    sum(x, dtype)      x, converted
+    x @ y              what BLAS cannot read as it lies
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
-from lowtide.memory import onednn
+from lowtide.memory import attention, convolution, onednn
 
 aten = torch.ops.aten
-_CHANNELS = 16
 Bound = Callable[[Sequence[Any], Any], int]
 
 
 def scratch_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
     """See the module's text."""
     bound = _BOUNDS.get(func)
-    return 0 if bound is None else bound([*args, *kwargs.values()], result)
+    if bound is not None:
+        return bound([*args, *kwargs.values()], result)
+    if _is_pointwise(func):
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        if func.overloadpacket in _MASKED:
+            given = [x for x in given if x.dtype is not torch.bool]
+        return _converted(given, result)
+    if func.overloadpacket in _SOFTMAX:
+        return max(_converted_first(args, result), _made_contiguous(args, result))
+    return _converted_first(args, result) if func.overloadpacket in _CONVERT else 0
+
+
+@functools.cache
+def _is_pointwise(func: Any) -> bool:
+    return torch.Tag.pointwise in func.tags
+
+
+def _converted(given: Sequence[torch.Tensor], result: Any) -> int:
+    """What is not of the dtype that is computed in: operands, and a result that is rounded."""
+    if not isinstance(result, torch.Tensor) or all(x.dtype is result.dtype for x in given):
+        return 0
+    whole = [x for x in given if x.dim()] or given  # of mere numbers only the kind counts
+    numbers = [x for x in whole if x.dtype is not torch.bool] or whole
+    common = functools.reduce(torch.promote_types, (x.dtype for x in numbers))
+    if result.dtype.is_floating_point and not (common.is_floating_point or common.is_complex):
+        common = result.dtype
+    converted = [x for x in given if x.dim() and x.dtype is not common]
+    if result.dtype not in (common, torch.bool):
+        converted.append(result)
+    return sum(x.numel() for x in converted) * common.itemsize
+
+
+def _converted_first(args: Sequence[Any], result: Any) -> int:
+    x = args[0]
+    if result.dtype is x.dtype:
+        return 0
+    return x.numel() * result.itemsize
 
 
 def _bytes(value: Any) -> int:
@@ -52,25 +91,89 @@ def _copy_unless_last(args: Sequence[Any], result: Any) -> int:
     return 0 if dim in (-1, args[0].dim() - 1) else _copy(args, result)
 
 
-def _blocked(x: torch.Tensor) -> int:
-    """Bytes of x: [N, C, ...] in the layout that oneDNN computes in."""
-    channels = max(x.shape[1], 1)
-    return _bytes(x) // channels * (-(-channels // _CHANNELS) * _CHANNELS)
+def _mean(args: Sequence[Any], result: Any) -> int:
+    """Half precision is summed in single."""
+    return 4 * args[0].numel() if args[0].itemsize < 4 else _converted_first(args, result)
 
 
-def _convolution(args: Sequence[Any], result: Any) -> int:
-    x, is_transposed = args[0], args[6]
-    if is_transposed:
-        return max(2 * _bytes(result), _bytes(x))
-    return max(_blocked(x) + _blocked(result) - _bytes(result), _blocked(result))
+def _select_by_mask(args: Sequence[Any], _: Any) -> int:
+    """Where threads share the work: a number for each element, and a sum of those before it."""
+    threads = torch.get_num_threads()
+    return 16 * max(args[0].numel(), args[1].numel()) if threads > 1 else 0
 
 
-def _convolution_backward(args: Sequence[Any], _: Any) -> int:
-    return _blocked(args[0]) + _blocked(args[1])
+def _source_copy(args: Sequence[Any], _: Any) -> int:
+    source = args[2]
+    return 0 if source.is_contiguous() else _bytes(source)
+
+
+def _sorted(args: Sequence[Any], result: Any) -> int:
+    """Integers of one dim by digits, from one memory to another; else a merge of each row."""
+    x = args[0]
+    if _has_digits(x) and x.dim() == 1:
+        return _bytes(result)
+    dims = [a for a in args[1:] if type(a) is int]
+    return 8 * _rows_at_once(x, dims[0] if dims else -1)
+
+
+def _best(args: Sequence[Any], _: Any) -> int:
+    """Pairs of a value and its place, of a row per thread."""
+    x = args[0]
+    return 16 * _rows_at_once(x, args[2] if len(args) > 2 else -1)
+
+
+def _rows_at_once(x: torch.Tensor, dim: int) -> int:
+    """Elements along `dim` that the threads have at a time."""
+    length = x.shape[dim] if x.dim() else 1
+    return min(torch.get_num_threads() * length, x.numel())
+
+
+def _has_digits(x: torch.Tensor) -> bool:
+    return not x.is_floating_point() and x.dtype is not torch.bool
+
+
+def _distinct(args: Sequence[Any], result: Any) -> int:
+    """Integers are sorted before anything of the result is there."""
+    x = args[0]
+    return max(2 * (x.itemsize + 8) * x.numel() - _bytes(result), 0) if _has_digits(x) else 0
+
+
+def _contained(args: Sequence[Any], _: Any) -> int:
+    """Both are sorted together, unless they are few to look for."""
+    given = [x for x in args if isinstance(x, torch.Tensor)]
+    return 32 * sum(x.numel() for x in given)
+
+
+def _for_blas(args: Sequence[Any], _: Any) -> int:
+    """Copies of matrices of which neither rows nor columns lie side by side."""
+    matrices = [x for x in args if isinstance(x, torch.Tensor)][-2:]
+    return sum(_bytes(x) for x in matrices if 1 not in x.stride()[-2:])
+
+
+def _times(count: int) -> Bound:
+    """So many matrices of the operand's size."""
+    return lambda args, _: count * _bytes(args[0])
 
 
 def _complex(args: Sequence[Any], _: Any) -> int:
     return _bytes(args[0]) if args[0].is_complex() else 0
+
+
+def _made_contiguous(args: Sequence[Any], _: Any) -> int:
+    """Copies of what does not lie in the order that the op reads."""
+    given = [x for x in args if isinstance(x, torch.Tensor) and x.dim() > 1]
+    return sum(_bytes(x) for x in given if not convolution.is_dense(x))
+
+
+def _flags(args: Sequence[Any], _: Any) -> int:
+    """A flag for each element."""
+    return args[0].numel()
+
+
+def _copies_between(args: Sequence[Any], _: Any) -> int:
+    """One dim after the other."""
+    dims = args[2] if len(args) > 2 else ()
+    return _bytes(args[0]) if len(dims) > 1 else 0
 
 
 def _mask_indices(args: Sequence[Any], _: Any) -> int:
@@ -79,19 +182,65 @@ def _mask_indices(args: Sequence[Any], _: Any) -> int:
     return sum(8 * x.numel() * x.dim() for x in items)
 
 
+_CONVERT = {aten.sum, aten.prod, aten.cumsum, aten.cumprod, aten.linalg_vector_norm}
+_SOFTMAX = {aten._softmax, aten._log_softmax}
+
+_MASKED = {aten.where, aten.masked_fill, aten.masked_fill_}  # masks are read as they are
+
 _BOUNDS: dict[Any, Bound] = {
     aten.kthvalue.default: _copy_and_indices,
     aten.median.default: _copy,
     aten.nanmedian.default: _copy,
     aten.median.dim: _copy_unless_last,
     aten.nanmedian.dim: _copy_unless_last,
-    aten.convolution.default: _convolution,
-    aten.convolution_backward.default: _convolution_backward,
+    aten.convolution.default: convolution.forward_scratch,
+    aten.convolution_backward.default: convolution.backward_scratch,
     aten.mkldnn_rnn_layer.default: onednn.layer_scratch,
     aten.mkldnn_rnn_layer_backward.default: onednn.layer_backward_scratch,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: attention.scratch,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention.backward_scratch,
     aten.abs.default: _complex,
+    **dict.fromkeys(
+        (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), _for_blas
+    ),
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean,
+    aten.logsumexp.default: _copy,
+    aten.multinomial.default: _copy,
+    aten.roll.default: _copies_between,
+    aten._safe_softmax.default: _flags,
+    **dict.fromkeys(
+        (
+            aten.native_layer_norm.default,
+            aten.native_layer_norm_backward.default,
+            aten.native_group_norm.default,
+            aten.native_group_norm_backward.default,
+            aten.avg_pool2d.default,
+            aten.avg_pool3d.default,
+            aten.max_pool2d_with_indices.default,
+            aten.max_pool3d_with_indices.default,
+            aten.im2col.default,
+            aten.col2im.default,
+        ),
+        _made_contiguous,
+    ),
+    aten.binary_cross_entropy_with_logits.default: _times(2),
+    aten.masked_select.default: _select_by_mask,
+    aten.masked_scatter.default: _source_copy,
+    aten.masked_scatter_.default: _source_copy,
+    aten.masked_scatter_backward.default: _select_by_mask,
+    aten.sort.default: _sorted,
+    aten.sort.stable: _sorted,
+    aten.topk.default: _best,
+    aten._unique2.default: _distinct,
+    aten.isin.Tensor_Tensor: _contained,
     aten.index.Tensor: _mask_indices,
+    aten.index_put.default: _mask_indices,
+    aten.index_put_.default: _mask_indices,
+    aten._index_put_impl_.default: _mask_indices,
     aten.linalg_inv_ex.default: _copy,
+    aten.linalg_matrix_exp.default: _times(10),
+    aten.linalg_pinv.atol_rtol_tensor: _times(3),
     aten._linalg_svd.default: _copy,
     aten._linalg_eigh.default: _copy,
     aten.linalg_qr.default: _copy,

@@ -23,7 +23,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.memory.ledger import Ledger, like
-from lowtide.memory.onednn import LikeTheCpu
+from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
 from lowtide.pipeline.gradient import Pass

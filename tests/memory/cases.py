@@ -316,6 +316,36 @@ def scattered(x, i):
 
 
 @case()
+def best_with_places(x):
+    return torch.topk(x, 700, 0)
+
+
+@case()
+def running_maximum(x):
+    return torch.cummax(x, 1)
+
+
+@case(lambda: (torch.rand(2_500_000),))
+def sorted_line(x):
+    return torch.sort(x).values
+
+
+@case(lambda: (torch.randint(0, 1000, (1500, 1500)),), grad=False)
+def distinct(i):
+    return torch.unique(i)
+
+
+@case(lambda: (torch.rand(N, N), torch.randint(0, N, (N, N))))
+def largest_of_each(x, i):
+    return torch.zeros(N, N).scatter_reduce(1, i, x, "amax")
+
+
+@case(two_squares)
+def filled_from(x, y):
+    return x.masked_scatter(x > 0.5, y)
+
+
+@case()
 def in_place(x):
     y = x * 2
     y[y > 1] = 0
@@ -357,6 +387,36 @@ def convolved(x, w):
 @case(lambda: (torch.rand(16, 32, 4000), torch.rand(32, 32, 5)))
 def convolved_1d(x, w):
     return F.conv1d(x, w)
+
+
+@case(lambda: (torch.rand(4, 32, 128, 128), torch.rand(32, 32, 3, 3)))
+def convolved_strided(x, w):
+    return F.conv2d(x, w, padding=1, stride=2)
+
+
+@case(lambda: (torch.rand(4, 32, 96, 96).transpose(2, 3), torch.rand(64, 32, 3, 3)))
+def convolved_turned(x, w):
+    return F.conv2d(x, w, padding=1)
+
+
+@case(lambda: (torch.rand(8, 3, 128, 128), torch.rand(64, 3, 3, 3)))
+def convolved_colours(x, w):
+    return F.conv2d(x.detach(), w, padding=1)
+
+
+@case(lambda: (torch.rand(4, 16, 64, 64).double(), torch.rand(32, 16, 3, 3).double()))
+def convolved_double(x, w):
+    return F.conv2d(x, w, padding=1)
+
+
+@case(lambda: (torch.rand(4, 16, 48, 48).double(), torch.rand(16, 16, 4, 4).double()))
+def convolved_double_up(x, w):
+    return F.conv_transpose2d(x, w, stride=2, padding=1)
+
+
+@case(lambda: (torch.rand(4, 32, 96, 96).bfloat16(), torch.rand(64, 32, 3, 3).bfloat16()))
+def convolved_half(x, w):
+    return F.conv2d(x, w, padding=1)
 
 
 @case(lambda: (torch.randint(0, 3000, (64, 200)), torch.rand(3000, 128)))
@@ -482,6 +542,41 @@ def lstm() -> nn.Module:
             return self.out(self.rnn(x)[0])
 
     return Tagger()
+
+
+class Directions(nn.Module):
+    """What a recurrent module gives for each step."""
+
+    def __init__(self, rnn: nn.Module):
+        super().__init__()
+        self.rnn = rnn
+
+    def forward(self, x):
+        return self.rnn(x)[0]
+
+
+@module("gru", lambda: (torch.rand(6, 800, 64),))
+def gru() -> nn.Module:
+    return Directions(nn.GRU(64, 128, num_layers=2, bidirectional=True))
+
+
+@module("lstm_double", lambda: (torch.rand(6, 400, 64).double(),))
+def lstm_double() -> nn.Module:
+    return Directions(nn.LSTM(64, 128, proj_size=64).double())
+
+
+@module("masked attention", lambda: (torch.rand(8, 400, 128),))
+def masked_attention() -> nn.Module:
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = nn.MultiheadAttention(128, 8, batch_first=True)
+
+        def forward(self, x):
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            return self.attend(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+    return Masked()
 
 
 class Block(nn.Module):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide as lt
 from lowtide.errors import LowtideError
@@ -20,9 +21,8 @@ from lowtide.memory.measure import can_measure_resident
 from lowtide.pipeline.budget.search import path
 from lowtide.pipeline.driver import Driver
 from tests.memory.cases import CASES, Block
-from tests.memory.test_prediction import freed_goes_back, tensors
+from tests.memory.test_prediction import tensors
 
-__all__ = ["freed_goes_back"]
 ENTRIES = {
     "script": lambda budget: lt.script(rows, budget=budget),
     "decorator": lambda budget: lt.script(budget=budget)(rows),
@@ -200,6 +200,41 @@ def test_masks_are_the_same(fraction: float) -> None:
     limited: Any = lt.script(net, budget=budget)
     for got, want in zip(results(limited, (x,), leaves), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+class Sorts(TorchDispatchMode):
+    """Counts what is sorted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.sort.default:
+            self.rows += args[0].shape[0]
+        return func(*args, **(kwargs or {}))
+
+
+def test_chunks_that_are_kept_are_not_run_again() -> None:
+    x = torch.rand(800, 300, requires_grad=True)
+    free = lt.script(rows)
+    driver, values = free.resolve(free.bind((x,), {}))
+    plans = list(path(Driver(driver.function), values))
+    expected = torch.autograd.grad(rows(x).square().sum(), x)[0]
+    seen: set[int] = set()
+    for plan in plans:
+        section = next((op for op in plan.driver.function.block.ops if op.name == "section"), None)
+        if section is None or "kept" not in section.attrs:
+            continue
+        kept, chunks = section.attrs["kept"], section.attrs["chunks"]
+        seen.add(kept)
+        with Sorts() as sorts:
+            loss = plan.driver(values).square().sum()
+            (got,) = torch.autograd.grad(loss, x, retain_graph=True)
+        torch.testing.assert_close(got, expected)
+        assert sorts.rows == pytest.approx(800 * (2 - kept / chunks), abs=chunks)
+        torch.testing.assert_close(torch.autograd.grad(loss, x)[0], expected)
+    assert len(seen) > 1
 
 
 def test_gradients_of_gradients() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.memory import onednn
+from lowtide.memory.like_cpu import LikeTheCpu
 
 LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
@@ -38,7 +39,7 @@ def test_the_workspace() -> None:
     module, x = nn.LSTM(64, 128).eval(), torch.randn(60, 16, 64)
     with Layers() as real:
         module(x)
-    with Layers() as meant, onednn.LikeTheCpu():
+    with Layers() as meant, LikeTheCpu():
         module.to("meta")(x.to("meta"))
         with torch.no_grad():
             module(x.to("meta"))
@@ -64,7 +65,7 @@ def test_the_same_layers(options: dict[str, Any], train: bool) -> None:
     module, x = nn.LSTM(12, 16, **options).train(train), torch.randn(5, 4, 12)
     with Layers() as real:
         want = module(x)
-    with Layers() as meant, onednn.LikeTheCpu():
+    with Layers() as meant, LikeTheCpu():
         got = module.to("meta")(x.to("meta"))
     assert [found[:3] for found in meant.found] == [found[:3] for found in real.found]
     assert got[0].shape == want[0].shape
@@ -81,7 +82,7 @@ def test_the_same_layers(options: dict[str, Any], train: bool) -> None:
 )
 def test_others_are_left_alone(make: Any) -> None:
     module, x = make()
-    with Layers() as meant, onednn.LikeTheCpu():
+    with Layers() as meant, LikeTheCpu():
         y, _ = module.to("meta")(x.to("meta"))
     assert not meant.found
     assert y.is_meta

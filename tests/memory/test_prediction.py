@@ -1,14 +1,12 @@
 """What `memory()` says and what a run takes: measured ≤ predicted ≤ 1.1 * measured + 8 MB.
 
-Measured is what becomes resident, with PyTorch's allocator told to give back at once what is freed:
-else holes in the heap count too. The table is in `cases`; a few of it run every day, all of it
-with the slow tests.
+Measured is what becomes resident, with PyTorch's allocator told to give back at once what is freed
+(`conftest`): else holes in the heap count too. The table is in `cases`; a few of it run every day,
+all of it with the slow tests.
 """
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from typing import Any
 
 import pytest
@@ -24,16 +22,8 @@ EVERY_DAY = {
     "pointwise", "transposed", "pairs", "low_then_up", "cross_entropy", "cumulative", "ordered",
     "smallest_k", "convolved_1d", "branch", "collected", "block", "unet",
 }  # fmt: skip
-M_MMAP_THRESHOLD = -3
 
 pytestmark = pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def freed_goes_back() -> None:
-    """Memory that PyTorch frees is unmapped at once."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
 
 
 def variants() -> list[Any]:

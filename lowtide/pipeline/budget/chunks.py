@@ -9,7 +9,9 @@ backward pass the gradients of its operands, chunk by chunk.
         yield(%c)               written side by side, along dim 0, into y
 
 `cuts`: where each operand is cut, None if each chunk needs the whole; `joins`: the dim along which
-each result is joined, None for what is the same in all chunks.
+each result is joined, None for what is the same in all chunks. `kept`: so many chunks, the last
+ones, keep what their gradients read, and are not run again. The backward pass takes them first, so
+that what they keep is gone when the others are computed again.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lowtide.ir.core import Op
 
@@ -42,11 +45,20 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Points [start, start + size) of an axis of `extent` points."""
+    """Points [start, start + size) of an axis of `extent` points; `is_kept`: see the module."""
 
     start: int
     size: int
     extent: int
+    is_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A chunk that ran with gradients: where it began, and the ends of its graph by result."""
+
+    starts: list[Any]
+    ends: list[GradientEdge | None]
 
 
 class Chunks:
@@ -55,10 +67,13 @@ class Chunks:
     def __init__(self, op: Op, run: RunBlock, at_most: int | None) -> None:
         self.run = run
         self.chunks = cast("int", op.attrs["chunks"])
+        self.kept_chunks = cast("int", op.attrs.get("kept", 0))
         self.cuts = cast("Sequence[Cut | None]", op.attrs["cuts"])
         self.joins = cast("Sequence[int | None]", op.attrs["joins"])
         self.at_most = at_most
         self.keeps = False  # whether there will be a backward pass
+        self.carrying: Sequence[bool] = ()  # if so, which operands carry gradients
+        self._recorded: dict[int, Recorded] = {}  # by the chunk's start
 
     def forward(self, values: list[Any]) -> list[Any]:
         """The results; `values` is used up where there is only one chunk."""
@@ -66,8 +81,20 @@ class Chunks:
             return self.run(values)
         results: list[Any] = []
         for span in self.spans(values):
-            self.join(results, self.run(self.parts(values, span)), self.joins, span)
+            parts = self.parts(values, span)
+            records = self.keeps and span.is_kept
+            made = self._record(parts, span) if records else self.run(parts)
+            self.join(results, made, self.joins, span)
         return results
+
+    def _record(self, parts: Sequence[Any], span: Span) -> list[Any]:
+        """The results of a chunk that is not run again."""
+        starts = started(parts, self.carrying)
+        with torch.enable_grad():
+            results = self.run(list(starts))
+        ends = [get_gradient_edge(r) if carries_gradient(r) else None for r in results]
+        self._recorded[span.start] = Recorded(starts, ends)
+        return [r.detach() if isinstance(r, Tensor) else r for r in results]
 
     def kept(self) -> list[Tensor]:
         """What the backward pass needs besides the operands."""
@@ -83,10 +110,15 @@ class Chunks:
         """Gradients of the operands: of one that is cut part by part, of a whole one as a sum."""
         del kept
         found = Gradients(values)
-        for span in self.spans(values):
+        for span in reversed(list(self.spans(values))):
             given = self.cotangents(cotangents, span)
-            parts = self.parts(values, span)
-            found.add(self.chunk_gradients(parts, wanted, given), self.cuts, span)
+            known = self._recorded.pop(span.start, None)
+            if known is not None:
+                rows = gradients_of(known.ends, known.starts, wanted, given, again=False)
+                del known
+            else:
+                rows = self.chunk_gradients(self.parts(values, span), wanted, given)
+            found.add(rows, self.cuts, span)
         return found.rows
 
     def differentiable(
@@ -100,10 +132,7 @@ class Chunks:
         self, parts: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         """Runs one chunk again, and back."""
-        starts = [
-            p.detach().requires_grad_(w) if isinstance(p, Tensor) else p
-            for p, w in zip(parts, wanted, strict=True)
-        ]
+        starts = started(parts, wanted)
         with torch.enable_grad():
             results = self.run(list(starts))
         return gradients_of(results, starts, wanted, cotangents, again=False)
@@ -117,9 +146,12 @@ class Chunks:
         """Each chunk; sizes differ by one at most, and the first is as large as any."""
         extent = self.extent(values)
         count = min(self.chunks, extent)
-        for k in range(count if self.at_most is None else min(count, self.at_most)):
+        kept = count - min(self.kept_chunks, count - 1)
+        for k in range(count):
+            if self.at_most is not None and self.at_most <= k < kept:
+                continue
             start, stop = -(-k * extent // count), -(-(k + 1) * extent // count)
-            yield Span(start, stop - start, extent)
+            yield Span(start, stop - start, extent, k >= kept)
 
     def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
         """What a chunk sees of each operand."""
@@ -175,6 +207,19 @@ class Gradients:
                 self._own.add(k)
 
 
+def started(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    """The operands of a chunk as the beginnings of a graph of its own."""
+    return [
+        p.detach().requires_grad_(w) if isinstance(p, Tensor) else p
+        for p, w in zip(parts, wanted, strict=True)
+    ]
+
+
+def carries_gradient(value: Any) -> bool:
+    """Is it a tensor with a graph behind it?"""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
 def gradients_of(
     results: Sequence[Any],
     starts: Sequence[Any],
@@ -183,11 +228,12 @@ def gradients_of(
     *,
     again: bool,
 ) -> list[Tensor | None]:
-    """The gradient of each operand that is wanted; `again`: with a graph of their own."""
+    """The gradient of each operand that is wanted; `again`: with a graph of their own. `results`:
+    tensors, or the ends of their graph."""
     rows = [
         (r, c)
         for r, c in zip(results, cotangents, strict=True)
-        if c is not None and isinstance(r, Tensor) and r.requires_grad
+        if c is not None and (isinstance(r, GradientEdge) or carries_gradient(r))
     ]
     chosen = [s for s, w in zip(starts, wanted, strict=True) if w]
     if not rows or not chosen:

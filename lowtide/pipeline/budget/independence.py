@@ -238,7 +238,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 _RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("sort", "argsort", "median", "nanmedian", "mode"), _along(-1)),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), _along(0)),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "msort"), _along(0)),
     **dict.fromkeys(("topk", "kthvalue"), _along(-1, position=2)),
     **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"), _leading(1)),
     **dict.fromkeys(

@@ -18,10 +18,14 @@ from lowtide.pipeline.budget.section import SECTION
 
 
 def with_sections(
-    function: Function, chunks: Mapping[Candidate, int], blocks: dict[Candidate, Block]
+    function: Function,
+    chunks: Mapping[Candidate, int],
+    blocks: dict[Candidate, Block],
+    kept: Mapping[Candidate, int] | None = None,
 ) -> Function:
     """See the module's text. The values outside of sections are the same objects as before;
-    `blocks`: those of sections that were made earlier, and are taken again."""
+    `blocks`: those of sections that were made earlier, and are taken again; `kept`: how many chunks
+    are not run again in the backward pass."""
     moved = {id(op) for candidate in chunks for op in candidate.moved}
     ops: list[Op] = []
     pos = 0
@@ -30,11 +34,11 @@ def with_sections(
         if candidate not in blocks:
             inside = function.block.ops[candidate.start : candidate.stop]
             blocks[candidate] = candidate.block or _block(inside, candidate)
-        ops.append(_section(blocks[candidate], candidate, count))
+        ops.append(_section(blocks[candidate], candidate, count, (kept or {}).get(candidate, 0)))
         pos = candidate.stop
     ops += function.block.ops[pos:]
-    kept = [op for op in ops if id(op) not in moved]
-    return with_block(function, Block(function.block.args, kept))
+    left = [op for op in ops if id(op) not in moved]
+    return with_block(function, Block(function.block.args, left))
 
 
 def _block(ops: list[Op], candidate: Candidate) -> Block:
@@ -45,8 +49,10 @@ def _block(ops: list[Op], candidate: Candidate) -> Block:
     return Block(args, body)
 
 
-def _section(block: Block, candidate: Candidate, chunks: int) -> Op:
+def _section(block: Block, candidate: Candidate, chunks: int, kept: int) -> Op:
     how: dict[str, Any] = {"chunks": chunks, "cuts": candidate.cuts, "joins": candidate.joins}
+    if kept:
+        how["kept"] = kept
     if candidate.carried is not None:
         how["carried"] = candidate.carried
     return Op(

@@ -6,9 +6,10 @@ a BudgetError with the least peak that was found.
 Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
 the same with an arena that gives free blocks back before it takes others; where gradients are
 recorded, sections that are computed again; then, step by step, twice as many chunks for the section
-that lowers the peak most. The first plan that fits is taken. So a smaller budget never gives a
-larger peak: what the larger one took either fits the smaller too, or its peak is above the smaller
-budget, and with that above the peak of what is taken for it.
+that lowers the peak most, at each step first with some of the chunks kept. The first plan that fits
+is taken. So a smaller budget never gives a larger peak: what the larger one took either fits the
+smaller too, or its peak is above the smaller budget, and with that above the peak of what is taken
+for it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from lowtide.pipeline.walk import Walk
 
 _MOST_STEPS: Final = 24
 _FACTORS: Final = (2, 16)  # times as many chunks
+_SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
+_MOST_KEPT: Final = 8  # chunks; each is rehearsed
 Chunks = Mapping[Candidate, int]
 
 
@@ -71,6 +74,8 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
         if step is None:
             return
         chunks, best = step
+        if walk.records:
+            yield from (trials.plan(chunks, kept) for kept in _keeping(chunks))
         yield best
 
 
@@ -91,8 +96,8 @@ class _Trials:
         self._blocks: dict[Candidate, Block] = {}
         self._inner: dict[int, BlockPlan] = {}
 
-    def plan(self, chunks: Chunks) -> Plan:
-        function = with_sections(self.driver.function, chunks, self._blocks)
+    def plan(self, chunks: Chunks, kept: Chunks | None = None) -> Plan:
+        function = with_sections(self.driver.function, chunks, self._blocks, kept)
         made = Driver(function, self._inner)
         made.is_tight = True
         return Plan(driver=made, memory=plan_memory(Walk(made, self.args)))
@@ -113,6 +118,20 @@ def _next(
         if best is not None and best[1].memory.peak_bytes < peak_bytes:
             return best
     return None
+
+
+def _keeping(chunks: Chunks) -> Iterator[Chunks]:
+    """How many chunks of each section might be kept, many first."""
+    before: Chunks = {}
+    for share in _SHARES:
+        kept = {
+            c: min(max(int(share * count), 1), _MOST_KEPT)
+            for c, count in chunks.items()
+            if count > 1 and c.carried is None
+        }
+        if kept and kept != before:
+            yield kept
+        before = kept
 
 
 def _refusal(name: str, budget_bytes: int, least: MemoryPlan) -> BudgetError:

@@ -4,7 +4,7 @@ In: the op, the values of its operands, and what runs its block. Out: its result
 
 Where gradients are recorded only the operands are kept: the backward pass runs a chunk again, with
 the random numbers that it had, and then its gradient (recomputation as in Chen et al., "Training
-Deep Nets with Sublinear Memory Cost").
+Deep Nets with Sublinear Memory Cost"). Chunks for which there is room are not run again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.ir.core import Op
-from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor
+from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.pipeline.budget.stretches import Stretches
 
 SECTION: Final = "section"
@@ -23,9 +23,7 @@ SECTION: Final = "section"
 
 def run_section(op: Op, values: list[Any], run: RunBlock, at_most: int | None = None) -> list[Any]:
     """See the module's text. `at_most`: chunks that are really run, in a rehearsal."""
-    records = torch.is_grad_enabled() and any(
-        isinstance(v, Tensor) and v.requires_grad for v in values
-    )
+    records = torch.is_grad_enabled() and any(map(carries_gradient, values))
     section = (Stretches if "carried" in op.attrs else Chunks)(op, run, at_most)
     if records:
         return list(_Recomputed.apply(section, *values))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
@@ -40,6 +38,7 @@ class _Recomputed(torch.autograd.Function):
         ctx.random = torch.get_rng_state()
         ctx.set_materialize_grads(False)
         section.keeps = True
+        section.carrying = [carries_gradient(v) for v in values]
         with torch.no_grad():
             results = section.forward([_detached(v) for v in values])
         tensors = [v if isinstance(v, Tensor) else None for v in values]

@@ -1,0 +1,120 @@
+"""What PyTorch's convolutions allocate inside themselves on the CPU: an upper bound.
+
+In: the arguments of `aten.convolution` or its gradient, on meta tensors. Out: bytes beyond results.
+
+    float32, bfloat16   oneDNN: copies in its blocked layout, channels padded to 16; none where the
+                        tensors are channels_last, or of an input of few channels
+    others              columns of all windows (im2col), of all images or of one
+
+Found by measuring, PyTorch 2.13 on x86: `tests/memory/test_prediction`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+Tensor = torch.Tensor
+_CHANNELS: Final = 16
+_FEW: Final = 4
+_LAYOUTS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
+    """Of `aten.convolution`."""
+    x, w, _, stride, padding, dilation, is_transposed, *_ = args
+    copied = 0 if is_dense(x) else nbytes(x)
+    if not _is_onednns(x):
+        return copied + _columns(x, w, result, stride, padding, dilation, is_transposed)
+    if is_transposed:
+        return copied + max(2 * nbytes(result), nbytes(x))
+    if _is_channels_last(x, w):
+        return 0
+    given = 0 if x.shape[1] <= _FEW else _blocked(x)
+    return copied + max(given + _blocked(result) - nbytes(result), _blocked(result))
+
+
+def backward_scratch(args: Sequence[Any], _: object) -> int:
+    """Of `aten.convolution_backward`."""
+    g, x, w, _, stride, padding, dilation, is_transposed, _, _, wanted = args
+    copied = sum(nbytes(v) for v in (g, x) if not is_dense(v))
+    if not _is_onednns(x):
+        halves = x.itemsize < 4
+        columns = _columns(x, w, g, stride, padding, dilation, is_transposed)
+        return copied + (columns * 3 // 2 if halves else columns)
+    if _is_channels_last(x, w):
+        return nbytes(g) if not _is_channels_last(g, g) else 0
+    if is_transposed:
+        g, x = x, g  # the result plays the part of the input
+    channels = x.shape[1]
+    of_x = _blocked(x) if channels >= _CHANNELS else nbytes(x) if channels > _FEW else 0
+    for_weights = _blocked(g) + of_x
+    if not wanted[0]:
+        return copied + for_weights
+    is_strided = any(s > 1 for s in stride)
+    if is_strided and channels <= _FEW:
+        for_input = _blocked(g)
+    else:
+        for_input = _blocked(g) + _blocked(x) - nbytes(x)
+    again = _blocked(x) if is_strided and channels >= _CHANNELS else 0
+    of_halves = _blocked(g) if x.itemsize < 4 else 0
+    return copied + max(for_weights, for_input, of_x + again) + of_halves
+
+
+def nbytes(x: Tensor) -> int:
+    """Of the elements, not of what they lie in."""
+    return x.numel() * x.itemsize
+
+
+def _is_onednns(x: Tensor) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if x.dtype is torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if x.dtype is torch.float16:
+        return torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return x.dtype is torch.float32
+
+
+def _blocked(x: Tensor) -> int:
+    """Bytes of x: [N, C, ...] in the layout that oneDNN computes in."""
+    channels = max(x.shape[1], 1)
+    return nbytes(x) // channels * (-(-channels // _CHANNELS) * _CHANNELS)
+
+
+def is_dense(x: Tensor) -> bool:
+    """Does it lie as PyTorch's own kernels read it, contiguous or channels_last?"""
+    return x.is_contiguous() or _is_channels_last(x, x)
+
+
+def _is_channels_last(*tensors: Tensor) -> bool:
+    """Whether one of them asks for it; one that is contiguous as well does not."""
+    layout = _LAYOUTS.get(tensors[0].dim())
+    return layout is not None and any(
+        x.is_contiguous(memory_format=layout) and not x.is_contiguous() for x in tensors
+    )
+
+
+def _columns(
+    x: Tensor,
+    w: Tensor,
+    result: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    is_transposed: bool,
+) -> int:
+    """A row for each element of a window, a column for each place, of all images; where the
+    windows have holes, of one image."""
+    kernel = w.shape[2:]
+    is_plain = all(k == 1 for k in kernel) and all(s == 1 for s in stride) and not any(padding)
+    if is_plain:
+        return 0
+    images = 1 if any(d > 1 for d in dilation) else x.shape[0]
+    places = x.shape[2:] if is_transposed else result.shape[2:]
+    # a group has its share of the rows, and is computed by itself
+    rows = w.shape[1] * math.prod(kernel)
+    return images * rows * math.prod(places) * x.itemsize
