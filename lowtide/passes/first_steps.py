@@ -14,7 +14,8 @@ In, out: a Function. Always holds: the same steps in the same order.
 So that a recurrence which makes its state as it begins is one like any other. What is known of the
 first step, and of those after it: `h is None`, if h is None before the loop and a tensor after any
 step; `t == 0`, `t > 0` of the number of the step; `outs`, `len(outs) > 0`, if each step adds to
-that list.
+that list. Where it takes more steps until a condition is the same for ever, `t >= 2`, these are
+done before the loop, one after another.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from lowtide.ir.types import ListType
 from lowtide.passes.making import constant, make_constant, makers_of, users_of
 
 LONGEST: Final = 300  # ops of a body that is written twice at most
+MOST_STEPS: Final = 3  # done before a loop
 
 _ASKED: Final = ("py.len", "py.bool", "list.get", "torch.stack", "torch.cat", "list.slice")
 _GROWS: Final = ("list.append", "list.extend", "list.insert")
@@ -47,10 +49,14 @@ _TURNED: Final = {"py.lt": "py.gt", "py.gt": "py.lt", "py.le": "py.ge", "py.ge":
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Of a condition: in the first step, and in all others."""
+    """Of a condition: in the first step, and in all others; None if these do not agree yet."""
 
     first: bool
-    later: bool
+    later: bool | None
+
+    def opposite(self) -> _Answer:
+        """Of its negation."""
+        return _Answer(not self.first, None if self.later is None else not self.later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +70,21 @@ class _Counter:
 def peel_first_steps(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
-    _Peeler(result).block(result.block)
+    for _ in range(MOST_STEPS):
+        run = _Peeler(result)
+        run.block(result.block)
+        if not run.has_peeled:
+            break
     return result
 
 
 class _Peeler:
+    """One step of each loop; `has_peeled`: of any."""
+
     def __init__(self, fn: Function) -> None:
         self.makers = makers_of(fn)
         self.users = users_of(fn)
+        self.has_peeled = False
 
     def block(self, block: Block) -> None:
         kept: list[Op] = []
@@ -80,6 +93,7 @@ class _Peeler:
                 self.block(inner)
             answers = dict(_Loop(self, op, kept).answers()) if op.name == "loop" else {}
             kept += _peeled(op, answers) if answers else [op]
+            self.has_peeled = self.has_peeled or bool(answers)
         block.ops = kept
 
 
@@ -114,7 +128,7 @@ class _Loop:
             return None
         if maker.name == "py.not":
             inner = self.answer(maker.operands[0])
-            return None if inner is None else _Answer(not inner.first, not inner.later)
+            return None if inner is None else inner.opposite()
         if maker.name in ("py.is", "py.is_not"):
             return self.is_none(maker)
         if maker.name == "py.bool":
@@ -131,13 +145,15 @@ class _Loop:
         return self.compared(name, counter, limit)
 
     def compared(self, name: str, counter: _Counter, limit: int) -> _Answer | None:
-        """Answered for all later steps, if it is at `least` and ever after."""
+        """A comparison with a constant, which a counter has passed for good sooner or later."""
         test = _COMPARED[name]
-        grows_past = test(counter.least, limit) == test(max(counter.least, limit) + 1, limit)
-        passes = name in ("py.eq", "py.ne") and limit >= counter.least
-        if not grows_past or passes:
-            return None
-        return _Answer(test(counter.first, limit), test(counter.least, limit))
+        if counter.least > limit:
+            return _Answer(test(counter.first, limit), test(counter.least, limit))
+        at_once = name in ("py.lt", "py.ge") and counter.least == limit
+        if at_once:
+            return _Answer(test(counter.first, limit), name == "py.ge")
+        is_near = limit - counter.first < MOST_STEPS
+        return _Answer(test(counter.first, limit), None) if is_near else None
 
     def is_none(self, maker: Op) -> _Answer | None:
         """Of a variable that is None before the loop and never after a step."""
@@ -235,11 +251,12 @@ def _peeled(loop: Op, answers: Mapping[Value, _Answer]) -> list[Op]:
     kinds = [
         _later_type(a, y) for a, y in zip(body.args[1:], body.terminator.operands[1:], strict=True)
     ]
+    later = {c: a.later for c, a in answers.items() if a.later is not None}
     rest = Op(
         name="loop",
         operands=[left, going, *carried],
         results=[Value(r.name, kind) for r, kind in zip(loop.results, kinds, strict=True)],
-        blocks=[_later(body, kinds, {c: a.later for c, a in answers.items()}, loop)],
+        blocks=[_later(body, kinds, later, loop)],
         loc=loop.loc,
     )
     ops += [rest, Op(name="yield", operands=list(rest.results), loc=loop.loc)]

@@ -137,7 +137,7 @@ def u8_acc(x):
 def cond_write(x):
     out = torch.zeros_like(x)
     for i in range(x.shape[0]):
-        if i > 2:
+        if i > 20:
             out[i] = x[i]
     return out
 
@@ -145,7 +145,7 @@ def cond_write(x):
 def continue_(x):
     acc = torch.zeros(x.shape[1])
     for i in range(x.shape[0]):
-        if i == 1:
+        if i == 21:
             continue
         acc = acc + x[i]
     return acc
@@ -423,7 +423,7 @@ def list_two(x):
 def list_cond(x):
     rows = []
     for i in range(x.shape[0]):
-        if i > 1:
+        if i > 20:
             rows.append(x[i])
     return torch.stack(rows) if len(rows) > 0 else x
 

@@ -52,6 +52,29 @@ def columns(x: Tensor, a: Tensor) -> Tensor:
     return y @ a
 
 
+def filled_one_by_one(x: Tensor, a: Tensor) -> Tensor:
+    """The loop inside reads only another row than the one that it fills."""
+    y = torch.full_like(x, -1e9)
+    y[0, 0] = x[0, 0]
+    for t in range(1, x.shape[0]):
+        for s in range(1, x.shape[1]):
+            y[t, s] = torch.logaddexp(y[t - 1, s].clone(), y[t - 1, s - 1].clone()) + x[t, s]
+        y[t, 0] = y[t - 1, 0] * 1.0 + x[t, 0]
+    return y @ a
+
+
+def first_column_by_itself(x: Tensor, a: Tensor) -> Tensor:
+    y = torch.full_like(x, -1e9)
+    y[0, 0] = x[0, 0]
+    for t in range(1, x.shape[0]):
+        for s in range(x.shape[1]):
+            before = y[t - 1, s].clone()
+            if s > 0:
+                before = torch.logaddexp(before, y[t - 1, s - 1].clone())
+            y[t, s] = before + x[t, s]
+    return y[-1] @ a
+
+
 def part_of_a_row(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     y = x + a[0]
     for t in range(1, x.shape[0]):
@@ -122,7 +145,7 @@ def copies_of_rows(x: Tensor, a: Tensor) -> Tensor:
 
 SCANS: list[Callable[..., Any]] = [
     forward_scores, backward_scores, second_order, columns, part_of_a_row, two_tables, ctc_like,
-    copies_of_rows,
+    copies_of_rows, filled_one_by_one, first_column_by_itself,
 ]  # fmt: skip
 NOT_IN_TRAINING: list[Callable[..., Any]] = [  # eager mode refuses: it saves rows that change
     third_of_before, looks_ahead,
@@ -176,9 +199,44 @@ def read_afterwards(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     return y * a[0], torch.stack(seen)
 
 
+def own_row_too(x: Tensor, a: Tensor) -> Tensor:
+    """Each element needs the one before it in its own row."""
+    y = x * 0.5
+    for t in range(1, x.shape[0]):
+        for s in range(1, x.shape[1]):
+            y[t, s] = torch.tanh(y[t - 1, s] + y[t, s - 1] * 0.5)
+    return y
+
+
+def the_transposed_element(x: Tensor, a: Tensor) -> Tensor:
+    y = a * 0.5
+    for t in range(1, a.shape[0]):
+        for s in range(1, a.shape[0]):
+            y[t, s] = y[s - 1, t] + x[t, s]
+    return y
+
+
+def the_same_row_every_third_time(x: Tensor, a: Tensor) -> Tensor:
+    y = x * 0.5
+    for t in range(1, x.shape[0]):
+        for s in range(1, x.shape[1]):
+            y[t, s] = y[t - t % 3, s - 1] + x[t, s]
+    return y
+
+
+def a_row_below(x: Tensor, a: Tensor) -> Tensor:
+    """The row after this one, as it was before both loops."""
+    y = x * 0.5
+    for t in range(x.shape[0] - 1):
+        for s in range(1, x.shape[1]):
+            y[t, s] = y[t + 1, s - 1] + x[t, s]
+    return y
+
+
 OTHERS: list[Callable[..., Any]] = [
     two_writes, beside_a_carry, all_before, wraps_around, two_rows_at_once, every_other_row,
-    rows_by_data, read_afterwards,
+    rows_by_data, read_afterwards, own_row_too, the_transposed_element,
+    the_same_row_every_third_time, a_row_below,
 ]  # fmt: skip
 
 
@@ -216,6 +274,18 @@ def test_what_is_no_scan_is_right(fn: Callable[..., Any]) -> None:
     compiled = lt.script(fn)
     for got, want in zip(_all(compiled(x, a)), _all(fn(x, a)), strict=True):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [filled_one_by_one, first_column_by_itself, own_row_too, the_transposed_element, a_row_below],
+    ids=lambda fn: fn.__name__,
+)
+def test_rows_of_any_length(fn: Callable[..., Any]) -> None:
+    compiled = lt.script(fn)
+    for n, m in ((40, 36), (36, 35)):
+        x, a = randn(n, m), randn(m, m, seed=1) * 0.3
+        torch.testing.assert_close(compiled(x, a), fn(x, a))
 
 
 def test_the_reason_names_loop_and_line() -> None:

@@ -83,6 +83,28 @@ def tuple_at_first_none(x, w):
     return state
 
 
+def two_rows_before(x, w):
+    h = torch.zeros_like(x[0])
+    rows = torch.zeros_like(x)
+    for t in range(x.shape[0]):
+        h = torch.tanh(x[t] + h @ w)
+        if t >= 2:
+            h = h + rows[t - 2].clone() * 0.1
+        rows[t] = h
+    return rows
+
+
+def third_step(x, w):
+    h = x[0]
+    for t in range(x.shape[0]):
+        h = torch.tanh(x[t] + h @ w)
+        if t == 2:
+            h = h * 2
+        elif t <= 1:
+            h = h - 1
+    return h
+
+
 class CellOfNone(nn.Module):
     def __init__(self):
         super().__init__()
@@ -110,7 +132,7 @@ def nested(x, w):
 
 SCANS = [
     none_at_first, first_by_number, reads_the_row_before, from_the_second_row, not_none,
-    list_is_empty_at_first, list_as_a_condition, tuple_at_first_none,
+    list_is_empty_at_first, list_as_a_condition, tuple_at_first_none, two_rows_before, third_step,
 ]  # fmt: skip
 
 
@@ -155,10 +177,10 @@ def none_again(x, w):
     return y
 
 
-def second_step(x, w):
+def far_step(x, w):
     y = x[0]
     for t in range(x.shape[0]):
-        if t == 1:
+        if t == 5:
             y = y * 3
         y = torch.tanh(y @ w + x[t])
     return y
@@ -260,7 +282,7 @@ def both_states(x, w):
 
 
 OTHERS = [
-    total_of_none, largest_of_none, nested, may_never_run, none_again, second_step,
+    total_of_none, largest_of_none, nested, may_never_run, none_again, far_step,
     ends_in_the_first, list_with_items, list_grows_now_and_then, asked_after_it_has_grown,
     list_with_another_name, list_that_is_emptied, filled_before, condition_in_an_inner_loop,
     both_states,

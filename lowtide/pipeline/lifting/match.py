@@ -12,7 +12,7 @@ All else is a dependence of an iteration on the one before it: `NotLifted`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from lowtide.ir import dtypes
 from lowtide.pipeline.lifting import invert
@@ -20,9 +20,19 @@ from lowtide.pipeline.lifting.invert import Solution
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import COMBINE, at_indices, identity
 from lowtide.texpr.build import Builder
-from lowtide.texpr.conditions import decided, parts_of
+from lowtide.texpr.conditions import decided, holds, joined, parts_of
 from lowtide.texpr.expr import Apply, Const, Expr, Load, Reduce, Rewriter, Select
-from lowtide.texpr.index import Atom, Axis, FloorDiv, Index, Mod, as_index, deep_atoms, substitute
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Mod,
+    as_index,
+    deep_atoms,
+    substitute,
+    the_axis,
+)
 
 FEW_TRIPS = 32  # an extreme of so few iterations is not lifted if its gradient is wanted
 _REDUCING = ("sum", "prod", "max", "min")
@@ -61,7 +71,7 @@ class Carry:
 
     def result(self, e: Expr) -> Expr:
         """The element after the loop; raises NotLifted."""
-        e = Rewriter(self._own_place)(assumed(e, {}))
+        e = self._from_before(Rewriter(self._own_place)(assumed(e, {})))
         for load in ex.loads(e):
             if load.source == self.name and load.index != self.r:
                 raise NotLifted("an iteration reads other elements of what the loop writes")
@@ -90,6 +100,32 @@ class Carry:
             for i, j in zip(node.index, self.r, strict=True)
         )
         return ex.load(self.name, self.r, node.dtype) if here else None
+
+    def _from_before(self, e: Expr) -> Expr:
+        """The formula in which elements that no iteration writes are read from before the loop:
+        `a[t - 1, s]` in a loop over s that fills the row t."""
+        if all(load.index == self.r for load in ex.loads(e) if load.source == self.name):
+            return e
+        other: dict[Axis, Index] = {self.axis: as_index(Axis(self.axis.name, self.axis.extent))}
+        writes = [None if c is None else at_indices(c, other) for c in self._writes(e, [])]
+
+        def visit(node: Expr) -> Expr | None:
+            if not isinstance(node, Load) or node.source != self.name or node.index == self.r:
+                return None
+            at = {the_axis(i): j for i, j in zip(self.r, node.index, strict=True)}
+            place = {a: j for a, j in at.items() if a is not None}
+            unwritten = all(c is not None and holds(at_indices(c, place)) is False for c in writes)
+            return at_indices(self.before, place) if unwritten else None
+
+        return Rewriter(visit)(e)
+
+    def _writes(self, e: Expr, conditions: list[Expr]) -> Iterator[Expr | None]:
+        """Under which conditions, at least, the element changes; None for always."""
+        if isinstance(e, Select) and not self.has(e.cond):
+            yield from self._writes(e.yes, [*conditions, e.cond])
+            yield from self._writes(e.no, conditions)
+        elif not (isinstance(e, Load) and e.source == self.name and e.index == self.r):
+            yield joined(conditions)
 
     def has(self, e: Expr) -> bool:
         """Whether it is read there."""

@@ -115,7 +115,7 @@ class _Table:
         """Adds the rows and their delays; gives the table after the loop."""
         b, axis = self.body.b, self.body.axis
         mine = at_indices(whole, {axes[self.row.dim]: self.row.of(as_index(axis))})
-        mine = self._reading(assumed(mine, {}))
+        mine = self._reading(self._chosen(assumed(mine, {})))
         others = [a for k, a in enumerate(axes) if k != self.row.dim]
 
         def element(idx: tuple[Index, ...]) -> Expr:
@@ -141,6 +141,23 @@ class _Table:
             return b.select(at_indices(valid, moved), written, b.load(self.start, r))
 
         return b.tensor(self.name.shape, self.name.dtype, final)
+
+    def _chosen(self, e: Expr) -> Expr:
+        """Reads of the table in between two writes: of its own row what the first one wrote, of
+        other rows those of the table."""
+        defs = self.body.b.program.defs
+
+        def visit(node: Expr) -> Expr | None:
+            if not isinstance(node, Load) or node.source not in self.body.own:
+                return None
+            d = defs[node.source]
+            is_choice = isinstance(d.expr, Load | Select)
+            if not is_choice or all(x.source != self.name.name for x in ex.loads(d.expr)):
+                return None
+            here = at_indices(d.expr, dict(zip(d.axes, node.index, strict=True)))
+            return self._chosen(assumed(here, {}))
+
+        return Rewriter(visit)(e)
 
     def _reading(self, e: Expr) -> Expr:
         """Reads of the table as reads of rows that were written so many iterations before."""
