@@ -52,6 +52,9 @@ UNKNOWN: Final = Unknown()
 _STAND_INS: Final[dict[t.Type, Any]] = {t.BOOL: True, t.FLOAT: 1.0, t.NUMBER: 1.0}
 
 
+_DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
+
+
 class WalkEnds(Exception):
     """From here on nothing is known; the text says why."""
 
@@ -298,20 +301,18 @@ class Walk:
         if op.name == "torch.getitem":
             scratch.update((v, 0) for v in op.operands[1:] if _is_position(scratch[v]))
         runs = op.name not in OBJECT_OPS or op.name in PURE_OPS
+        why = _DATA_DECIDE
         if runs and not any(scratch[v] is UNKNOWN for v in op.operands):
             try:
                 run_op(op, scratch)
                 return [scratch[v] for v in op.results]
-            except (RuntimeError, NotImplementedError, ValueError):
-                pass  # the data decide; PyTorch has many words for it
+            except (RuntimeError, NotImplementedError, ValueError) as error:
+                why = _of_the_data(error)  # the data decide; PyTorch has many words for it
         known: list[Any] = []
         for result in op.results:
             if t.may_be_tensor(result.type):
                 name = op.name.removeprefix("torch.")
-                raise WalkEnds(
-                    f"{op.loc}: the size of what `{name}` gives depends on the data; "
-                    "nothing after it is counted"
-                )
+                raise WalkEnds(f"{op.loc}: {why.format(name)}; nothing after it is counted")
             known.append(UNKNOWN)
         return known
 
@@ -461,3 +462,12 @@ def _is_torch(op: Op) -> bool:
 
 def _is_unseen(op: Op) -> bool:
     return op.name in _UNSEEN or op.name.partition(".")[0] in ("py", "list", "math")
+
+
+def _of_the_data(error: Exception) -> str:
+    """What an op that fails without data is said to do: perhaps it would fail with data, too."""
+    text = str(error).partition("\n")[0]
+    if isinstance(error, NotImplementedError) or "meta" in text.lower() or not text:
+        return _DATA_DECIDE
+    shown = text.replace("{", "{{").replace("}", "}}")
+    return f"`{{}}` fails ({type(error).__name__}: {shown})"

@@ -146,3 +146,11 @@ def test_public_names() -> None:
             assert getattr(lt, name) is not None
     with pytest.raises(AttributeError):
         _ = lt.nothing  # type: ignore[attr-defined]
+
+
+def test_memory_of_shapes_that_do_not_fit_says_what_fails() -> None:
+    def sorted_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x @ w).values
+
+    plan = lt.script(sorted_product).memory(torch.empty(4, 9), torch.empty(8, 8))
+    assert any("`matmul` fails (RuntimeError: " in note for note in plan.notes)
