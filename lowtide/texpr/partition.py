@@ -201,9 +201,11 @@ class _Partition:
             source, index, d = node.source, node.index, self.defs[node.source]
         c = self.cycle_of[source]
         axes = tuple(as_index(a) for a in self.defs[name].axes)
+        shape = self.defs[source].shape
         if len(index) == len(axes) + 1 and index[0] is c.delays[0].last:
-            at_end, index = True, index[1:]
-        return (source, at_end) if index == axes else (name, False)
+            at_end, index, shape = True, index[1:], shape[1:]
+        is_whole = index == axes and shape == self.defs[name].shape
+        return (source, at_end) if is_whole else (name, False)
 
     # -- where a definition is computed: plain parts have even numbers, loops odd ones --
 
@@ -412,7 +414,8 @@ def _forwarded(program: Program) -> Program:
         node, own = d.expr, tuple(as_index(a) for a in d.axes)
         if not isinstance(node, Load) or node.index != own or n in program.outputs:
             continue
-        if node.source in program.defs:
+        made = program.defs.get(node.source)
+        if made is not None and made.shape == d.shape:  # not the first part of a larger one
             known[n] = known.get(node.source, node.source)
 
     def visit(node: Expr) -> Expr | None:

@@ -328,6 +328,7 @@ def _turned(program: Program) -> Program:
             isinstance(made.expr, Reduce)
             and set(at.values()) == set(d.axes)
             and len(at) == len(d.axes)
+            and all(a.extent is b.extent for b, a in at.items() if a is not None)
         ):
             back = {new: old for old, new in at.items()}
             defs[n] = dataclasses.replace(made, name=n, axes=tuple(back[a] for a in d.axes))

@@ -74,6 +74,7 @@ class Lift:
         self.changed: dict[Abs, Val | Growing] = {}
         self.outer = _reachable([*env.values(), *carried])
         self.args: list[Abs] = []
+        self.yields: list[Abs] = []
 
     def results(self) -> list[Abs]:
         """The carried values after the loop; raises NotLifted, and what specialising raises."""
@@ -147,6 +148,7 @@ class Lift:
                 again = True
         if again:
             return True
+        self.yields = list(yields)
         for k, y in enumerate(yields):
             plan = self._planned(self.plan[k], self.carried[k], y)
             again = again or plan is not self.plan[k]
@@ -202,10 +204,16 @@ class Lift:
     def _check_named(self, y: Abs) -> None:
         """Of what an iteration hands on: is its memory nobody else's, or only read?"""
         root = root_of(y)
-        if y in self.outer or (root is not y and root not in self.outer):
+        if y in self.outer or (root is not y and root in self.args):
             raise NotLifted("it carries a view, or a tensor from before it")
         if y in self.run.items or root in self.changed or root in self.run.items:
             raise NotLifted("it carries a view, or an item of a list")
+
+    def _has_another_view(self, root: Abs, y: Abs) -> bool:
+        """Is there something of the same memory, made in this iteration, that stays with y?"""
+        lists = [x.value for x in self.changed if isinstance(x.value, Growing)]
+        added = [e for grown in lists for e in (*grown.elems, *grown.in_front) if root is not y]
+        return any(x is not y and root_of(x) is root for x in (*self.yields, *added))
 
     def _check_numbers(self, derived: int, mark: Sequence[int]) -> None:
         """No number that the host computes, and no condition on sizes, knows of the axis."""
@@ -380,10 +388,10 @@ class Lift:
         return None
 
     def _note_view(self, y: Abs, result: Abs) -> None:
-        """What is a view, in PyTorch, of a tensor from before the loop, must not leave the region,
-        and neither is changed."""
+        """What is a view, in PyTorch, of a tensor from before the loop, or of one that others are
+        views of, must not leave the region, and neither is changed."""
         root = root_of(y)
-        if root is not y:
+        if (root is not y and root in self.outer) or self._has_another_view(root, y):
             self.run.items[result] = Item(self.op, None)
             self.run.blocked.update((result, root))
 
@@ -442,8 +450,9 @@ class Lift:
         found = self.b.tensor(shape, value.dtype, element)
         made = self.b.program.defs[found.name]
         own, node = tuple(map(as_index, made.axes)), made.expr
-        if isinstance(node, Load) and node.index == own and node.source in body.lifted & body.own:
-            found = Val(node.source, found.shape, found.dtype)  # all iterations of one value
+        source = node.source if isinstance(node, Load) and node.index == own else ""
+        if source in body.lifted & body.own and self.b.program.defs[source].shape == made.shape:
+            found = Val(source, found.shape, found.dtype)  # all iterations of one value
         chunk = Chunk(found, *names)
         if grown.elems:
             return Rows((*pieces_of(before), chunk), self.op)
