@@ -123,8 +123,9 @@ class Builder:
         for value in values:
             if value not in self.held:
                 parts = [v for v in self._parts(value) if not t.is_immutable(v.type)]
-                self._news += [v for v in (value, *parts) if _is_container(v)]
-                self.held.update((value, *parts))
+                found = [v for v in (value, *parts) if v not in self.held]
+                self._news += [v for v in found if _is_container(v)]
+                self.held.update(found)
 
     def _parts(self, value: Value) -> list[Value]:
         maker = self.makers.get(value)

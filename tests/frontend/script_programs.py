@@ -186,6 +186,16 @@ def list_changed_in_the_next_iteration(x):
 
 
 @program((X,))
+def tuple_made_anew_of_one_list(x):
+    rows = [x[0]]
+    pair = (rows, x[0])
+    for i in range(x.shape[0]):
+        pair[0].append(pair[1])
+        pair = (rows, x[i])
+    return len(rows), pair[1]
+
+
+@program((X,))
 def empty_list_of_two_names(x):
     rows = []
     same = rows
