@@ -56,7 +56,7 @@ class Builder:
         self.changed: set[Value] = set()
         self.held: set[Value] = set()  # containers that another container or an object holds
         self._births: dict[Value, int] = {}
-        self._news: list[Value] = []  # what was changed first, or found to be of a wider type
+        self._news: list[Value] = []  # changed first, held first, or found to be of a wider type
         self._writes: list[Value] = []  # what was changed
 
     @contextmanager
@@ -107,7 +107,7 @@ class Builder:
             inner += [o for block in nested.blocks for o in block.ops]
 
     def _note_effects(self, op: Op) -> None:
-        mutable = [v for v in op.operands if not t.is_immutable(v.type) and v.type != t.TENSOR]
+        mutable = [v for v in op.operands if _is_container(v)]
         if opdefs.writes(op.name):
             self.change(op.operands[0])
             self.hold(mutable[1:])
@@ -122,8 +122,10 @@ class Builder:
         """These values may from now on be reached in a second way."""
         for value in values:
             if value not in self.held:
-                self.held.add(value)
-                self.held.update(v for v in self._parts(value) if not t.is_immutable(v.type))
+                parts = [v for v in self._parts(value) if not t.is_immutable(v.type)]
+                found = [v for v in (value, *parts) if v not in self.held]
+                self._news += [v for v in found if _is_container(v)]
+                self.held.update(found)
 
     def _parts(self, value: Value) -> list[Value]:
         maker = self.makers.get(value)
@@ -160,7 +162,8 @@ class Builder:
         return Mark(len(self._news), len(self._writes), births)
 
     def has_news(self, since: Mark) -> bool:
-        """Whether something that was there at that moment was changed since, for the first time."""
+        """Whether something that was there at that moment was changed or held since, for the first
+        time."""
         return any(self._births.get(v, -1) < since.births for v in self._news[since.news :])
 
     def was_written(self, value: Value, since: Mark) -> bool:
@@ -306,6 +309,10 @@ def _holding(type_: Type, operands: Sequence[Value]) -> Type:
     if isinstance(type_, DictType):
         return DictType(wider(type_.key, operands[::2]), wider(type_.value, operands[1::2]))
     return ListType(wider(type_.elem, operands)) if isinstance(type_, ListType) else type_
+
+
+def _is_container(value: Value) -> bool:
+    return not t.is_immutable(value.type) and value.type != t.TENSOR
 
 
 _HOLDING = ("tuple.make", "list.make", "dict.make", "if", "loop", "yield", "attr.set")

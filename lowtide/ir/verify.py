@@ -135,8 +135,12 @@ def _faults(op: Op) -> Iterator[str]:
 
 
 def _python_faults(op: Op, definition: opdefs.OpDef) -> Iterator[str]:
+    types = [v.type for v in op.operands]
     try:
-        expected = definition.result([v.type for v in op.operands])
+        expected = definition.result(types)
+        if expected is None and any(t.is_dynamic(r.type) for r in op.results):
+            types = [t.ANY if v in (t.TENSOR, t.NONE) else v for v in types]  # known only now
+            expected = definition.result(types)
     except (IndexError, ValueError):
         expected = None
     if expected is None:

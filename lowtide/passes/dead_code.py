@@ -12,15 +12,21 @@ A carried value that the body hands on unchanged is replaced by what it was befo
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Final
+
 from lowtide.ir import opdefs
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
+
+_TYPED: Final = ("tuple.make", "list.make", "dict.make", "loop", "yield", "return")
 
 
 def eliminate_dead_code(fn: Function) -> Function:
     """The function without ops that have no effect on what it returns or does."""
     result = clone(fn)
     while True:
-        _forward_unchanged(result.block, {})
+        typed = Counter(v for op in result.walk() if op.name in _TYPED for v in op.operands)
+        _forward_unchanged(result.block, {}, typed)
         used = _used_values(result.block)
         if not _sweep(result.block, used):
             return result
@@ -130,7 +136,8 @@ def _only(values: list[Value], keep: list[bool]) -> list[Value]:
     return [v for v, k in zip(values, keep, strict=True) if k]
 
 
-def _forward_unchanged(block: Block, stand_ins: dict[Value, Value]) -> None:
+def _forward_unchanged(block: Block, stand_ins: dict[Value, Value], typed: Counter[Value]) -> None:
+    """`typed`: how often a value's type is part of, or equal to, that of another one."""
     empty: set[Value] = set()  # `[]`, of whose type is known only what goes in
     for op in block.ops:
         if op.name == "list.make" and not op.operands:
@@ -141,11 +148,12 @@ def _forward_unchanged(block: Block, stand_ins: dict[Value, Value]) -> None:
             yielded = inner.terminator.operands[1:]
             rows = zip(op.operands[2:], inner.args[1:], yielded, op.results, strict=True)
             for before, arg, after, result in rows:
-                if arg is after and (before.type == result.type or before in empty):
+                may_widen = before in empty and typed[before] == 1  # by this loop
+                if arg is after and (before.type == result.type or may_widen):
                     before.type = result.type
                     stand_ins[arg] = stand_ins[result] = before
         for inner in op.blocks:
-            _forward_unchanged(inner, stand_ins)
+            _forward_unchanged(inner, stand_ins, typed)
         if op.name == "if":
             then, otherwise = (b.terminator.operands for b in op.blocks)
             for a, b, result in zip(then, otherwise, op.results, strict=True):

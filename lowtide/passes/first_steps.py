@@ -198,7 +198,9 @@ class _Loop:
         if maker.name != "list.make" or maker.operands or maker not in self.before:
             return False
         known = (*_ASKED, *_GROWS)
-        if not all(u.name in known and u.operands.count(xs) == 1 for u in self.users[xs]):
+        if not all(u.name in known and u.operands[0] is xs for u in self.users[xs]):
+            return False  # it may be held by another list, by which it is changed
+        if any(xs in u.operands[1:] for u in self.users[xs]):
             return False
         begun = self.before[self.before.index(maker) :]
         if any(_touches(op, xs, _GROWS) for op in begun):

@@ -24,11 +24,11 @@ def strict(on: bool = True) -> Generator[None]:
         _state["strict"] = before
 
 
-def survive(error: Exception, where: str) -> str:
+def survive(error: Exception, where: str, instead: str = "PyTorch runs it") -> str:
     """Raises the fault if faults are to be seen; else warns once, and says it in one line."""
     if _state["strict"]:
         raise error
-    text = f"{where}: internal error, PyTorch runs it instead ({type(error).__name__}: {error})"
+    text = f"{where}: internal error, {instead} instead ({type(error).__name__}: {error})"
     if text not in _warned:
         _warned.add(text)
         warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -108,7 +108,8 @@ class Gradient:
     @property
     def executables(self) -> list[Any]:
         """The backward passes that are planned."""
-        return [p.executable for p in self._passes.values() if p.executable is not None]
+        with self._lock:
+            return [p.executable for p in self._passes.values() if p.executable is not None]
 
     # -- forward --
 

@@ -252,9 +252,14 @@ class Region:
             return False
         again = _gradient(host, binding)
         fresh = replace(spec, gradient=again, executable=None, run=None, differences=(OUTGROWN,))
-        self.executable(fresh, entry)
-        if not plan.is_outgrown(_plan(fresh, host), sizes):
-            spec.suits = fresh.suits
+        try:
+            self.executable(fresh, entry)
+            is_worth_it = plan.is_outgrown(_plan(fresh, host), sizes)
+        except Exception as error:
+            survive(error, f"{self.name}: kernels for larger sizes", "those for smaller ones run")
+            is_worth_it = False
+        if not is_worth_it:
+            spec.suits = room_bytes(host.program, sizes)
             return False
         self.count += 1
         self._put(self._way(binding), Split(plan.threshold(sizes), yes=fresh, no=spec))

@@ -447,8 +447,8 @@ def _forms(values: Sequence[Any]) -> list[Any]:
     return [
         (v.shape, v.dtype)
         if isinstance(v, torch.Tensor)
-        else _forms(cast("list[Any]", v))
-        if isinstance(v, list)
+        else _forms(cast("Sequence[Any]", v))
+        if isinstance(v, list | tuple)
         else type(v)
         if isinstance(v, float)
         else v

@@ -175,6 +175,36 @@ def in_place_alias(x):
 
 
 @program((X,))
+def list_changed_in_the_next_iteration(x):
+    known = [x[0]]
+    other = [x[1]]
+    for i in range(x.shape[0]):
+        other.append(x[i] * 3)
+        other[0] = x[i]
+        other = known
+    return known[0], len(known)
+
+
+@program((X,))
+def tuple_made_anew_of_one_list(x):
+    rows = [x[0]]
+    pair = (rows, x[0])
+    for i in range(x.shape[0]):
+        pair[0].append(pair[1])
+        pair = (rows, x[i])
+    return len(rows), pair[1]
+
+
+@program((X,))
+def empty_list_of_two_names(x):
+    rows = []
+    same = rows
+    for i in range(x.shape[0]):
+        rows += [x[i]]
+    return rows, same
+
+
+@program((X,))
 def buffer_in_loop(x):
     out = torch.zeros(x.shape[0])
     for i in range(x.shape[0]):

@@ -166,3 +166,18 @@ def test_the_first_call_lets_its_tensors_go() -> None:
         assert ref() is None
     finally:
         gc.enable()
+
+
+def test_tuples_that_are_sometimes_none() -> None:
+    def now_and_then(x, w):
+        state = None
+        for t in range(x.shape[0]):
+            h, c = (x[t], x[t]) if state is None else state
+            h, c = torch.tanh(h @ w + c), c * 0.5 + h
+            state = (h, c) if t % 4 != 3 else None
+        return x.sum() if state is None else state[0] + state[1]
+
+    torch.manual_seed(0)
+    args = torch.rand(39, 4, 6), torch.rand(6, 6) * 0.3
+    compiled = lt.script(now_and_then, budget="50MB")
+    torch.testing.assert_close(compiled(*args), now_and_then(*args))

@@ -248,6 +248,29 @@ def list_that_is_emptied(x, w):
     return y
 
 
+def list_held_by_another(x, w):
+    outs = []
+    lists = []
+    y = x[0]
+    for t in range(x.shape[0]):
+        y = y + x[t] if len(outs) == 0 else y - x[t]
+        outs.append(y)
+        lists.append(outs)
+        lists[0].pop()
+    return y
+
+
+def items_of_any_type(x, w):
+    outs = []
+    same = outs
+    h = x[0]
+    for t in range(x.shape[0]):
+        if same:
+            h = h + same[-1]
+        same.append(torch.tanh(x[t] @ w))
+    return h
+
+
 def filled_before(x, w):
     outs = []
     outs.append(x[0])
@@ -284,6 +307,6 @@ def both_states(x, w):
 OTHERS = [
     total_of_none, largest_of_none, nested, may_never_run, none_again, far_step,
     ends_in_the_first, list_with_items, list_grows_now_and_then, asked_after_it_has_grown,
-    list_with_another_name, list_that_is_emptied, filled_before, condition_in_an_inner_loop,
-    both_states,
+    list_with_another_name, list_that_is_emptied, list_held_by_another, items_of_any_type,
+    filled_before, condition_in_an_inner_loop, both_states,
 ]  # fmt: skip

@@ -80,3 +80,18 @@ def test_a_plan_that_is_as_good_stays() -> None:
     large = randn(1 << 20)
     close(compiled(large), doubled(large))
     assert outgrown.OUTGROWN not in str(compiled.explain(large))
+
+
+def test_a_plan_that_cannot_be_made_leaves_the_one_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> bool:
+        raise AssertionError("no plan")
+
+    compiled, args = lt.script(neighbours), inputs(*LARGE)
+    gradients(compiled, inputs(40, 36, 64))
+    monkeypatch.setattr(outgrown.Plan, "is_outgrown", fails)
+    with faults.strict(False), pytest.warns(RuntimeWarning, match="those for smaller ones run"):
+        found = gradients(compiled, args)
+    for x, want in zip(found, gradients(neighbours, args), strict=True):
+        close(x, want)

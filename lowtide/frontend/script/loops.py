@@ -254,6 +254,7 @@ class _Body:
             trial = self._compile(names, types)
             rows = zip(types, trial.values, strict=True)
             joined = [t.join(a, v.type) for a, v in rows]
+            c.builder.hold(trial.values)  # by what is written to in the next iteration
             self._look_at_source(mark)
             self.unbound |= {
                 n for n, v in zip(names, trial.values, strict=True) if v in c.maybe_unbound
