@@ -182,6 +182,15 @@ def _mask_indices(args: Sequence[Any], _: Any) -> int:
     return sum(8 * x.numel() * x.dim() for x in items)
 
 
+def _mask_written(args: Sequence[Any], result: Any) -> int:
+    """But for one number that is filled in where a mask is true."""
+    adds = len(args) > 3 and args[3]
+    given = [x for x in args[1] if x is not None]
+    if args[2].numel() == 1 and not adds and len(given) == 1:
+        return 0
+    return _mask_indices(args, result)
+
+
 _CONVERT = {aten.sum, aten.prod, aten.cumsum, aten.cumprod, aten.linalg_vector_norm}
 _SOFTMAX = {aten._softmax, aten._log_softmax}
 
@@ -235,9 +244,9 @@ _BOUNDS: dict[Any, Bound] = {
     aten._unique2.default: _distinct,
     aten.isin.Tensor_Tensor: _contained,
     aten.index.Tensor: _mask_indices,
-    aten.index_put.default: _mask_indices,
-    aten.index_put_.default: _mask_indices,
-    aten._index_put_impl_.default: _mask_indices,
+    aten.index_put.default: _mask_written,
+    aten.index_put_.default: _mask_written,
+    aten._index_put_impl_.default: _mask_written,
     aten.linalg_inv_ex.default: _copy,
     aten.linalg_matrix_exp.default: _times(10),
     aten.linalg_pinv.atol_rtol_tensor: _times(3),
