@@ -145,7 +145,8 @@ def lower_getitem(b: Builder, spec: Sequence[str], x: Val, *items: Any) -> Val:
         else:
             raise Unsupported(f"a subscript {word!r}")
     skip(x.ndim - d)
-    if gathers_a_view and not any(s.tensor is not None for s in slots):
+    is_view = gathers_a_view and not any(s.tensor is not None for s in slots)
+    if is_view and not b.lifts:
         raise Unsupported("a view at a place that the data decide")
     return _pick(b, x, slots, fixed)
 

@@ -76,12 +76,13 @@ class Activity:
         runs step by step is planned by itself, and counts for itself."""
         program = self.builder.program
         before, defs, delays = self._in_loop, len(program.defs), len(program.delays)
+        lifts, self.builder.lifts = self.builder.lifts, True
         if before is None and not self.is_full:
             self._in_loop = min(defs + MOST_IN_LOOP, MOST_IN_ALL * self.scale)
         try:
             yield
         finally:
-            self._in_loop = before
+            self._in_loop, self.builder.lifts = before, lifts
         made = list(program.delays)[delays:]
         if made:
             self._in_steps[made[0]] = len(program.defs) - defs

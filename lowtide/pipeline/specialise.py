@@ -406,7 +406,8 @@ class _Specialiser:
             return [self._item(operands, spec)]
         if not isinstance(operands[0].value, Val):
             raise Unsupported("items of what is no tensor")
-        kind = "gather" if {"tensor", "bool"} & set(spec) else "view"
+        by_data = any(isinstance(x.value, Val) and x.value.ndim for x in operands[1:])
+        kind = "gather" if by_data or "bool" in spec else "view"
         return self._lowered(op, record, kind, (constant(spec),), [frozen(x) for x in operands])
 
     def _item(self, operands: list[Abs], spec: tuple[str, ...]) -> Abs:

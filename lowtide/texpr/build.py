@@ -67,6 +67,7 @@ class Builder:
         self.loc: Loc = UNKNOWN_LOC
         self.op = ""
         self.records = False  # are gradients of these definitions wanted?
+        self.lifts = False  # is the body of a loop followed, of which no view outlives the region?
         self._serial = 0
 
     # -- values --

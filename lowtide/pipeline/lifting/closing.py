@@ -14,11 +14,11 @@ recurrence of each iteration is one recurrence, of all iterations side by side.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from lowtide.ir import dtypes
 from lowtide.pipeline.lifting import updates
-from lowtide.pipeline.lifting.match import NotLifted
+from lowtide.pipeline.lifting.match import Carried, NotLifted
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Builder, Val
@@ -116,10 +116,28 @@ def closed(
         _side_by_side(body, name)
     for k, name in enumerate(b.program.checks[first_check:], first_check):
         if name in body.tainted:
-            raise NotLifted("an index depends on the iteration before")
+            why = "an index depends on the iteration before"
+            raise Carried(why, roots(defs, defs[name].expr), are_read=True)
         if name in body.lifted:
             b.program.checks[k] = _all(b, axis, name).name
     return body
+
+
+def roots(defs: Mapping[str, Def], e: Expr) -> frozenset[str]:
+    """The stand-ins (names without a definition) that an expression is made of."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    todo = [load.source for load in ex.loads(e)]
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in defs:
+            todo += [load.source for load in ex.loads(defs[name].expr)]
+        else:
+            found.add(name)
+    return frozenset(found)
 
 
 def _in_steps(b: Builder, names: Sequence[str], inner: Collection[str]) -> set[str]:

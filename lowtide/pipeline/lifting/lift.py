@@ -26,7 +26,7 @@ from lowtide.pipeline.abstract import Abs, Map, Origin, Seq, is_constant
 from lowtide.pipeline.activity import Full
 from lowtide.pipeline.lifting import closing, scan, tables
 from lowtide.pipeline.lifting.inplace import root_of
-from lowtide.pipeline.lifting.match import Carry, NotLifted
+from lowtide.pipeline.lifting.match import Carried, Carry, NotLifted
 from lowtide.pipeline.lifting.rows import Chunk, Growing, Item, Rows, pieces_of, turned
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
@@ -206,8 +206,12 @@ class Lift:
         root = root_of(y)
         if y in self.outer or (root is not y and root in self.args):
             raise NotLifted("it carries a view, or a tensor from before it")
-        if y in self.run.items or root in self.changed or root in self.run.items:
+        if y in self.run.items or root in self.changed:
             raise NotLifted("it carries a view, or an item of a list")
+
+    def _is_known(self, root: Abs) -> bool:
+        """Is it from before the loop, or an item of such a list?"""
+        return root in self.outer or root in self.run.items
 
     def _has_another_view(self, root: Abs, y: Abs) -> bool:
         """Is there something of the same memory, made in this iteration, that stays with y?"""
@@ -245,7 +249,7 @@ class Lift:
                 more = set[str]()
                 if count > mark[4]:
                     raise NotLifted(f"a loop inside it runs step by step, and {why}") from why
-                if isinstance(why, scan.Carried) and self.scans:
+                if isinstance(why, Carried) and self.scans:
                     more = scan.first_cycle(why, needs, delayed)
                 if not more:
                     raise first from why
@@ -337,7 +341,7 @@ class Lift:
         try:
             return self._lifted(body, name, value, start)
         except NotLifted as why:
-            raise scan.Carried(str(why), {name.name}) from why
+            raise Carried(str(why), {name.name}) from why
 
     def _start(self, start: object, name: Val) -> Val:
         """What is carried into the first iteration."""
@@ -391,7 +395,7 @@ class Lift:
         """What is a view, in PyTorch, of a tensor from before the loop, or of one that others are
         views of, must not leave the region, and neither is changed."""
         root = root_of(y)
-        if (root is not y and root in self.outer) or self._has_another_view(root, y):
+        if (root is not y and self._is_known(root)) or self._has_another_view(root, y):
             self.run.items[result] = Item(self.op, None)
             self.run.blocked.update((result, root))
 
@@ -443,8 +447,8 @@ class Lift:
             try:
                 body.check(e)
             except NotLifted as why:
-                read = scan.roots(self.b.program.defs, e)
-                raise scan.Carried(str(why), read, are_read=True) from why
+                read = closing.roots(self.b.program.defs, e)
+                raise Carried(str(why), read, are_read=True) from why
             return e
 
         found = self.b.tensor(shape, value.dtype, element)
@@ -453,7 +457,7 @@ class Lift:
         source = node.source if isinstance(node, Load) and node.index == own else ""
         if source in body.lifted & body.own and self.b.program.defs[source].shape == made.shape:
             found = Val(source, found.shape, found.dtype)  # all iterations of one value
-        chunk = Chunk(found, *names)
+        chunk = Chunk(found, *names, are_views=base is not elem and self._is_known(base))
         if grown.elems:
             return Rows((*pieces_of(before), chunk), self.op)
         return Rows((*turned(self.b, [chunk]), *pieces_of(before)), self.op)

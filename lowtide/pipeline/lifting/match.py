@@ -12,7 +12,7 @@ All else is a dependence of an iteration on the one before it: `NotLifted`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from lowtide.ir import dtypes
 from lowtide.pipeline.lifting import invert
@@ -41,6 +41,16 @@ _NARROW = (dtypes.f16, dtypes.bf16)
 
 class NotLifted(Exception):
     """The loop stays a loop; the text says which dependence keeps it."""
+
+
+class Carried(NotLifted):
+    """These stand-ins must be carried from step to step, or what they need: `are_read` says that an
+    iteration reads what the one before it left in all of them."""
+
+    def __init__(self, why: str, names: Collection[str], are_read: bool = False) -> None:
+        super().__init__(why)
+        self.names = frozenset(names)
+        self.are_read = are_read
 
 
 class Carry:

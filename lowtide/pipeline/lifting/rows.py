@@ -49,11 +49,13 @@ class Growing(Pending):
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
     """Items that a loop made: the slices of `whole` along its first dim. `last`: what the loop
-    hands on and is the last of them; `aliases`: all that it hands on and may be one of them."""
+    hands on and is the last of them; `aliases`: all that it hands on and may be one of them;
+    `are_views`: of tensors from before the loop."""
 
     whole: Val
     last: Abs | None = None
     aliases: tuple[Abs, ...] = ()
+    are_views: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,7 +158,7 @@ def turned(b: Builder, pieces: Sequence[Abs | Chunk]) -> tuple[Abs | Chunk, ...]
         w, last = x.whole, as_index(x.whole.shape[0]) - 1
         flipped = view(b, w, w.shape, lambda idx: [last - idx[0], *idx[1:]])
         known = (x.last, *x.aliases) if x.last is not None else x.aliases
-        return Chunk(flipped, aliases=known)
+        return Chunk(flipped, None, known, x.are_views)
 
     return tuple(map(one, reversed(pieces)))
 
@@ -180,7 +182,8 @@ def _get(host: Host, rows: Rows, index: Abs) -> Abs:
     aliases = [a for x in rows.pieces for a in _names(x)]
     whole = _whole(host.b, rows)
     read = Abs(lower_getitem(host.b, ("int",), whole, i))
-    host.items[read] = Item(rows.op, tuple(aliases))
+    are_views = any(isinstance(x, Chunk) and x.are_views for x in rows.pieces)
+    host.items[read] = Item(rows.op, None if are_views else tuple(aliases))
     host.blocked.add(read)
     return read
 
@@ -237,7 +240,7 @@ def _without(
         shape = [size if size.const is None else size.const, *x.whole.shape[1:]]
         cut = _from(host.b, x.whole, 0 if at_end else n, shape)
         known = tuple(_names(x))
-        left = Chunk(cut, aliases=known) if at_end else Chunk(cut, x.last, known)
+        left = Chunk(cut, None if at_end else x.last, known, x.are_views)
         return (left, *pieces[1:])
     return pieces
 

@@ -15,22 +15,12 @@ from collections.abc import Collection, Mapping
 
 from lowtide.errors import Loc
 from lowtide.pipeline.lifting.closing import Body
-from lowtide.pipeline.lifting.match import NotLifted
+from lowtide.pipeline.lifting.match import Carried, NotLifted
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Val
 from lowtide.texpr.expr import Def, Delay, Expr, Select
 from lowtide.texpr.index import Index, as_index
-
-
-class Carried(NotLifted):
-    """These stand-ins must be carried from step to step, or what they need: `are_read` says that an
-    iteration reads what the one before it left in all of them."""
-
-    def __init__(self, why: str, names: Collection[str], are_read: bool = False) -> None:
-        super().__init__(why)
-        self.names = frozenset(names)
-        self.are_read = are_read
 
 
 def needs(defs: Mapping[str, Def], values: Mapping[str, str]) -> dict[str, frozenset[str]]:
@@ -40,23 +30,6 @@ def needs(defs: Mapping[str, Def], values: Mapping[str, str]) -> dict[str, froze
         found = {load.source for load in ex.loads(d.expr)}
         known[name] = frozenset(s for n in found for s in known.get(n, ()))
     return {n: known.get(v, frozenset()) for n, v in values.items()}
-
-
-def roots(defs: Mapping[str, Def], e: Expr) -> frozenset[str]:
-    """The stand-ins (names without a definition) that an expression is made of."""
-    found: set[str] = set()
-    seen: set[str] = set()
-    todo = [load.source for load in ex.loads(e)]
-    while todo:
-        name = todo.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        if name in defs:
-            todo += [load.source for load in ex.loads(defs[name].expr)]
-        else:
-            found.add(name)
-    return frozenset(found)
 
 
 def first_cycle(
