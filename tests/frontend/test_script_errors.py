@@ -11,6 +11,7 @@ from typing import Any, Dict, List
 import pytest
 import torch
 
+import lowtide as lt
 from lowtide.errors import CompileError
 from lowtide.frontend.script.script import check_syntax, script_function
 from lowtide.ir.types import INT, TENSOR
@@ -305,3 +306,14 @@ def test_error_in_an_inlined_function_points_into_it() -> None:
         script_function(outer)
     assert caught.value.loc.function == "no_attribute"
     assert caught.value.loc.text.strip() == "return x.foo()"
+
+
+def of_lowtide(x):
+    with lt.dispose_scope():
+        return x + 1
+
+
+def test_a_library_function_is_refused_at_the_users_line() -> None:
+    with pytest.raises(CompileError, match=r"dispose_scope\(\) is not compiled") as caught:
+        lt.script(of_lowtide)(torch.ones(3))
+    assert caught.value.loc.file == __file__

@@ -16,6 +16,7 @@ import sysconfig
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
@@ -85,12 +86,15 @@ def parameters_of(fn: FunctionType) -> Mapping[str, inspect.Parameter]:
 
 _DEF = re.compile(r"\s*(async\s+)?def\b")
 _STDLIB = sysconfig.get_path("stdlib")
+_OWN = str(Path(__file__).parents[2])  # of the package, whose tests are elsewhere
 _PACKAGES = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
 
 
 def is_stdlib(fn: FunctionType | MethodType) -> bool:
-    """Whether the function is one of Python's own library."""
+    """Whether the function is one of Python's own library, or of this one."""
     file = fn.__code__.co_filename
+    if file.startswith(_OWN):
+        return True
     is_own = file.startswith((_STDLIB, "<frozen"))
     return is_own and not file.startswith(_PACKAGES)
 
