@@ -69,10 +69,15 @@ class Call:
         return result
 
     def measured(self) -> int:
+        """The least of three: each run allocates the same, and what other tests have left in the
+        heap can only add to what becomes resident."""
         self.run()
-        for x in self.leaves:
-            x.grad = None
-        return measure_peak(self.run, release=lt.empty_cache)[0].peak_bytes
+        found: list[int] = []
+        for _ in range(3):
+            for x in self.leaves:
+                x.grad = None
+            found.append(measure_peak(self.run, release=lt.empty_cache)[0].peak_bytes)
+        return min(found)
 
 
 def test_there_are_enough() -> None:
