@@ -29,7 +29,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, clone_op, walk
 from lowtide.ir.types import ListType
-from lowtide.passes.making import constant, make_constant, makers_of, users_of
+from lowtide.passes.making import constant, make_constant, makers_of, users_of, with_inner
 
 LONGEST: Final = 300  # ops of a body that is written twice at most
 MOST_STEPS: Final = 3  # done before a loop
@@ -222,7 +222,7 @@ class _Loop:
 
 def _touches(op: Op, xs: Value, names: tuple[str, ...]) -> bool:
     """Is it, or is in it, an op of such a name on the list?"""
-    return any(o.name in names and xs in o.operands for o in walk(Block([], [op])))
+    return any(o.name in names and xs in o.operands for o in with_inner(op))
 
 
 def _always_adds(op: Op, xs: Value) -> bool:
@@ -297,7 +297,7 @@ def _copied(body: Block, mapping: dict[Value, Value], known: Mapping[Value, bool
     """The ops of a body with other arguments, and constants for what is known."""
     made = [clone_op(op, mapping) for op in body.ops]
     answers = {mapping[c]: answer for c, answer in known.items()}
-    for op in walk(Block([], made)):
+    for op in with_inner(*made):
         if len(op.results) == 1 and op.result in answers:
             op.name, op.operands, op.attrs = "const", [], {"value": answers[op.result]}
     return made

@@ -18,9 +18,9 @@ from collections import Counter
 from typing import Final, NamedTuple
 
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Function, Op, Value, clone, free_values, walk
+from lowtide.ir.core import Block, Function, Op, Value, clone, free_values
 from lowtide.ir.types import ListType, TupleType
-from lowtide.passes.making import make_constant, makers_of, turns_round, users_of
+from lowtide.passes.making import make_constant, makers_of, turns_round, users_of, with_inner
 
 _READERS: Final = ("torch.stack", "list.get", "py.len", "list.slice")
 _LITERALS: Final = ("list.make", "tuple.make")
@@ -200,7 +200,7 @@ class _Lists:
 
 def _uses(ops: list[Op], value: Value) -> list[Op]:
     """The ops that read a value, those in blocks too, once for each operand that it is."""
-    return [op for op in walk(Block([], ops)) for v in op.operands if v is value]
+    return [op for op in with_inner(*ops) for v in op.operands if v is value]
 
 
 def _appends(xs: Value, items: list[Value], like: Op) -> list[Op]:

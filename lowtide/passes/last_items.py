@@ -25,7 +25,7 @@ from typing import Final
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.types import ListType
-from lowtide.passes.making import Makers, constant, drop, final, makers_of, users_of
+from lowtide.passes.making import Makers, constant, drop, final, makers_of, users_of, with_inner
 
 _READERS: Final = ("torch.stack", "torch.cat", "list.get", "py.len", "list.slice", "list.of")
 _WRITERS: Final = ("list.append", "list.insert", "list.extend", "list.reverse")
@@ -155,7 +155,7 @@ class _Items:
         (body,) = loop.blocks
         found: _Added | None = None
         for place, op in enumerate(body.ops):
-            writes = [o for o in _with_inner(op) if o.name in _WRITERS and o.operands[0] is xs]
+            writes = [o for o in with_inner(op) if o.name in _WRITERS and o.operands[0] is xs]
             if not writes:
                 continue
             if found is not None or writes != [op]:
@@ -176,7 +176,7 @@ class _Items:
         (body,) = loop.blocks
         for place, op in enumerate(body.ops):
             is_after = place > added.place
-            for get in _with_inner(op):
+            for get in with_inner(op):
                 if get.name != "list.get" or get.operands[0] is not xs:
                     continue
                 at = self.distance(get.operands[1], body, added.in_front, length, is_after)
@@ -216,14 +216,8 @@ def _ahead(index: Value, step: Value, makers: Makers) -> int | None:
     return None
 
 
-def _with_inner(op: Op) -> Iterator[Op]:
-    yield op
-    for block in op.blocks:
-        yield from walk(block)
-
-
 def _touches(op: Op, xs: Value) -> bool:
-    return any(xs in o.operands for o in _with_inner(op))
+    return any(xs in o.operands for o in with_inner(op))
 
 
 def _rename(block: Block, stand_ins: dict[Value, Value]) -> None:

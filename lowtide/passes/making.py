@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import TypeAlias
 
-from lowtide.ir.core import Block, Function, Op, Value
+from lowtide.ir.core import Block, Function, Op, Value, walk
 
 Makers: TypeAlias = dict[Value, Op]
 Users: TypeAlias = defaultdict[Value, list[Op]]
@@ -39,6 +39,11 @@ def drop(block: Block, ops: Set[Op]) -> None:
     for op in block.ops:
         for inner in op.blocks:
             drop(inner, ops)
+
+
+def with_inner(*ops: Op) -> Iterator[Op]:
+    """These ops, and those in their blocks."""
+    return walk(Block([], list(ops)))
 
 
 def constant(value: Value, makers: Makers) -> object:

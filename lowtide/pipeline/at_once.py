@@ -48,10 +48,9 @@ def at_once(
     if product(diff.shape(output)).const != 1 or not _has_product_of_pairs(program, diff, hints):
         return None
     made = autodiff.backward(diff, wanted, {output: tuple(as_index(0) for _ in diff.shape(output))})
+    # For the cotangent 1, gradients of float16 underflow: losses are scaled against that.
     if made.scatters or any(diff.dtype(n) is dtypes.f16 for n in made.gradients):
-        return (
-            None  # for the cotangent 1, gradients of float16 underflow: a loss is scaled for that
-        )
+        return None
 
     def visit(node: Expr) -> Expr | None:
         is_given = isinstance(node, Load) and node.source == given_name(output)

@@ -43,7 +43,7 @@ class Plan:
         if g is None:
             return forward
         kept = sum(evaluate(s.nbytes, sizes) for s in g.saved if s.output < 0)
-        return kept + max(forward - kept, *(e.memory(sizes).peak_bytes for e in g.executables), 0)
+        return max([forward, *(kept + e.memory(sizes).peak_bytes for e in g.executables)])
 
     def may_be_outgrown(self, sizes: Mapping[str, int]) -> bool:
         """Is it planned for much smaller sizes, and takes much more than inputs and outputs?"""

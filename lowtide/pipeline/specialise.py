@@ -53,13 +53,13 @@ from lowtide.pipeline.handed import (
 )
 from lowtide.pipeline.lifting import inplace, rows
 from lowtide.pipeline.lifting.lift import Lift, NotLifted
+from lowtide.pipeline.lifting.match import UNROLL_TRIPS
 from lowtide.pipeline.signature import Binding, size_symbol
 from lowtide.pipeline.stopping import ends_region, is_short, only_prepares
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, nonnegative
 
-UNROLL_TRIPS: Final = 32
 UNROLL_OPS: Final = 2000
 MAX_GUARDS: Final = 12
 MOST_SCALE: Final = 8  # of the size of a region that records gradients

@@ -34,7 +34,7 @@ from lowtide.texpr.index import (
     the_axis,
 )
 
-FEW_TRIPS = 32  # an extreme of so few iterations is not lifted if its gradient is wanted
+UNROLL_TRIPS = 32  # a loop of more steps is not written out, if it cannot be lifted
 _REDUCING = ("sum", "prod", "max", "min")
 _NARROW = (dtypes.f16, dtypes.bf16)
 
@@ -216,7 +216,7 @@ class Carry:
         if delta.dtype.name in ("bool", "u8"):
             raise NotLifted(f"{delta.dtype} is accumulated")
         trips = self.axis.extent.const
-        if fn in ("max", "min") and self.b.records and trips is not None and trips <= FEW_TRIPS:
+        if fn in ("max", "min") and self.b.records and trips is not None and trips <= UNROLL_TRIPS:
             raise NotLifted("of a tie, each iteration's maximum gives half its gradient on")
         fresh = Axis(self.axis.name, self.axis.extent)
         body = at_indices(delta, {self.axis: as_index(fresh)})
