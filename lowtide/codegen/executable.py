@@ -1,41 +1,47 @@
-"""Program → something to call: fuse, plan, print C, compile, and a driver that runs the kernels.
+"""Program → something to call: what the kernels of any machine have in common.
 
-In:  a `Program`, the order of its size symbols and numbers, likely sizes.
-Out: a `Fusion`, and of that an `Executable`. C is compiled when it is first called; plans and
-     memory need no compiler.
+In:  a `Fusion` of a Program, the order of its size symbols and numbers, likely sizes.
+Out: an `Executable`: `c/executable` for the CPU, `triton/executable` for GPUs. Kernels are compiled
+     when it is first called; plans and memory need no compiler.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from lowtide.codegen.c.kernel import KernelText, kernel_text
-from lowtide.codegen.c.module import module_text, without_names
-from lowtide.codegen.driver import driver_text, small_shape
+from lowtide.codegen.stepwise import StepRun
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
-from lowtide.runtime import arena, cache, launch, toolchain
-from lowtide.runtime.choice import Choice
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, product
-from lowtide.texpr.normalise import normalise
 from lowtide.texpr.sizes import evaluate
-from lowtide.tile.group import Group, group
+from lowtide.tile.group import Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides
-from lowtide.tile.matmul import as_matmul
-from lowtide.tile.plan import plan
-from lowtide.tile.schedule import schedule
-from lowtide.tile.target import target_for
 
-_small_scratch = arena.SmallScratch()
+
+class Text(Protocol):
+    """A kernel in its language: what is handed over to it, in order, and work memory per thread, a
+    polynomial in the sizes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tensors(self) -> list[str]: ...
+    @property
+    def sizes(self) -> list[str]: ...
+    @property
+    def numbers(self) -> list[str]: ...
+    @property
+    def thread_bytes(self) -> Index: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +63,17 @@ class Fusion:
     groups: Sequence[Group]
 
 
-def fused(program: Program, hints: Mapping[str, int]) -> Fusion:
-    """A Program in groups, not planned yet; `hints` are likely sizes."""
-    normal = normalise(program, hints)
-    groups = group(normal, hints, torch.get_num_threads())
-    return Fusion(program=program, normal=normal, groups=groups)
-
-
-class Executable:
+class Executable(ABC):
     """One signature's program. `exe(tensors, sizes, numbers)` gives outputs, then checks.
 
     `moving`: it is one step of several, which `codegen/stepwise` launches; from step to step, these
     tensors and sizes change. It has no driver of its own. `updated`: inputs that outputs take the
-    place of, in the same memory."""
+    place of, in the same memory. `texts`: each kernel as its language has it."""
+
+    language: str
+    texts: Sequence[Text]
+    source: str
+    driver: str
 
     def __init__(
         self,
@@ -78,7 +82,6 @@ class Executable:
         scalars: Sequence[str],
         hints: Mapping[str, int],
         moving: Iterable[str] = (),
-        updated: Mapping[str, str] | None = None,
     ) -> None:
         self.program = fusion.program
         self.symbols = tuple(symbols)
@@ -86,56 +89,42 @@ class Executable:
         self.normal, self.groups = fusion.normal, fusion.groups
         self.moving = frozenset((*moving, *self.normal.defs)) if moving else frozenset[str]()
         self.is_step = bool(self.moving)
-        vector_bytes = toolchain.target().vector_bytes
-        self.target = target_for(vector_bytes, torch.get_num_threads())
         self.stored = _stored(self.groups, self.normal)
         self.strides = memory_strides(self.normal.inputs, self.normal.defs)
-        self.plans = [self._plan(g, k, hints) for k, g in enumerate(self.groups)]
-        dtypes = {n: i.dtype for n, i in self.normal.inputs.items()}
-        dtypes.update({n: d.dtype for n, d in self.normal.defs.items()})
-        self.texts: list[KernelText] = [
-            kernel_text(p, dtypes, self.strides, self.is_step, updated) for p in self.plans
-        ]
-        self.source = self._source(vector_bytes)
-        self.products = {
-            p.name: m
-            for p, g in zip(self.plans, self.groups, strict=True)
-            if not moving and (m := as_matmul(g.defs, self.strides)) is not None
-        }
-        self.choices = {name: Choice(("kernel", "torch.matmul")) for name in self.products}
+        self.memory_dtypes = {n: i.dtype for n, i in self.normal.inputs.items()}
+        self.memory_dtypes.update({n: d.dtype for n, d in self.normal.defs.items()})
+        self.plans = [self._plan(g, f"k{k}", hints) for k, g in enumerate(self.groups)]
         made = self.program.defs
         roots = {n: made[n] for n in self._roots() if n in made}
         self.shaped = {**self.normal.defs, **roots}
-        self.driver = driver_text(
-            self.normal,
-            self.shaped,
-            list(self.program.inputs),
-            self.symbols,
-            self.scalars,
-            self.texts,
-            self.plans,
-            self.products,
-        )
         self._run: Any = None
-        self._kernels: dict[str, launch.Kernel] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `scope` asks for what is `bound`
 
-    def _plan(self, g: Group, k: int, hints: Mapping[str, int]) -> Kernel:
-        stores = [n for n in g.defs if n in self.stored]
-        name = f"k{k}"
-        n, target = self.normal, self.target
-        made = plan(g, stores, n.inputs, n.defs, hints, target, name, self.moving)
-        return schedule(made, hints, target, self.strides)
+    @abstractmethod
+    def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
+        """The kernel of a group."""
 
-    def _source(self, vector_bytes: int) -> str:
-        """One C file per lane count, joined: each is compiled by itself."""
-        return "\n".join(self._sources(vector_bytes).values())
+    @abstractmethod
+    def threads(self) -> int:
+        """How many share the work, each with work memory of its own."""
 
-    def _sources(self, vector_bytes: int) -> dict[int, str]:
-        by_lanes: dict[int, list[KernelText]] = {}
-        for p, text in zip(self.plans, self.texts, strict=True):
-            by_lanes.setdefault(p.lanes, []).append(text)
-        return {n: module_text(ts, n, vector_bytes) for n, ts in by_lanes.items()}
+    @abstractmethod
+    def bound(self) -> Mapping[str, Any]:
+        """The compiled kernels, in the order in which they run."""
+
+    @abstractmethod
+    def scope(self) -> dict[str, Any]:
+        """What the driver's text calls by name."""
+
+    @abstractmethod
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype, beside: Mapping[str, Tensor]
+    ) -> Tensor:
+        """A tensor on the machine, for what is computed of those `beside`."""
+
+    @abstractmethod
+    def run_steps(self, run: StepRun, trips: int, reverse: bool) -> None:
+        """Launches the kernels for each step from 0 to `trips`, or from the last one back."""
 
     # -- running --
 
@@ -147,47 +136,13 @@ class Executable:
 
     def _compiled(self) -> Any:
         """The generated driver."""
-        kernels = self.bound()
+        self.bound()
         with self._lock:
             if self._run is None:
-                scope: dict[str, Any] = {
-                    "empty": arena.empty,
-                    "scratch": arena.scratch,
-                    "small_scratch": _small_scratch,
-                    "threads_now": torch.get_num_threads,
-                    "pool": launch.parallel_for_address(),
-                    "torch": torch,
-                    "matmul": torch.matmul,
-                    "empty_like": torch.empty_like,
-                }
-                for name, d in self.shaped.items():
-                    shape = small_shape(d)
-                    if shape is not None:
-                        scope[f"like_{name}"] = torch.empty(shape, dtype=d.dtype.torch)
-                for name, choice in self.choices.items():
-                    scope[f"choice_{name}"] = choice
-                for name, kernel in kernels.items():
-                    scope[f"run_{name}"] = kernel.function
-                    scope[f"pack_{name}"] = kernel.pack
+                scope = self.scope()
                 exec(compile(self.driver, "<lowtide driver>", "exec"), scope)
                 self._run = scope["run"]
         return self._run
-
-    def bound(self) -> dict[str, launch.Kernel]:
-        """The compiled kernels, in the order in which they run."""
-        with self._lock:
-            self._kernels = self._kernels or self._bound()
-        return self._kernels
-
-    def _bound(self) -> dict[str, launch.Kernel]:
-        found: dict[str, launch.Kernel] = {}
-        for lanes, source in self._sources(self.target.vector_bytes).items():
-            library = cache.load_library(without_names(source), "kernels")
-            for p, t in zip(self.plans, self.texts, strict=True):
-                if p.lanes == lanes:
-                    fmt = "P" * (1 + len(t.tensors)) + "q" * len(t.sizes) + "d" * len(t.numbers)
-                    found[t.name] = launch.bind(library, t.name, fmt)
-        return {p.name: found[p.name] for p in self.plans}
 
     # -- telling --
 
@@ -198,16 +153,15 @@ class Executable:
                 name=p.name,
                 ops=self._sites(p),
                 outputs=tuple(p.outputs),
-                note=_note(p) + self._choice_note(p.name),
+                note=_note(p) + self._remark(p.name),
             )
             for p in self.plans
         ]
 
-    def _choice_note(self, name: str) -> str:
-        if name not in self.choices:
-            return ""
-        found = sorted(set(self.choices[name].measured().values()))
-        return "; or torch.matmul, by measurement" + (f" (now {', '.join(found)})" if found else "")
+    def _remark(self, name: str) -> str:
+        """What else is to be said of a kernel."""
+        del name
+        return ""
 
     def _sites(self, p: Kernel) -> tuple[tuple[str, Loc], ...]:
         """The ops whose definitions went into a kernel, in program order."""
@@ -242,7 +196,7 @@ class Executable:
             ("normal form", str(self.normal)),
             ("tile program", "\n".join(map(str, self.plans))),
             *(() if self.is_step else [("driver", self.driver)]),
-            ("C", self.source),
+            (self.language, self.source),
         ]
 
     def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
@@ -251,7 +205,7 @@ class Executable:
 
     def events(self, sizes: Mapping[str, int]) -> Iterator[Event]:
         """What one run takes and gives back, in order."""
-        threads = torch.get_num_threads()
+        threads = self.threads()
         held: dict[str, Held] = {}
         warm: list[Held] = []  # work memory that a loop's steps find as the first one left it
         for k, (p, t) in enumerate(zip(self.plans, self.texts, strict=True)):

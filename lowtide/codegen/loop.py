@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from lowtide.codegen.executable import Executable
-from lowtide.codegen.stepwise import StepRun
-from lowtide.runtime.steps import Moving, run_steps
+from lowtide.codegen.stepwise import Row, StepRun
+from lowtide.runtime.steps import Moving
 from lowtide.texpr.index import Index, as_index
 from lowtide.texpr.partition import Loop
 from lowtide.texpr.sizes import evaluate
@@ -36,7 +36,7 @@ def run_loop(
 ) -> dict[str, Tensor]:
     """Runs all steps: what later parts read of them. `values`: what it reads, by name."""
     run = _Run(loop, step, values, sizes, numbers)
-    run_steps(run.launches(), run.trips, loop.reverse)
+    step.run_steps(run, run.trips, loop.reverse)
     found = {n: stack for n, stack in run.stacks.items() if n in loop.kept} | run.blocks
     last = 0 if loop.reverse else run.trips - 1
     for name, end in loop.ends.items():
@@ -72,24 +72,17 @@ class _Run(StepRun):
     def _stack(self, name: str, *parts: int) -> Tensor:
         return self.tensor(name, *parts, evaluate(slots(self.loop, name), self.sizes))
 
-    def pointer(self, name: str) -> int | Moving:
+    def place(self, name: str) -> Tensor | Row:
         """See the base class."""
         if name in self.loop.carried:
             source, init = self.loop.carried[name]
             self.values[init] = self.values[init].contiguous()
             behind = 1 if self.loop.reverse else -1
-            return self._row(source, behind, self.values[init].data_ptr())
+            return Row(stack=self.stacks[source], first=self.values[init], shift=behind)
         if name in self.stacks:
             stack = self.stacks[name]
-            return self._row(name, 0, stack[self.first % len(stack)].data_ptr())
-        return self.values[name].data_ptr()
-
-    def _row(self, name: str, shift: int, first: int) -> Moving:
-        stack = self.stacks[name]
-        stride = stack.stride(0) * stack.element_size()
-        return Moving(
-            first=first, base=stack.data_ptr(), stride=stride, shift=shift, rows=len(stack)
-        )
+            return Row(stack=stack, first=stack[self.first % len(stack)])
+        return self.values[name]
 
     def size(self, name: str) -> int | Moving:
         """See the base class."""

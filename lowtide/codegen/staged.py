@@ -19,8 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lowtide.codegen.executable import Executable, Fusion, KernelInfo, fused
+from lowtide.codegen.executable import Executable, Fusion, KernelInfo
 from lowtide.codegen.loop import run_loop, slots
+from lowtide.codegen.machines import CPU, executable, fused
 from lowtide.codegen.strips import run_strips
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
@@ -43,6 +44,7 @@ class Stage:
         symbols: Sequence[str],
         scalars: Sequence[str],
         hints: Mapping[str, int],
+        machine: str,
     ) -> None:
         self.part = part
         self.symbols = tuple(symbols)
@@ -54,7 +56,7 @@ class Stage:
         elif isinstance(part, Strips):
             moving = (START, ROWS, *part.totals)
         names = [*symbols, *(n for n in moving if n in hints)]
-        self.executable = Executable(fusion, names, scalars, hints, moving, updated)
+        self.executable = executable(fusion, names, scalars, hints, machine, moving, updated)
 
     def run(self, values: Values, sizes: Sequence[int], numbers: Sequence[float]) -> None:
         """Adds what the part gives to `values`."""
@@ -90,6 +92,7 @@ def _stages(
     symbols: Sequence[str],
     scalars: Sequence[str],
     hints: Mapping[str, int],
+    machine: str,
 ) -> Iterator[Stage]:
     """The parts compiled; of a plain one, strips where they do its products once."""
     for part in parts:
@@ -98,12 +101,12 @@ def _stages(
             known[part.step] = max(evaluate(part.trips, hints) // 2, 1)
         elif isinstance(part, Strips):
             known |= {START: part.count, ROWS: part.count}
-        fusion = fused(part.program, known)
+        fusion = fused(part.program, known, machine)
         cut = in_strips(fusion.normal, fusion.groups, hints) if isinstance(part, Part) else None
         if cut is not None:
-            yield from _stages(cut, symbols, scalars, hints)
+            yield from _stages(cut, symbols, scalars, hints, machine)
         else:
-            yield Stage(part, fusion, symbols, scalars, known)
+            yield Stage(part, fusion, symbols, scalars, known, machine)
 
 
 class Staged:
@@ -244,19 +247,21 @@ def compile_program(
     symbols: Sequence[str],
     scalars: Sequence[str],
     hints: Mapping[str, int],
+    machine: str = CPU,
 ) -> Executable | Staged:
     """Plan a program for one signature; `hints` are the sizes of the first call."""
     if program.delays:
         found = partition(program)
-        return Staged(program, _stages(found.parts, symbols, scalars, hints), found.same)
-    fusion = fused(program, hints)
+        stages = _stages(found.parts, symbols, scalars, hints, machine)
+        return Staged(program, stages, found.same)
+    fusion = fused(program, hints, machine)
     cut = in_strips(fusion.normal, fusion.groups, hints)
     if cut is not None:
-        return Staged(program, _stages(cut, symbols, scalars, hints), {})
-    return Executable(fusion, symbols, scalars, hints)
+        return Staged(program, _stages(cut, symbols, scalars, hints, machine), {})
+    return executable(fusion, symbols, scalars, hints, machine)
 
 
-def cuts_strips(program: Program, hints: Mapping[str, int]) -> bool:
+def cuts_strips(program: Program, hints: Mapping[str, int], machine: str = CPU) -> bool:
     """Is one of its parts done in strips?"""
-    fusion = fused(program, hints)
+    fusion = fused(program, hints, machine)
     return in_strips(fusion.normal, fusion.groups, hints) is not None

@@ -1,22 +1,32 @@
-"""What runs a program step by step has in common: tensors of the steps, work memory, launches.
+"""What runs a program step by step has in common: tensors of the steps, and how they move.
 
 In:  one step compiled, the tensors that it reads, sizes and numbers.
-Out: a launch of each kernel; pointers and sizes that differ from step to step are `Moving`.
+Out: for each tensor and size of the step what it is, or how it differs from step to step.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from lowtide.codegen.c.kernel import BEGUN
-from lowtide.codegen.executable import Executable
-from lowtide.runtime import arena, launch
-from lowtide.runtime.steps import Launch, Moving
+from lowtide.runtime.steps import Moving
 from lowtide.texpr.sizes import evaluate
+
+if TYPE_CHECKING:  # which imports this module
+    from lowtide.codegen.executable import Executable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row:
+    """`first` at the first step that runs, `stack[(t + shift) % len(stack)]` at any other t."""
+
+    stack: Tensor
+    first: Tensor
+    shift: int = 0
 
 
 class StepRun(ABC):
@@ -34,19 +44,6 @@ class StepRun(ABC):
         self.values = dict(values)
         self.sizes = dict(sizes)
         self.numbers = dict(zip(step.scalars, numbers, strict=True))
-        self.threads = torch.get_num_threads()
-        self.work = self._work()
-
-    def _work(self) -> dict[str, arena.Scratch]:
-        """Work memory by kernel: its own if it is to find there what an earlier step left."""
-        bytes_of = {t.name: evaluate(t.thread_bytes, self.sizes) for t in self.step.texts}
-        own = {p.name for p in self.step.plans if p.prologue}
-        shared = arena.scratch(
-            self.threads * max((bytes_of[n] for n in bytes_of.keys() - own), default=0)
-        )
-        return {
-            n: arena.scratch(self.threads * bytes_of[n]) if n in own else shared for n in bytes_of
-        }
 
     def add_temporaries(self, made: Mapping[str, Tensor]) -> None:
         """Room for what kernels pass on within a step; `made`: what has its place already."""
@@ -59,29 +56,10 @@ class StepRun(ABC):
         """A tensor for one step's value, with further dims in front."""
         d = self.step.shaped[name]
         shape = (*front, *(evaluate(size, self.sizes) for size in d.shape))
-        return arena.empty(shape, d.dtype.torch)
-
-    def launches(self) -> list[Launch]:
-        """The kernels of a step, in order."""
-        return [self._launch(name, kernel) for name, kernel in self.step.bound().items()]
-
-    def _launch(self, name: str, kernel: launch.Kernel) -> Launch:
-        text = next(t for t in self.step.texts if t.name == name)
-        own = [
-            *map(self.pointer, text.tensors),
-            *map(self._size, text.sizes),
-            *(self.numbers[n] for n in text.numbers),
-        ]
-        head = (launch.parallel_for_address(), self.threads, self.work[name].address)
-        return Launch(function=kernel.function, layout=kernel.layout, slots=(*head, *own))
-
-    def _size(self, name: str) -> int | Moving:
-        if name == BEGUN:
-            return Moving(first=0, base=1, stride=0, shift=0, rows=1)
-        return self.size(name)
+        return self.step.empty(shape, d.dtype.torch, self.values)
 
     @abstractmethod
-    def pointer(self, name: str) -> int | Moving:
+    def place(self, name: str) -> Tensor | Row:
         """Where a tensor of the step lies."""
 
     @abstractmethod

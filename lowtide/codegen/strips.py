@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from lowtide.codegen.executable import Executable
-from lowtide.codegen.stepwise import StepRun
-from lowtide.runtime import arena
-from lowtide.runtime.steps import Moving, run_steps
+from lowtide.codegen.stepwise import Row, StepRun
+from lowtide.runtime.steps import Moving
 from lowtide.texpr.sizes import evaluate
 from lowtide.tile.strips import ROWS, START, Strips
 
@@ -31,24 +30,30 @@ def run_strips(
     extent = evaluate(strips.extent, sizes)
     given = dict(values)
     for before, name in strips.totals.items():
-        given[before] = given[name] = _whole(strips, name, sizes)
+        given[before] = given[name] = _whole(strips, step, name, sizes, values)
         given[name].fill_(strips.identities[before])
     for name in strips.program.outputs:
         if name not in given:
-            given[name] = _whole(strips, name, sizes)
+            given[name] = _whole(strips, step, name, sizes, values)
     done = extent - extent % strips.count
     for start, rows, trips in ((0, strips.count, extent // strips.count), (done, extent - done, 1)):
         if rows and trips:
             run = _Run(strips, step, given, {**sizes, START: start, ROWS: rows}, numbers, trips)
-            run_steps(run.launches(), trips, reverse=False)
+            step.run_steps(run, trips, reverse=False)
             given = run.values  # the rest finds room in what the strips before it used
             del run
     return {n: given[n] for n in strips.program.outputs}
 
 
-def _whole(strips: Strips, name: str, sizes: Mapping[str, int]) -> Tensor:
+def _whole(
+    strips: Strips,
+    step: Executable,
+    name: str,
+    sizes: Mapping[str, int],
+    values: Mapping[str, Tensor],
+) -> Tensor:
     shape = tuple(evaluate(size, sizes) for size in strips.shape(name))
-    return arena.empty(shape, strips.program.defs[name].dtype.torch)
+    return step.empty(shape, strips.program.defs[name].dtype.torch, values)
 
 
 class _Run(StepRun):
@@ -68,18 +73,19 @@ class _Run(StepRun):
         self.in_rows = frozenset(strips.program.outputs) - set(strips.totals.values())
         self.add_temporaries(self.values)
 
-    def pointer(self, name: str) -> int | Moving:
+    def place(self, name: str) -> Tensor | Row:
         """See the base class."""
-        tensor = self.values[name]
+        tensor, rows = self.values[name], self.sizes[ROWS]
         if name not in self.in_rows:
-            return tensor.data_ptr()
-        row = tensor.stride(0) * tensor.element_size()
-        return self._moving(tensor.data_ptr() + row * self.sizes[START], row)
+            return tensor
+        stack = tensor.narrow(0, self.sizes[START], self.trips * rows)
+        stack = stack.unflatten(0, (self.trips, rows))
+        return Row(stack=stack, first=stack[0])
 
     def size(self, name: str) -> int | Moving:
         """See the base class."""
-        return self._moving(self.sizes[START], 1) if name == START else self.sizes[name]
-
-    def _moving(self, first: int, row: int) -> Moving:
-        stride = row * self.sizes[ROWS]
+        if name != START:
+            return self.sizes[name]
+        first = self.sizes[START]
+        stride = self.sizes[ROWS]
         return Moving(first=first, base=first, stride=stride, shift=0, rows=self.trips)

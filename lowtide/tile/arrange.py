@@ -18,15 +18,8 @@ from lowtide.texpr.expr import Def, Expr, Input, Load, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.texpr.normalise import inline, likely
 from lowtide.tile import online
-from lowtide.tile.group import (
-    Group,
-    common_axes,
-    is_contraction,
-    own_axes,
-    reduced_axes,
-    sources,
-    waits,
-)
+from lowtide.tile.axes import common_axes, own_axes, reduced_axes, sources
+from lowtide.tile.group import Group, is_contraction, waits
 from lowtide.tile.held import Reader, held
 from lowtide.tile.ir import Tiled
 from lowtide.tile.items import (

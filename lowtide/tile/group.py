@@ -23,6 +23,14 @@ from lowtide.texpr.algebra import at_indices, multiply_by_reciprocal
 from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
 from lowtide.texpr.normalise import INLINE_NODES, inline, likely
+from lowtide.tile.axes import (
+    apart_axes,
+    common_axes,
+    own_axes,
+    reduced_axes,
+    sources,
+    takes_apart,
+)
 from lowtide.tile.online import rescaled
 
 LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is not worth it
@@ -72,40 +80,13 @@ class Group:
         return {*self.sources, *(s for d in self.epilogue.values() for s in sources(d))}
 
 
-def sources(d: Def) -> frozenset[str]:
-    return _sources(d.expr)
-
-
-@functools.lru_cache(maxsize=4096)
-def _sources(e: ex.Expr) -> frozenset[str]:
-    return frozenset(load.source for load in ex.loads(e))
-
-
-def own_axes(d: Def) -> tuple[Axis, ...]:
-    """The axes of its result that are loops (extent 1 is none)."""
-    return tuple(a for a in d.axes if a.extent.const != 1)
-
-
-def reduced_axes(d: Def) -> tuple[Axis, ...]:
-    return d.expr.axes if isinstance(d.expr, Reduce) else ()
-
-
-def common_axes(defs: Mapping[str, Def], consumed: set[str]) -> list[Axis]:
-    """Axes that every definition has and over which nothing that is used inside is reduced."""
-    members = list(defs.values())
-    shared = [*own_axes(members[0]), *reduced_axes(members[0])]
-    for d in members[1:]:
-        have = {*own_axes(d), *reduced_axes(d)}
-        shared = [a for a in shared if a in have]
-    closed = {a for d in members if d.name in consumed for a in reduced_axes(d)}
-    return [a for a in shared if a not in closed]
-
-
-def group(program: Program, hints: Mapping[str, int], threads: int) -> list[Group]:
+def group(
+    program: Program, hints: Mapping[str, int], threads: int, apart: bool = False
+) -> list[Group]:
     """Merge greedily, twice: where nothing is lost or values of pairs would have to be stored, then
-    where a merge is merely possible."""
+    where a merge is merely possible. `apart`: what runs a tile keeps nothing for the next one."""
     roots = set(program.outputs) | set(program.checks)
-    shared = _shared(program, roots, 2 * threads, hints)
+    shared = _shared(program, roots, 2 * threads, hints, apart)
     groups = [Group({d.name: d}) for d in program.defs.values() if d.name not in shared]
     for careful in (True, False):
         groups = _in_order(_merge_all(groups, shared, hints, careful), shared)
@@ -113,7 +94,7 @@ def group(program: Program, hints: Mapping[str, int], threads: int) -> list[Grou
     full = [
         Group({n: _inlined(g.defs[n], shared) for n in _program_order(g, program)}) for g in groups
     ]
-    return _with_epilogues(full)
+    return _with_epilogues(full, apart)
 
 
 def _merge_all(
@@ -194,8 +175,10 @@ def _reading(d: Def, old: str, new: str) -> Def:
     return Def(name=d.name, axes=d.axes, expr=ex.Rewriter(visit)(d.expr), loc=d.loc, op=d.op)
 
 
-def _with_epilogues(groups: list[Group]) -> list[Group]:
-    """A group of single values that reads one earlier group joins it: mean = sum / count."""
+def _with_epilogues(groups: list[Group], apart: bool) -> list[Group]:
+    """A group of single values that reads one earlier group joins it: mean = sum / count.
+
+    `apart`: only if all of that is one tile."""
     result: list[Group] = []
     for g in groups:
         single = all(
@@ -204,6 +187,8 @@ def _with_epilogues(groups: list[Group]) -> list[Group]:
         )
         made = {n: k for k, r in enumerate(result) for n in (*r.defs, *r.epilogue)}
         feeding = {made[s] for s in g.sources if s in made}
+        if apart and any(own_axes(d) for k in feeding for d in result[k].defs.values()):
+            single = False
         if single and len(feeding) == 1:
             k = feeding.pop()
             result[k] = Group(result[k].defs, {**result[k].epilogue, **g.defs})
@@ -217,18 +202,21 @@ class Shared(dict[str, Def]):
 
     `written` remembers definitions with all of these written in, `needs` what groups then read.
     `tasks`: as many of a kernel keep all threads busy; `held`: the elements of all inputs and
-    outputs, beside which a value of that size may as well be stored."""
+    outputs, beside which a value of that size may as well be stored; `apart`: see `group`."""
 
-    def __init__(self, tasks: int, held: int) -> None:
+    def __init__(self, tasks: int, held: int, apart: bool) -> None:
         super().__init__()
         self.held = held
+        self.apart = apart
         self.written: dict[Def, Def] = {}
         self.needs: dict[Group, frozenset[str]] = {}
         self.tasks = tasks
 
 
-def _shared(program: Program, roots: set[str], tasks: int, hints: Mapping[str, int]) -> Shared:
-    found = Shared(tasks, elements_held(program, roots, hints))
+def _shared(
+    program: Program, roots: set[str], tasks: int, hints: Mapping[str, int], apart: bool
+) -> Shared:
+    found = Shared(tasks, elements_held(program, roots, hints), apart)
     loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
     moved = {load.source for load in loads if not ex.aligned(load)}  # a padded copy
     for d in program.defs.values():
@@ -320,6 +308,8 @@ def _merged(
     outlines = {**own, **_outlines(theirs, renaming)}
     consumed = Group(outlines).consumed()
     common = common_axes(outlines, consumed)
+    if shared.apart and not takes_apart(outlines, common):
+        return None
     if not common or not _leaves_tasks(outlines, consumed, common, hints):
         return None
     before = [own, {n: _with_axes(d, renaming) for n, d in theirs.items()}]
@@ -432,17 +422,11 @@ def _loads_at_own_axes(defs: Mapping[str, Def]) -> bool:
     return True
 
 
-def _apart(defs: Mapping[str, Def], common: list[Axis]) -> list[Axis]:
-    """The common axes that no member reduces: along these, tasks are independent."""
-    reduced = {a for d in defs.values() for a in reduced_axes(d)}
-    return [a for a in common if a not in reduced]
-
-
 def _leaves_tasks(
     defs: Mapping[str, Def], consumed: set[str], common: list[Axis], hints: Mapping[str, int]
 ) -> bool:
     """Are there axes and points enough to share the work?"""
-    apart = _apart(defs, common)
+    apart = apart_axes(defs, common)
     if len(defs) > 1 and not apart:
         # the grid will be an axis that some member reduces, into a buffer of each thread
         for d in defs.values():
@@ -455,9 +439,9 @@ def _leaves_tasks(
 def _worth_it(
     defs: Mapping[str, Def], common: list[Axis], hints: Mapping[str, int], shared: Shared
 ) -> bool:
-    apart = _apart(defs, common)
+    apart = apart_axes(defs, common)
     points = math.prod(likely(a.extent, hints) for a in apart)
-    room = HELD if apart and points >= shared.tasks else 0
+    room = HELD if apart and points >= shared.tasks and not shared.apart else 0
     if len(defs) > 1 and any(_spreads(d, defs, apart, hints, room) for d in defs.values()):
         return False
     for d in defs.values():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, Def, Load, Reduce
 from lowtide.texpr.index import Axis, Index, as_index, product
-from lowtide.tile.group import own_axes
+from lowtide.tile.axes import own_axes
 from lowtide.tile.items import address, stride_along
 
 LEAST_POINTS = 1 << 18  # multiplications; below, a call into PyTorch costs more than it can gain

@@ -12,17 +12,16 @@ Always: a reduction is complete before it is read, unless the reader is rescaled
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lowtide.ir.dtypes import BY_NAME, DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import identity
-from lowtide.texpr.expr import Def, Expr, Input, Reduce
+from lowtide.texpr.expr import Def, Expr, Reduce
 from lowtide.texpr.index import Axis, Size, as_index, deep_atoms
 from lowtide.tile import online
 from lowtide.tile.arrange import Arrangement
-from lowtide.tile.group import Group, own_axes
+from lowtide.tile.axes import own_axes
 from lowtide.tile.ir import (
     Accumulate,
     Buffer,
@@ -44,25 +43,14 @@ from lowtide.tile.items import (
     lies_along,
     node_cost,
 )
-from lowtide.tile.target import Target
 from lowtide.tile.verify import verify
 
 COSTLY = 4  # operations of a node that two buffers would compute twice
 
 
-def plan(
-    group: Group,
-    stores: list[str],
-    inputs: Mapping[str, Input],
-    defs: Mapping[str, Def],
-    hints: Mapping[str, int],
-    target: Target,
-    name: str,
-    moving: frozenset[str] = frozenset(),
-) -> Kernel:
-    """The kernel of a group; `stores` are the members that must end up in memory. `moving`: tensors
-    and sizes that are others at each step of the loop that the kernel is launched in."""
-    arrangement = Arrangement(group, stores, inputs, defs, hints, target, name, bool(moving))
+def plan(arrangement: Arrangement, moving: frozenset[str] = frozenset()) -> Kernel:
+    """The kernel of an arrangement. `moving`: tensors and sizes that are others at each step of the
+    loop that the kernel is launched in."""
     while True:
         try:
             made = _Planner(arrangement, moving).kernel()

@@ -28,7 +28,8 @@ from lowtide.texpr.expr import At, Def, Expr, Input, Load, Program, Reduce, Rewr
 from lowtide.texpr.index import Atom, Axis, Index, Size, as_index, rebuild, the_axis
 from lowtide.texpr.normalise import likely
 from lowtide.texpr.partition import Part
-from lowtide.tile.group import AGAIN, Group, elements_held, is_contraction, own_axes, reduced_axes
+from lowtide.tile.axes import own_axes, reduced_axes
+from lowtide.tile.group import AGAIN, Group, elements_held, is_contraction
 
 LONG: Final = 128  # terms of a product that costs more than to store its result and read it twice
 FEWEST, MOST = 128, 512  # rows of a strip: with fewer, adding to sums in memory takes too long

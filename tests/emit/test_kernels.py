@@ -13,6 +13,7 @@ from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, Size, as_index
 from lowtide.texpr.normalise import normalise
+from lowtide.tile.arrange import Arrangement
 from lowtide.tile.group import group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides
@@ -106,7 +107,9 @@ def planned(name: str, vector_bytes: int) -> tuple[Kernel, Program, Target]:
     )
     (only,) = group(normal, HINTS, 2)
     stores = [n for n in only.defs if n in normal.outputs]
-    kernel = plan(only, stores, normal.inputs, normal.defs, HINTS, target, "k0")
+    kernel = plan(
+        Arrangement(only, stores, normal.inputs, normal.defs, HINTS, target, "k0", in_loop=False)
+    )
     return kernel, normal, target
 
 

@@ -1,8 +1,9 @@
 """Runs an op's lowering through the reference evaluator and compares it with eager PyTorch.
 
 Sizes of at least `symbolic_from` become symbols, equal sizes one symbol, as in the pipeline;
-`NeedConst` makes symbols constants and lowers again. `LOWTIDE_TEST_KERNELS=1` runs compiled kernels
-instead of the evaluator (minutes, since each case is compiled).
+`NeedConst` makes symbols constants and lowers again. `LOWTIDE_TEST_KERNELS=cpu` runs compiled
+kernels instead of the evaluator (minutes, since each case is compiled), `=interpreter` those of a
+GPU in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lowtide.texpr.sizes import evaluate as evaluate_size
 
 SYMBOLIC_FROM = 5
 NEVER = 1 << 30
-KERNELS = os.environ.get("LOWTIDE_TEST_KERNELS") == "1"
+KERNELS = os.environ.get("LOWTIDE_TEST_KERNELS", "")
 
 
 class Lowered:
@@ -98,13 +99,13 @@ class Lowered:
 
 def compiled(lowered: Lowered) -> dict[str, torch.Tensor]:
     """What `evaluate` gives, by compiled kernels: the results, the inputs, and the checks."""
-    from lowtide.codegen.executable import compile_program
+    from lowtide.codegen.staged import compile_program
 
     program, sizes = lowered.b.program, lowered.sizes
     program.outputs = [n for n in dict.fromkeys(_names(lowered.result)) if n in program.defs]
     if not program.outputs and not program.checks:
         return dict(lowered.inputs)
-    run = compile_program(program, symbols=list(sizes), scalars=[], hints=sizes)
+    run = compile_program(program, symbols=list(sizes), scalars=[], hints=sizes, machine=KERNELS)
     got = run([lowered.inputs[n] for n in program.inputs], list(sizes.values()), [])
     return {**lowered.inputs, **dict(zip([*program.outputs, *program.checks], got, strict=True))}
 

@@ -19,10 +19,11 @@ from lowtide.codegen.c.names import Names, buffer_place, number
 from lowtide.codegen.c.nest import nest_lines
 from lowtide.codegen.c.reduce import ARG
 from lowtide.codegen.c.transpose import transposed_lines
+from lowtide.codegen.indexing import size_names
 from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import identity
-from lowtide.texpr.index import Axis, Index, Size, as_index, deep_atoms, floordiv, product
+from lowtide.texpr.index import Axis, Index, as_index, floordiv, product
 from lowtide.tile.ir import Buffer, Combine, Fill, Kernel, Nest, Stmt, Store, sweeps
 from lowtide.tile.items import address
 
@@ -133,7 +134,7 @@ class _Printer:
         tiles = self._tiles()
         tensors = self._tensors()
         for index in (work, tiles, self.thread_bytes(), *self._indices()):
-            self.sizes.update(dict.fromkeys(_size_names(index)))
+            self.sizes.update(dict.fromkeys(size_names(index)))
         if self.is_step and self.kernel.prologue:
             self.sizes[BEGUN] = None
         numbers = sorted({s.name for s in self._scalars()})
@@ -436,7 +437,3 @@ def _scalar_step(fn: str, t: str) -> str:
         return f"x {'+' if fn == 'sum' else '*'}= h;"
     sign = "<" if fn == "min" else ">"
     return f"if (h {sign} x || h != h) x = h;"
-
-
-def _size_names(index: Index) -> Iterator[str]:
-    return iter(sorted(a.name for a in deep_atoms(index) if isinstance(a, Size)))

@@ -1,0 +1,145 @@
+"""An `Executable` for the CPU: C, one library per lane count, and the driver that launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.codegen.c.kernel import KernelText, kernel_text
+from lowtide.codegen.c.module import module_text, without_names
+from lowtide.codegen.c.steps import run_on_host
+from lowtide.codegen.driver import driver_text, small_shape
+from lowtide.codegen.executable import Executable, Fusion
+from lowtide.codegen.stepwise import StepRun
+from lowtide.runtime import arena, cache, launch, toolchain
+from lowtide.runtime.choice import Choice
+from lowtide.tile.arrange import Arrangement
+from lowtide.tile.group import Group
+from lowtide.tile.ir import Kernel
+from lowtide.tile.matmul import as_matmul
+from lowtide.tile.plan import plan
+from lowtide.tile.schedule import schedule
+from lowtide.tile.target import target_for
+
+_small_scratch = arena.SmallScratch()
+
+
+class HostExecutable(Executable):
+    """See `Executable`."""
+
+    language = "C"
+
+    def __init__(
+        self,
+        fusion: Fusion,
+        symbols: Sequence[str],
+        scalars: Sequence[str],
+        hints: Mapping[str, int],
+        moving: Iterable[str] = (),
+        updated: Mapping[str, str] | None = None,
+    ) -> None:
+        vector_bytes = toolchain.target().vector_bytes
+        self.target = target_for(vector_bytes, torch.get_num_threads())
+        super().__init__(fusion, symbols, scalars, hints, moving)
+        self.texts: list[KernelText] = [
+            kernel_text(p, self.memory_dtypes, self.strides, self.is_step, updated)
+            for p in self.plans
+        ]
+        self.source = self._source(vector_bytes)
+        self.products = {
+            p.name: m
+            for p, g in zip(self.plans, self.groups, strict=True)
+            if not moving and (m := as_matmul(g.defs, self.strides)) is not None
+        }
+        self.choices = {name: Choice(("kernel", "torch.matmul")) for name in self.products}
+        self.driver = driver_text(
+            self.normal,
+            self.shaped,
+            list(self.program.inputs),
+            self.symbols,
+            self.scalars,
+            self.texts,
+            self.plans,
+            self.products,
+        )
+        self._kernels: dict[str, launch.Kernel] = {}
+
+    def threads(self) -> int:
+        """See the base class."""
+        return torch.get_num_threads()
+
+    def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
+        stores = [n for n in g.defs if n in self.stored]
+        n, target = self.normal, self.target
+        arrangement = Arrangement(
+            g, stores, n.inputs, n.defs, hints, target, name, bool(self.moving)
+        )
+        return schedule(plan(arrangement, self.moving), hints, target, self.strides)
+
+    def _source(self, vector_bytes: int) -> str:
+        """One C file per lane count, joined: each is compiled by itself."""
+        return "\n".join(self._sources(vector_bytes).values())
+
+    def _sources(self, vector_bytes: int) -> dict[int, str]:
+        by_lanes: dict[int, list[KernelText]] = {}
+        for p, text in zip(self.plans, self.texts, strict=True):
+            by_lanes.setdefault(p.lanes, []).append(text)
+        return {n: module_text(ts, n, vector_bytes) for n, ts in by_lanes.items()}
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype, beside: Mapping[str, Tensor]
+    ) -> Tensor:
+        """See the base class."""
+        return arena.empty(shape, dtype)
+
+    def run_steps(self, run: StepRun, trips: int, reverse: bool) -> None:
+        """See the base class."""
+        run_on_host(run, self.bound(), self.texts, self.plans, trips, reverse)
+
+    def scope(self) -> dict[str, Any]:
+        """See the base class."""
+        scope: dict[str, Any] = {
+            "empty": arena.empty,
+            "scratch": arena.scratch,
+            "small_scratch": _small_scratch,
+            "threads_now": torch.get_num_threads,
+            "pool": launch.parallel_for_address(),
+            "torch": torch,
+            "matmul": torch.matmul,
+            "empty_like": torch.empty_like,
+        }
+        for name, d in self.shaped.items():
+            shape = small_shape(d)
+            if shape is not None:
+                scope[f"like_{name}"] = torch.empty(shape, dtype=d.dtype.torch)
+        for name, choice in self.choices.items():
+            scope[f"choice_{name}"] = choice
+        for name, kernel in self.bound().items():
+            scope[f"run_{name}"] = kernel.function
+            scope[f"pack_{name}"] = kernel.pack
+        return scope
+
+    def bound(self) -> dict[str, launch.Kernel]:
+        """The compiled kernels, in the order in which they run."""
+        with self._lock:
+            self._kernels = self._kernels or self._bound()
+        return self._kernels
+
+    def _bound(self) -> dict[str, launch.Kernel]:
+        found: dict[str, launch.Kernel] = {}
+        for lanes, source in self._sources(self.target.vector_bytes).items():
+            library = cache.load_library(without_names(source), "kernels")
+            for p, t in zip(self.plans, self.texts, strict=True):
+                if p.lanes == lanes:
+                    fmt = "P" * (1 + len(t.tensors)) + "q" * len(t.sizes) + "d" * len(t.numbers)
+                    found[t.name] = launch.bind(library, t.name, fmt)
+        return {p.name: found[p.name] for p in self.plans}
+
+    def _remark(self, name: str) -> str:
+        if name not in self.choices:
+            return ""
+        found = sorted(set(self.choices[name].measured().values()))
+        return "; or torch.matmul, by measurement" + (f" (now {', '.join(found)})" if found else "")

@@ -1,0 +1,65 @@
+"""Index polynomials as text: what C and Triton print alike.
+
+In: an `Index`, the sign of a division, and how its axes, sizes and gathered values are called.
+Out: text. Always: division rounds down also for negative numerators, as in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    Clamp,
+    FloorDiv,
+    Gather,
+    Index,
+    Mod,
+    Size,
+    deep_atoms,
+    nonnegative,
+)
+
+
+def index_text(
+    index: Index,
+    divide: str,
+    coordinate: Callable[[Axis], str] | None = None,
+    gathered: Callable[[Gather], str] | None = None,
+) -> str:
+    """The polynomial as text; sizes are variables `z_name`, `lt_floordiv`, `lt_mod` and `lt_clamp`
+    functions of the language."""
+
+    def atom_text(atom: Atom) -> str:
+        if isinstance(atom, Size):
+            return f"z_{atom.name}"
+        if isinstance(atom, Axis):
+            assert coordinate is not None
+            return coordinate(atom)
+        if isinstance(atom, Gather):
+            assert gathered is not None
+            return gathered(atom)
+        if isinstance(atom, Clamp):
+            return f"lt_clamp({whole(atom.num)}, {whole(atom.extent)})"
+        assert isinstance(atom, FloorDiv | Mod)
+        num, den = whole(atom.num), whole(atom.den)
+        if nonnegative(atom.num):
+            return f"(({num}) {divide if isinstance(atom, FloorDiv) else '%'} ({den}))"
+        return f"lt_{'floordiv' if isinstance(atom, FloorDiv) else 'mod'}({num}, {den})"
+
+    def whole(i: Index) -> str:
+        parts: list[str] = []
+        for monomial, factor in i.terms:
+            factors = [atom_text(a) for a in monomial]
+            if factor != 1 or not factors:
+                factors.insert(0, str(factor))
+            parts.append(" * ".join(factors))
+        return " + ".join(parts) or "0"
+
+    return whole(index)
+
+
+def size_names(index: Index) -> list[str]:
+    """The sizes that a polynomial is made of."""
+    return sorted(a.name for a in deep_atoms(index) if isinstance(a, Size))

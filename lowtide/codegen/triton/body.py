@@ -1,0 +1,264 @@
+"""The inside of a nest as Triton: each value once, as a block of the nest's dims.
+
+In:  a nest and the kernel's `Blocks`. Out: lines of text.
+
+    nest (i, j)  d = sub(x[i], y[j])         r1 = tl.load(p_x + x_i[:, None], mask=m_i[:, None])
+                 acc = min[j](mul(d, d))     r2 = tl.load(p_y + x_j[None, :], mask=m_j[None, :])
+                                             r3 = (r1 - r2)
+                                             r5 = tl.where(m_j[None, :], r4, inf)
+                                             w_acc = tl.minimum(w_acc, r5)
+
+An accumulator keeps the dims that it is reduced over as long as their sweep goes on (`w_…`), each
+place adding up its own; when it is over they are folded (`s_…`). What is read in between, or is a
+product of blocks, is folded at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowtide.codegen.indexing import index_text
+from lowtide.codegen.triton import pointwise as pw
+from lowtide.codegen.triton.blocks import Blocks, Dims
+from lowtide.texpr.algebra import identity
+from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Load, Scalar, Select
+from lowtide.texpr.index import Axis, Gather, Index
+from lowtide.tile.blocks import LEAST_PRODUCT, BlockProduct, as_product
+from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
+from lowtide.tile.items import ARG, address, place_in
+
+_FOLD = {
+    "sum": "lt_sum({0}, {1})", "prod": "lt_prod({0}, {1})", "max": "lt_max({0}, {1})",
+    "min": "lt_min({0}, {1})", "any": "lt_any({0}, {1})", "all": "lt_all({0}, {1})",
+}  # fmt: skip
+_JOIN = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wide:
+    """An accumulator's block: its own dims, and those that it is still to be folded over."""
+
+    buffer: Buffer
+    dims: Dims
+    kept: Dims
+
+
+class Body:
+    """Prints one nest."""
+
+    def __init__(
+        self, nest: Nest, blocks: Blocks, wide: dict[str, Wide], serial: list[int]
+    ) -> None:
+        self.nest = nest
+        self.blocks = blocks
+        self.wide = wide  # accumulators by name
+        self.serial = serial
+        self.lines: list[str] = []
+        self.known: dict[tuple[Expr, Dims], str] = {}
+        self.written = {id(w.buffer) for w in nest.writes if isinstance(w, Stage)}
+
+    def text(self) -> list[str]:
+        """The lines of the nest."""
+        for w in self.nest.writes:
+            if isinstance(w, Accumulate):
+                self._accumulate(w)
+            elif isinstance(w, Stage):
+                self._stage(w)
+            else:
+                self._store(w)
+        return self.lines
+
+    # -- values --
+
+    def value(self, e: Expr, dims: Dims) -> str:
+        """The name of a value as a block among dims; of size 1 along those that it has not."""
+        found = self.known.get((e, dims))
+        if found is None:
+            buffer = self.nest.reads.get(e)
+            if buffer is not None and id(buffer) not in self.written:
+                text = self._held(buffer, dims)
+            else:
+                text = self._text(e, dims)
+            found = self.known[e, dims] = self._named(text)
+        return found
+
+    def _named(self, text: str) -> str:
+        self.serial[0] += 1
+        name = f"r{self.serial[0]}"
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def _text(self, e: Expr, dims: Dims) -> str:
+        if isinstance(e, Const):
+            return pw.constant(e.value, e.dtype)
+        if isinstance(e, Load):
+            return self._load(e, dims)
+        if isinstance(e, At):
+            return f"lt_wide({self._index(e.index, dims)}, tl.int64)"
+        if isinstance(e, Scalar):
+            return f"lt_wide(v_{e.name}, {pw.type_of(e.dtype)})"
+        if isinstance(e, Cast):
+            return pw.cast(e.arg.dtype, e.dtype, self.value(e.arg, dims))
+        if isinstance(e, Select):
+            return f"tl.where({', '.join(self.value(c, dims) for c in (e.cond, e.yes, e.no))})"
+        assert isinstance(e, Apply)
+        return pw.call(e.fn, e.args[0].dtype, [self.value(a, dims) for a in e.args])
+
+    def _index(self, index: Index, dims: Dims) -> str:
+        def coordinate(a: Axis) -> str:
+            return self.blocks.coordinate(a, dims)
+
+        def gathered(g: Gather) -> str:
+            return self.value(g.expr, dims)
+
+        return index_text(index, "//", coordinate, gathered)
+
+    def _load(self, e: Load, dims: Dims) -> str:
+        buffer = self.blocks.values.get(e.source)
+        if buffer is not None:
+            return self._held(buffer, dims)
+        dtype = self.blocks.memory[e.source]
+        place = self._index(address(e, self.blocks.strides), dims)
+        mask = self.blocks.mask(tuple(e.free), dims)
+        masked = f", mask={mask}, other=0" if mask else ""
+        text = f"tl.load(p_{e.source} + ({place}){masked})"
+        if dtype.name == "bool":
+            return f"({text} != 0)"
+        held = pw.type_of(dtype)
+        return text if held == pw.TYPES[dtype.name] else f"{text}.to({held})"
+
+    def _held(self, buffer: Buffer, dims: Dims) -> str:
+        return self.blocks.arranged(f"s_{buffer.name}", self.blocks.dims(buffer.axes), dims)
+
+    def _full(self, name: str, dims: Dims) -> str:
+        """The block with all its points."""
+        return f"tl.broadcast_to({name}, {self.blocks.shape(dims)})" if dims else name
+
+    # -- writes --
+
+    def _stage(self, w: Stage) -> None:
+        dims = self.blocks.dims(w.buffer.axes)
+        value = self._full(self.value(w.expr, dims), dims)
+        self.lines.append(f"s_{w.buffer.name} = {value}.to({pw.type_of(w.buffer.dtype)})")
+
+    def _store(self, w: Store) -> None:
+        dims = self.blocks.dims(self.nest.axes)
+        dtype = self.blocks.memory[w.target]
+        place = self._index(place_in(w.index, self.blocks.strides[w.target]), dims)
+        mask = self.blocks.mask(self.nest.axes, dims)
+        masked = f", mask={mask}" if mask else ""
+        value = f"{self.value(w.expr, dims)}.to({pw.TYPES[dtype.name]})"
+        self.lines.append(f"tl.store(p_{w.target} + ({place}), {self._full(value, dims)}{masked})")
+
+    # -- reductions --
+
+    def _accumulate(self, w: Accumulate) -> None:
+        wide = self.wide[w.buffer.name]
+        if (product := product_of(w, self.blocks)) is not None:
+            self._product(w.buffer, product)
+        elif wide.dims != wide.kept:
+            self._add_up(w, "w_", wide.dims)
+        elif inner := self.blocks.dims(w.over):
+            self._fold_in(w, self.blocks.dims((*wide.kept, *inner)), wide.kept)
+        else:
+            self._add_up(w, "s_", wide.kept)
+
+    def _add_up(self, w: Accumulate, head: str, dims: Dims) -> None:
+        """Each place of the accumulator's block takes in its own value."""
+        name, e = f"{head}{w.buffer.name}", w.expr
+        is_sum = w.fn == "sum" and e.dtype.is_float and isinstance(e, Apply) and e.fn == "mul"
+        if is_sum and not self.blocks.mask(w.over, dims):
+            x, y = (self.value(a, dims) for a in e.children)
+            self.lines.append(f"{name} = lt_fma({x}, {y}, {name})")
+        elif w.fn in ARG:
+            self._better(w, head, self._masked(w, dims), self._place(w, dims))
+        else:
+            value = self._masked(w, dims)
+            self.lines.append(f"{name} = {pw.call(_JOIN[w.fn], w.buffer.dtype, [name, value])}")
+
+    def _fold_in(self, w: Accumulate, dims: Dims, kept: Dims) -> None:
+        """The block is folded at once, and joins what there is."""
+        value = self._full(self._masked(w, dims), dims)
+        over = [k for k, a in reversed([*enumerate(dims)]) if a not in kept]
+        if w.fn in ARG:
+            at = self._full(self._place(w, dims), dims)
+            for k in over:
+                best = self._named(f"lt_best({value}, {k}, {w.fn == 'argmin'})")
+                at = self._named(f"lt_where_best({value}, {best}, {at}, {k})")
+                value = best
+            self._better(w, "s_", value, at)
+            return
+        for k in over:
+            value = self._named(_FOLD[w.fn].format(value, k))
+        name = f"s_{w.buffer.name}"
+        self.lines.append(f"{name} = {pw.call(_JOIN[w.fn], w.buffer.dtype, [name, value])}")
+
+    def _masked(self, w: Accumulate, dims: Dims) -> str:
+        """What is added up: neutral where a block reaches past the end of what is reduced over."""
+        value, mask = self.value(w.expr, dims), self.blocks.mask(w.over, dims)
+        if not mask:
+            return value
+        fn = {"argmin": "min", "argmax": "max"}.get(w.fn, w.fn)
+        neutral = pw.constant(identity(fn, w.expr.dtype), w.expr.dtype)
+        return self._named(f"tl.where({mask}, {value}, {neutral})")
+
+    def _better(self, w: Accumulate, head: str, value: str, at: str) -> None:
+        """Keeps the best that was seen, and where: the first of equals."""
+        assert w.buffer.twin is not None
+        place, best = f"{head}{w.buffer.name}", f"{head}{w.buffer.twin.name}"
+        test = self._named(f"lt_better({value}, {best}, {w.fn == 'argmin'})")
+        self.lines.append(f"{best} = tl.where({test}, {value}, {best})")
+        self.lines.append(f"{place} = tl.where({test}, {at}, {place})")
+
+    def _place(self, w: Accumulate, dims: Dims) -> str:
+        (axis,) = w.over
+        return f"lt_wide({self.blocks.coordinate(axis, dims)}, tl.int64)"
+
+    # -- products of blocks --
+
+    def _product(self, buffer: Buffer, product: BlockProduct) -> None:
+        left = self._side(product.left, (product.rows, product.over), product.over)
+        right = self._side(product.right, (product.over, product.columns), product.over)
+        name = f"s_{buffer.name}"
+        self.lines.append(f"{name} = lt_dot({left}, {right}, {name}, PRECISION)")
+
+    def _side(self, parts: Sequence[Expr], dims: Dims, over: Axis) -> str:
+        names = [self.value(e, dims) for e in parts]
+        text = " * ".join(names)
+        dtype = parts[0].dtype
+        mask = self.blocks.mask((over,), dims)
+        is_plain = len(parts) == 1 and isinstance(parts[0], Load)
+        if mask and not (is_plain and over in parts[0].free):
+            text = f"tl.where({mask}, {text}, 0)"
+        full = self._full(self._named(text), dims)
+        return f"{full}.to({pw.TYPES[dtype.name]})"
+
+
+def product_of(w: Accumulate, blocks: Blocks) -> BlockProduct | None:
+    """The product of blocks that an accumulation is, if it is one."""
+    kept, over = blocks.dims(w.buffer.axes), blocks.dims(w.over)
+    points = (blocks.points[a] for a in (*kept, *over))
+    if any(n.isdigit() and int(n) < LEAST_PRODUCT for n in points):
+        return None
+    return as_product(w.fn, w.expr, kept, over)
+
+
+def fold_lines(wide: Wide, blocks: Blocks) -> list[str]:
+    """The folds of an accumulator whose sweeps are over."""
+    b, dims = wide.buffer, list(wide.dims)
+    source = f"w_{b.name}"
+    lines: list[str] = []
+    twin = b.twin
+    best = f"w_{twin.name}" if twin is not None else ""
+    for a in reversed([a for a in dims if a not in wide.kept]):
+        k = dims.index(a)
+        dims.remove(a)
+        if twin is not None:
+            lines.append(f"s_{twin.name} = lt_best({best}, {k}, {b.fn == 'argmin'})")
+            lines.append(f"s_{b.name} = lt_where_best({best}, s_{twin.name}, {source}, {k})")
+            best = f"s_{twin.name}"
+        else:
+            lines.append(f"s_{b.name} = {_FOLD[b.fn].format(source, k)}")
+        source = f"s_{b.name}"
+    return lines

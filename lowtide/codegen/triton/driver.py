@@ -1,0 +1,54 @@
+"""The driver of a program on a GPU: Python source that allocates and launches, nothing else.
+
+def run(tensors, sizes, numbers):
+    x, y, = tensors
+    N, M, = sizes
+    t3 = empty((N, M), dtype=torch.float32, device=x.device)
+    launch_k0(programs, x, y, t3, N, M, W_c=power(C))
+    return [t3]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lowtide.codegen.triton.kernel import BlockText
+from lowtide.texpr.expr import Def, Program
+from lowtide.tile.ir import Kernel
+
+
+def driver_text(
+    program: Program,
+    shaped: Mapping[str, Def],
+    inputs: Sequence[str],
+    symbols: Sequence[str],
+    scalars: Sequence[str],
+    texts: Sequence[BlockText],
+    kernels: Sequence[Kernel],
+) -> str:
+    """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`. `shaped`: each definition
+    with the dims that its tensor has."""
+    lines = ["def run(tensors, sizes, numbers):"]
+    for names, source in ((inputs, "tensors"), (symbols, "sizes"), (scalars, "numbers")):
+        if names:
+            lines.append(f"    {', '.join(names)}, = {source}")
+    lines.append(f"    device = {inputs[0]}.device" if inputs else "    device = None")
+    for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
+        for name in kernel.outputs:
+            d = shaped[name]
+            shape = "".join(f"{size}, " for size in d.shape)
+            kind = f"dtype={d.dtype.torch}, device=device"
+            lines.append(f"    {name} = empty(({shape}), {kind})")
+        given = [*text.tensors, *text.sizes, *text.numbers]
+        given += [f"{w}=power({extent})" for w, extent in text.widths.items()]
+        lines.append(f"    launch_{text.name}({', '.join([str(text.programs), *given])})")
+        dead = [n for n in text.tensors if n in program.defs and _dies(n, k, texts, program)]
+        if dead:
+            lines.append(f"    del {', '.join(dead)}")
+    lines.append(f"    return [{', '.join([*program.outputs, *program.checks])}]")
+    return "\n".join(lines) + "\n"
+
+
+def _dies(name: str, k: int, texts: Sequence[BlockText], program: Program) -> bool:
+    kept = name in program.outputs or name in program.checks
+    return not kept and not any(name in t.tensors for t in texts[k + 1 :])

@@ -1,0 +1,278 @@
+"""A `Kernel` of blocks as a Triton function: a program for each tile of its grid.
+
+In:  a planned kernel and what lies in memory. Out: a `BlockText`: the function, and what it takes.
+
+    @jit
+    def k0(p_x, p_out, z_N, INDEX: tl.constexpr, PRECISION: tl.constexpr):
+        rest = lt_wide(tl.program_id(0), INDEX)
+        b_i = rest * 64
+        x_i = b_i + tl.arange(0, 64)
+        m_i = x_i < z_N
+        ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from lowtide.codegen.indexing import index_text, size_names
+from lowtide.codegen.triton.blocks import Blocks
+from lowtide.codegen.triton.body import Body, Wide, fold_lines, product_of
+from lowtide.codegen.triton.pointwise import literal, type_of
+from lowtide.ir.dtypes import DType
+from lowtide.texpr import expr as ex
+from lowtide.texpr.index import Axis, Index, as_index, floordiv, product
+from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Store, Sweep
+from lowtide.tile.items import address
+
+INDEX, PRECISION = "INDEX", "PRECISION"  # constants of a launch: the index type, that of products
+MANY_POINTS = 4096  # a program with blocks of so many points has eight warps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockText:
+    """What a launch hands over, in order: `tensors`, `sizes`, `numbers`, then by name `widths`: of
+    axes that a program holds in full, the points. `programs`: how many there are; `wide`: places
+    are counted in 64 bits, whatever the tensors are."""
+
+    name: str
+    text: str
+    tensors: list[str]
+    sizes: list[str]
+    numbers: list[str]
+    widths: dict[str, Index]
+    programs: Index
+    warps: int
+    wide: bool
+
+    @property
+    def thread_bytes(self) -> Index:
+        """A program has registers only."""
+        return as_index(0)
+
+
+def block_text(
+    kernel: Kernel, memory: Mapping[str, DType], strides: Mapping[str, tuple[Index, ...]]
+) -> BlockText:
+    """Print one kernel. `memory` and `strides` cover the tensors that it reads and writes."""
+    return _Printer(kernel, memory, strides).text()
+
+
+class _Printer:
+    def __init__(
+        self,
+        kernel: Kernel,
+        memory: Mapping[str, DType],
+        strides: Mapping[str, tuple[Index, ...]],
+    ) -> None:
+        self.kernel = kernel
+        self.tiles = dict(kernel.tiles())
+        self.widths: dict[str, Index] = {}
+        self.blocks = Blocks(
+            points={}, exact=frozenset(), strides=strides, memory=memory, values=kernel.values
+        )
+        self.blocks.points = self._points()
+        self.blocks.exact = frozenset(a for a in self.blocks.points if self._is_exact(a))
+        self.wide = {w.buffer.name: w for w in self._accumulators()}
+        self.serial = [0]
+        self.open: list[Axis] = []
+        self.waiting: dict[str, frozenset[Axis]] = {}  # accumulators, and the sweeps they wait for
+
+    def _axes(self) -> list[Axis]:
+        """All axes, those of the grid first, then kept ones before those that are swept."""
+        nests = list(self.kernel.nests())
+        kept = [a for b in self.kernel.buffers for a in b.axes if a in b.whole]
+        swept = [a for n in nests for a in n.axes]
+        return list(dict.fromkeys([*(t.axis for t in self.kernel.grid), *kept, *swept]))
+
+    def _points(self) -> dict[Axis, str]:
+        found: dict[Axis, str] = {}
+        for a in self._axes():
+            tile = self.tiles.get(a)
+            if tile is None and a.extent.const is not None:
+                tile = 1 << max(a.extent.const - 1, 0).bit_length()
+                found[a] = str(tile)
+            elif tile is None:
+                width = f"W_{self.blocks.axis(a)}"
+                self.widths[width] = a.extent
+                found[a] = width
+            elif tile > 1:
+                found[a] = str(tile)
+        return found
+
+    def _is_exact(self, a: Axis) -> bool:
+        points, extent = self.blocks.points[a], a.extent.const
+        return extent is not None and points.isdigit() and extent % int(points) == 0
+
+    def _accumulators(self) -> Iterator[Wide]:
+        """How each accumulator is held while it goes on."""
+        nests = list(self.kernel.nests())
+        changed = {w.buffer.name for n in nests for w in n.writes if isinstance(w, Stage)}
+        for w in (w for n in nests for w in n.writes if isinstance(w, Accumulate)):
+            b = w.buffer
+            kept = self.blocks.dims(b.axes)
+            running = b.name in changed or f"{b.name}_old" in self.kernel.values
+            at_once = running or product_of(w, self.blocks) is not None
+            over = () if at_once else self.blocks.dims(w.over)
+            yield Wide(buffer=b, dims=self.blocks.dims((*b.axes, *over)), kept=kept)
+
+    # -- text --
+
+    def text(self) -> BlockText:
+        body = [*self._grid(), *self._held(), *self._body(self.kernel.body)]
+        for nest in self.kernel.epilogue:
+            body += self._nest(nest)
+        tensors, numbers = (
+            self._tensors(),
+            sorted({n.name for n in self._nodes() if isinstance(n, ex.Scalar)}),
+        )
+        programs = self._programs()
+        sizes = sorted({n for i in (programs, *self._indices()) for n in size_names(i)})
+        parameters = [
+            *(f"p_{n}" for n in tensors),
+            *(f"z_{n}" for n in sizes),
+            *(f'v_{n}: "fp64"' for n in numbers),
+            *(f"{w}: tl.constexpr" for w in (*self.widths, INDEX, PRECISION)),
+        ]
+        lines = [
+            "@jit",
+            f"def {self.kernel.name}({', '.join(parameters)}):",
+            *(f"    z_{n} = lt_wide(z_{n}, {INDEX})" for n in sizes),
+            *("    " + line for line in body),
+        ]
+        return BlockText(
+            name=self.kernel.name,
+            text="\n".join(lines) + "\n",
+            tensors=tensors,
+            sizes=sizes,
+            numbers=numbers,
+            widths=self.widths,
+            programs=programs,
+            warps=8 if self._most_points() >= MANY_POINTS else 4,
+            wide=any(_is_product(node.index) for node in self._nodes() if isinstance(node, ex.At)),
+        )
+
+    def _most_points(self) -> int:
+        most = 1
+        for nest in self.kernel.nests():
+            points = 1
+            for a in nest.axes:
+                text = self.blocks.points.get(a, "1")
+                points *= int(text) if text.isdigit() else 64
+            most = max(most, points)
+        return most
+
+    def _programs(self) -> Index:
+        return product(
+            floordiv(t.axis.extent + (t.tile or 1) - 1, t.tile or 1) for t in self.kernel.grid
+        )
+
+    def _grid(self) -> Iterator[str]:
+        yield f"rest = lt_wide(tl.program_id(0), {INDEX})"
+        for k, t in reversed(list(enumerate(self.kernel.grid))):
+            tile = t.tile or 1
+            count = index_text(floordiv(t.axis.extent + tile - 1, tile), "//")
+            last = "rest" if k == 0 else f"(rest % ({count}))"
+            yield from self._along(t.axis, f"{last} * {tile}" if tile > 1 else last)
+            if k:
+                yield f"rest = rest // ({count})"
+
+    def _held(self) -> Iterator[str]:
+        """The axes that a program holds in full."""
+        for a in self.blocks.points:
+            if self.tiles.get(a) is None:
+                yield from self._along(a, "0")
+
+    def _along(self, a: Axis, begin: str) -> Iterator[str]:
+        """The coordinates of a tile that begins there, and which of them are within the axis."""
+        name = self.blocks.axis(a)
+        if a not in self.blocks.points:
+            yield f"x_{name} = lt_wide({begin}, {INDEX})"
+            return
+        yield f"x_{name} = lt_wide({begin} + tl.arange(0, {self.blocks.points[a]}), {INDEX})"
+        if a not in self.blocks.exact:
+            yield f"m_{name} = x_{name} < {index_text(a.extent, '//')}"
+
+    def _body(self, body: list[Stmt]) -> Iterator[str]:
+        for stmt in body:
+            if isinstance(stmt, Nest):
+                yield from self._nest(stmt)
+            elif isinstance(stmt, Fill):
+                yield self._fill(stmt)
+            else:
+                yield from self._sweep(stmt)
+            yield from self._folds()
+
+    def _sweep(self, stmt: Sweep) -> Iterator[str]:
+        a, name = stmt.axis, self.blocks.axis(stmt.axis)
+        step = f", {stmt.tile}" if stmt.tile > 1 else ""
+        yield f"for b_{name} in range(0, {index_text(a.extent, '//')}{step}):"
+        self.open.append(a)
+        inner = [*self._along(a, f"b_{name}"), *self._body(stmt.body)]
+        self.open.pop()
+        yield from ("    " + line for line in inner)
+
+    def _nest(self, nest: Nest) -> list[str]:
+        for w in nest.writes:
+            if isinstance(w, Accumulate) and w.buffer.name in self.wide:
+                wide = self.wide[w.buffer.name]
+                if wide.dims != wide.kept:
+                    self.waiting[wide.buffer.name] = frozenset(w.over).intersection(self.open)
+        return Body(nest, self.blocks, self.wide, self.serial).text()
+
+    def _folds(self) -> Iterator[str]:
+        """Accumulators whose sweeps are over."""
+        for name, over in list(self.waiting.items()):
+            if over.isdisjoint(self.open):
+                del self.waiting[name]
+                yield from fold_lines(self.wide[name], self.blocks)
+
+    def _fill(self, stmt: Fill) -> str:
+        b = stmt.buffer
+        wide = self._wide_of(b)
+        head = "w" if wide.dims != wide.kept else "s"
+        shape, value = self.blocks.shape(wide.dims), literal(stmt.value, b.dtype)
+        return f"{head}_{b.name} = tl.full({shape}, {value}, {type_of(b.dtype)})"
+
+    def _wide_of(self, b: Buffer) -> Wide:
+        if b.name in self.wide:
+            return self.wide[b.name]
+        return next(w for w in self.wide.values() if w.buffer.twin is b)
+
+    # -- what it takes --
+
+    def _tensors(self) -> list[str]:
+        known = {*self.kernel.values, *self.kernel.outputs}
+        read = [
+            load.source
+            for nest in self.kernel.nests()
+            for w in nest.writes
+            for load in ex.loads(w.expr)
+            if load.source not in known
+        ]
+        return [*dict.fromkeys(read), *self.kernel.outputs]
+
+    def _nodes(self) -> Iterator[ex.Expr]:
+        for nest in self.kernel.nests():
+            for w in nest.writes:
+                yield from ex.walk(w.expr)
+
+    def _indices(self) -> Iterator[Index]:
+        """Every polynomial that the text prints."""
+        yield from (a.extent for a in self._axes())
+        for nest in self.kernel.nests():
+            yield from (a.extent for a in nest.axes)
+            for w in nest.writes:
+                for node in ex.walk(w.expr):
+                    yield from ex.indices(node)
+                    if isinstance(node, ex.Load) and node.source not in self.kernel.values:
+                        yield address(node, self.blocks.strides)
+                if isinstance(w, Store):
+                    yield from self.blocks.strides[w.target]
+                    yield from w.index
+
+
+def _is_product(index: Index) -> bool:
+    """May the index be larger than the tensors are?"""
+    return any(len(monomial) > 1 for monomial, _ in index.terms)

@@ -1,0 +1,182 @@
+"""Kernels of blocks as one Python module: imports, what Triton lacks, the functions.
+
+In: `BlockText`s. Out: the source of a module, whose functions are Triton's where `jit` is.
+`jit` and `lib` come from `runtime/blocks`: compiled for a GPU, or interpreted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lowtide.codegen.triton.kernel import BlockText
+
+PRELUDE = """\
+import triton.language as tl
+
+
+@jit
+def lt_wide(x, dtype: tl.constexpr):
+    return tl.full((), 0, dtype) + tl.cast(x, dtype)
+
+
+@jit
+def lt_like(x, y):
+    return tl.full((), x, y.dtype)
+
+
+@jit
+def lt_floordiv(a, b):
+    q = a // b
+    return q - (q * b > a)
+
+
+@jit
+def lt_mod(a, b):
+    return a - lt_floordiv(a, b) * b
+
+
+@jit
+def lt_clamp(a, n):
+    return tl.maximum(tl.minimum(a, n - 1), 0)
+
+
+@jit
+def lt_mod_any(a, b):
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@jit
+def lt_floordiv_any(a, b):
+    q = a // b
+    return tl.where((a - q * b != 0) & ((a < 0) != (b < 0)), q - 1, q)
+
+
+@jit
+def lt_trunc_divide(a, b):
+    return a // b
+
+
+@jit
+def lt_power(a, b):
+    found = a * 0 + 1
+    for _ in tl.static_range(0, 63):
+        found = tl.where((b & 1) != 0, found * a, found)
+        a = a * a
+        b = b >> 1
+    return found
+
+
+@jit
+def lt_fma(x, y, z):
+    x, y = tl.broadcast(x, y)
+    x, z = tl.broadcast(x, z)
+    y, z = tl.broadcast(y, z)
+    return tl.fma(x, y, z)
+
+
+@jit
+def lt_sigmoid(x):
+    one = lt_like(1, x)
+    return one / (one + lib.exp(-x))
+
+
+@jit
+def lt_remainder(a, b):
+    r = lib.fmod(a, b)
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@jit
+def lt_floor_divide(a, b):
+    r = lib.fmod(a, b)
+    q = (a - r) / b
+    q = tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
+    whole = lib.floor(q)
+    whole = tl.where(q - whole > 0.5, whole + 1, whole)
+    whole = tl.where(q == 0, lib.copysign(q, a / b), whole)
+    return tl.where(b == 0, a / b, whole)
+
+
+@jit
+def lt_dot(a, b, c, precision: tl.constexpr):
+    return tl.dot(a, b, c, input_precision=precision, out_dtype=c.dtype)
+
+
+@jit
+def lt_times(a, b):
+    return a * b
+
+
+@jit
+def lt_sum(x, axis: tl.constexpr):
+    return tl.sum(x, axis)
+
+
+@jit
+def lt_prod(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, lt_times)
+
+
+@jit
+def lt_greatest(x, axis: tl.constexpr):
+    return tl.max(x, axis)
+
+
+@jit
+def lt_least(x, axis: tl.constexpr):
+    return tl.min(x, axis)
+
+
+@jit
+def lt_max(x, axis: tl.constexpr):
+    found = lt_greatest(x, axis)
+    if x.dtype.is_floating():
+        nan = lt_greatest((x != x).to(tl.int32), axis) != 0
+        found = tl.where(nan, lt_like(float("nan"), x), found)
+    return found
+
+
+@jit
+def lt_min(x, axis: tl.constexpr):
+    found = lt_least(x, axis)
+    if x.dtype.is_floating():
+        nan = lt_greatest((x != x).to(tl.int32), axis) != 0
+        found = tl.where(nan, lt_like(float("nan"), x), found)
+    return found
+
+
+@jit
+def lt_any(x, axis: tl.constexpr):
+    return lt_greatest(x.to(tl.int32), axis) != 0
+
+
+@jit
+def lt_all(x, axis: tl.constexpr):
+    return lt_least(x.to(tl.int32), axis) != 0
+
+
+@jit
+def lt_better(x, best, least: tl.constexpr):
+    found = (x < best) if least else (x > best)
+    if x.dtype.is_floating():
+        found = found | ((x != x) & (best == best))
+    return found
+
+
+@jit
+def lt_best(x, axis: tl.constexpr, least: tl.constexpr):
+    return lt_min(x, axis) if least else lt_max(x, axis)
+
+
+@jit
+def lt_where_best(x, best, at, axis: tl.constexpr):
+    best = tl.expand_dims(best, axis)
+    hit = (x == best) | ((x != x) & (best != best))
+    return lt_least(tl.where(hit, at, 0x7FFFFFFFFFFFFFFF), axis)
+"""
+
+
+def module_text(texts: Iterable[BlockText]) -> str:
+    """The source of a module with these kernels."""
+    return "\n\n".join([PRELUDE, *(t.text for t in texts)])

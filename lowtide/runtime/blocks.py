@@ -1,0 +1,160 @@
+"""Kernels of blocks, ready to be launched: by Triton on a GPU, or by its interpreter on the CPU.
+
+In:  the source of a module (`codegen/triton/module`), the name of a function in it.
+Out: a `BlockKernel`, called with the number of programs, then what the function takes.
+
+Triton itself is imported here only, and when the first kernel is made. The interpreter has no
+libdevice: PyTorch's functions stand in for it there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.errors import BackendError
+
+LARGE_BYTES = 1 << 31  # of a tensor: then places are counted in 64 bits
+_NAMES = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "rsqrt", "sqrt", "sin", "cos", "tan",
+    "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
+    "erfc", "pow", "floor", "ceil", "trunc", "copysign", "fmod",
+)  # fmt: skip
+_OTHER_NAMES = {"rint": torch.round}
+
+
+def power(n: int) -> int:
+    """The least power of two that is not less; 16 at least, as products of blocks take no less."""
+    return max(1 << max(n - 1, 0).bit_length(), 16)
+
+
+def is_installed() -> bool:
+    """Whether Triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def load(source: str, interpreted: bool) -> dict[str, Any]:
+    """The functions of a module, by name. Raises BackendError without Triton."""
+    if not is_installed():
+        raise BackendError(
+            "kernels for GPUs need Triton, which comes with PyTorch's CUDA builds: "
+            "pip install triton, or run without lowtide on this device"
+        )
+    return _loaded(source, interpreted)
+
+
+@functools.lru_cache(maxsize=1024)
+def _loaded(source: str, interpreted: bool) -> dict[str, Any]:
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    filename = f"<lowtide blocks {digest}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    scope: dict[str, Any] = {"__name__": f"lowtide_blocks_{digest}"}
+    if interpreted:
+        from triton.runtime.interpreter import InterpretedFunction
+
+        scope |= {"jit": InterpretedFunction, "lib": _stand_in()}
+    else:
+        import triton
+        from triton.language.extra import libdevice
+
+        scope |= {"jit": triton.jit, "lib": libdevice}
+    exec(compile(source, filename, "exec"), scope)
+    if interpreted:
+        scope |= _folds()
+    return scope
+
+
+class BlockKernel:
+    """One function of a module. `wide`: it counts in 64 bits whatever the tensors are."""
+
+    def __init__(self, function: Any, warps: int, wide: bool, interpreted: bool) -> None:
+        self.function = function
+        self.warps = warps
+        self.wide = wide
+        self.interpreted = interpreted
+
+    def __call__(self, programs: int, *given: Any, **widths: int) -> None:
+        """Launches so many programs on the current stream of the tensors' device."""
+        if programs == 0:
+            return
+        import triton.language as tl
+
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        wide = self.wide or any(t.untyped_storage().nbytes() >= LARGE_BYTES for t in tensors)
+        options: dict[str, Any] = {
+            **widths,
+            "INDEX": tl.int64 if wide else tl.int32,
+            "PRECISION": _precision(),
+        }
+        if self.interpreted:
+            given = tuple(_as_double(x) if isinstance(x, float) else x for x in given)
+            self.function[(programs,)](*given, **options)
+            return
+        options |= {"num_warps": self.warps, "enable_fp_fusion": False}
+        with torch.cuda.device_of(tensors[0]):
+            self.function[(programs,)](*given, **options)
+
+
+def _precision() -> str:
+    """What torch says of products of float32."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+# ---- the interpreter ------------------------------------------------------------------------
+
+
+def _as_double(x: float) -> Any:
+    """A number as the interpreter takes it: it would round a Python float to float32."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    return tl.tensor(TensorHandle(np.array([x], dtype=np.float64), tl.float64), tl.float64)
+
+
+class _Functions:
+    """Stands where libdevice does in compiled kernels."""
+
+
+def _stand_in() -> _Functions:
+    found = _Functions()
+    for name in _NAMES:
+        setattr(found, name, _interpreted(getattr(torch, name)))
+    for name, function in _OTHER_NAMES.items():
+        setattr(found, name, _interpreted(function))
+    return found
+
+
+def _folds() -> dict[str, Any]:
+    """What Triton's own library has for folds: its functions are not interpreted."""
+    functions = {"sum": torch.sum, "prod": torch.prod, "greatest": torch.amax, "least": torch.amin}
+    return {f"lt_{name}": _interpreted(function) for name, function in functions.items()}
+
+
+def _interpreted(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    """A function of blocks, and of numbers after them, by one of PyTorch."""
+
+    def call(*given: Any) -> Any:
+        import numpy as np
+        import triton.language as tl
+        from triton.runtime.interpreter import TensorHandle
+
+        blocks = [x for x in given if isinstance(x, tl.tensor)]
+        tensors = [torch.from_numpy(np.ascontiguousarray(x.handle.data)) for x in blocks]
+        numbers = [int(getattr(x, "value", x)) for x in given if not isinstance(x, tl.tensor)]
+        found = function(*tensors, *numbers).to(tensors[0].dtype)
+        kind = blocks[0].dtype.scalar
+        is_block = any(x.type.is_block() for x in blocks) and found.ndim
+        array = found.numpy() if found.ndim else found.reshape(1).numpy()
+        return tl.tensor(
+            TensorHandle(array, kind), tl.block_type(kind, list(found.shape)) if is_block else kind
+        )
+
+    return call

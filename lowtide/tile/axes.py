@@ -1,0 +1,77 @@
+"""The axes of definitions that may share a kernel: own, reduced, common, apart.
+
+In:  definitions over unified axes. Out: which of these all have, and along which they are
+     independent of each other.
+
+    r[i] = sum[j](t[i, j])                    common {i, j}: all have them, nothing used inside is
+    c[j] = sum[i](t[i, j])                    reduced over them; apart {}: each is reduced by one
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Def, Reduce
+from lowtide.texpr.index import Axis
+
+
+def sources(d: Def) -> frozenset[str]:
+    return _sources(d.expr)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sources(e: ex.Expr) -> frozenset[str]:
+    return frozenset(load.source for load in ex.loads(e))
+
+
+def own_axes(d: Def) -> tuple[Axis, ...]:
+    """The axes of its result that are loops (extent 1 is none)."""
+    return tuple(a for a in d.axes if a.extent.const != 1)
+
+
+def reduced_axes(d: Def) -> tuple[Axis, ...]:
+    return d.expr.axes if isinstance(d.expr, Reduce) else ()
+
+
+def common_axes(defs: Mapping[str, Def], consumed: set[str]) -> list[Axis]:
+    """Axes that every definition has and over which nothing that is used inside is reduced."""
+    members = list(defs.values())
+    shared = [*own_axes(members[0]), *reduced_axes(members[0])]
+    for d in members[1:]:
+        have = {*own_axes(d), *reduced_axes(d)}
+        shared = [a for a in shared if a in have]
+    closed = {a for d in members if d.name in consumed for a in reduced_axes(d)}
+    return [a for a in shared if a not in closed]
+
+
+def apart_axes(defs: Mapping[str, Def], common: list[Axis]) -> list[Axis]:
+    """The common axes that no member reduces: along these, tasks are independent."""
+    reduced = {a for d in defs.values() for a in reduced_axes(d)}
+    return [a for a in common if a not in reduced]
+
+
+def takes_apart(defs: Mapping[str, Def], common: list[Axis]) -> bool:
+    """May independent programs run these definitions, tile by tile of what is apart?
+
+    Then no sum keeps what another member sweeps over, unless that one reads it."""
+    apart = apart_axes(defs, common)
+    if len(defs) > 1 and not apart:
+        return all(not own_axes(d) for d in defs.values())
+    for name, d in defs.items():
+        if not isinstance(d.expr, Reduce):
+            continue
+        kept = [a for a in own_axes(d) if a not in apart]
+        others = defs.keys() - _readers(name, defs)
+        if any(a in reduced_axes(defs[n]) for n in others for a in kept):
+            return False
+    return True
+
+
+def _readers(name: str, defs: Mapping[str, Def]) -> set[str]:
+    """A value, what reads it, and what reads that."""
+    found = {name}
+    while more := {n for n, d in defs.items() if n not in found and found & sources(d)}:
+        found |= more
+    return found
