@@ -1,6 +1,6 @@
 """The settings, read once from the environment.
 
-In: the five variables below. Out: one frozen `Config`, from `current()`. A value that makes no
+In: the variables below. Out: one frozen `Config`, from `current()`. A value that makes no
 sense is a `LowtideError` that names the variable and what is allowed; it is raised at the first
 use, never at import.
 
@@ -9,6 +9,8 @@ use, never at import.
     LOWTIDE_DEBUG=ir,kernels;fn=forward;dir=out   what to print, for which function, into where
     LOWTIDE_CC=clang-19                           the C compiler, with arguments if need be
     LOWTIDE_ARENA_BYTES=512MiB                    most freed memory kept warm; 0 keeps none
+    LOWTIDE_INTERPRET_BLOCKS=1                    run kernels for GPUs on the CPU, in Triton's
+                                                  interpreter: slow, to check them
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class Config:
     disable: bool = False
     debug: Debug = Debug()
     compiler: str = ""
+    interpret_blocks: bool = False
 
 
 def parse_bytes(text: str | int) -> int:
@@ -83,6 +86,9 @@ def from_environment(environ: Mapping[str, str]) -> Config:
         disable=_switch("LOWTIDE_DISABLE", environ.get("LOWTIDE_DISABLE", "")),
         debug=_debug(environ.get("LOWTIDE_DEBUG", "")),
         compiler=environ.get("LOWTIDE_CC", "").strip(),
+        interpret_blocks=_switch(
+            "LOWTIDE_INTERPRET_BLOCKS", environ.get("LOWTIDE_INTERPRET_BLOCKS", "")
+        ),
     )
 
 
@@ -105,6 +111,7 @@ def override(
     disable: bool | None = None,
     debug: Debug | None = None,
     compiler: str | None = None,
+    interpret_blocks: bool | None = None,
 ) -> Generator[Config, None, None]:
     """Settings changed within a `with` block, for the whole process; those left None stay."""
     global _current
@@ -116,6 +123,9 @@ def override(
         disable=before.disable if disable is None else disable,
         debug=before.debug if debug is None else debug,
         compiler=before.compiler if compiler is None else compiler,
+        interpret_blocks=(
+            before.interpret_blocks if interpret_blocks is None else interpret_blocks
+        ),
     )
     try:
         yield _current

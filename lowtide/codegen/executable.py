@@ -68,10 +68,9 @@ class Executable(ABC):
 
     `moving`: it is one step of several, which `codegen/stepwise` launches; from step to step, these
     tensors and sizes change. It has no driver of its own. `updated`: inputs that outputs take the
-    place of, in the same memory. `texts`: each kernel as its language has it."""
+    place of, in the same memory."""
 
     language: str
-    texts: Sequence[Text]
     source: str
     driver: str
 
@@ -99,6 +98,11 @@ class Executable(ABC):
         self.shaped = {**self.normal.defs, **roots}
         self._run: Any = None
         self._lock = threading.RLock()  # `scope` asks for what is `bound`
+
+    @property
+    @abstractmethod
+    def texts(self) -> Sequence[Text]:
+        """Each kernel as its language has it."""
 
     @abstractmethod
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:

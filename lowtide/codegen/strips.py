@@ -78,8 +78,8 @@ class _Run(StepRun):
         tensor, rows = self.values[name], self.sizes[ROWS]
         if name not in self.in_rows:
             return tensor
-        stack = tensor.narrow(0, self.sizes[START], self.trips * rows)
-        stack = stack.unflatten(0, (self.trips, rows))
+        whole = tensor.narrow(0, self.sizes[START], self.trips * rows)
+        stack = whole.view(self.trips, rows, *whole.shape[1:])
         return Row(stack=stack, first=stack[0])
 
     def size(self, name: str) -> int | Moving:

@@ -54,8 +54,9 @@ def lower_to_other(b: Builder, x: Val, other: Val, _nb: Any, _copy: Any, _format
 def lower_to_device(
     b: Builder, x: Val, device: Any, dtype: Any, _nb: Any, _copy: Any, _format: Any
 ) -> Val:
-    """Another dtype, and the CPU."""
-    check_device(device)
+    """Another dtype, and the same device."""
+    if device is not None:
+        check_device(b, device)
     return x if dtype is None else cast_to(b, x, from_torch(dtype))
 
 
@@ -132,8 +133,15 @@ IDENTITIES: Final[list[tuple[str, str, str, str]]] = [
     ("contiguous", ", *, memory_format: any? = None", "Tensor.contiguous", "view"),
     ("clone", ", *, memory_format: any? = None", "torch.clone Tensor.clone", "copy"),
     ("detach", "", "torch.detach Tensor.detach", "view"),
-    ("cpu", "", "Tensor.cpu", "view"),
 ]
+
+
+@op("cpu", "(self: Tensor) -> Tensor", "Tensor.cpu", kind="view")
+def lower_cpu(b: Builder, x: Val) -> Val:
+    """A tensor of the CPU as it is."""
+    check_device(b, "cpu")
+    return x
+
 
 for _name, _more, _sources, _kind in IDENTITIES:
     add_op(_name, f"(self: Tensor{_more}) -> Tensor", _sources, kind=_kind, lower=_same)

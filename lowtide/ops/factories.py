@@ -2,7 +2,8 @@
 
     torch.arange(n)   →   t[i] = i          zeros_like(x)   →   t[i, j] = 0
 
-Only for the CPU: `device` must be left out or name it. `empty` gives zeros.
+Only where the other tensors are: `device` must name that, or be left out on the CPU. `empty`
+gives zeros.
 """
 
 from __future__ import annotations
@@ -42,14 +43,22 @@ LIKE: Final = (
 Fill = Callable[[Builder, DType], Expr]
 
 
-def check_device(device: Any) -> None:
-    """Tensors live on the CPU."""
-    if device is not None and torch.device(device) != CPU:
+def check_device(b: Builder, device: Any) -> None:
+    """All tensors of a region lie on one device."""
+    asked = torch.device(device)
+    same = asked.type == b.device.type and asked.index == b.device.index
+    if asked == torch.device(asked.type) and asked.type == b.device.type:
+        same = asked.type == "cpu" or torch.cuda.device_count() == 1  # the current one
+    if not same:
         raise Unsupported(f"device {device}")
 
 
-def _check_options(layout: Any, device: Any, requires_grad: Any, rest: Any) -> None:
-    check_device(device)
+def _check_options(
+    b: Builder, layout: Any, device: Any, requires_grad: Any, rest: Any, like: bool = False
+) -> None:
+    """`like`: without a device, it is that of a tensor."""
+    if device is not None or not like:
+        check_device(b, CPU if device is None else device)
     if layout not in (None, torch.strided) or requires_grad or rest not in (None, False):
         raise Unsupported("layout, requires_grad, pin_memory or memory_format")
 
@@ -82,7 +91,7 @@ def _sized(value: int) -> Lower:
     def lower(
         b: Builder, size: Any, dtype: Any, layout: Any, device: Any, requires_grad: Any, pin: Any
     ) -> Val:
-        _check_options(layout, device, requires_grad, pin)
+        _check_options(b, layout, device, requires_grad, pin)
         record = default_float() if dtype is None else from_torch(dtype)
         return filled(b, size_list(size), record, value)
 
@@ -93,7 +102,7 @@ def _like(value: int) -> Lower:
     def lower(
         b: Builder, x: Val, dtype: Any, layout: Any, device: Any, requires_grad: Any, rest: Any
     ) -> Val:
-        _check_options(layout, device, requires_grad, None)
+        _check_options(b, layout, device, requires_grad, None, like=True)
         del rest  # memory_format: how it lies in memory is ours to choose
         return filled(b, x.shape, x.dtype if dtype is None else from_torch(dtype), value)
 
@@ -104,7 +113,7 @@ def _new(value: int) -> Lower:
     def lower(
         b: Builder, x: Val, size: Any, dtype: Any, layout: Any, device: Any, grad: Any, pin: Any
     ) -> Val:
-        _check_options(layout, device, grad, pin)
+        _check_options(b, layout, device, grad, pin, like=True)
         record = x.dtype if dtype is None else from_torch(dtype)
         return filled(b, size_list(size), record, value)
 
@@ -145,7 +154,7 @@ def lower_full(
     b: Builder, size: Any, value: Number, dtype: Any, layout: Any, device: Any, grad: Any, pin: Any
 ) -> Val:
     """One number everywhere; its kind is the dtype's by default."""
-    _check_options(layout, device, grad, pin)
+    _check_options(b, layout, device, grad, pin)
     record = number_dtype(value) if dtype is None else from_torch(dtype)
     return filled(b, size_list(size), record, value)
 
@@ -160,7 +169,7 @@ def lower_full_like(
     b: Builder, x: Val, value: Number, dtype: Any, layout: Any, device: Any, grad: Any, rest: Any
 ) -> Val:
     """One number in the shape of self."""
-    _check_options(layout, device, grad, None)
+    _check_options(b, layout, device, grad, None, like=True)
     del rest
     return filled(b, x.shape, x.dtype if dtype is None else from_torch(dtype), value)
 
@@ -176,7 +185,7 @@ def lower_new_full(
     pin: Any,
 ) -> Val:  # fmt: skip
     """One number, in the dtype of self."""
-    _check_options(layout, device, grad, pin)
+    _check_options(b, layout, device, grad, pin, like=True)
     return filled(b, size_list(size), x.dtype if dtype is None else from_torch(dtype), value)
 
 
@@ -189,7 +198,7 @@ def lower_new_full(
 )
 def lower_tensor(b: Builder, value: Number, dtype: Any, device: Any, grad: Any) -> Val:
     """A single number; `torch.tensor` of a list is left to PyTorch."""
-    _check_options(None, device, grad, None)
+    _check_options(b, None, device, grad, None)
     return filled(b, (), number_dtype(value) if dtype is None else from_torch(dtype), value)
 
 
@@ -198,7 +207,7 @@ def lower_tensor(b: Builder, value: Number, dtype: Any, device: Any, grad: Any) 
 
 def _arange(b: Builder, start: Number, end: Number, step: Number, options: Sequence[Any]) -> Val:
     dtype, layout, device, grad, pin = options
-    _check_options(layout, device, grad, pin)
+    _check_options(b, layout, device, grad, pin)
     numbers = (start, end, step)
     if any(isinstance(v, Expr | bool) for v in numbers):
         raise Unsupported("arange with a number of the run")
@@ -275,7 +284,7 @@ def lower_arange(b: Builder, start: Number, end: Number, step: Number, *options:
 def lower_linspace(b: Builder, start: Number, end: Number, steps: Size, *options: Any) -> Val:
     """`steps` numbers from start to end, counted from the nearer one."""
     dtype, layout, device, grad, pin = options
-    _check_options(layout, device, grad, pin)
+    _check_options(b, layout, device, grad, pin)
     record = default_float() if dtype is None else from_torch(dtype)
     if not record.is_float:
         raise Unsupported("linspace of ints")
@@ -304,7 +313,7 @@ def lower_linspace(b: Builder, start: Number, end: Number, steps: Size, *options
 def lower_eye(b: Builder, n: Size, m: Size | None, *options: Any) -> Val:
     """1 on the diagonal, else 0."""
     dtype, layout, device, grad, pin = options
-    _check_options(layout, device, grad, pin)
+    _check_options(b, layout, device, grad, pin)
     record = default_float() if dtype is None else from_torch(dtype)
 
     def body(idx: tuple[Index, ...]) -> Expr:

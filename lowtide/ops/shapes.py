@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from lowtide.ops.factories import CPU
 from lowtide.ops.operands import Size, broadcast, dim_of, is_list, numel
 from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Val
@@ -69,9 +68,9 @@ def lower_dtype(b: Builder, x: Val) -> torch.dtype:
 
 @op("device", "(self: Tensor) -> device", "Tensor.device", kind="size", eager=lambda x: x.device)
 def lower_device(b: Builder, x: Val) -> torch.device:
-    """Where it lies: the CPU."""
-    del b, x
-    return CPU
+    """Where it lies."""
+    del x
+    return b.device
 
 
 @op(

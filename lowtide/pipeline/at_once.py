@@ -38,7 +38,11 @@ class AtOnce:
 
 
 def at_once(
-    program: Program, diff: Differentiation, wanted: Sequence[str], hints: Mapping[str, int]
+    program: Program,
+    diff: Differentiation,
+    wanted: Sequence[str],
+    hints: Mapping[str, int],
+    machine: str,
 ) -> AtOnce | None:
     """How to find value and gradients at once; None where nothing would be saved by it."""
     carrying = [n for n in program.outputs if diff.carries(n)]
@@ -65,7 +69,7 @@ def at_once(
         equalities=list(program.equalities),
     )
     joint = ex.pruned(everything)
-    if not backend.cuts_strips(joint, hints):
+    if not backend.cuts_strips(joint, hints, machine):
         return None
     return AtOnce(program=joint, gradients=made.gradients, output=output)
 

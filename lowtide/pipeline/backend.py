@@ -25,18 +25,21 @@ def compile_program(
     symbols: Sequence[str],
     scalars: Sequence[str],
     hints: Mapping[str, int],
+    machine: str = "cpu",
 ) -> Any:
-    """The executable of a program; raises BackendError."""
+    """The executable of a program; raises BackendError. `machine`: see `codegen/machines`."""
     compiler = _chosen[0]
     if compiler is None:
         from lowtide.codegen.staged import compile_program as compiler  # costs time to import
+
+        return compiler(program, symbols=symbols, scalars=scalars, hints=hints, machine=machine)
     return compiler(program, symbols=symbols, scalars=scalars, hints=hints)
 
 
-def cuts_strips(program: Program, hints: Mapping[str, int]) -> bool:
+def cuts_strips(program: Program, hints: Mapping[str, int], machine: str) -> bool:
     """Would a product of pairs be done more than once, if the code generator did not cut strips?"""
     if _chosen[0] is not None:
         return False
     from lowtide.codegen.staged import cuts_strips as found  # costs time to import
 
-    return found(program, hints)
+    return found(program, hints, machine)

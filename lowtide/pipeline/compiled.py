@@ -47,7 +47,7 @@ class Compiled(ABC):
         if self.budget_bytes is None or self._has_told or config.current().disable:
             return
         self._has_told = True
-        why = why or "its tensors are not plain ones on the CPU"
+        why = why or "its tensors are not plain ones"
         text = f"{self.__name__}: its budget is not kept, for PyTorch runs it as it is: {why}"
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 

@@ -65,9 +65,15 @@ class Gradient:
     them; `wanted`: inputs that want gradients; `carrying`: for each output, whether it has one."""
 
     def __init__(
-        self, program: Program, wanted: Sequence[str], names: Sequence[str], scalars: Sequence[str]
+        self,
+        program: Program,
+        wanted: Sequence[str],
+        names: Sequence[str],
+        scalars: Sequence[str],
+        machine: str = "cpu",
     ) -> None:
         self.program = program
+        self.machine = machine
         self.names = tuple(names)
         self.scalars = tuple(scalars)
         self.wanted = tuple(n for n in wanted if n in program.inputs)
@@ -115,7 +121,7 @@ class Gradient:
 
     def record(self, hints: Mapping[str, int]) -> Program:
         """Chooses what is saved, for sizes like these; gives the Program that also gives it."""
-        found = self.at_once = at_once(self.program, self.diff, self.wanted, hints)
+        found = self.at_once = at_once(self.program, self.diff, self.wanted, hints, self.machine)
         if found is not None:
             at = found.program.defs[found.output].loc
             made = [found.program.defs[n] for n in found.gradients.values()]
@@ -236,6 +242,7 @@ class Gradient:
                 symbols=self.names,
                 scalars=self.scalars,
                 hints={n: hints[n] for n in self.names},
+                machine=self.machine,
             )
         return Pass(
             executable=executable,

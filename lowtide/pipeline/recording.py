@@ -88,9 +88,10 @@ class _Shape:
 
     shape: torch.Size
     dtype: torch.dtype
+    device: torch.device
 
     def tensor(self) -> Tensor:
-        return torch.zeros(self.shape, dtype=self.dtype)
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
 
 def launched(
@@ -167,7 +168,7 @@ class _Call:
 
 def _without_data(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return _Shape(value.shape, value.dtype)
+        return _Shape(value.shape, value.dtype, value.device)
     return _rebuilt(value, _without_data)
 
 

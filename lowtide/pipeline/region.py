@@ -66,6 +66,7 @@ class Specialisation:
     again: EagerRegion | None = None
     places: dict[str, Place] = field(default_factory=dict[str, Place])
     differences: tuple[str, ...] = ()
+    machine: str = "cpu"
     executable: Any = None
     run: Callable[..., tuple[Any, ...]] | None = None
     suits: int = 0
@@ -198,7 +199,11 @@ class Region:
                 stats.count("compiles")
                 program = host.program if spec.gradient is None else spec.gradient.record(hints)
                 spec.executable = backend.compile_program(
-                    program, symbols=host.symbols, scalars=host.scalars, hints=hints
+                    program,
+                    symbols=host.symbols,
+                    scalars=host.scalars,
+                    hints=hints,
+                    machine=spec.machine,
                 )
                 spec.suits = room_bytes(host.program, hints)
                 self._show(spec.executable)
@@ -267,7 +272,7 @@ class Region:
 
     def _way(self, binding: Binding) -> _Way:
         """The way to where a specialisation for these live-ins is, or is to be put."""
-        way = _Way(key=(_default_dtype(), *binding.key))
+        way = _Way(key=(_default_dtype(), binding.device, *binding.key))
         node = self.classes.get(way.key)
         while isinstance(node, Split):
             way.parent, holds = node, evaluate(node.index, binding.numbers) >= 0
@@ -377,6 +382,7 @@ class Region:
             again=again,
             places=binding.tensors,
             differences=differences(facts, earlier),
+            machine=binding.machine,
         )
 
     def _host(
@@ -435,7 +441,7 @@ def _gradient(host: HostCode, binding: Binding) -> Gradient | None:
     """The backward pass of a region, None where no output carries a gradient."""
     if not binding.wanted or host.is_empty:
         return None
-    made = Gradient(host.program, binding.wanted, host.symbols, host.scalars)
+    made = Gradient(host.program, binding.wanted, host.symbols, host.scalars, binding.machine)
     return made if made.exists else None
 
 

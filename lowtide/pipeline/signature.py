@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 
+from lowtide import config
 from lowtide.ir import dtypes
 from lowtide.ir.python_ops.numbers import UNBOUND
 from lowtide.pipeline.abstract import OPAQUE, Abs, Map, Place, Seq, constant
@@ -43,6 +44,7 @@ _OWN_TYPES = (*PLAIN_TYPES, enum.Enum, type(UNBOUND))
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _GRAD_ON = torch.is_grad_enabled
 _STRIDED = torch.strided
+_CPU = torch.device("cpu")
 
 
 def _is_known(v: object) -> bool:
@@ -60,16 +62,18 @@ class Ineligible(Exception):
 
 
 def exact_key(
-    values: Any, parts: list[Any], floats: bool = False, device: str = "cpu"
+    values: Any, parts: list[Any], floats: bool = False, on_meta: bool = False
 ) -> list[Any]:
     """Appends all that a Specialisation may depend on; `floats`: the values of floats too.
 
-    Raises Ineligible for tensors that are not plain ones on `device`."""
+    Raises Ineligible for tensors that are not plain ones, `on_meta` or on a machine."""
     for v in values:
         kind = type(v)  # pyright: ignore[reportUnknownVariableType]
         if kind in TENSOR_TYPES:
-            if not (v.is_cpu if device == "cpu" else v.is_meta) or v.layout is not _STRIDED:
-                raise Ineligible(f"a tensor that is not a dense one on the {device}")
+            if not (v.is_meta if on_meta else v.is_cpu or v.is_cuda) or v.layout is not _STRIDED:
+                raise Ineligible("a tensor that is not a dense one on the CPU or a GPU")
+            if v.is_cuda:
+                parts.append(v.device)
             if v.is_neg():
                 raise Ineligible("a lazily negated tensor")
             if v.is_nested:
@@ -82,10 +86,10 @@ def exact_key(
             parts += (kind, v)
         elif isinstance(v, tuple | list):
             parts += (kind, len(v))  # pyright: ignore[reportUnknownArgumentType]
-            exact_key(v, parts, floats, device)
+            exact_key(v, parts, floats, on_meta)
         elif kind is dict:
             parts += (kind, *v)
-            exact_key(v.values(), parts, floats, device)
+            exact_key(v.values(), parts, floats, on_meta)
         elif isinstance(v, torch.Tensor):
             raise Ineligible(f"a tensor of type {kind.__name__}")
         else:
@@ -104,7 +108,7 @@ class Binding:
 
     `key` tells the signature; `numbers` are the symbols' values in this call; `spots` the places
     where each symbol stands; `tensors` and `floats` the places of what a Program calls by name;
-    `wanted` the tensors that want a gradient."""
+    `wanted` the tensors that want a gradient; `device`: where all of them are."""
 
     def __init__(self, values: Sequence[Any], levels: Levels, floats_constant: bool) -> None:
         self.values = values
@@ -113,6 +117,7 @@ class Binding:
         self.tensors: dict[str, Place] = {}
         self.floats: dict[str, Place] = {}
         self.wanted: list[str] = []
+        self._device: torch.device | None = None
         self._levels = levels
         self._floats_constant = floats_constant
         self._shared_names: dict[int, str] = {}
@@ -124,6 +129,18 @@ class Binding:
         for i, v in enumerate(values):
             self._describe(v, Place(i))
         self.key = tuple(self._forms)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are; meta tensors are taken for the CPU's."""
+        return self._device or _CPU
+
+    @property
+    def machine(self) -> str:
+        """What kernels are made for: see `codegen/machines`."""
+        if self.device.type == "cuda":
+            return "cuda"
+        return "interpreter" if config.current().interpret_blocks else "cpu"
 
     def _describe(self, v: Any, place: Place) -> None:
         if isinstance(v, torch.Tensor):
@@ -157,6 +174,10 @@ class Binding:
         dtype = dtypes.from_torch(t.dtype)
         if dtype is None:
             raise Ineligible(f"a tensor of {t.dtype}")
+        device = _CPU if t.is_meta else t.device
+        if self._device not in (None, device):
+            raise Ineligible("tensors on several devices")
+        self._device = device
         name = f"x{len(self.tensors)}"
         self.tensors[name] = place
         records = t.requires_grad and _GRAD_ON()
@@ -193,7 +214,9 @@ class Binding:
 
     def abstract(self) -> tuple[Builder, list[Abs]]:
         """A builder with the tensors as inputs, and the abstract live-ins."""
-        source = _Source(Builder(), iter(self._forms), iter(self.tensors), iter(self.floats))
+        builder = Builder()
+        builder.device = self.device
+        source = _Source(builder, iter(self._forms), iter(self.tensors), iter(self.floats))
         live = [self._abstract(v, Place(i), source) for i, v in enumerate(self.values)]
         return source.builder, live
 

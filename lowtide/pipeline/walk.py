@@ -119,7 +119,7 @@ def ineligible(values: Sequence[Any]) -> str:
             continue
         on_meta = isinstance(v, torch.Tensor) and v.is_meta
         try:
-            exact_key((v,), [], device="meta" if on_meta else "cpu")
+            exact_key((v,), [], on_meta=on_meta)
         except Ineligible as why:
             return str(why)
     return ""
@@ -215,7 +215,7 @@ class Walk:
                     f"{first.loc}: shown for a data-dependent {v.type} of {values[k]}"
                 )
         try:
-            exact_key(values, [], device="meta")
+            exact_key(values, [], on_meta=True)
             entry = region.resolve(values)
         except Ineligible as why:
             return self._eager(plan, pos, region.end, env, str(why))

@@ -146,15 +146,13 @@ def _interpreted(function: Callable[..., Tensor]) -> Callable[..., Any]:
         import triton.language as tl
         from triton.runtime.interpreter import TensorHandle
 
-        blocks = [x for x in given if isinstance(x, tl.tensor)]
+        blocks: list[Any] = [x for x in given if isinstance(x, tl.tensor)]
         tensors = [torch.from_numpy(np.ascontiguousarray(x.handle.data)) for x in blocks]
         numbers = [int(getattr(x, "value", x)) for x in given if not isinstance(x, tl.tensor)]
         found = function(*tensors, *numbers).to(tensors[0].dtype)
         kind = blocks[0].dtype.scalar
-        is_block = any(x.type.is_block() for x in blocks) and found.ndim
-        array = found.numpy() if found.ndim else found.reshape(1).numpy()
-        return tl.tensor(
-            TensorHandle(array, kind), tl.block_type(kind, list(found.shape)) if is_block else kind
-        )
+        is_block = found.ndim and any(x.type.is_block() for x in blocks)
+        shaped = tl.block_type(kind, list(found.shape)) if is_block else kind
+        return tl.tensor(TensorHandle(np.atleast_1d(found.numpy()), kind), shaped)
 
     return call

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
@@ -67,6 +69,7 @@ class Builder:
         self.loc: Loc = UNKNOWN_LOC
         self.op = ""
         self.records = False  # are gradients of these definitions wanted?
+        self.device = torch.device("cpu")  # where all of its tensors are
         self.lifts = False  # is the body of a loop followed, of which no view outlives the region?
         self._serial = 0
 

@@ -44,7 +44,7 @@ class HostExecutable(Executable):
         vector_bytes = toolchain.target().vector_bytes
         self.target = target_for(vector_bytes, torch.get_num_threads())
         super().__init__(fusion, symbols, scalars, hints, moving)
-        self.texts: list[KernelText] = [
+        self._texts = [
             kernel_text(p, self.memory_dtypes, self.strides, self.is_step, updated)
             for p in self.plans
         ]
@@ -66,6 +66,11 @@ class HostExecutable(Executable):
             self.products,
         )
         self._kernels: dict[str, launch.Kernel] = {}
+
+    @property
+    def texts(self) -> list[KernelText]:
+        """See the base class."""
+        return self._texts
 
     def threads(self) -> int:
         """See the base class."""

@@ -40,9 +40,7 @@ class BlockExecutable(Executable):
     ) -> None:
         super().__init__(fusion, symbols, scalars, hints, moving)
         self.interpreted = machine == "interpreter"
-        self.texts: list[BlockText] = [
-            block_text(p, self.memory_dtypes, self.strides) for p in self.plans
-        ]
+        self._texts = [block_text(p, self.memory_dtypes, self.strides) for p in self.plans]
         self.source = module_text(self.texts)
         self.driver = driver_text(
             self.normal,
@@ -54,6 +52,11 @@ class BlockExecutable(Executable):
             self.plans,
         )
         self._kernels: dict[str, blocks.BlockKernel] = {}
+
+    @property
+    def texts(self) -> list[BlockText]:
+        """See the base class."""
+        return self._texts
 
     def threads(self) -> int:
         """See the base class."""

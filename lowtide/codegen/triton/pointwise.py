@@ -95,7 +95,8 @@ def cast(source: DType, to: DType, arg: str) -> str:
     if to.name == "bool":
         return f"({arg} != 0)"
     if to.name in ("bf16", "f16"):
-        return f"{arg}.to({TYPES[to.name]}).to(tl.float32)"
+        single = arg if type_of(source) == "tl.float32" else f"{arg}.to(tl.float32)"
+        return f"{single}.to({TYPES[to.name]}).to(tl.float32)"
     if to.name == "u8" and source.is_float:
         return f"{arg}.to(tl.int64).to(tl.uint8)"
     return arg if type_of(source) == type_of(to) else f"{arg}.to({type_of(to)})"
