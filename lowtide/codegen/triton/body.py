@@ -23,7 +23,7 @@ from lowtide.codegen.triton import pointwise as pw
 from lowtide.codegen.triton.blocks import Blocks, Dims
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Load, Scalar, Select
-from lowtide.texpr.index import Axis, Gather, Index
+from lowtide.texpr.index import Axis, Gather, Index, deep_atoms
 from lowtide.tile.blocks import LEAST_PRODUCT, BlockProduct, as_product
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
 from lowtide.tile.items import ARG, address, place_in
@@ -119,8 +119,9 @@ class Body:
         if buffer is not None:
             return self._held(buffer, dims)
         dtype = self.blocks.memory[e.source]
-        place = self._index(address(e, self.blocks.strides), dims)
-        mask = self.blocks.mask(tuple(e.free), dims)
+        offset = address(e, self.blocks.strides)
+        place = self._index(offset, dims)
+        mask = self.blocks.mask(_axes_of(offset), dims)  # along an axis of stride 0 all is one
         masked = f", mask={mask}, other=0" if mask else ""
         text = f"tl.load(p_{e.source} + ({place}){masked})"
         if dtype.name == "bool":
@@ -233,6 +234,15 @@ class Body:
             text = f"tl.where({mask}, {text}, 0)"
         full = self._full(self._named(text), dims)
         return f"{full}.to({pw.TYPES[dtype.name]})"
+
+
+def _axes_of(index: Index) -> list[Axis]:
+    """The axes along which an index differs."""
+    found: list[Axis] = []
+    for atom in deep_atoms(index):
+        found += [atom] if isinstance(atom, Axis) else []
+        found += atom.expr.free if isinstance(atom, Gather) else ()
+    return found
 
 
 def product_of(w: Accumulate, blocks: Blocks) -> BlockProduct | None:
