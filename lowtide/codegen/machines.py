@@ -14,6 +14,7 @@ import torch
 from lowtide.codegen.c.executable import HostExecutable
 from lowtide.codegen.executable import Executable, Fusion
 from lowtide.texpr.expr import Program
+from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.normalise import normalise
 from lowtide.tile.group import group
 
@@ -23,6 +24,8 @@ CPU, CUDA, INTERPRETER = "cpu", "cuda", "interpreter"
 def fused(program: Program, hints: Mapping[str, int], machine: str) -> Fusion:
     """A Program in groups, not planned yet; `hints` are likely sizes."""
     normal = normalise(program, hints)
+    if machine != CPU:
+        normal = in_two_steps(normal, hints)
     groups = group(normal, hints, torch.get_num_threads(), apart=machine != CPU)
     return Fusion(program=program, normal=normal, groups=groups)
 

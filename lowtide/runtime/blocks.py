@@ -13,7 +13,8 @@ import functools
 import hashlib
 import importlib.util
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -156,3 +157,48 @@ def _interpreted(function: Callable[..., Tensor]) -> Callable[..., Any]:
         return tl.tensor(TensorHandle(np.atleast_1d(found.numpy()), kind), shaped)
 
     return call
+
+
+# ---- without a GPU --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What a kernel became for one kind of GPU."""
+
+    capability: int
+    cubin: bytes
+    shared_bytes: int
+
+
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # that one program may have
+
+
+def compile_for(
+    function: Any, parameters: Mapping[str, str], widths: Mapping[str, int], capability: int,
+    warps: int, wide: bool = False,
+) -> Compiled:  # fmt: skip
+    """A function of a module for GPUs of a capability, 90 for an H100, on any machine.
+
+    `parameters`: Triton's type of each one that is no constant; `widths`: the constants."""
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants: dict[str, Any] = {
+        **widths, "INDEX": tl.int64 if wide else tl.int32, "PRECISION": _precision(),
+    }  # fmt: skip
+    source = ASTSource(
+        fn=function,
+        signature={**parameters, **dict.fromkeys(constants, "constexpr")},
+        constexprs=constants,
+    )
+    made = triton.compile(
+        source,
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": warps, "enable_fp_fusion": False},
+    )
+    return Compiled(
+        capability=capability, cubin=made.asm["cubin"], shared_bytes=made.metadata.shared
+    )

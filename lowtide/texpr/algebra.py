@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lowtide.texpr import expr as ex
@@ -283,3 +283,12 @@ def at_indices(expr: Expr, values: dict[Axis, Index]) -> Expr:
     """The expression with axes replaced by indices."""
     lookup: dict[Atom, Index] = dict(values.items())
     return Rewriter(atoms=lookup)(expr)
+
+
+def factors(e: Expr) -> Iterator[Expr]:
+    """What a product is made of."""
+    if isinstance(e, Apply) and e.fn == "mul" and e.dtype.is_float:
+        for a in e.args:
+            yield from factors(a)
+    else:
+        yield e

@@ -14,11 +14,12 @@ accumulator keeps it; no program reads what another one makes. An axis of tile 1
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.expr import Apply, Def, Expr, Input, Reduce
+from lowtide.texpr.algebra import factors
+from lowtide.texpr.expr import Def, Expr, Input, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.axes import apart_axes, common_axes
@@ -30,6 +31,7 @@ from lowtide.tile.target import Target
 BLOCK_POINTS = 2048  # of a value that is read from memory as it lies
 PAIR_POINTS = 4096  # of a value of pairs, whose parts are read once for many points
 PAIR_TILE = 64  # of each of its axes
+ROWS_OF_SUMS = 64  # of an axis that a sum keeps: the more programs there are
 LANES = 32  # threads that read side by side
 LONGEST_LINE = 1024
 PRODUCT_TILE = 64  # rows and columns of a product of blocks …
@@ -46,15 +48,6 @@ class BlockProduct:
     over: Axis
     left: tuple[Expr, ...]
     right: tuple[Expr, ...]
-
-
-def factors(e: Expr) -> Iterator[Expr]:
-    """What a product is made of."""
-    if isinstance(e, Apply) and e.fn == "mul" and e.dtype.is_float:
-        for a in e.args:
-            yield from factors(a)
-    else:
-        yield e
 
 
 def as_product(
@@ -164,7 +157,8 @@ class BlockArrangement(Arrangement):
         for a in self._by_need(item, lanes, is_pair):
             if a in wanted:
                 continue
-            wanted[a] = max(min(self._power(a), longest, room), 1)
+            most = ROWS_OF_SUMS if item.kind == "reduce" and a in item.kept else longest
+            wanted[a] = max(min(self._power(a), most, room), 1)
             room //= wanted[a]
         return wanted
 
