@@ -19,6 +19,7 @@ from torch import Tensor
 from lowtide.codegen.stepwise import StepRun
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
+from lowtide.runtime.choice import Choice
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, product
@@ -26,6 +27,7 @@ from lowtide.texpr.sizes import evaluate
 from lowtide.tile.group import Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides
+from lowtide.tile.matmul import as_matmul
 
 
 class Text(Protocol):
@@ -96,6 +98,14 @@ class Executable(ABC):
         made = self.program.defs
         roots = {n: made[n] for n in self._roots() if n in made}
         self.shaped = {**self.normal.defs, **roots}
+        self.products = {
+            p.name: m
+            for p, g in zip(self.plans, self.groups, strict=True)
+            if not moving and (m := as_matmul(g.defs, self.strides)) is not None
+        }
+        self.choices = {
+            name: Choice(("kernel", "torch.matmul"), self.settle) for name in self.products
+        }
         self._run: Any = None
         self._lock = threading.RLock()  # `scope` asks for what is `bound`
 
@@ -111,6 +121,10 @@ class Executable(ABC):
     @abstractmethod
     def threads(self) -> int:
         """How many share the work, each with work memory of its own."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Waits until all that was launched is done."""
 
     @abstractmethod
     def bound(self) -> Mapping[str, Any]:
@@ -163,9 +177,10 @@ class Executable(ABC):
         ]
 
     def _remark(self, name: str) -> str:
-        """What else is to be said of a kernel."""
-        del name
-        return ""
+        if name not in self.choices:
+            return ""
+        found = sorted(set(self.choices[name].measured().values()))
+        return "; or torch.matmul, by measurement" + (f" (now {', '.join(found)})" if found else "")
 
     def _sites(self, p: Kernel) -> tuple[tuple[str, Loc], ...]:
         """The ops whose definitions went into a kernel, in program order."""

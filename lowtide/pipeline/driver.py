@@ -30,6 +30,7 @@ from lowtide.pipeline.mutation import CHANGING, may_change
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.stopping import ends_region, static_reason
+from lowtide.runtime.blocks import KernelFault
 
 Env = dict[Value, Any]
 _GROW: Final = ("list.append", "list.extend")
@@ -179,7 +180,7 @@ class BlockPlan:
             return ~self.run_eager(pos, region.end, env) if entry.eager else pos
         try:
             results = entry.run(values, entry.z, entry.sizes)
-        except (CheckFailed, HostFault):
+        except (CheckFailed, HostFault, KernelFault):
             results = None  # PyTorch's own error shall not be "during handling of" ours
         del values
         if results is None:
@@ -310,7 +311,7 @@ class Driver:
             return self._walk(args)
         try:
             return run(args, entry.z, entry.sizes)[0]
-        except (CheckFailed, HostFault):
+        except (CheckFailed, HostFault, KernelFault):
             pass  # PyTorch's own error shall not be "during handling of" ours
         return self.run_eager(args)
 

@@ -25,6 +25,7 @@ from lowtide.pipeline import plain
 from lowtide.pipeline.abstract import Abs, Map, Place, Seq
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient, Pass, cotangent_pattern
+from lowtide.runtime.blocks import KernelFault
 from lowtide.texpr.autodiff import given_name
 
 Tensor = torch.Tensor
@@ -250,7 +251,10 @@ def _by_kernels(
     except Exception as error:
         survive(error, "the backward pass")
         return _by_eager(call, kept[: len(g.kept_inputs)], cotangents, needed)
-    results = _run(made, tensors, call)
+    try:
+        results = _run(made, tensors, call)
+    except KernelFault:
+        return _by_eager(call, kept[: len(g.kept_inputs)], cotangents, needed)
     return [results.get(n) if x else None for n, x in zip(g.wanted, needed, strict=True)]
 
 

@@ -25,6 +25,7 @@ from lowtide import config
 from lowtide.ir import dtypes
 from lowtide.ir.python_ops.numbers import UNBOUND
 from lowtide.pipeline.abstract import OPAQUE, Abs, Map, Place, Seq, constant
+from lowtide.runtime import blocks
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.index import Index, Size, as_index
@@ -175,6 +176,8 @@ class Binding:
         if dtype is None:
             raise Ineligible(f"a tensor of {t.dtype}")
         device = _CPU if t.is_meta else t.device
+        if device.type == "cuda" and not blocks.is_installed():
+            raise Ineligible("kernels for GPUs need Triton: pip install triton")
         if self._device not in (None, device):
             raise Ineligible("tensors on several devices")
         self._device = device

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib.util
 import linecache
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ def power(n: int) -> int:
     return max(1 << max(n - 1, 0).bit_length(), 16)
 
 
+@functools.cache
 def is_installed() -> bool:
     """Whether Triton can be imported."""
     return importlib.util.find_spec("triton") is not None
@@ -68,8 +70,12 @@ def _loaded(source: str, interpreted: bool) -> dict[str, Any]:
         scope |= {"jit": triton.jit, "lib": libdevice}
     exec(compile(source, filename, "exec"), scope)
     if interpreted:
-        scope |= _folds()
+        scope |= _in_place_of_tritons()
     return scope
+
+
+class KernelFault(Exception):
+    """A kernel cannot be launched; nothing was written. PyTorch must run what it stands for."""
 
 
 class BlockKernel:
@@ -80,11 +86,16 @@ class BlockKernel:
         self.warps = warps
         self.wide = wide
         self.interpreted = interpreted
+        self.fault = ""  # why it was refused
 
     def __call__(self, programs: int, *given: Any, **widths: int) -> None:
-        """Launches so many programs on the current stream of the tensors' device."""
+        """Launches so many programs on the current stream of the tensors' device.
+
+        Raises KernelFault where the compiler or the driver refuses it, with one warning."""
         if programs == 0:
             return
+        if self.fault:
+            raise KernelFault(self.fault)
         import triton.language as tl
 
         tensors = [x for x in given if isinstance(x, Tensor)]
@@ -99,8 +110,20 @@ class BlockKernel:
             self.function[(programs,)](*given, **options)
             return
         options |= {"num_warps": self.warps, "enable_fp_fusion": False}
-        with torch.cuda.device_of(tensors[0]):
-            self.function[(programs,)](*given, **options)
+        try:
+            with torch.cuda.device_of(tensors[0]):
+                self.function[(programs,)](*given, **options)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self.fault = f"a kernel for {tensors[0].device} is refused: {_in_short(error)}"
+            warnings.warn(f"{self.fault}; PyTorch runs it instead", RuntimeWarning, stacklevel=2)
+            raise KernelFault(self.fault) from error
+
+
+def _in_short(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
 
 def _precision() -> str:
@@ -133,9 +156,17 @@ def _stand_in() -> _Functions:
     return found
 
 
-def _folds() -> dict[str, Any]:
-    """What Triton's own library has for folds: its functions are not interpreted."""
-    functions = {"sum": torch.sum, "prod": torch.prod, "greatest": torch.amax, "least": torch.amin}
+def _in_place_of_tritons() -> dict[str, Any]:
+    """Folds, which Triton has in a library that is not interpreted, and roundings, which the
+    interpreter cuts off."""
+    functions: dict[str, Callable[..., Tensor]] = {
+        "sum": torch.sum,
+        "prod": torch.prod,
+        "greatest": torch.amax,
+        "least": torch.amin,
+        "bf16": lambda x: x.bfloat16().float(),
+        "f16": lambda x: x.half().float(),
+    }
     return {f"lt_{name}": _interpreted(function) for name, function in functions.items()}
 
 
@@ -194,7 +225,7 @@ def compile_for(
         signature={**parameters, **dict.fromkeys(constants, "constexpr")},
         constexprs=constants,
     )
-    made = triton.compile(
+    made: Any = triton.compile(
         source,
         target=GPUTarget("cuda", capability, 32),
         options={"num_warps": warps, "enable_fp_fusion": False},

@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
-from lowtide.codegen import driver, executable, loop, staged, stepwise, strips
+from lowtide.codegen import executable, loop, staged, strips
+from lowtide.codegen.c import driver, steps
+from lowtide.codegen.c import executable as host
 
 _PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -134,11 +136,10 @@ def guarded_memory() -> Iterator[Memory]:
         scratch = staticmethod(memory.scratch)
 
     with (
-        _replaced(executable, "arena", _Arena),
-        _replaced(stepwise, "arena", _Arena),
-        _replaced(strips, "arena", _Arena),
+        _replaced(host, "arena", _Arena),
+        _replaced(steps, "arena", _Arena),
         _replaced(executable, "as_matmul", _none),
-        _replaced(executable, "small_shape", _none),
+        _replaced(host, "small_shape", _none),
         _replaced(driver, "small_shape", _none),
     ):
         yield memory

@@ -8,18 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide.codegen.c.driver import driver_text, small_shape
 from lowtide.codegen.c.kernel import KernelText, kernel_text
 from lowtide.codegen.c.module import module_text, without_names
 from lowtide.codegen.c.steps import run_on_host
-from lowtide.codegen.driver import driver_text, small_shape
 from lowtide.codegen.executable import Executable, Fusion
 from lowtide.codegen.stepwise import StepRun
 from lowtide.runtime import arena, cache, launch, toolchain
-from lowtide.runtime.choice import Choice
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.group import Group
 from lowtide.tile.ir import Kernel
-from lowtide.tile.matmul import as_matmul
 from lowtide.tile.plan import plan
 from lowtide.tile.schedule import schedule
 from lowtide.tile.target import target_for
@@ -49,12 +47,6 @@ class HostExecutable(Executable):
             for p in self.plans
         ]
         self.source = self._source(vector_bytes)
-        self.products = {
-            p.name: m
-            for p, g in zip(self.plans, self.groups, strict=True)
-            if not moving and (m := as_matmul(g.defs, self.strides)) is not None
-        }
-        self.choices = {name: Choice(("kernel", "torch.matmul")) for name in self.products}
         self.driver = driver_text(
             self.normal,
             self.shaped,
@@ -75,6 +67,10 @@ class HostExecutable(Executable):
     def threads(self) -> int:
         """See the base class."""
         return torch.get_num_threads()
+
+    def settle(self) -> None:
+        """See the base class."""
+        # a call returns when its work is done
 
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]
@@ -142,9 +138,3 @@ class HostExecutable(Executable):
                     fmt = "P" * (1 + len(t.tensors)) + "q" * len(t.sizes) + "d" * len(t.numbers)
                     found[t.name] = launch.bind(library, t.name, fmt)
         return {p.name: found[p.name] for p in self.plans}
-
-    def _remark(self, name: str) -> str:
-        if name not in self.choices:
-            return ""
-        found = sorted(set(self.choices[name].measured().values()))
-        return "; or torch.matmul, by measurement" + (f" (now {', '.join(found)})" if found else "")

@@ -149,7 +149,7 @@ class Body:
         place = self._index(place_in(w.index, self.blocks.strides[w.target]), dims)
         mask = self.blocks.mask(self.nest.axes, dims)
         masked = f", mask={mask}" if mask else ""
-        value = f"{self.value(w.expr, dims)}.to({pw.TYPES[dtype.name]})"
+        value = pw.rounded(self.value(w.expr, dims), dtype)
         self.lines.append(f"tl.store(p_{w.target} + ({place}), {self._full(value, dims)}{masked})")
 
     # -- reductions --
@@ -232,8 +232,7 @@ class Body:
         is_plain = len(parts) == 1 and isinstance(parts[0], Load)
         if mask and not (is_plain and over in parts[0].free):
             text = f"tl.where({mask}, {text}, 0)"
-        full = self._full(self._named(text), dims)
-        return f"{full}.to({pw.TYPES[dtype.name]})"
+        return pw.rounded(self._full(self._named(text), dims), dtype)
 
 
 def _axes_of(index: Index) -> list[Axis]:

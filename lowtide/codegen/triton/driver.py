@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lowtide.codegen.choices import choice_lines
+from lowtide.codegen.lives import dies
 from lowtide.codegen.triton.kernel import BlockText
 from lowtide.texpr.expr import Def, Program
 from lowtide.tile.ir import Kernel
+from lowtide.tile.matmul import Matmul
 
 
 def driver_text(
@@ -25,6 +28,7 @@ def driver_text(
     scalars: Sequence[str],
     texts: Sequence[BlockText],
     kernels: Sequence[Kernel],
+    products: Mapping[str, Matmul],
 ) -> str:
     """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`. `shaped`: each definition
     with the dims that its tensor has."""
@@ -41,14 +45,11 @@ def driver_text(
             lines.append(f"    {name} = empty(({shape}), {kind})")
         given = [*text.tensors, *text.sizes, *text.numbers]
         given += [f"{w}=power({extent})" for w, extent in text.widths.items()]
-        lines.append(f"    launch_{text.name}({', '.join([str(text.programs), *given])})")
-        dead = [n for n in text.tensors if n in program.defs and _dies(n, k, texts, program)]
+        launch = f"launch_{text.name}({', '.join([str(text.programs), *given])})"
+        lines.extend(choice_lines(text.name, products[text.name], launch) if text.name in products
+                     else [f"    {launch}"])  # fmt: skip
+        dead = [n for n in text.tensors if n in program.defs and dies(n, k, texts, program)]
         if dead:
             lines.append(f"    del {', '.join(dead)}")
     lines.append(f"    return [{', '.join([*program.outputs, *program.checks])}]")
     return "\n".join(lines) + "\n"
-
-
-def _dies(name: str, k: int, texts: Sequence[BlockText], program: Program) -> bool:
-    kept = name in program.outputs or name in program.checks
-    return not kept and not any(name in t.tensors for t in texts[k + 1 :])

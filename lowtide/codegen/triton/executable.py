@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,11 @@ from lowtide.tile.ir import Kernel
 from lowtide.tile.plan import plan
 from lowtide.tile.target import target_for
 
+_POINTERS = {
+    "f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i64": "*i64", "i32": "*i32",
+    "u8": "*u8", "bool": "*i1",
+}  # fmt: skip
+_USUAL_WIDTH = 64  # of what a program holds in full
 _TARGET = target_for(16, 1)  # what the planner asks of a CPU has no say in blocks
 
 
@@ -50,6 +55,7 @@ class BlockExecutable(Executable):
             self.scalars,
             self.texts,
             self.plans,
+            {} if self.interpreted else self.products,
         )
         self._kernels: dict[str, blocks.BlockKernel] = {}
 
@@ -61,6 +67,11 @@ class BlockExecutable(Executable):
     def threads(self) -> int:
         """See the base class."""
         return 1
+
+    def settle(self) -> None:
+        """See the base class."""
+        if not self.interpreted:
+            torch.cuda.synchronize()
 
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]
@@ -81,6 +92,21 @@ class BlockExecutable(Executable):
                 }
         return self._kernels
 
+    def compiled_for(self, capability: int) -> Iterator[blocks.Compiled]:
+        """The kernels for GPUs of a capability; on any machine."""
+        functions = blocks.load(self.source, interpreted=False)
+        for t in self.texts:
+            pointers = {f"p_{n}": _POINTERS[self.memory_dtypes[n].name] for n in t.tensors}
+            parameters = {
+                **pointers,
+                **{f"z_{n}": "i32" for n in t.sizes},
+                **{f"v_{n}": "fp64" for n in t.numbers},
+            }
+            widths = dict.fromkeys(t.widths, _USUAL_WIDTH)
+            yield blocks.compile_for(
+                functions[t.name], parameters, widths, capability, t.warps, t.wide
+            )
+
     def empty(
         self, shape: tuple[int, ...], dtype: torch.dtype, beside: Mapping[str, Tensor]
     ) -> Tensor:
@@ -95,4 +121,6 @@ class BlockExecutable(Executable):
     def scope(self) -> dict[str, Any]:
         """See the base class."""
         scope: dict[str, Any] = {"empty": torch.empty, "torch": torch, "power": blocks.power}
+        scope |= {"matmul": torch.matmul}
+        scope |= {f"choice_{name}": choice for name, choice in self.choices.items()}
         return scope | {f"launch_{name}": kernel for name, kernel in self.bound().items()}

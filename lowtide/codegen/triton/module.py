@@ -25,6 +25,16 @@ def lt_like(x, y):
 
 
 @jit
+def lt_bf16(x):
+    return x.to(tl.bfloat16).to(tl.float32)
+
+
+@jit
+def lt_f16(x):
+    return x.to(tl.float16).to(tl.float32)
+
+
+@jit
 def lt_floordiv(a, b):
     q = a // b
     return q - (q * b > a)

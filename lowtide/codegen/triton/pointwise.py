@@ -96,10 +96,17 @@ def cast(source: DType, to: DType, arg: str) -> str:
         return f"({arg} != 0)"
     if to.name in ("bf16", "f16"):
         single = arg if type_of(source) == "tl.float32" else f"{arg}.to(tl.float32)"
-        return f"{single}.to({TYPES[to.name]}).to(tl.float32)"
+        return f"lt_{to.name}({single})"
     if to.name == "u8" and source.is_float:
         return f"{arg}.to(tl.int64).to(tl.uint8)"
     return arg if type_of(source) == type_of(to) else f"{arg}.to({type_of(to)})"
+
+
+def rounded(value: str, dtype: DType) -> str:
+    """What is held, as it lies in memory."""
+    if type_of(dtype) == TYPES[dtype.name]:
+        return value
+    return f"lt_{dtype.name}({value}).to({TYPES[dtype.name]})"
 
 
 def literal(value: float | int | bool, dtype: DType) -> str:

@@ -10,14 +10,16 @@ def run(tensors, sizes, numbers):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lowtide.codegen.c.kernel import KernelText
+from lowtide.codegen.choices import choice_lines
+from lowtide.codegen.lives import dies
 from lowtide.runtime.arena import SMALL_SCRATCH_BYTES
 from lowtide.texpr.expr import Def, Program
 from lowtide.texpr.index import Index
 from lowtide.tile.ir import Kernel
-from lowtide.tile.matmul import LEAST_POINTS, Matmul, Matrix
+from lowtide.tile.matmul import Matmul
 
 _SMALL_BYTES = 4096
 
@@ -49,9 +51,9 @@ def driver_text(
         pointers = [f"{name}.data_ptr()" for name in text.tensors]
         slots = ", ".join(["pool", "threads", work, *pointers, *text.sizes, *text.numbers])
         launch = f"run_{text.name}(pack_{text.name}({slots}))"
-        lines.extend(_choice(text.name, products[text.name], launch) if text.name in products
+        lines.extend(choice_lines(text.name, products[text.name], launch) if text.name in products
                      else [f"    {launch}"])  # fmt: skip
-        dead = [n for n in text.tensors if n in program.defs and _dies(n, k, texts, program)]
+        dead = [n for n in text.tensors if n in program.defs and dies(n, k, texts, program)]
         if text.thread_bytes.const != 0:
             dead.append("work")
         if dead:
@@ -82,32 +84,3 @@ def _work(thread_bytes: Index) -> str:
     if thread_bytes.const is None or thread_bytes.const > SMALL_SCRATCH_BYTES:
         return block
     return f"small_scratch if threads <= {SMALL_SCRATCH_BYTES // thread_bytes.const} else {block}"
-
-
-def _choice(name: str, m: Matmul, launch: str) -> list[str]:
-    """PyTorch's matrix product or the kernel, whichever was faster at such sizes."""
-    left, right, result = (
-        f"{x.source}.as_strided(({_tuple(x.sizes)}), ({_tuple(x.strides)}), {x.offset}{base})"
-        for x, base in ((m.left, _base(m.left)), (m.right, _base(m.right)), (m.result, ""))
-    )
-    sizes = _tuple(dict.fromkeys((*m.left.sizes, m.right.sizes[-1])))
-    return [
-        f"    if {m.points} < {LEAST_POINTS}:",
-        f"        {launch}",
-        "    else:",
-        f"        choice_{name}.run(({sizes}), lambda: {launch},",
-        f"            lambda: matmul({left}, {right}, out={result}))",
-    ]
-
-
-def _base(x: Matrix) -> str:
-    return f" + {x.source}.storage_offset()"
-
-
-def _tuple(sizes: Iterable[Index]) -> str:
-    return "".join(f"{size}, " for size in sizes)
-
-
-def _dies(name: str, k: int, texts: Sequence[KernelText], program: Program) -> bool:
-    kept = name in program.outputs or name in program.checks
-    return not kept and not any(name in t.tensors for t in texts[k + 1 :])

@@ -1,0 +1,32 @@
+"""Kernels for GPUs, run by Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lowtide import config
+from lowtide.codegen.triton.executable import BlockExecutable
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(autouse=True)
+def _interpreted() -> Iterator[None]:
+    with config.override(interpret_blocks=True):
+        yield
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[BlockExecutable]:
+    """Every executable of blocks that the test has made."""
+    found: list[BlockExecutable] = []
+    real = BlockExecutable.bound
+
+    def bound(self: BlockExecutable) -> object:
+        found.append(self)
+        return real(self)
+
+    monkeypatch.setattr(BlockExecutable, "bound", bound)
+    return found

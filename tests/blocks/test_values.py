@@ -1,0 +1,103 @@
+"""Values and gradients of kernels for GPUs, against eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lowtide as lt
+from lowtide.codegen.triton.executable import BlockExecutable
+from tests.blocks.programs import CASES, Case
+
+
+def leaves(case: Case) -> list[Any]:
+    return [
+        x.requires_grad_(case.grad and x.is_floating_point()) if isinstance(x, Tensor) else x
+        for x in case.arguments()
+    ]
+
+
+def results(found: Any) -> list[Tensor]:
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def backward(found: Sequence[Tensor]) -> None:
+    total = sum((x.double().sum() for x in found if x.requires_grad), torch.zeros(()))
+    total.backward()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str, made: list[BlockExecutable]) -> None:
+    case = CASES[name]
+    compiled = lt.script(case.fn)
+    given, same = leaves(case), leaves(case)
+    got, want = results(compiled(*given)), results(case.fn(*same))
+    assert made, "no kernel ran"
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=case.tolerance, atol=case.tolerance, equal_nan=True)
+    if not case.grad:
+        return
+    before = len(made)
+    backward(got)
+    backward(want)
+    assert len(made) > before, "no kernel of a backward pass ran"
+    for g, w in zip(given, same, strict=True):
+        if isinstance(w, Tensor) and w.grad is not None:
+            near = {"rtol": 10 * case.tolerance, "atol": 10 * case.tolerance}
+            torch.testing.assert_close(g.grad, w.grad, **near)
+
+
+def test_other_sizes_compile_nothing(made: list[BlockExecutable]) -> None:
+    compiled = lt.script(CASES["kernel-sum"].fn)
+    for n, m, c in ((70, 90, 40), (33, 200, 65), (129, 64, 36)):
+        x, y, b = torch.randn(n, 3), torch.randn(m, 3), torch.randn(m, c)
+        want = CASES["kernel-sum"].fn(x, y, b)
+        torch.testing.assert_close(compiled(x, y, b), want, rtol=2e-4, atol=2e-4)
+    assert len(set(map(id, made))) == 1
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 16, 33])
+def test_small_sizes(n: int) -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.exp(x[:, None] - y[None]).sum(1), x * 2
+
+    x, y = torch.randn(n), torch.randn(40)
+    for g, w in zip(lt.script(f)(x, y), f(x, y), strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
+    for g, w in zip(lt.script(f)(y, x), f(y, x), strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
+
+
+def test_nan_and_infinity() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return x.amax(1), x.amin(0), x.argmax(1), x.argmin(0), x.max(), x.sum(0), x.clamp(min=0)
+
+    x = torch.randn(40, 50)
+    x[3, 7], x[3, 9], x[5, 5], x[6, :] = float("nan"), float("nan"), float("inf"), float("-inf")
+    for g, w in zip(lt.script(f)(x), f(x), strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_a_first_maximum_of_equals() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.argmax(), x.argmin(0)
+
+    x = torch.zeros(9000, 2)
+    x[[777, 5000]] = 1.0
+    x[[4000, 8000]] = -1.0
+    for g, w in zip(lt.script(f)(x), f(x), strict=True):
+        assert torch.equal(g, w)
+
+
+def test_an_index_out_of_bounds() -> None:
+    def f(t: Tensor, i: Tensor) -> Tensor:
+        return t[i] * 2
+
+    compiled = lt.script(f)
+    assert torch.equal(compiled(torch.arange(40.0), torch.arange(36)), 2.0 * torch.arange(36))
+    with pytest.raises(IndexError):
+        compiled(torch.arange(40.0), torch.arange(10, 46))
