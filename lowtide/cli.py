@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo", help="three programs under eager, torch.compile and Lowtide, side by side"
     )
-    demo.add_argument("--device", choices=["cpu"], default="cpu", help="where to run (cpu)")
+    demo.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
     demo.add_argument("--quick", action="store_true", help="small sizes, for a first look")
     demo.add_argument("--json", action="store_true", help="print the results as JSON")
     demo.set_defaults(run=_demo)

@@ -192,8 +192,9 @@ def _check(
     atol: float | None,
 ) -> ComparisonRow:
     first_ns, result = time_call(call)
+    device = next((x.device for x in tensors_in(result)), None)
     del result
-    peak, result = measure_peak(call, release=release_caches)
+    peak, result = measure_peak(call, release=release_caches, device=device)
     found: Difference | None = None
     if reference.is_set:
         found = difference(reference.value, result, rtol=rtol, atol=atol)

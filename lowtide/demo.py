@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Generator, Iterator
 from typing import IO, Any, cast
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -26,6 +27,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from lowtide.demo_worker import COMPILE, EAGER, LOWTIDE, VARIANTS
+from lowtide.errors import LowtideError
 from lowtide.machine import this_machine
 from lowtide.programs import PROGRAMS, Program
 from lowtide.tables import format_bytes, format_ms, plain_table
@@ -48,11 +50,14 @@ Row = dict[str, Any]
 def run_demo(*, is_quick: bool = False, as_json: bool = False, device: str = "cpu") -> int:
     """Run the demo and print it. Returns 0 if Lowtide ran all of it and agreed with eager, else 1.
 
-    Results go to stdout, progress to stderr. `device` is `"cpu"`. Raises KeyboardInterrupt after
-    the child process is gone.
+    Results go to stdout, progress to stderr. `device` is `"cpu"` or `"cuda"`. Raises
+    KeyboardInterrupt after the child process is gone, LowtideError without such a device.
     """
-    if device != "cpu":
-        raise ValueError(f"device {device!r} is not supported; use cpu")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise LowtideError(
+            f"there is no {device} device that PyTorch {torch.__version__} can use; "
+            "`lowtide demo` runs on the CPU"
+        )
     out, progress_console = Console(), Console(stderr=True)
     machine = this_machine()
     if not as_json:
@@ -61,7 +66,7 @@ def run_demo(*, is_quick: bool = False, as_json: bool = False, device: str = "cp
     with _Steps(progress_console, total=len(DEMO_PROGRAMS) * len(_STAGES)) as steps:
         for name in DEMO_PROGRAMS:
             entry = _describe(PROGRAMS[name], is_quick)
-            entry["rows"] = rows = _measure(name, is_quick, steps)
+            entry["rows"] = rows = _measure(name, is_quick, device, steps)
             report.append(entry)
             if not as_json:
                 with steps.paused():
@@ -134,12 +139,12 @@ def _describe(program: Program, is_quick: bool) -> dict[str, Any]:
     }
 
 
-def _measure(name: str, is_quick: bool, steps: _Steps) -> list[Row]:
+def _measure(name: str, is_quick: bool, device: str, steps: _Steps) -> list[Row]:
     """The rows of one program, from a child process; a row says so if the child was killed."""
     rows: dict[str, Row] = {}
     current = EAGER
     before = DEMO_PROGRAMS.index(name) * len(_STAGES)
-    with _worker(name, "quick" if is_quick else "full") as (events, outcome):
+    with _worker(name, "quick" if is_quick else "full", device) as (events, outcome):
         for event in events:
             if event["event"] == "row":
                 rows[event["variant"]] = event
@@ -158,12 +163,14 @@ def _measure(name: str, is_quick: bool, steps: _Steps) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _worker(name: str, sizes: str) -> Generator[tuple[Iterator[dict[str, Any]], list[str]]]:
+def _worker(
+    name: str, sizes: str, device: str
+) -> Generator[tuple[Iterator[dict[str, Any]], list[str]]]:
     """Start the child: its events, and a list which afterwards holds the reason if it failed."""
     outcome: list[str] = []
     with tempfile.TemporaryFile(mode="w+") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "lowtide.demo_worker", name, sizes],
+            [sys.executable, "-m", "lowtide.demo_worker", name, sizes, device],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -28,6 +28,7 @@ from lowtide.comparison import describe_error, release_caches
 from lowtide.difference import Difference, difference
 from lowtide.memory.available import available_bytes
 from lowtide.memory.measure import (
+    Peak,
     measure_peak,
     tensor_bytes,
     time_alternating,
@@ -66,22 +67,24 @@ class DemoRow:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure the program named first in `arguments` at the sizes named second."""
-    name, sizes = arguments
+    """Measure the program named first in `arguments` at the sizes named second on a device."""
+    name, sizes, device = arguments
     _be_first_to_be_killed()
     warnings.simplefilter("ignore")
     program = PROGRAMS[name]
-    Worker(program, program.full if sizes == "full" else program.quick).run()
+    chosen = program.full if sizes == "full" else program.quick
+    Worker(program, chosen, torch.device(device)).run()
     return 0
 
 
 class Worker:
     """Measures all variants of one program and reports each row once it is complete."""
 
-    def __init__(self, program: Program, sizes: tuple[int, ...]) -> None:
+    def __init__(self, program: Program, sizes: tuple[int, ...], device: torch.device) -> None:
         self.program = program
         self.sizes = sizes
-        self.args = program.make_inputs(*sizes)
+        self.device = device
+        self.args = self.inputs(sizes)
         self.rows = {variant: DemoRow(variant=variant) for variant in VARIANTS}
         self.functions: dict[str, Function] = {}
         self.reference: object = None
@@ -102,6 +105,10 @@ class Worker:
         for variant in VARIANTS:
             self.report(variant)
 
+    def inputs(self, sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        """The program's inputs at these sizes."""
+        return tuple(x.to(self.device) for x in self.program.make_inputs(*sizes))
+
     def report(self, variant: str) -> None:
         """Send a row as far as it is known; a later one of the same variant replaces it."""
         emit({"event": "row", **dataclasses.asdict(self.rows[variant])})
@@ -110,14 +117,14 @@ class Worker:
         """Peak memory and the reference result, if there is memory enough for them."""
         row = self.rows[EAGER]
         needed = self.program.eager_peak_bytes(self.sizes)
-        free = available_bytes()
+        free = available_bytes() if self.device.type == "cpu" else None
         if free is not None and free < needed + _SPARE_BYTES:
             row.error = f"skipped: needs {format_bytes(needed)}, {format_bytes(free)} are free"
             return
         doing(EAGER, "peak memory")
         function = self.program.function
-        function(*self.program.make_inputs(*self.program.quick))
-        peak, self.reference = measure_peak(lambda: function(*self.args), release=release_caches)
+        function(*self.inputs(self.program.quick))
+        peak, self.reference = self.peak(function)
         self.fill_memory(row, peak.peak_bytes, self.reference)
         if peak.time_ns > _SECONDS * 1e9:
             row.min_ms = row.median_ms = peak.time_ns / 1e6
@@ -133,7 +140,7 @@ class Worker:
         del result
         row.first_call_ms = first_ns / 1e6
         doing(variant, "peak memory")
-        peak, result = measure_peak(lambda: function(*self.args), release=release_caches)
+        peak, result = self.peak(function)
         self.fill_memory(row, peak.peak_bytes, result)
         if variant == LOWTIDE:
             row.predicted_bytes = _predicted_bytes(function, self.args)
@@ -142,11 +149,17 @@ class Worker:
         row.agrees, row.note = found.agrees, found.note
         self.functions[variant] = function
 
+    def peak(self, function: Function) -> tuple[Peak, object]:
+        """The peak of one call, and its result."""
+        return measure_peak(
+            lambda: function(*self.args), release=release_caches, device=self.device
+        )
+
     def check(self, function: Function, result: object) -> Difference:
         """Compare with eager; at the quick sizes if eager had no memory for these."""
         if self.reference is not None:
             return difference(self.reference, result)
-        small = self.program.make_inputs(*self.program.quick)
+        small = self.inputs(self.program.quick)
         found = difference(self.program.function(*small), function(*small))
         where = f"checked at {self.program.describe(self.program.quick)}"
         return dataclasses.replace(found, note=f"{where} {found.note}".rstrip())

@@ -41,7 +41,8 @@ _LOG_LEVEL = "KINETO_LOG_LEVEL"
 @dataclass(frozen=True, kw_only=True)
 class Peak:
     """`peak_bytes` beyond the start of the call, its result counted; `method` says how it was seen:
-    `"resident"` (the kernel's high-water mark) or `"profiler"` (PyTorch's allocations only)."""
+    `"resident"` (the kernel's high-water mark), `"profiler"` (PyTorch's allocations only) or
+    `"allocator"` (those on a GPU)."""
 
     peak_bytes: int
     time_ns: int
@@ -70,15 +71,19 @@ def measure_peak(
     *,
     release: Callable[[], None] | None = None,
     allocations_only: bool = False,
+    device: torch.device | None = None,
 ) -> tuple[Peak, T]:
     """Run `call` once and return its peak memory and its result.
 
     `allocations_only` counts what PyTorch allocates instead of what is resident: the same in every
     run, and blind to all other allocators. `release` is called before, to give cached memory back
     to the system, so that memory which the call takes out of a cache counts as its own. Warm the
-    call up first: what a first call loads, compiles and starts would count as well.
+    call up first: what a first call loads, compiles and starts would count as well. On a CUDA
+    `device`, what PyTorch's allocator has handed out there is the peak.
     """
     _give_back_free_memory(release)
+    if device is not None and device.type == "cuda":
+        return _allocator_peak(call, device)
     if allocations_only or not can_measure_resident():
         return _profiled_peak(call)
     return _resident_peak(call)
@@ -96,8 +101,10 @@ def can_measure_resident() -> bool:
 def time_call(call: Callable[[], T]) -> tuple[float, T]:
     """Run `call` once: nanoseconds and the result."""
     with quiet_gc():
+        _settle()
         start = time.perf_counter_ns()
         result = call()
+        _settle()
         return float(time.perf_counter_ns() - start), result
 
 
@@ -177,6 +184,22 @@ def _resident_peak(call: Callable[[], T]) -> tuple[Peak, T]:
     return Peak(peak_bytes=peak_bytes, time_ns=int(time_ns), method="resident"), result
 
 
+def _allocator_peak(call: Callable[[], T], device: torch.device) -> tuple[Peak, T]:
+    cuda: Any = torch.cuda
+    _settle()
+    cuda.reset_peak_memory_stats(device)
+    before_bytes = cuda.memory_allocated(device)
+    time_ns, result = time_call(call)
+    peak_bytes = cuda.max_memory_allocated(device) - before_bytes
+    return Peak(peak_bytes=peak_bytes, time_ns=int(time_ns), method="allocator"), result
+
+
+def _settle() -> None:
+    """A call to a GPU only begins what is to be done."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def _profiled_peak(call: Callable[[], T]) -> tuple[Peak, T]:
     with (
         quiet_kineto(),
@@ -230,16 +253,19 @@ def _calls_per_sample(call: Callable[[], object], min_sample_ns: float) -> int:
 
 def _time_repeated(call: Callable[[], object], count: int) -> float:
     """Mean nanoseconds of one of `count` calls, each result dropped before the next."""
+    _settle()
     if count == 1:
         # Freeing a large result takes as long as some kernels: it is kept out of the time.
         start = time.perf_counter_ns()
         result = call()
+        _settle()
         taken = time.perf_counter_ns() - start
         del result
         return float(taken)
     start = time.perf_counter_ns()
     for _ in range(count):
         call()
+    _settle()
     return (time.perf_counter_ns() - start) / count
 
 

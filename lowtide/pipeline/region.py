@@ -30,7 +30,7 @@ from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.keys import KeyOf, key_function, whole_key
 from lowtide.pipeline.outgrown import OUTGROWN, Plan, room_bytes
 from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, launched
-from lowtide.pipeline.signature import Binding, Levels, Spot, escalated, with_varying
+from lowtide.pipeline.signature import CPU, Binding, Levels, Spot, escalated, with_varying
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
 from lowtide.texpr.build import NeedConst, Unsupported
 from lowtide.texpr.index import Index
@@ -220,11 +220,12 @@ class Region:
 
     # -- the second cache --
 
-    def resolve(self, values: Sequence[Any]) -> Entry:
-        """The entry for these live-ins (meta tensors too), with nothing compiled yet."""
+    def resolve(self, values: Sequence[Any], device: torch.device = CPU) -> Entry:
+        """The entry for these live-ins (meta tensors too, which stand for those of a device), with
+        nothing compiled yet."""
         with self.lock:
             while True:
-                binding, spec = self._specialisation(list(values))
+                binding, spec = self._specialisation(list(values), device)
                 if spec.eager or not spec.advances:
                     return Entry(spec, [], [], None, spec.eager)
                 entry = self._entry(spec, binding, values)
@@ -289,10 +290,12 @@ class Region:
         else:
             way.parent.no = node
 
-    def _specialisation(self, values: list[Any]) -> tuple[Binding, Specialisation]:
+    def _specialisation(
+        self, values: list[Any], device: torch.device
+    ) -> tuple[Binding, Specialisation]:
         """Found, or made: with more constants, or split further, until the lowering is content."""
         for _ in range(_MAX_ATTEMPTS):
-            binding = Binding(values, self.levels, self.floats_constant)
+            binding = Binding(values, self.levels, self.floats_constant, device)
             way = self._way(binding)
             if way.found is not None:
                 return binding, way.found
@@ -303,7 +306,7 @@ class Region:
             if isinstance(made, Specialisation):
                 return binding, made
         fault = AssertionError(f"the signature of {self.name} does not settle")
-        binding = Binding(values, self.levels, self.floats_constant)
+        binding = Binding(values, self.levels, self.floats_constant, device)
         return binding, self._eager(survive(fault, f"{self.name}: specialisation"))
 
     def _make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:

@@ -45,7 +45,7 @@ _OWN_TYPES = (*PLAIN_TYPES, enum.Enum, type(UNBOUND))
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _GRAD_ON = torch.is_grad_enabled
 _STRIDED = torch.strided
-_CPU = torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 def _is_known(v: object) -> bool:
@@ -109,10 +109,18 @@ class Binding:
 
     `key` tells the signature; `numbers` are the symbols' values in this call; `spots` the places
     where each symbol stands; `tensors` and `floats` the places of what a Program calls by name;
-    `wanted` the tensors that want a gradient; `device`: where all of them are."""
+    `wanted` the tensors that want a gradient; `device`: where all of them are, meta tensors on
+    the one that was given."""
 
-    def __init__(self, values: Sequence[Any], levels: Levels, floats_constant: bool) -> None:
+    def __init__(
+        self,
+        values: Sequence[Any],
+        levels: Levels,
+        floats_constant: bool,
+        device: torch.device = CPU,
+    ) -> None:
         self.values = values
+        self._meta_device = device
         self.numbers: dict[str, int] = {}
         self.spots: dict[str, list[Spot]] = {}
         self.tensors: dict[str, Place] = {}
@@ -133,8 +141,8 @@ class Binding:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are; meta tensors are taken for the CPU's."""
-        return self._device or _CPU
+        """Where the tensors are; the CPU if there are none."""
+        return self._device or CPU
 
     @property
     def machine(self) -> str:
@@ -175,7 +183,7 @@ class Binding:
         dtype = dtypes.from_torch(t.dtype)
         if dtype is None:
             raise Ineligible(f"a tensor of {t.dtype}")
-        device = _CPU if t.is_meta else t.device
+        device = self._meta_device if t.is_meta else t.device
         if device.type == "cuda" and not blocks.is_installed():
             raise Ineligible("kernels for GPUs need Triton: pip install triton")
         if self._device not in (None, device):

@@ -12,6 +12,7 @@ walk ends, and the notes say that too.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -29,7 +30,7 @@ from lowtide.pipeline.driver import BlockPlan, Driver, Env
 from lowtide.pipeline.gradient import Pass
 from lowtide.pipeline.played import backward, play
 from lowtide.pipeline.region import Entry, Region
-from lowtide.pipeline.signature import Ineligible, exact_key
+from lowtide.pipeline.signature import CPU, Ineligible, exact_key
 from lowtide.pipeline.stopping import static_reason
 from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
 from lowtide.runtime import arena
@@ -133,14 +134,17 @@ class Walk:
         self.differences = driver.differences
         self.steps: list[Step] = []
         self.notes: list[str] = []
-        self.ledger = Ledger(PlayedArena(driver.is_tight or arena.is_tight()))
+        self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
+        on_host = self.device == CPU
+        self.ledger = Ledger(PlayedArena(driver.is_tight or arena.is_tight(), is_used=on_host))
         self._known: dict[int, torch.Tensor] = {}
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
         self._objects = WalkedObjects(self.ledger.paused)
         env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
         self._arguments = {v.name: env[v] for v in driver.function.arguments}
         try:
-            with self.ledger, LikeTheCpu(), torch.set_grad_enabled(self.records):
+            road = LikeTheCpu() if on_host else contextlib.nullcontext()
+            with self.ledger, road, torch.set_grad_enabled(self.records):
                 results = self._block(driver.plan, env)
                 if self.records:
                     self.notes += backward(self.ledger, _tensors(results))
@@ -216,7 +220,7 @@ class Walk:
                 )
         try:
             exact_key(values, [], on_meta=True)
-            entry = region.resolve(values)
+            entry = region.resolve(values, self.device)
         except Ineligible as why:
             return self._eager(plan, pos, region.end, env, str(why))
         spec = entry.spec

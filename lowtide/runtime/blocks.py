@@ -16,7 +16,7 @@ import linecache
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -225,7 +225,7 @@ def compile_for(
         signature={**parameters, **dict.fromkeys(constants, "constexpr")},
         constexprs=constants,
     )
-    made: Any = triton.compile(
+    made = cast("Any", triton).compile(
         source,
         target=GPUTarget("cuda", capability, 32),
         options={"num_warps": warps, "enable_fp_fusion": False},

@@ -14,10 +14,11 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from lowtide import config
 from lowtide.errors import LowtideError
-from lowtide.runtime import abi, cache, folder, launch, toolchain
+from lowtide.runtime import abi, blocks, cache, folder, launch, toolchain
 
 _TORCH_AT_LEAST: tuple[int, int] = (2, 11)
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -57,6 +58,7 @@ def checks() -> list[Check]:
         ("cache folder", _cache_folder),
         ("huge pages", _huge_pages),
         ("zig", _zig),
+        ("GPU", _gpu),
     ]
     return [_guarded(name, check) for name, check in named]
 
@@ -168,3 +170,20 @@ def _zig() -> Check:
     path = toolchain.zig_path()
     detail = path or "not installed; only needed where there is no other C compiler"
     return Check(name="zig", ok=True, detail=detail)
+
+
+def _gpu() -> Check:
+    import torch
+
+    if not torch.cuda.is_available():
+        detail = "none that PyTorch can use; kernels run on the CPU"
+        return Check(name="GPU", ok=True, detail=detail)
+    name = torch.cuda.get_device_name()
+    if blocks.is_installed():
+        return Check(name="GPU", ok=True, detail=f"{name}, Triton {version('triton')}")
+    return Check(
+        name="GPU",
+        ok=False,
+        detail=f"{name}, without Triton: PyTorch runs what is called with its tensors",
+        remedy="`pip install triton`",
+    )

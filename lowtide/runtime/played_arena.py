@@ -18,9 +18,11 @@ from lowtide.runtime.arena import SMALL_BYTES, class_bytes, resident_bytes
 
 
 class PlayedArena:
-    """See the module's text. `is_tight`: as after `arena.keep_tight()`."""
+    """See the module's text. `is_tight`: as after `arena.keep_tight()`. `is_used`: not on
+    GPUs."""
 
-    def __init__(self, is_tight: bool = False) -> None:
+    def __init__(self, is_tight: bool = False, is_used: bool = True) -> None:
+        self._is_used = is_used
         self.reserved_bytes = 0
         self._is_tight = is_tight
         self._cap_bytes = config.current().arena_cap_bytes
@@ -28,10 +30,9 @@ class PlayedArena:
         self._free: dict[int, deque[int]] = {}  # resident bytes of each free block, by class
         self._order: deque[int] = deque()  # classes, in the order of freeing
 
-    @staticmethod
-    def serves(nbytes: int) -> bool:
+    def serves(self, nbytes: int) -> bool:
         """Whether a tensor of so many bytes lies in the arena."""
-        return nbytes >= SMALL_BYTES
+        return self._is_used and nbytes >= SMALL_BYTES
 
     def take(self, nbytes: int) -> tuple[int, int]:
         """A block, as (class, resident bytes)."""

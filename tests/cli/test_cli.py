@@ -36,7 +36,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("lowtide 0")
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--device", "cuda"]])
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--device", "tpu"]])
 def test_arguments_that_make_no_sense(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_worker_that_fails_becomes_rows(monkeypatch: pytest.MonkeyPatch) -> No
             pass
 
     monkeypatch.setattr(demo.sys, "executable", "/bin/false" if os.name == "posix" else "false")
-    rows = demo._measure("boxes", True, Steps())  # type: ignore[arg-type]
+    rows = demo._measure("boxes", True, "cpu", Steps())  # type: ignore[arg-type]
     assert [row["variant"] for row in rows] == ["eager", "torch.compile", "lowtide"]
     assert all("the process failed" in row["error"] for row in rows)
 

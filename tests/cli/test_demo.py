@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lowtide import demo, demo_worker
 from lowtide.demo_worker import Worker
+from lowtide.errors import LowtideError
 from lowtide.programs import PROGRAMS
 
 CHAMFER = PROGRAMS["chamfer"]
@@ -36,7 +38,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def final_rows(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
     """Run a worker; the last row that it reported of each variant."""
-    Worker(CHAMFER, CHAMFER.quick).run()
+    Worker(CHAMFER, CHAMFER.quick, torch.device("cpu")).run()
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return {event["variant"]: event for event in events if event["event"] == "row"}
 
@@ -103,3 +105,9 @@ def test_verdict(theirs: int, ours: int, text: str) -> None:
         {"variant": "lowtide", "min_ms": 2.0, "extra_bytes": ours},
     ]
     assert demo._verdict(rows) == f"Lowtide: 2.0× the speed of eager with {text} memory"
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(LowtideError, match="no cuda device that PyTorch"):
+        demo.run_demo(device="cuda")
