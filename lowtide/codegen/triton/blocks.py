@@ -42,7 +42,8 @@ class Blocks:
 
     def shape(self, dims: Dims) -> str:
         """The shape of a block, as text."""
-        return "(" + "".join(f"{self.points[a]}, " for a in dims) + ")"
+        points = [self.points[a] for a in dims]
+        return f"({points[0]},)" if len(points) == 1 else f"({', '.join(points)})"
 
     def coordinate(self, a: Axis, dims: Dims) -> str:
         """The places along an axis, among dims."""

@@ -80,7 +80,7 @@ class Body:
                 text = self._held(buffer, dims)
             else:
                 text = self._text(e, dims)
-            found = self.known[e, dims] = self._named(text)
+            found = self.known[e, dims] = text if text.isidentifier() else self._named(text)
         return found
 
     def _named(self, text: str) -> str:
@@ -232,7 +232,8 @@ class Body:
         is_plain = len(parts) == 1 and isinstance(parts[0], Load)
         if mask and not (is_plain and over in parts[0].free):
             text = f"tl.where({mask}, {text}, 0)"
-        return pw.rounded(self._full(self._named(text), dims), dtype)
+        name = text if text.isidentifier() else self._named(text)
+        return pw.rounded(self._full(name, dims), dtype)
 
 
 def _axes_of(index: Index) -> list[Axis]:

@@ -40,7 +40,7 @@ def driver_text(
     for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
         for name in kernel.outputs:
             d = shaped[name]
-            shape = "".join(f"{size}, " for size in d.shape)
+            shape = "".join(f"{size}," for size in d.shape)
             kind = f"dtype={d.dtype.torch}, device=device"
             lines.append(f"    {name} = empty(({shape}), {kind})")
         given = [*text.tensors, *text.sizes, *text.numbers]
