@@ -123,8 +123,8 @@ class Executable(ABC):
         """How many share the work, each with work memory of its own."""
 
     @abstractmethod
-    def settle(self) -> None:
-        """Waits until all that was launched is done."""
+    def settle(self) -> bool:
+        """Waits until all that was launched is done; False where that is not allowed now."""
 
     @abstractmethod
     def bound(self) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ libdevice: PyTorch's functions stand in for it there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -107,11 +108,12 @@ class BlockKernel:
         }
         if self.interpreted:
             given = tuple(_as_double(x) if isinstance(x, float) else x for x in given)
-            self.function[(programs,)](*given, **options)
-            return
-        options |= {"num_warps": self.warps, "enable_fp_fusion": False}
+            place: Any = contextlib.nullcontext()
+        else:
+            options |= {"num_warps": self.warps, "enable_fp_fusion": False}
+            place = torch.cuda.device_of(tensors[0])
         try:
-            with torch.cuda.device_of(tensors[0]):
+            with place:
                 self.function[(programs,)](*given, **options)
         except torch.OutOfMemoryError:
             raise

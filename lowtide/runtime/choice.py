@@ -13,14 +13,14 @@ ROUNDS = 3
 
 
 class Choice:
-    """`names` of the two ways, for reports. `settle` waits until all that was begun is done: on a
-    GPU, a call only begins it."""
+    """`names` of the two ways, for reports. `settle` waits until all that was begun is done, since
+    on a GPU a call only begins it; it gives False where waiting is not allowed now."""
 
     __slots__ = ("_faster", "_settle", "names")
 
-    def __init__(self, names: tuple[str, str], settle: Callable[[], object] | None = None) -> None:
+    def __init__(self, names: tuple[str, str], settle: Callable[[], bool]) -> None:
         self.names = names
-        self._settle = settle or _nothing
+        self._settle = settle
         self._faster: dict[tuple[int, ...], int] = {}
 
     def run(
@@ -29,7 +29,9 @@ class Choice:
         """Run the faster way, or both in turn, a few times, where that is not known yet."""
         key = tuple(n.bit_length() for n in sizes)
         found = self._faster.get(key)
-        if found is None:
+        if found is None and not self._settle():
+            second()
+        elif found is None:
             self._faster[key] = _measured(first, second, self._settle)
         else:
             (first, second)[found]()
@@ -39,12 +41,8 @@ class Choice:
         return {key: self.names[k] for key, k in self._faster.items()}
 
 
-def _nothing() -> None:
-    pass
-
-
 def _measured(
-    first: Callable[[], object], second: Callable[[], object], settle: Callable[[], object]
+    first: Callable[[], object], second: Callable[[], object], settle: Callable[[], bool]
 ) -> int:
     best = [float("inf"), float("inf")]
     for _ in range(ROUNDS):

@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from lowtide import config
 from lowtide.codegen.triton.executable import BlockExecutable
 
 pytest.importorskip("triton")
 
+DEVICES = [
+    "interpreter",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
+]
+
 
 @pytest.fixture(autouse=True)
 def _interpreted() -> Iterator[None]:
     with config.override(interpret_blocks=True):
         yield
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where the tensors of a test are: kernels run in Triton's interpreter, and on a GPU."""
+    return torch.device("cpu" if request.param == "interpreter" else request.param)
 
 
 @pytest.fixture

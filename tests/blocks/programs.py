@@ -69,7 +69,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     n = q.shape[-2]
-    keep = torch.arange(n)[:, None] >= torch.arange(n)[None, :]
+    places = torch.arange(n, device=q.device)
+    keep = places[:, None] >= places[None, :]
     s = (q @ k.transpose(-1, -2)).masked_fill(~keep, float("-inf"))
     return torch.softmax(s, -1) @ v
 

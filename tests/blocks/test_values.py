@@ -13,10 +13,17 @@ import lowtide as lt
 from lowtide.codegen.triton.executable import BlockExecutable
 from tests.blocks.programs import CASES, Case
 
+CPU = torch.device("cpu")
 
-def leaves(case: Case) -> list[Any]:
+
+pytestmark = pytest.mark.filterwarnings("error:.*is refused")
+
+
+def leaves(case: Case, device: torch.device = CPU) -> list[Any]:
     return [
-        x.requires_grad_(case.grad and x.is_floating_point()) if isinstance(x, Tensor) else x
+        x.to(device).requires_grad_(case.grad and x.is_floating_point())
+        if isinstance(x, Tensor)
+        else x
         for x in case.arguments()
     ]
 
@@ -26,15 +33,14 @@ def results(found: Any) -> list[Tensor]:
 
 
 def backward(found: Sequence[Tensor]) -> None:
-    total = sum((x.double().sum() for x in found if x.requires_grad), torch.zeros(()))
-    total.backward()
+    torch.autograd.backward([x.double().sum() for x in found if x.requires_grad])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values(name: str, made: list[BlockExecutable]) -> None:
+def test_values(name: str, made: list[BlockExecutable], device: torch.device) -> None:
     case = CASES[name]
     compiled = lt.script(case.fn)
-    given, same = leaves(case), leaves(case)
+    given, same = leaves(case, device), leaves(case, device)
     got, want = results(compiled(*given)), results(case.fn(*same))
     assert made, "no kernel ran"
     for g, w in zip(got, want, strict=True):
@@ -61,32 +67,32 @@ def test_other_sizes_compile_nothing(made: list[BlockExecutable]) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 16, 33])
-def test_small_sizes(n: int) -> None:
+def test_small_sizes(n: int, device: torch.device) -> None:
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return torch.exp(x[:, None] - y[None]).sum(1), x * 2
 
-    x, y = torch.randn(n), torch.randn(40)
+    x, y = torch.randn(n, device=device), torch.randn(40, device=device)
     for g, w in zip(lt.script(f)(x, y), f(x, y), strict=True):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
     for g, w in zip(lt.script(f)(y, x), f(y, x), strict=True):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
 
 
-def test_nan_and_infinity() -> None:
+def test_nan_and_infinity(device: torch.device) -> None:
     def f(x: Tensor) -> tuple[Tensor, ...]:
         return x.amax(1), x.amin(0), x.argmax(1), x.argmin(0), x.max(), x.sum(0), x.clamp(min=0)
 
-    x = torch.randn(40, 50)
+    x = torch.randn(40, 50, device=device)
     x[3, 7], x[3, 9], x[5, 5], x[6, :] = float("nan"), float("nan"), float("inf"), float("-inf")
     for g, w in zip(lt.script(f)(x), f(x), strict=True):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-def test_a_first_maximum_of_equals() -> None:
+def test_a_first_maximum_of_equals(device: torch.device) -> None:
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.argmax(), x.argmin(0)
 
-    x = torch.zeros(9000, 2)
+    x = torch.zeros(9000, 2, device=device)
     x[[777, 5000]] = 1.0
     x[[4000, 8000]] = -1.0
     for g, w in zip(lt.script(f)(x), f(x), strict=True):

@@ -68,9 +68,9 @@ class HostExecutable(Executable):
         """See the base class."""
         return torch.get_num_threads()
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """See the base class."""
-        # a call returns when its work is done
+        return True  # a call returns when its work is done
 
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]

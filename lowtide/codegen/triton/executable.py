@@ -68,10 +68,13 @@ class BlockExecutable(Executable):
         """See the base class."""
         return 1
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """See the base class."""
+        if not self.interpreted and torch.cuda.is_current_stream_capturing():
+            return False  # into a CUDA graph
         if not self.interpreted:
             torch.cuda.synchronize()
+        return True
 
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]

@@ -5,7 +5,8 @@ In: a `StepRun`, its kernels and their texts. Out: nothing; the steps have been 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from lowtide.codegen.triton.kernel import BlockText
 from lowtide.runtime.blocks import BlockKernel, power
 from lowtide.runtime.steps import Moving
 from lowtide.texpr.sizes import evaluate
+
+Launch = Callable[[int, int], None]  # of a kernel at the k-th step that runs, which is step t
 
 
 def run_blocks(
@@ -24,31 +27,40 @@ def run_blocks(
     reverse: bool,
 ) -> None:
     """Launches the kernels of a step, in order, for every step."""
-    places = {n: run.place(n) for text in texts for n in text.tensors}
-    sizes = {n: run.size(n) for text in texts for n in text.sizes}
+    launches = [_launch(run, kernels[t.name], t) for t in texts]
     for k in range(trips):
-        t = trips - 1 - k if reverse else k
-        now = {n: _at(x, k, t) for n, x in sizes.items()}
-        known = {**run.sizes, **now}
-        for text in texts:
-            given = [
-                *(_row(places[n], k, t) for n in text.tensors),
-                *(now[n] for n in text.sizes),
-                *(run.numbers[n] for n in text.numbers),
-            ]
-            widths = {w: power(evaluate(n, known)) for w, n in text.widths.items()}
-            kernels[text.name](evaluate(text.programs, known), *given, **widths)
+        for launch in launches:
+            launch(k, trips - 1 - k if reverse else k)
 
 
-def _row(place: Tensor | Row, k: int, t: int) -> Tensor:
-    if isinstance(place, Tensor):
-        return place
-    return place.first if k == 0 else place.stack[(t + place.shift) % len(place.stack)]
+def _launch(run: StepRun, kernel: BlockKernel, text: BlockText) -> Launch:
+    """What differs from step to step is looked up at each, all else once."""
+    places = [run.place(n) for n in text.tensors]
+    sizes = {n: run.size(n) for n in text.sizes}
+    given = [*places, *sizes.values(), *(run.numbers[n] for n in text.numbers)]
+    moving = [i for i, x in enumerate(given) if isinstance(x, Row | Moving)]
+    grows = any(isinstance(x, Moving) for x in sizes.values())
+    first = _grid(text, run.sizes)
+
+    def launch(k: int, t: int) -> None:
+        now: list[Any] = list(given)
+        for i in moving:
+            now[i] = _at(now[i], k, t)
+        programs, widths = first
+        if grows:
+            known = dict(zip(sizes, now[len(places) :], strict=False))
+            programs, widths = _grid(text, {**run.sizes, **known})
+        kernel(programs, *now, **widths)
+
+    return launch
 
 
-def _at(size: int | Moving, k: int, t: int) -> int:
-    if isinstance(size, int):
-        return size
-    if k == 0:
-        return size.first
-    return size.base + size.stride * ((t + size.shift) % size.rows)
+def _grid(text: BlockText, sizes: Mapping[str, int]) -> tuple[int, dict[str, int]]:
+    widths = {w: power(evaluate(n, sizes)) for w, n in text.widths.items()}
+    return evaluate(text.programs, sizes), widths
+
+
+def _at(x: Row | Moving, k: int, t: int) -> Tensor | int:
+    if isinstance(x, Row):
+        return x.first if k == 0 else x.stack[(t + x.shift) % len(x.stack)]
+    return x.first if k == 0 else x.base + x.stride * ((t + x.shift) % x.rows)

@@ -1,0 +1,94 @@
+"""What happens where kernels for GPUs cannot run."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lowtide as lt
+from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.errors import BackendError
+from lowtide.pipeline.signature import Binding, Ineligible
+from lowtide.runtime import blocks
+
+
+def f(x: Tensor, y: Tensor) -> Tensor:
+    return torch.exp(x[:, None] - y[None]).sum(1)
+
+
+class Refused:
+    """A function that the compiler does not take."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*_: object, **__: object) -> None:
+            raise RuntimeError("out of resource: shared memory\nand a long text")
+
+        return launch
+
+
+def test_a_refused_kernel_is_pytorchs(made: list[BlockExecutable]) -> None:
+    compiled = lt.script(f)
+    x, y = torch.randn(40), torch.randn(50)
+    compiled(x, y)
+    for kernel in made[0].bound().values():
+        kernel.function = Refused()
+    with pytest.warns(RuntimeWarning, match="is refused: RuntimeError: out of resource"):
+        found = compiled(x, y)
+    torch.testing.assert_close(found, f(x, y))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is said once
+        torch.testing.assert_close(compiled(x, y), f(x, y))
+
+
+def test_a_refused_backward_pass_is_pytorchs(made: list[BlockExecutable]) -> None:
+    compiled = lt.script(f)
+    x, y = torch.randn(40, requires_grad=True), torch.randn(50)
+    compiled(x, y).sum().backward()
+    want = x.grad
+    for executable in made[1:]:
+        for kernel in executable.bound().values():
+            kernel.function = Refused()
+    x.grad = None
+    with pytest.warns(RuntimeWarning, match="PyTorch runs it instead"):
+        compiled(x, y).sum().backward()
+    torch.testing.assert_close(x.grad, want)
+
+
+def test_out_of_memory_is_pytorchs_own_error(made: list[BlockExecutable]) -> None:
+    class Full(Refused):
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    compiled = lt.script(f)
+    x, y = torch.randn(40), torch.randn(50)
+    compiled(x, y)
+    for kernel in made[0].bound().values():
+        kernel.function = Full()
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled(x, y)
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "is_installed", lambda: False)
+    with pytest.raises(BackendError, match="pip install triton"):
+        blocks.load("", interpreted=True)
+
+    class OnGpu(torch.Tensor):
+        device = torch.device("cuda", 0)  # type: ignore[assignment]
+
+    x = torch.zeros(40).as_subclass(OnGpu)
+    with pytest.raises(Ineligible, match="need Triton: pip install triton"):
+        Binding([x], {}, False)
+
+
+def test_the_device_of_a_region() -> None:
+    with pytest.raises(Ineligible, match="several devices"):
+        Binding(
+            [torch.zeros(40, device="meta"), torch.zeros(40)], {}, False, torch.device("cuda", 0)
+        )
+    binding = Binding([torch.zeros(40, device="meta")], {}, False, torch.device("cuda", 0))
+    assert (binding.device, binding.machine) == (torch.device("cuda", 0), "cuda")
