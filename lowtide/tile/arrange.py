@@ -108,6 +108,9 @@ class Arrangement:
             item.chain = self._chain(item.loops)
         self.rescaled = online.rescaled(self.reductions, self._can_follow)
         self.levels = self._levels()
+        self.rescaled = {  # those that another sweep waits for may as well wait for the maximum
+            n: m for n, m in self.rescaled.items() if self.levels[n] == self.levels[m]
+        }
         self.held = self._held()
         for item in self.all_items():
             inside = self.held_in(item.body)

@@ -79,6 +79,17 @@ def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(x @ w.t(), target)
 
 
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    return (p.softmax(1) * (p.log_softmax(1) - q.log_softmax(1))).sum(1).mean()
+
+
+def viterbi(step: Tensor, seen: Tensor) -> Tensor:
+    best = seen[0]
+    for t in range(1, seen.shape[0]):
+        best = (best[:, None] + step).amax(0) + seen[t]
+    return best
+
+
 def normed(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.layer_norm(x, (x.shape[-1],), w, b))
 
@@ -161,6 +172,8 @@ CASES: dict[str, Case] = {
     ),
     "causal": Case(fn=causal, sizes=((70, 40), (70, 40), (70, 40))),
     "loss": Case(fn=loss, sizes=((70, 40), (90, 40)), more=_target),
+    "divergence": Case(fn=divergence, sizes=((40, 50), (40, 50))),
+    "viterbi": Case(fn=viterbi, sizes=((36, 36), (34, 36))),
     "normed": Case(fn=normed, sizes=((70, 90), (90,), (90,))),
     "looked-up": Case(fn=looked_up, sizes=((100, 40),), more=_indices),
     "columns": Case(fn=columns, sizes=((40, 300, 40), (40, 300, 36)), tolerance=2e-3, grad=False),
