@@ -159,8 +159,8 @@ def _stand_in() -> _Functions:
 
 
 def _in_place_of_tritons() -> dict[str, Any]:
-    """Folds, which Triton has in a library that is not interpreted, and roundings, which the
-    interpreter cuts off."""
+    """Folds, which Triton has in a library that is not interpreted; roundings, which the
+    interpreter cuts off; and comparisons of plain numbers, which it takes for numbers."""
     functions: dict[str, Callable[..., Tensor]] = {
         "sum": torch.sum,
         "prod": torch.prod,
@@ -169,7 +169,15 @@ def _in_place_of_tritons() -> dict[str, Any]:
         "bf16": lambda x: x.bfloat16().float(),
         "f16": lambda x: x.half().float(),
     }
-    return {f"lt_{name}": _interpreted(function) for name, function in functions.items()}
+    found = {f"lt_{name}": _interpreted(function) for name, function in functions.items()}
+    return found | {"lt_flag": _flag}
+
+
+def _flag(x: Any) -> Any:
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    return tl.tensor(TensorHandle(x.handle.data.astype(bool), tl.int1), tl.int1)
 
 
 def _interpreted(function: Callable[..., Tensor]) -> Callable[..., Any]:

@@ -103,7 +103,9 @@ class Body:
         if isinstance(e, Select):
             return f"tl.where({', '.join(self.value(c, dims) for c in (e.cond, e.yes, e.no))})"
         assert isinstance(e, Apply)
-        return pw.call(e.fn, e.args[0].dtype, [self.value(a, dims) for a in e.args])
+        text = pw.call(e.fn, e.args[0].dtype, [self.value(a, dims) for a in e.args])
+        is_flag = e.dtype.name == "bool" and not self.blocks.dims(tuple(e.free))
+        return f"lt_flag({text})" if is_flag else text
 
     def _index(self, index: Index, dims: Dims) -> str:
         def coordinate(a: Axis) -> str:

@@ -20,6 +20,11 @@ def lt_wide(x, dtype: tl.constexpr):
 
 
 @jit
+def lt_flag(x):
+    return x
+
+
+@jit
 def lt_like(x, y):
     return tl.full((), x, y.dtype)
 
