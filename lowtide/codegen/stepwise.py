@@ -7,7 +7,7 @@ Out: a launch of each kernel; pointers and sizes that differ from step to step a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,13 +15,13 @@ from torch import Tensor
 from lowtide.codegen.c.kernel import BEGUN
 from lowtide.codegen.executable import Executable
 from lowtide.runtime import arena, launch
-from lowtide.runtime.steps import Launch, Moving
+from lowtide.runtime.steps import Launch, Moving, Slot
 from lowtide.texpr.sizes import evaluate
 
 
 class StepRun(ABC):
     """One run of all steps. All its tensors are kept until it is over. `sizes`: as they are at the
-    first step that runs."""
+    first step that runs; `level`: how many loops are around the one whose steps these are."""
 
     def __init__(
         self,
@@ -29,8 +29,10 @@ class StepRun(ABC):
         values: Mapping[str, Tensor],
         sizes: Mapping[str, int],
         numbers: Sequence[float],
+        level: int = 0,
     ) -> None:
         self.step = step
+        self.level = level
         self.values = dict(values)
         self.sizes = dict(sizes)
         self.numbers = dict(zip(step.scalars, numbers, strict=True))
@@ -48,7 +50,7 @@ class StepRun(ABC):
             n: arena.scratch(self.threads * bytes_of[n]) if n in own else shared for n in bytes_of
         }
 
-    def add_temporaries(self, made: Mapping[str, Tensor]) -> None:
+    def add_temporaries(self, made: Container[str]) -> None:
         """Room for what kernels pass on within a step; `made`: what has its place already."""
         for plan in self.step.plans:
             for name in plan.outputs:
@@ -75,15 +77,15 @@ class StepRun(ABC):
         head = (launch.parallel_for_address(), self.threads, self.work[name].address)
         return Launch(function=kernel.function, layout=kernel.layout, slots=(*head, *own))
 
-    def _size(self, name: str) -> int | Moving:
+    def _size(self, name: str) -> Slot:
         if name == BEGUN:
-            return Moving(first=0, base=1, stride=0, shift=0, rows=1)
+            return Moving(first=0, base=1, stride=0, shift=0, rows=1, level=self.level)
         return self.size(name)
 
     @abstractmethod
-    def pointer(self, name: str) -> int | Moving:
+    def pointer(self, name: str) -> Slot:
         """Where a tensor of the step lies."""
 
     @abstractmethod
-    def size(self, name: str) -> int | Moving:
+    def size(self, name: str) -> Slot:
         """The value of a size symbol."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from lowtide.codegen.executable import Executable
 from lowtide.codegen.stepwise import StepRun
 from lowtide.runtime import arena
-from lowtide.runtime.steps import Moving, run_steps
+from lowtide.runtime.steps import Moving, Slot, Steps, run_steps
 from lowtide.texpr.sizes import evaluate
 from lowtide.tile.strips import ROWS, START, Strips
 
@@ -40,7 +40,7 @@ def run_strips(
     for start, rows, trips in ((0, strips.count, extent // strips.count), (done, extent - done, 1)):
         if rows and trips:
             run = _Run(strips, step, given, {**sizes, START: start, ROWS: rows}, numbers, trips)
-            run_steps(run.launches(), trips, reverse=False)
+            run_steps(Steps(launches=run.launches(), trips=trips, reverse=False))
             given = run.values  # the rest finds room in what the strips before it used
             del run
     return {n: given[n] for n in strips.program.outputs}
@@ -68,7 +68,7 @@ class _Run(StepRun):
         self.in_rows = frozenset(strips.program.outputs) - set(strips.totals.values())
         self.add_temporaries(self.values)
 
-    def pointer(self, name: str) -> int | Moving:
+    def pointer(self, name: str) -> Slot:
         """See the base class."""
         tensor = self.values[name]
         if name not in self.in_rows:
@@ -76,7 +76,7 @@ class _Run(StepRun):
         row = tensor.stride(0) * tensor.element_size()
         return self._moving(tensor.data_ptr() + row * self.sizes[START], row)
 
-    def size(self, name: str) -> int | Moving:
+    def size(self, name: str) -> Slot:
         """See the base class."""
         return self._moving(self.sizes[START], 1) if name == START else self.sizes[name]
 

@@ -236,9 +236,9 @@ class Lift:
             if isinstance(plan, StandIn) and y in self.outer:
                 raise NotLifted("it carries a tensor from before it")
         values = self._values(yields)
-        needs = scan.needs(self.b.program.defs, {n: v.name for n, v in values.items()})
+        needs = scan.needs(self.b.program, {n: v.name for n, v in values.items()})
         program = self.b.program
-        defs, checks, count = dict(program.defs), list(program.checks), len(program.delays)
+        defs, checks, delays = dict(program.defs), list(program.checks), dict(program.delays)
         delayed: dict[str, str] = {}  # and why
         first: NotLifted | None = None  # what keeps it from being lifted whole
         while True:
@@ -247,8 +247,6 @@ class Lift:
             except NotLifted as why:
                 first = first or why
                 more = set[str]()
-                if count > mark[4]:
-                    raise NotLifted(f"a loop inside it runs step by step, and {why}") from why
                 if isinstance(why, Carried) and self.scans:
                     more = scan.first_cycle(why, needs, delayed)
                 if not more:
@@ -257,8 +255,8 @@ class Lift:
             program.defs.clear()
             program.defs.update(defs)
             program.checks[:] = checks
-            for name in list(program.delays)[count:]:
-                del program.delays[name]
+            program.delays.clear()
+            program.delays.update(delays)
 
     def _values(self, yields: Sequence[Abs]) -> dict[str, Val]:
         """Each stand-in's name, and what the iteration leaves in its place."""
