@@ -537,7 +537,12 @@ class _Specialiser:
         trips, going, *carried = operands
         if not is_constant(going) or not isinstance(trips.value, int | Index):
             raise Stop("loops as often as only the run knows")
-        short = isinstance(trips.value, int) and is_short(op, trips.value)
+
+        def known(value: Value) -> int | None:
+            found = env[value].value if value in env else None
+            return found if isinstance(found, int) else None
+
+        short = isinstance(trips.value, int) and is_short(op, trips.value, known)
         lifted = self._lifted(op, as_index(trips.value), carried, env, not short)
         if not isinstance(lifted, str):
             return lifted

@@ -5,10 +5,11 @@ In: an op. Out: the reason for which PyTorch or Python runs it, "" where it may 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from lowtide.ir import opdefs
-from lowtide.ir.core import Op
+from lowtide.ir.core import Op, Value
 from lowtide.ir.types import ClassType
 from lowtide.pipeline import late
 from lowtide.pipeline.lifting import inplace
@@ -66,9 +67,27 @@ def only_prepares(op: Op) -> bool:
     return not op.name.startswith("torch.") or opdefs.has_kind(op.name, ("size",))
 
 
-def is_short(loop: Op, trips: int) -> bool:
+def is_short(loop: Op, trips: int, known: Callable[[Value], int | None]) -> bool:
     """Is it so few ops in all, each for every element by itself, that they are better written
-    out?"""
-    ops = [op for block in loop.blocks for op in block.ops if op.name.startswith("torch.")]
-    alone = all(opdefs.has_kind(op.name, ("pointwise", "view", "size", "factory")) for op in ops)
-    return alone and trips * len(ops) <= SHORT_OPS
+    out? `known`: ints that the body finds as they are."""
+    count = _written_out(loop, known)
+    return count is not None and trips * count <= SHORT_OPS
+
+
+def _written_out(loop: Op, known: Callable[[Value], int | None]) -> int | None:
+    """How many tensor ops one iteration is; None if not each is for every element by itself."""
+    found, numbers = 0, dict[Value, int]()
+    for op in (op for block in loop.blocks for op in block.ops):
+        if op.name == "const" and isinstance(op.attrs["value"], int):
+            numbers[op.results[0]] = op.attrs["value"]
+        if op.name == "loop":
+            trips = numbers.get(op.operands[0], known(op.operands[0]))
+            count = _written_out(op, known)
+            if trips is None or count is None:
+                return None
+            found += trips * count
+        elif op.name.startswith("torch."):
+            if not opdefs.has_kind(op.name, ("pointwise", "view", "size", "factory")):
+                return None
+            found += 1
+    return found

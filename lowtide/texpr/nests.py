@@ -113,6 +113,15 @@ def nested(program: Program) -> tuple[Program, list[Cycle]]:
     return dataclasses.replace(program, defs=defs), [_renamed(c, called) for c in found]
 
 
+def steps_of(program: Program) -> dict[str, int | None]:
+    """What loops compute; how many of its dims are their steps, None where loops are within."""
+    found: dict[str, int | None] = {}
+    for c in cycles(program):
+        is_nest = any(_outside(program, c).values()) if c.members else False
+        found |= dict.fromkeys(c.members, None if is_nest else 1)
+    return found
+
+
 def _renamed(c: Cycle, called: Mapping[str, str]) -> Cycle:
     def put(y: Delay) -> Delay:
         source, init = called.get(y.source, y.source), called.get(y.init, y.init)

@@ -40,7 +40,7 @@ from lowtide.texpr.expr import (
     Select,
 )
 from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, deep_atoms, product
-from lowtide.texpr.nests import Cycle, cycles, nested, step_of
+from lowtide.texpr.nests import Cycle, cycles, nested, step_of, steps_of
 from lowtide.texpr.split_ranges import split_ranges
 
 FEW_TERMS = 16  # a sum of so few terms is computed again rather than stored …
@@ -86,19 +86,14 @@ class Parts:
 def partition(program: Program, level: int = 0) -> Parts:
     """The parts of a Program with delays, which is itself a step of so many loops around it."""
     program = _forwarded(program)
-    looped, apart = _looped(program), set[str]()
+    looped, apart = steps_of(program), set[str]()
     while True:
         split, even = split_ranges(program, looped, apart)
         made = _Partition(_settled(_forwarded(split)), even, level)
-        left = (even.keys() & looped) - made.in_blocks - apart
+        left = (even.keys() & looped.keys()) - made.in_blocks - apart
         if not left:
             return Parts(tuple(made.parts()), made.same)
         apart |= left  # its parts are not alike after all
-
-
-def _looped(program: Program) -> set[str]:
-    """What loops compute."""
-    return {n for c in cycles(program) for n in c.members}
 
 
 def _loads(program: Program) -> dict[str, set[str]]:

@@ -109,9 +109,9 @@ def closed(
             axes = (*d.axes[:at], fresh, *d.axes[at:])
             body.lifted.add(name)
         defs[name] = Def(name=name, axes=axes, expr=expr, loc=d.loc, op=d.op)
+    _taint(body, inner)
     for name in inner:
         _side_by_side(body, name)
-    _taint(body, inner)
     for k, name in enumerate(b.program.checks[first_check:], first_check):
         if name in body.tainted:
             why = "an index depends on the iteration before"
@@ -172,12 +172,16 @@ def _side_by_side(body: Body, name: str) -> None:
     """A delay of a loop inside, for all iterations."""
     b, y = body.b, body.b.program.delays[name]
     trips = body.axis.extent
-    if y.source not in body.in_steps or y.init in body.in_steps:
+    if y.source not in body.in_steps:
         raise NotLifted("a loop inside it runs step by step")
     init = y.init
-    if init not in body.lifted:
-        shape = (trips, *y.shape[1:])
-        init = b.tensor(shape, y.dtype, lambda idx: ex.load(y.init, idx[1:], y.dtype)).name
+    if init not in body.lifted or init in body.in_steps:
+
+        def first(idx: tuple[Index, ...]) -> Expr:
+            begin = body.put(ex.load(y.init, idx[1:], y.dtype))
+            return at_indices(begin, {body.axis: idx[0]})
+
+        init = b.tensor((trips, *y.shape[1:]), y.dtype, first).name
     shape = (y.shape[0], trips, *y.shape[1:])
     b.program.delays[name] = dataclasses.replace(y, init=init, shape=shape)
 

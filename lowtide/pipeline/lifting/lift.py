@@ -29,8 +29,9 @@ from lowtide.pipeline.lifting.inplace import root_of
 from lowtide.pipeline.lifting.match import Carried, Carry, NotLifted
 from lowtide.pipeline.lifting.rows import Chunk, Growing, Item, Rows, pieces_of, turned
 from lowtide.texpr import expr as ex
+from lowtide.texpr import nests
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
-from lowtide.texpr.expr import Expr, Load
+from lowtide.texpr.expr import Expr, Load, Program
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
 
 MAX_ATTEMPTS: Final = 8
@@ -308,6 +309,8 @@ class Lift:
         kept = [x.value for x in results if x not in self.changed and x.base is None]
         stand_ins = set(self._values(yields))
         self._drop_unused(mark[0], [*kept, *(value for _, value in after)], stand_ins)
+        if inner and delayed:
+            _check_nest(self.b.program)
         for x, value in after:
             self.run.change(x, value)
         return results
@@ -459,6 +462,14 @@ class Lift:
         if grown.elems:
             return Rows((*pieces_of(before), chunk), self.op)
         return Rows((*turned(self.b, [chunk]), *pieces_of(before)), self.op)
+
+
+def _check_nest(program: Program) -> None:
+    """Raises NotLifted where no loop can be the one outside."""
+    try:
+        nests.check(program)
+    except nests.NoNest as why:
+        raise NotLifted(str(why)) from why
 
 
 def _tensors_of(value: object) -> list[Val]:
