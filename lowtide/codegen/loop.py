@@ -103,9 +103,7 @@ class _Loop:
         for name, (source, init) in loop.carried.items():
             self.places[name] = self._row(source, 1 if loop.reverse else -1, places[init])
 
-    def _moving(
-        self, *, first: Slot, base: Slot, stride: int, rows: int, shift: int = 0
-    ) -> Moving:
+    def _moving(self, *, first: Slot, base: Slot, stride: int, rows: int, shift: int = 0) -> Moving:
         return Moving(
             first=first, base=base, stride=stride, shift=shift, rows=rows, level=self.level
         )

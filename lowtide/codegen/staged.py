@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lowtide.codegen.executable import Executable, Fusion, KernelInfo, fused
+from lowtide.codegen.executable import Executable, KernelInfo, fused
 from lowtide.codegen.loop import run_loop, slots
 from lowtide.codegen.strips import run_strips
 from lowtide.errors import UNKNOWN_LOC

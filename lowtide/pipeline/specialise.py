@@ -543,6 +543,8 @@ class _Specialiser:
             return found if isinstance(found, int) else None
 
         short = isinstance(trips.value, int) and is_short(op, trips.value, known)
+        if self.activity.in_loop and any(o.name == "mutate" for o in op.blocks[0].ops):
+            short = False  # many writes in one iteration: none would be of a row
         lifted = self._lifted(op, as_index(trips.value), carried, env, not short)
         if not isinstance(lifted, str):
             return lifted

@@ -1,8 +1,8 @@
-"""Which delays turn within others: the outer loop of a cycle, and what turns within each step of it.
+"""Which delays turn within others: the outer loop of a cycle, and what turns within its steps.
 
 In:  a Program whose definitions form cycles through delays.
-Out: its cycles, and the Program in which all that lies on one has the cycle's own steps as its first
-     axis. `inner` are delays of one step: loops within the loop.
+Out: its cycles, and the Program in which all that lies on one has the cycle's own steps as its
+     first axis. `inner` are delays of one step: loops within the loop.
 
     delay d'[l, t] = d[l-1, t] from e[t]        loop t    delay d'[l] = d[l-1] from e[t]
     delay r'[t, j] = r[t-1, j] from g[j]   ->             d[l] = x[t, l] + min(d'[l], r'[l + 1])
@@ -104,7 +104,11 @@ def nested(program: Program) -> tuple[Program, list[Cycle]]:
 
     defs: dict[str, Def] = {}
     for n, d in program.defs.items():
-        axes, expr, own = _in_front(d.axes, moved.get(n, 0)), Rewriter(visit)(d.expr), called.get(n, n)
+        axes, expr, own = (
+            _in_front(d.axes, moved.get(n, 0)),
+            Rewriter(visit)(d.expr),
+            called.get(n, n),
+        )
         defs[own] = dataclasses.replace(d, name=own, axes=axes, expr=expr)
         if n in called:
             whole = visit(ex.load(n, [as_index(a) for a in d.axes], d.dtype))

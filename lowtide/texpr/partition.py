@@ -293,7 +293,9 @@ class _Partition:
         delays = {y.name: y for y in c.delays}
         inner = dict(self._inner(c, index))
         inputs: dict[str, Input] = {}
-        defs = {n: begins for _, begins in inner.values() if begins is not None for n in [begins.name]}
+        defs = {
+            n: begins for _, begins in inner.values() if begins is not None for n in [begins.name]
+        }
         for name, d in self.defs.items():
             if name in c.members:
                 defs[name] = self._one_step(d, c, index)
@@ -331,7 +333,7 @@ class _Partition:
         )
 
     def _inner(self, c: Cycle, index: Index) -> Iterator[tuple[str, tuple[Delay, Def | None]]]:
-        """The delays within a step, and what they begin with in it, where that is not made in it."""
+        """The delays within a step, and what they begin with, where that is not made in it."""
         for y, at in c.inner:
             if at is None:
                 yield y.name, (y, None)

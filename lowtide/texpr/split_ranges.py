@@ -64,9 +64,7 @@ def split_ranges(
 
 
 class _Splitter:
-    def __init__(
-        self, program: Program, looped: Mapping[str, int | None], whole: Set[str]
-    ) -> None:
+    def __init__(self, program: Program, looped: Mapping[str, int | None], whole: Set[str]) -> None:
         self.program = program
         self.looped = looped
         self.whole = whole

@@ -153,7 +153,7 @@ def _in_steps(b: Builder, names: Sequence[str], inner: Collection[str]) -> set[s
 
 
 def _taint(body: Body, inner: Collection[str]) -> None:
-    """Marks what reads one that is marked, a loop inside which begins with one or makes one, too."""
+    """Marks what reads one that is marked; loops inside that begin with one, or make one, too."""
     program, tainted, count = body.b.program, body.tainted, -1
     while count < len(tainted):
         count = len(tainted)

@@ -10,8 +10,8 @@ delays of that.
                                                                   else alpha0[r, j]
 
 Rows that no iteration has filled in yet are read as they were before the loop. A loop that stays
-within one row of the table, `R[i, j] = f(R[i, j - 1], R[i - 1, j])` over j, carries what it fills in
-of that row, here a single element; other rows are to it as they were before.
+within one row of the table, `R[i, j] = f(R[i, j - 1], R[i - 1, j])` over j, carries what it fills
+in of that row, here a single element; other rows are to it as they were before.
 """
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ class _Write:
     conditions: tuple[Expr, ...]
 
 
-def _written(
-    e: Expr, base: Expr, axis: Axis, conditions: tuple[Expr, ...]
-) -> list[_Write] | None:
+def _written(e: Expr, base: Expr, axis: Axis, conditions: tuple[Expr, ...]) -> list[_Write] | None:
     """The writes of an element; None where it is not known when they are."""
     if e is base:
         return []
@@ -116,7 +114,9 @@ def _fixed(
         for load in ex.loads(d.expr):
             at = load.index[1:]
             if load.source == name and not all(the_axis(i) in d.axes for i in at):  # not all of it
-                found = {k: place for k, place in found.items() if (at[k] - place).const is not None}
+                found = {
+                    k: place for k, place in found.items() if (at[k] - place).const is not None
+                }
     return found
 
 
@@ -126,7 +126,9 @@ def _places(
     """Dims of which a condition says where they are."""
     for part in conditions:
         equal = sides(part, "eq")
-        for k, a in enumerate(axes) if equal is not None else ():
+        if equal is None:
+            continue
+        for k, a in enumerate(axes):
             for sign in (1, -1):
                 place = (equal[0] - equal[1]) * sign + as_index(a)
                 if deep_atoms(place).keys().isdisjoint((*axes, axis)):
