@@ -481,6 +481,8 @@ def _tensors_of(value: object) -> list[Val]:
 def _knows(x: Abs, axis: Axis) -> bool:
     if isinstance(x.value, Index) and axis in deep_atoms(x.value):
         return True
+    if isinstance(x.value, Expr) and axis in x.value.free:
+        return True
     if isinstance(x.value, Seq | Map) and any(_knows(e, axis) for e in x.value.elems):
         return True
     return isinstance(x.origin, Origin) and any(_knows(o, axis) for o in x.origin.operands)
