@@ -1,5 +1,6 @@
 """Recurrences within recurrences: tables of which each element needs the one before it in its row
-and the row before, and scans within scans. Steps of steps where that is legal, like eager always."""
+and the row before, and scans within scans. Steps of steps where that is legal, always like eager.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +166,7 @@ def by_columns(x: Tensor) -> Tensor:
 def fixed_points(x: Tensor) -> Tensor:
     w = x[:4, :4] * 0.3
     h = torch.zeros(4, dtype=x.dtype)
-    out = []
+    out: list[Tensor] = []
     for t in range(x.shape[0]):
         z = h
         for _ in range(x.shape[1]):
@@ -216,10 +217,23 @@ def a_sum_of_the_row(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, s
 
 
+def borders(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the loops never write is read anywhere; the first row and column by a choice."""
+    n, m = x.shape
+    y = x * 1.0
+    s = torch.zeros((), dtype=x.dtype)
+    for i in range(n):
+        for j in range(m - 1):
+            if i > 0 and j > 0:
+                y[i, j] = torch.tanh(y[i, j - 1] + y[i, 0] + y[i - 1, j]) + y[0, j] + y[i, m - 1]
+        s = torch.tanh(s + y[0, 0])
+    return y, s
+
+
 LEGAL: list[Program] = [
     dtw, soft_dtw, batched, edits, aligned, local, common, affine_gaps, integral, filtered,
     there_and_back, by_columns, fixed_points, epochs, a_number_through_all, begun_by_the_total,
-    a_sum_of_the_row,
+    a_sum_of_the_row, borders,
 ]  # fmt: skip
 
 

@@ -102,8 +102,8 @@ def _written(e: Expr, base: Expr, axis: Axis, conditions: tuple[Expr, ...]) -> l
 def _fixed(
     body: Body, name: str, writes: Sequence[_Write], axes: Sequence[Axis]
 ) -> dict[int, Index]:
-    """Dims along which all iterations write at one place, which is as far from all places that
-    are read: by dim, the place."""
+    """Dims along which all iterations write at one place, and read there or surely elsewhere: by
+    dim, the place."""
     found: dict[int, Index] | None = None
     for write in writes:
         mine = dict(_places(write.conditions, axes, body.axis))
@@ -114,10 +114,16 @@ def _fixed(
         for load in ex.loads(d.expr):
             at = load.index[1:]
             if load.source == name and not all(the_axis(i) in d.axes for i in at):  # not all of it
-                found = {
-                    k: place for k, place in found.items() if (at[k] - place).const is not None
-                }
+                found = {k: i for k, i in found.items() if _are_apart(at[k], i) is not None}
     return found
+
+
+def _are_apart(a: Index, b: Index) -> bool | None:
+    """Are they never equal? False if they always are, None where it is now so, now so."""
+    far = a - b
+    if far.const == 0:
+        return False
+    return True if nonnegative(far - 1) or nonnegative(-far - 1) else None
 
 
 def _places(
@@ -145,6 +151,11 @@ class _Row:
 
     def of(self, iteration: Index) -> Index:
         return (iteration - self.rest) * self.sign
+
+    def is_never(self, place: Index, trips: Index) -> bool:
+        """Does surely no iteration write what lies there?"""
+        writer = self.rest + place * self.sign
+        return nonnegative(-writer - 1) or nonnegative(writer - trips)
 
 
 def _row(s: Solution, axes: tuple[Axis, ...]) -> _Row | None:
@@ -239,8 +250,8 @@ class _Table:
                 return None
             iteration, *at = node.index
             steps = (self.row.of(iteration) - at[self.row.dim]) * self.row.sign
-            apart = [(at[k] - place).const for k, place in self.fixed.items()]
-            if any(apart):
+            apart = [_are_apart(at[k], place) for k, place in self.fixed.items()]
+            if True in apart or self.row.is_never(at[self.row.dim], self.body.axis.extent):
                 return ex.load(self.start.name, at, node.dtype)
             if steps.const is None or None in apart:
                 raise NotLifted("an iteration reads other rows than those at a fixed distance")
