@@ -537,14 +537,7 @@ class _Specialiser:
         trips, going, *carried = operands
         if not is_constant(going) or not isinstance(trips.value, int | Index):
             raise Stop("loops as often as only the run knows")
-
-        def known(value: Value) -> int | None:
-            found = env[value].value if value in env else None
-            return found if isinstance(found, int) else None
-
-        short = isinstance(trips.value, int) and is_short(op, trips.value, known)
-        if self.activity.in_loop and any(o.name == "mutate" for o in op.blocks[0].ops):
-            short = False  # many writes in one iteration: none would be of a row
+        short = is_short(op, trips.value, env, self.activity.in_loop)
         lifted = self._lifted(op, as_index(trips.value), carried, env, not short)
         if not isinstance(lifted, str):
             return lifted
