@@ -155,9 +155,10 @@ def _in_steps(b: Builder, names: Sequence[str], inner: Collection[str]) -> set[s
 def _taint(body: Body, inner: Collection[str]) -> None:
     """Marks what reads one that is marked; loops inside that begin with one, or make one, too."""
     program, tainted, count = body.b.program, body.tainted, -1
+    own = [n for n in program.defs if n in body.own]
     while count < len(tainted):
         count = len(tainted)
-        for name in body.own:
+        for name in own:
             d = program.defs[name]
             if name not in tainted and any(x.source in tainted for x in ex.loads(d.expr)):
                 tainted[name] = d

@@ -32,7 +32,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr import nests
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
 from lowtide.texpr.expr import Expr, Load, Program
-from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
+from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, floordiv, mod
 
 MAX_ATTEMPTS: Final = 8
 _KEPT: Final = "kept"
@@ -428,28 +428,21 @@ class Lift:
         before: object,
         names: tuple[Abs | None, tuple[Abs, ...]],
     ) -> Rows:
-        if len(grown.elems) + len(grown.in_front) != 1:
-            raise NotLifted("a list does not grow by one tensor in each iteration")
-        (elem,) = (*grown.elems, *grown.in_front)
-        if elem in self.outer or not isinstance(elem.value, Val):
-            raise NotLifted("a list grows by what was made before the loop")
-        base: Any = elem
-        while base.base is not None:
-            base = base.base
-        if base is not elem and base in self.outer and base.origin is None:
-            raise NotLifted("a list grows by views of what the program made")
-        self.run.refresh([elem])
-        value = elem.value
-        shape = (self.axis.extent, *value.shape)
+        added = [*grown.elems, *grown.in_front]
+        if len(added) != 1 and (grown.in_front or not added):
+            raise NotLifted("a list does not grow by as many tensors at its end in each iteration")
+        count, values = len(added), [self._item(x) for x in added]
+        value = values[0]
+        if any(x.dtype is not value.dtype or x.shape != value.shape for x in values):
+            raise NotLifted("a list grows by tensors of several shapes")
+        shape = (self.axis.extent * count, *value.shape)
 
         def element(idx: tuple[Index, ...]) -> Expr:
-            e = body.element(value, idx[1:], "")
-            e = closing.at_indices(e, {self.axis: idx[0]})
-            try:
-                body.check(e)
-            except NotLifted as why:
-                read = closing.roots(self.b.program.defs, e)
-                raise Carried(str(why), read, are_read=True) from why
+            step, which = floordiv(idx[0], count), self.b.at(mod(idx[0], count))
+            items = [self._in_step(body, x, step, idx[1:]) for x in values]
+            e = items.pop()
+            for k in range(count - 2, -1, -1):
+                e = self.b.select(self.b.apply("eq", which, self.b.at(k)), items[k], e)
             return e
 
         found = self.b.tensor(shape, value.dtype, element)
@@ -458,10 +451,32 @@ class Lift:
         source = node.source if isinstance(node, Load) and node.index == own else ""
         if source in body.lifted & body.own and self.b.program.defs[source].shape == made.shape:
             found = Val(source, found.shape, found.dtype)  # all iterations of one value
-        chunk = Chunk(found, *names, are_views=base is not elem and self._is_known(base))
+        are_views = any(root_of(x) is not x and self._is_known(root_of(x)) for x in added)
+        chunk = Chunk(found, *names, are_views=are_views)
         if grown.elems:
             return Rows((*pieces_of(before), chunk), self.op)
         return Rows((*turned(self.b, [chunk]), *pieces_of(before)), self.op)
+
+    def _item(self, elem: Abs) -> Val:
+        """A tensor that a list grows by."""
+        if elem in self.outer or not isinstance(elem.value, Val):
+            raise NotLifted("a list grows by what was made before the loop")
+        base = root_of(elem)
+        if base is not elem and base in self.outer and base.origin is None:
+            raise NotLifted("a list grows by views of what the program made")
+        self.run.refresh([elem])
+        assert isinstance(elem.value, Val)
+        return elem.value
+
+    def _in_step(self, body: closing.Body, value: Val, step: Index, at: Sequence[Index]) -> Expr:
+        """An element of what an iteration has made."""
+        e = closing.at_indices(body.element(value, at, ""), {self.axis: step})
+        try:
+            body.check(e)
+        except NotLifted as why:
+            read = closing.roots(self.b.program.defs, e)
+            raise Carried(str(why), read, are_read=True) from why
+        return e
 
 
 def _check_nest(program: Program) -> None:
