@@ -16,10 +16,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lowtide.codegen.stepwise import StepRun
+from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
 from lowtide.runtime.choice import Choice
+from lowtide.runtime.steps import Launch, Steps
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, product
@@ -135,14 +136,16 @@ class Executable(ABC):
         """What the driver's text calls by name."""
 
     @abstractmethod
-    def empty(
-        self, shape: tuple[int, ...], dtype: torch.dtype, beside: Mapping[str, Tensor]
-    ) -> Tensor:
-        """A tensor on the machine, for what is computed of those `beside`."""
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor on a device of the machine."""
 
     @abstractmethod
-    def run_steps(self, run: StepRun, trips: int, reverse: bool) -> None:
-        """Launches the kernels for each step from 0 to `trips`, or from the last one back."""
+    def launches(self, run: StepRun) -> list[Launch]:
+        """The kernels of a step, in order, with their slots."""
+
+    @abstractmethod
+    def run_steps(self, steps: Steps, room: Room) -> None:
+        """Runs all steps. Their slots lie in the memory of the tensors in `room`."""
 
     # -- running --
 

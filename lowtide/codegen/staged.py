@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lowtide.codegen.executable import Executable, Fusion, KernelInfo
+from lowtide.codegen.executable import Executable, KernelInfo
 from lowtide.codegen.loop import run_loop, slots
 from lowtide.codegen.machines import CPU, executable, fused
 from lowtide.codegen.strips import run_strips
@@ -38,25 +38,12 @@ class Stage:
     """One part, compiled. `dead`: what nobody needs after it."""
 
     def __init__(
-        self,
-        part: Part | Loop | Strips,
-        fusion: Fusion,
-        symbols: Sequence[str],
-        scalars: Sequence[str],
-        hints: Mapping[str, int],
-        machine: str,
+        self, part: Part | Loop | Strips, executable: Executable | Staged, symbols: Sequence[str]
     ) -> None:
         self.part = part
+        self.executable = executable
         self.symbols = tuple(symbols)
         self.dead: tuple[str, ...] = ()
-        moving: tuple[str, ...] = ()
-        updated = part.totals if isinstance(part, Strips) else None
-        if isinstance(part, Loop):
-            moving = (part.step, *part.carried)
-        elif isinstance(part, Strips):
-            moving = (START, ROWS, *part.totals)
-        names = [*symbols, *(n for n in moving if n in hints)]
-        self.executable = executable(fusion, names, scalars, hints, machine, moving, updated)
 
     def run(self, values: Values, sizes: Sequence[int], numbers: Sequence[float]) -> None:
         """Adds what the part gives to `values`."""
@@ -64,11 +51,22 @@ class Stage:
         if isinstance(part, Loop):
             values.update(run_loop(part, self.executable, values, known, numbers))
         elif isinstance(part, Strips):
+            assert isinstance(self.executable, Executable)
             values.update(run_strips(part, self.executable, values, known, numbers))
         else:
             program = part.program
+            assert isinstance(self.executable, Executable)
             found = self.executable([values[n] for n in program.inputs], sizes, numbers)
             values.update(zip((*program.outputs, *program.checks), found, strict=True))
+
+    def events(self, sizes: Mapping[str, int]) -> Iterator[Event]:
+        """What it takes and gives back beside `held`."""
+        if not isinstance(self.executable, Staged):
+            yield from self.executable.events(sizes)
+            return
+        held = list(self.executable.all_at_once(sizes))
+        yield from (Event(held=h, takes=True) for h in held)
+        yield from (Event(held=h, takes=False) for h in held)
 
     def held(self) -> Iterator[tuple[str, Index, Any]]:
         """What it gives to later parts, with its bytes, while it runs and after."""
@@ -96,17 +94,54 @@ def _stages(
 ) -> Iterator[Stage]:
     """The parts compiled; of a plain one, strips where they do its products once."""
     for part in parts:
-        known = dict(hints)
         if isinstance(part, Loop):
-            known[part.step] = max(evaluate(part.trips, hints) // 2, 1)
-        elif isinstance(part, Strips):
+            yield _looped(part, symbols, scalars, hints, machine, 0)
+            continue
+        known = dict(hints)
+        if isinstance(part, Strips):
             known |= {START: part.count, ROWS: part.count}
         fusion = fused(part.program, known, machine)
         cut = in_strips(fusion.normal, fusion.groups, hints) if isinstance(part, Part) else None
         if cut is not None:
             yield from _stages(cut, symbols, scalars, hints, machine)
-        else:
-            yield Stage(part, fusion, symbols, scalars, known, machine)
+            continue
+        moving: tuple[str, ...] = ()
+        updated = None
+        if isinstance(part, Strips):
+            moving, updated = (START, ROWS, *part.totals), part.totals
+        names = [*symbols, *(n for n in moving if n in known)]
+        made = executable(fusion, names, scalars, known, machine, moving, updated)
+        yield Stage(part, made, symbols)
+
+
+def _looped(
+    part: Loop,
+    symbols: Sequence[str],
+    scalars: Sequence[str],
+    hints: Mapping[str, int],
+    machine: str,
+    level: int,
+) -> Stage:
+    """A loop within so many others, its step compiled."""
+    known = {**hints, part.step: max(evaluate(part.trips, hints) // 2, 1)}
+    names = [*symbols, part.step]
+    moving = {part.step, *part.carried}
+
+    def step(program: Program) -> Executable:
+        fusion = fused(program, known, machine)
+        return executable(fusion, names, scalars, known, machine, moving)
+
+    if not part.program.delays:
+        return Stage(part, step(part.program), symbols)
+    within = partition(part.program, level + 1).parts
+    moving.update(n for p in within for n in _given(p))
+    stages = [
+        _looped(p, names, scalars, known, machine, level + 1)
+        if isinstance(p, Loop)
+        else Stage(p, step(p.program), names)
+        for p in within
+    ]
+    return Stage(part, Staged(part.program, stages, {}), symbols)
 
 
 class Staged:
@@ -128,9 +163,15 @@ class Staged:
     def _compile(self) -> None:
         """The kernels of all parts: C compilers run side by side."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done in [pool.submit(stage.executable.bound) for stage in self.parts]:
+            for done in [pool.submit(x.bound) for x in self.executables()]:
                 done.result()
         self._is_compiled = True
+
+    def executables(self) -> Iterator[Executable]:
+        """Of all parts, and of those within steps."""
+        for stage in self.parts:
+            made = stage.executable
+            yield from made.executables() if isinstance(made, Staged) else (made,)
 
     def __call__(
         self, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
@@ -193,7 +234,7 @@ class Staged:
                 own |= {START: 0, ROWS: rows}
             if not isinstance(stage.part, Part):
                 yield from (Event(held=h, takes=True) for h in made.values())
-            for event in stage.executable.events(own):
+            for event in stage.events(own):
                 x = event.held
                 if x.name in made:
                     yield Event(held=made[x.name], takes=event.takes)
@@ -204,6 +245,24 @@ class Staged:
             alive |= made
             gone = [alive.pop(n) for n in (*stage.dead, *_unread(stage)) if n in alive]
             yield from (Event(held=h, takes=False) for h in gone)
+
+    def all_at_once(self, sizes: Mapping[str, int]) -> Iterator[Held]:
+        """What the parts of a step hold while the loop runs, but for what the step gives."""
+        for number, stage in enumerate(self.parts):
+            own = dict(sizes)
+            if isinstance(stage.part, Loop):
+                own[stage.part.step] = 0
+            found = [_held(n, b, loc, sizes) for n, b, loc in stage.held()]
+            if isinstance(stage.executable, Staged):
+                found += stage.executable.all_at_once(own)
+            else:
+                taken = [e.held for e in stage.executable.events(own) if e.takes]
+                work = [h for h in taken if h.kind == "work memory"]
+                found += [h for h in taken if h not in work]
+                found += sorted(work, key=lambda h: h.nbytes)[-1:]
+            for h in found:
+                if h.name not in self.program.outputs:
+                    yield dataclasses.replace(h, name=f"part{number}.{h.name}")
 
 
 def _held(name: str, nbytes: Index, loc: Any, sizes: Mapping[str, int]) -> Held:
@@ -224,6 +283,12 @@ def _unread(stage: Stage) -> list[str]:
     return [n for n in part.program.outputs if n not in part.kept and n not in part.ends]
 
 
+def _given(part: Part | Loop | Strips) -> set[str]:
+    """What later parts may read of one."""
+    found = {*part.program.outputs, *part.program.checks}
+    return found | {*part.ends.values(), *part.blocks} if isinstance(part, Loop) else found
+
+
 def _set_dead(parts: Sequence[Stage], results: set[str]) -> None:
     """After which part each value is let go."""
     needed = set(results)
@@ -232,12 +297,9 @@ def _set_dead(parts: Sequence[Stage], results: set[str]) -> None:
         reads = set(part.program.inputs)
         if isinstance(part, Loop):
             reads = (reads - part.carried.keys()) | {init for _, init in part.carried.values()}
-        gives = {*part.program.outputs, *part.program.checks}
-        if isinstance(part, Loop):
-            gives |= {*part.ends.values(), *part.blocks}
         elif isinstance(part, Strips):
             reads -= part.totals.keys()
-        stage.dead = tuple(sorted((reads | gives) - needed))
+        stage.dead = tuple(sorted((reads | _given(part)) - needed))
         needed |= reads
 
 

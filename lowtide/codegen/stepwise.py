@@ -1,67 +1,78 @@
-"""What runs a program step by step has in common: tensors of the steps, and how they move.
+"""What runs a program step by step has in common: room for its tensors, and how slots move.
 
-In:  one step compiled, the tensors that it reads, sizes and numbers.
-Out: for each tensor and size of the step what it is, or how it differs from step to step.
+In:  one step compiled, where the tensors lie that it reads, sizes and numbers.
+Out: a launch of each kernel; pointers and sizes that differ from step to step are `Moving`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from lowtide.runtime.steps import Moving
+from lowtide.runtime.steps import Launch, Slot
 from lowtide.texpr.sizes import evaluate
 
 if TYPE_CHECKING:  # which imports this module
     from lowtide.codegen.executable import Executable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Row:
-    """`first` at the first step that runs, `stack[(t + shift) % len(stack)]` at any other t."""
+class Room:
+    """The tensors of one run of steps, kept until it is over: those that it reads, and what it
+    makes, on the same device."""
 
-    stack: Tensor
-    first: Tensor
-    shift: int = 0
+    def __init__(self, executable: Executable, given: Iterable[Tensor]) -> None:
+        self.executable = executable
+        self.tensors = list(given)
+        self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor that the steps write."""
+        made = self.executable.empty(shape, dtype, self.device)
+        self.tensors.append(made)
+        return made
 
 
 class StepRun(ABC):
-    """One run of all steps. All its tensors are kept until it is over. `sizes`: as they are at the
-    first step that runs."""
+    """One run of the kernels of all steps. `sizes`: as they are at the first step that runs;
+    `level`: how many loops are around the one whose steps these are."""
 
     def __init__(
         self,
         step: Executable,
-        values: Mapping[str, Tensor],
+        room: Room,
         sizes: Mapping[str, int],
         numbers: Sequence[float],
+        level: int = 0,
     ) -> None:
         self.step = step
-        self.values = dict(values)
+        self.room = room
+        self.level = level
         self.sizes = dict(sizes)
         self.numbers = dict(zip(step.scalars, numbers, strict=True))
 
-    def add_temporaries(self, made: Mapping[str, Tensor]) -> None:
+    def temporaries(self, made: Container[str]) -> dict[str, Tensor]:
         """Room for what kernels pass on within a step; `made`: what has its place already."""
-        for plan in self.step.plans:
-            for name in plan.outputs:
-                if name not in made:
-                    self.values[name] = self.tensor(name)
+        outputs = (name for plan in self.step.plans for name in plan.outputs)
+        return {n: self.tensor(n) for n in outputs if n not in made}
 
-    def tensor(self, name: str, *front: int) -> Tensor:
-        """A tensor for one step's value, with further dims in front."""
+    def tensor(self, name: str) -> Tensor:
+        """A tensor for one step's value."""
         d = self.step.shaped[name]
-        shape = (*front, *(evaluate(size, self.sizes) for size in d.shape))
-        return self.step.empty(shape, d.dtype.torch, self.values)
+        shape = tuple(evaluate(size, self.sizes) for size in d.shape)
+        return self.room.empty(shape, d.dtype.torch)
+
+    def launches(self) -> list[Launch]:
+        """The kernels of a step, in order."""
+        return self.step.launches(self)
 
     @abstractmethod
-    def place(self, name: str) -> Tensor | Row:
+    def pointer(self, name: str) -> Slot:
         """Where a tensor of the step lies."""
 
     @abstractmethod
-    def size(self, name: str) -> int | Moving:
+    def size(self, name: str) -> Slot:
         """The value of a size symbol."""

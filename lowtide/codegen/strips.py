@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from lowtide.codegen.executable import Executable
-from lowtide.codegen.stepwise import Row, StepRun
-from lowtide.runtime.steps import Moving
+from lowtide.codegen.stepwise import Room, StepRun
+from lowtide.runtime.steps import Moving, Slot, Steps
 from lowtide.texpr.sizes import evaluate
 from lowtide.tile.strips import ROWS, START, Strips
 
@@ -28,32 +28,26 @@ def run_strips(
 ) -> dict[str, Tensor]:
     """Runs all strips: what they give. `values`: what they read, by name."""
     extent = evaluate(strips.extent, sizes)
-    given = dict(values)
+    given, room = dict(values), Room(step, values.values())
     for before, name in strips.totals.items():
-        given[before] = given[name] = _whole(strips, step, name, sizes, values)
+        given[before] = given[name] = _whole(strips, name, sizes, room)
         given[name].fill_(strips.identities[before])
     for name in strips.program.outputs:
         if name not in given:
-            given[name] = _whole(strips, step, name, sizes, values)
+            given[name] = _whole(strips, name, sizes, room)
     done = extent - extent % strips.count
     for start, rows, trips in ((0, strips.count, extent // strips.count), (done, extent - done, 1)):
         if rows and trips:
-            run = _Run(strips, step, given, {**sizes, START: start, ROWS: rows}, numbers, trips)
-            step.run_steps(run, trips, reverse=False)
+            known = {**sizes, START: start, ROWS: rows}
+            run = _Run(strips, step, given, room, known, numbers, trips)
+            step.run_steps(Steps(launches=run.launches(), trips=trips, reverse=False), room)
             given = run.values  # the rest finds room in what the strips before it used
-            del run
     return {n: given[n] for n in strips.program.outputs}
 
 
-def _whole(
-    strips: Strips,
-    step: Executable,
-    name: str,
-    sizes: Mapping[str, int],
-    values: Mapping[str, Tensor],
-) -> Tensor:
+def _whole(strips: Strips, name: str, sizes: Mapping[str, int], room: Room) -> Tensor:
     shape = tuple(evaluate(size, sizes) for size in strips.shape(name))
-    return step.empty(shape, strips.program.defs[name].dtype.torch, values)
+    return room.empty(shape, strips.program.defs[name].dtype.torch)
 
 
 class _Run(StepRun):
@@ -64,28 +58,28 @@ class _Run(StepRun):
         strips: Strips,
         step: Executable,
         values: Mapping[str, Tensor],
+        room: Room,
         sizes: Mapping[str, int],
         numbers: Sequence[float],
         trips: int,
     ) -> None:
-        super().__init__(step, values, sizes, numbers)
+        super().__init__(step, room, sizes, numbers)
         self.trips = trips
         self.in_rows = frozenset(strips.program.outputs) - set(strips.totals.values())
-        self.add_temporaries(self.values)
+        self.values = {**values, **self.temporaries(values)}
 
-    def place(self, name: str) -> Tensor | Row:
+    def pointer(self, name: str) -> Slot:
         """See the base class."""
-        tensor, rows = self.values[name], self.sizes[ROWS]
+        tensor = self.values[name]
         if name not in self.in_rows:
-            return tensor
-        whole = tensor.narrow(0, self.sizes[START], self.trips * rows)
-        stack = whole.view(self.trips, rows, *whole.shape[1:])
-        return Row(stack=stack, first=stack[0])
+            return tensor.data_ptr()
+        row = tensor.stride(0) * tensor.element_size()
+        return self._moving(tensor.data_ptr() + row * self.sizes[START], row)
 
-    def size(self, name: str) -> int | Moving:
+    def size(self, name: str) -> Slot:
         """See the base class."""
-        if name != START:
-            return self.sizes[name]
-        first = self.sizes[START]
-        stride = self.sizes[ROWS]
+        return self._moving(self.sizes[START], 1) if name == START else self.sizes[name]
+
+    def _moving(self, first: int, row: int) -> Moving:
+        stride = row * self.sizes[ROWS]
         return Moving(first=first, base=first, stride=stride, shift=0, rows=self.trips)

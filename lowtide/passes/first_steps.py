@@ -29,6 +29,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, clone_op, walk
 from lowtide.ir.types import ListType
+from lowtide.passes.constants import fold_constants
 from lowtide.passes.making import constant, make_constant, makers_of, users_of, with_inner
 
 LONGEST: Final = 300  # ops of a body that is written twice at most
@@ -75,6 +76,7 @@ def peel_first_steps(fn: Function) -> Function:
         run.block(result.block)
         if not run.has_peeled:
             break
+        result = fold_constants(result)  # of `i > 0 and j > 0` the question of j may be left
     return result
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from lowtide.ir import dtypes
 from lowtide.ir import types as t
 from lowtide.ir.core import Op
 from lowtide.ir.opdefs import find
@@ -37,8 +38,10 @@ from lowtide.pipeline.abstract import (
     is_int,
     tensors_in,
 )
+from lowtide.texpr import expr as ex
 from lowtide.texpr.build import NeedConst, Unsupported, symbols
-from lowtide.texpr.index import Index, Size, as_index, floordiv, mod, nonnegative
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import Axis, Index, Size, as_index, deep_atoms, floordiv, mod, nonnegative
 
 
 class Host(Protocol):
@@ -425,8 +428,44 @@ def _derived(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> 
     """A number that the op's own function gives before the kernels run."""
     if any(tensors_in(x) for x in operands):
         raise Unsupported("it needs the values of a tensor")
+    if any(_has_axis(x) for x in operands):
+        found = _by_kernels(op, operands)
+        if found is not None:
+            return found
     origin = Origin(definition.run, tuple(operands), op.name)
     return derived(host, op, origin)
+
+
+def _has_axis(x: Abs) -> bool:
+    """Is it another number in each iteration of a loop that is lifted?"""
+    if isinstance(x.value, Index):
+        return any(isinstance(a, Axis) for a in deep_atoms(x.value))
+    return isinstance(x.value, Expr) and bool(x.value.free)
+
+
+_BY_KERNELS: Final = {
+    "py.add": "add", "py.sub": "sub", "py.mul": "mul", "py.truediv": "div", "py.neg": "neg",
+}  # fmt: skip
+
+
+def _by_kernels(op: Op, operands: Sequence[Abs]) -> Abs | None:
+    """A float that the index of a loop is in: Python computes it in double precision, and so do
+    the kernels."""
+    fn = _BY_KERNELS.get(op.name)
+    if fn is None or op.result.type != t.FLOAT:
+        return None
+    args = [_as_double(x) for x in operands]
+    known = [x for x in args if x is not None]
+    return Abs(ex.apply(fn, known, dtypes.f64)) if len(known) == len(args) else None
+
+
+def _as_double(x: Abs) -> Expr | None:
+    if isinstance(x.value, Expr):
+        return ex.cast(x.value, dtypes.f64)
+    if isinstance(x.value, float):
+        return ex.const(x.value, dtypes.f64)
+    index = _index(x)
+    return None if index is None else ex.cast(ex.at(index, dtypes.i64), dtypes.f64)
 
 
 def derived(host: Host, op: Op, origin: Origin) -> Abs:

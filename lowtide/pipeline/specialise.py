@@ -537,7 +537,7 @@ class _Specialiser:
         trips, going, *carried = operands
         if not is_constant(going) or not isinstance(trips.value, int | Index):
             raise Stop("loops as often as only the run knows")
-        short = isinstance(trips.value, int) and is_short(op, trips.value)
+        short = is_short(op, trips.value, env, self.activity.in_loop)
         lifted = self._lifted(op, as_index(trips.value), carried, env, not short)
         if not isinstance(lifted, str):
             return lifted

@@ -5,12 +5,14 @@ In: an op. Out: the reason for which PyTorch or Python runs it, "" where it may 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from lowtide.ir import opdefs
-from lowtide.ir.core import Op
+from lowtide.ir.core import Op, Value, walk
 from lowtide.ir.types import ClassType
 from lowtide.pipeline import late
+from lowtide.pipeline.abstract import Abs
 from lowtide.pipeline.lifting import inplace
 
 SHORT_OPS: Final = 64  # a loop of so few tensor ops is unrolled rather than run step by step
@@ -66,9 +68,32 @@ def only_prepares(op: Op) -> bool:
     return not op.name.startswith("torch.") or opdefs.has_kind(op.name, ("size",))
 
 
-def is_short(loop: Op, trips: int) -> bool:
+def is_short(loop: Op, trips: object, env: Mapping[Value, Abs], is_within: bool) -> bool:
     """Is it so few ops in all, each for every element by itself, that they are better written
-    out?"""
-    ops = [op for block in loop.blocks for op in block.ops if op.name.startswith("torch.")]
-    alone = all(opdefs.has_kind(op.name, ("pointwise", "view", "size", "factory")) for op in ops)
-    return alone and trips * len(ops) <= SHORT_OPS
+    out? `is_within`: in a loop that is to be lifted. There writes are not written out, for then
+    an iteration would write many parts of a tensor, of which none is a row."""
+    if is_within and any(op.name == "mutate" for block in loop.blocks for op in walk(block)):
+        return False
+    count = _written_out(loop, env) if isinstance(trips, int) else None
+    return count is not None and isinstance(trips, int) and trips * count <= SHORT_OPS
+
+
+def _written_out(outer: Op, env: Mapping[Value, Abs]) -> int | None:
+    """How many tensor ops are in its blocks; None if not each is for every element by itself, or
+    if that is not known."""
+    found, numbers = 0, dict[Value, int]()
+    for op in (op for block in outer.blocks for op in block.ops):
+        if op.name == "const" and isinstance(op.attrs["value"], int):
+            numbers[op.results[0]] = op.attrs["value"]
+        if op.blocks:
+            x = op.operands[0] if op.name == "loop" else None
+            trips = 1 if x is None else env[x].value if x in env else numbers.get(x)
+            count = _written_out(op, env)
+            if count is None or (count and not isinstance(trips, int)):
+                return None
+            found += trips * count if isinstance(trips, int) else 0
+        elif op.name.startswith("torch."):
+            if not opdefs.has_kind(op.name, ("pointwise", "view", "size", "factory")):
+                return None
+            found += 1
+    return found

@@ -5,6 +5,9 @@ Out: nothing; the kernels have run. The GIL is released once for all steps.
 
     k0(pool, threads, work, h, x, y, t)      first step    h = h0
                                              step t        h = y + row * (t - 1), y = y + row * t
+
+A loop within a step is a launch, too: of what runs steps. Where its slots begin may move with the
+steps of the loop around it, and so are its moves themselves moved.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import ctypes
 import functools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lowtide.runtime import abi, cache
@@ -23,17 +26,27 @@ _SOURCE = (
     + """
 typedef int64_t (*lt_kernel)(const void *);
 typedef struct { lt_slot *slot; int64_t first, base, stride, shift, rows; } lt_move;
+typedef struct {
+  int64_t trips, reverse, count;
+  lt_kernel *kernels;
+  void **slots;
+  int64_t changes;
+  const lt_move *moves;
+} lt_loop;
 
-LT_EXPORT int64_t lt_steps(int64_t trips, int64_t reverse, int64_t count, lt_kernel *kernels,
-                           void **slots, int64_t changes, const lt_move *moves) {
-  for (int64_t k = 0; k < trips; k++) {
-    int64_t t = reverse ? trips - 1 - k : k;
-    for (int64_t i = 0; i < changes; i++) {
-      const lt_move *m = &moves[i];
-      m->slot->q = k == 0 ? m->first : m->base + m->stride * ((t + m->shift + m->rows) % m->rows);
+LT_EXPORT int64_t lt_steps(const void *steps) {
+  const lt_loop *l = (const lt_loop *)steps;
+  for (int64_t k = 0; k < l->trips; k++) {
+    int64_t t = l->reverse ? l->trips - 1 - k : k;
+    for (int64_t i = 0; i < l->changes; i++) {
+      const lt_move *m = &l->moves[i];
+      int64_t row = t + m->shift;
+      if ((unsigned long long)row >= (unsigned long long)m->rows)
+        row = (row + m->rows) % m->rows;
+      m->slot->q = k == 0 ? m->first : m->base + m->stride * row;
     }
-    for (int64_t i = 0; i < count; i++) {
-      int64_t fault = kernels[i](slots[i]);
+    for (int64_t i = 0; i < l->count; i++) {
+      int64_t fault = l->kernels[i](l->slots[i]);
       if (fault) return fault;
     }
   }
@@ -41,58 +54,121 @@ LT_EXPORT int64_t lt_steps(int64_t trips, int64_t reverse, int64_t count, lt_ker
 }
 """
 )
+_LOOP_LAYOUT = "@qqqPPqP"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moving:
     """A slot that is `first` at the first step that runs, `base + stride * ((t + shift) % rows)` at
-    any other step t: a row of a stack, or the step itself."""
+    any other step t of the loop: a row of a stack, or the step itself. `level`: how many loops are
+    around that loop; with their steps, `first` and `base` may move."""
 
-    first: int
-    base: int
+    first: Slot
+    base: Slot
     stride: int
     shift: int
     rows: int
+    level: int = 0
+
+    def by(self, distance: int) -> Moving:
+        """The slot so far behind this one."""
+        first, base = behind(self.first, distance), behind(self.base, distance)
+        return replace(self, first=first, base=base)
+
+
+Slot = int | Moving
+
+
+def behind(slot: Slot, distance: int) -> Slot:
+    """The slot so far behind another."""
+    return slot.by(distance) if isinstance(slot, Moving) else slot + distance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A kernel's function, the layout of all its slots, and what they hold."""
+    """A kernel's function, the layout of all its slots, and what they hold. `keeps`: what must live
+    as long as the launch."""
 
     function: Any
     layout: str
-    slots: Sequence[int | float | Moving]
+    slots: Sequence[float | Slot]
+    keeps: object = None
 
 
-def run_steps(launches: Sequence[Launch], trips: int, reverse: bool) -> None:
-    """Runs each launch once for every step, from 0 to `trips` or from the last one back."""
-    buffers: list[Any] = []
-    moves: list[int] = []
-    for launch in launches:
-        values = [x.first if isinstance(x, Moving) else x for x in launch.slots]
-        buffer = ctypes.create_string_buffer(struct.pack(launch.layout, *values))
-        buffers.append(buffer)
-        for k, x in enumerate(launch.slots):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Each launch once for every step, from 0 to `trips` or from the last one back."""
+
+    launches: Sequence[Launch | Steps]
+    trips: int
+    reverse: bool
+    level: int = 0
+
+
+def run_steps(steps: Steps) -> None:
+    """Runs all steps."""
+    made = _Table()
+    _function()(made.loop(steps))
+
+
+class _Table:
+    """Slots in memory, and the addresses of those that move: kept while the steps run."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self.moves: dict[int, list[tuple[int, Moving]]] = {}
+
+    def loop(self, steps: Steps) -> int:
+        """The address of a loop's own slots."""
+        functions: list[int | None] = []
+        slots: list[int] = []
+        for launch in steps.launches:
+            if isinstance(launch, Steps):
+                functions.append(_address(_function()))
+                slots.append(self.loop(launch))
+            else:
+                functions.append(_address(launch.function))
+                slots.append(self._slots(launch.layout, launch.slots))
+        count, moves = len(functions), self.moves.pop(steps.level, [])
+        table = (ctypes.c_int64 * max(_MOVE * len(moves), 1))()
+        for k, (slot, x) in enumerate(moves):
+            place = ctypes.addressof(table) + k * _MOVE * abi.SLOT_BYTES
+            fields = (slot, *self._known((x.first, x.base), place + abi.SLOT_BYTES))
+            table[k * _MOVE : (k + 1) * _MOVE] = [*fields, x.stride, x.shift, x.rows]
+        kernels, starts = (ctypes.c_void_p * count)(*functions), (ctypes.c_void_p * count)(*slots)
+        self.kept += [table, kernels, starts]
+        own = (ctypes.addressof(kernels), ctypes.addressof(starts))
+        head = (steps.trips, int(steps.reverse), count, *own)
+        return self._slots(_LOOP_LAYOUT, (*head, len(moves), ctypes.addressof(table)))
+
+    def _slots(self, layout: str, values: Sequence[float | Slot]) -> int:
+        buffer = ctypes.create_string_buffer(struct.calcsize(layout))
+        self.kept.append(buffer)
+        address = ctypes.addressof(buffer)
+        struct.pack_into(layout, buffer, 0, *self._known(values, address))
+        return address
+
+    def _known(self, values: Sequence[float | Slot], address: int) -> list[int | float]:
+        """The values that are known before the run; of those that move it is noted where they
+        lie."""
+        found: list[int | float] = []
+        for k, x in enumerate(values):
             if isinstance(x, Moving):
-                slot = ctypes.addressof(buffer) + k * abi.SLOT_BYTES
-                moves += [slot, x.first, x.base, x.stride, x.shift, x.rows]
-    count = len(launches)
-    kernels = (ctypes.c_void_p * count)(
-        *(ctypes.cast(launch.function, ctypes.c_void_p).value for launch in launches)
-    )
-    slots = (ctypes.c_void_p * count)(*(ctypes.addressof(b) for b in buffers))
-    table = (ctypes.c_int64 * max(len(moves), 1))(*moves)
-    _function()(trips, int(reverse), count, kernels, slots, len(moves) // 6, table)
+                self.moves.setdefault(x.level, []).append((address + k * abi.SLOT_BYTES, x))
+            found.append(0 if isinstance(x, Moving) else x)
+        return found
+
+
+_MOVE = 6  # fields of a move
+
+
+def _address(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 @functools.cache
 def _function() -> Any:
     function = cache.load_library(_SOURCE, "steps").lt_steps
-    function.argtypes = (
-        *(ctypes.c_int64,) * 3,
-        *(ctypes.c_void_p,) * 2,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-    )
+    function.argtypes = (ctypes.c_void_p,)
     function.restype = ctypes.c_int64
     return function

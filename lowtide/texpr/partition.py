@@ -13,13 +13,14 @@ Out: `Part`s in order. What lies on a cycle is a `Loop`: a Program of one step, 
 
 A value is computed in the last part in which it can be. Pointwise values are written again into
 each part that reads them, so that only reductions and carried values lie in memory between parts.
+Where loops turn within a loop (`nests`), its step is a Program with delays, which is cut again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
@@ -38,7 +39,8 @@ from lowtide.texpr.expr import (
     Rewriter,
     Select,
 )
-from lowtide.texpr.index import Index, Size, as_index, clamp, deep_atoms, product
+from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, deep_atoms, product
+from lowtide.texpr.nests import Cycle, cycles, nested, step_of, steps_of
 from lowtide.texpr.split_ranges import split_ranges
 
 FEW_TERMS = 16  # a sum of so few terms is computed again rather than stored …
@@ -54,7 +56,8 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """`program` is one step; `step` is its size symbol. Outputs are slots of one step.
+    """`program` is one step; `step` is its size symbol. Outputs are slots of one step. It has
+    delays where loops turn within the step.
 
     `carried`: an input of the step, and the output that it is one step earlier, or at the first
     step the value named. `kept`: outputs of which all steps are needed later; of the others only
@@ -72,14 +75,6 @@ class Loop:
     blocks: Mapping[str, tuple[str, ...]]
 
 
-@dataclass(slots=True)
-class _Cycle:
-    """Definitions and delays that depend on each other."""
-
-    members: set[str]
-    delays: list[Delay] = field(default_factory=list[Delay])
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """In the order in which they run. `same`: results that are a value of a part as it is."""
@@ -88,22 +83,17 @@ class Parts:
     same: Mapping[str, str]
 
 
-def partition(program: Program) -> Parts:
-    """The parts of a Program with delays."""
+def partition(program: Program, level: int = 0) -> Parts:
+    """The parts of a Program with delays, which is itself a step of so many loops around it."""
     program = _forwarded(program)
-    looped, apart = _looped(program), set[str]()
+    looped, apart = steps_of(program), set[str]()
     while True:
         split, even = split_ranges(program, looped, apart)
-        made = _Partition(_settled(_forwarded(split)), even)
-        left = (even.keys() & looped) - made.in_blocks - apart
+        made = _Partition(_settled(_forwarded(split)), even, level)
+        left = (even.keys() & looped.keys()) - made.in_blocks - apart
         if not left:
             return Parts(tuple(made.parts()), made.same)
         apart |= left  # its parts are not alike after all
-
-
-def _looped(program: Program) -> set[str]:
-    """What loops compute."""
-    return {n for c in _cycles(program, _loads(program)) for n in c.members}
 
 
 def _loads(program: Program) -> dict[str, set[str]]:
@@ -112,12 +102,13 @@ def _loads(program: Program) -> dict[str, set[str]]:
 
 
 class _Partition:
-    def __init__(self, program: Program, even: Mapping[str, int]) -> None:
+    def __init__(self, program: Program, even: Mapping[str, int], level: int) -> None:
+        program, self.cycles = nested(program)
         self.program = program
+        self.level = level
         self.defs = dict(program.defs)
         self.roots = [*program.outputs, *program.checks]
         self.loads = _loads(program)
-        self.cycles = _cycles(program, self.loads)
         self.cycle_of = {n: c for c in self.cycles for n in c.members}
         self.in_blocks: set[str] = set()
         self.blocks = dict(self._blocks(even))
@@ -128,13 +119,13 @@ class _Partition:
             for source in sources:
                 self.users.setdefault(source, set()).add(user)
         for c in self.cycles:
-            for y in c.delays:
-                self.users.setdefault(y.init, set()).add(y.source)
+            for init, source in c.inits:
+                self.users.setdefault(init, set()).add(source)
         self.demanded: dict[str, None] = dict.fromkeys(self.roots)
         self.ends: dict[str, str] = {}
         self.filled: set[str] = set()  # blocks that are read
         self.whole: set[str] = {r for r in self.roots if r in self.cycle_of}
-        self.same = self._handed_out()
+        self.same = self._handed_out() if not level else {}  # of a step each has its own place
 
     def _blocks(self, even: Mapping[str, int]) -> Iterator[tuple[str, Block]]:
         """Values that are read from a tensor of all their parts, which a loop fills."""
@@ -145,7 +136,8 @@ class _Partition:
                 continue
             block, reading = found
             loop = self.cycle_of.get(block.parts[0])
-            alike = loop is not None and all(self.cycle_of.get(n) is loop for n in block.parts)
+            alike = loop is not None and not loop.inner
+            alike = alike and all(self.cycle_of.get(n) is loop for n in block.parts)
             if alike and self.in_blocks.isdisjoint(block.parts):
                 self.in_blocks.update((name, *block.parts))
                 self.defs[name] = reading
@@ -154,7 +146,7 @@ class _Partition:
     def parts(self) -> list[Part | Loop]:
         """From the last part to the first, since each says what it needs of those before it."""
         live = ex.needed(self.program, self.roots)
-        at: dict[int, list[_Cycle | None]] = {}
+        at: dict[int, list[Cycle | None]] = {}
         for name in self.defs:
             if name in live:
                 c = self.cycle_of.get(name)
@@ -219,7 +211,7 @@ class _Partition:
                 self._levels[key] = max((n + n % 2 for n in above), default=0)
             else:
                 sources = {s for m in c.members for s in self.loads.get(m, ())} - c.members
-                sources |= {y.init for y in c.delays}
+                sources |= {init for init, _ in c.inits} - c.members
                 above = [self._level(s) for s in sources]
                 self._levels[key] = max((n + 1 + n % 2 for n in above), default=1)
         return self._levels[key]
@@ -295,30 +287,38 @@ class _Partition:
 
     # -- loops --
 
-    def _loop(self, c: _Cycle) -> Loop:
-        step = Size("step")
+    def _loop(self, c: Cycle) -> Loop:
+        step = Size(f"step{self.level or ''}")
         index = as_index(step)
         delays = {y.name: y for y in c.delays}
+        inner = dict(self._inner(c, index))
         inputs: dict[str, Input] = {}
-        defs: dict[str, Def] = {}
+        defs = {
+            n: begins for _, begins in inner.values() if begins is not None for n in [begins.name]
+        }
         for name, d in self.defs.items():
             if name in c.members:
-                defs[name] = self._one_step(d, c, delays, index)
-        for d in defs.values():
-            for load in ex.loads(d.expr):
-                y = delays.get(load.source)
-                if y is not None:
-                    inputs[y.name] = ex.stored(y.name, y.shape[1:], y.dtype)
-                elif load.source not in defs:
-                    self._need(inputs, load.source)
+                defs[name] = self._one_step(d, c, index)
+        read = [load.source for d in defs.values() for load in ex.loads(d.expr)]
+        for source in (*read, *(y.init for y, _ in inner.values())):
+            y = delays.get(source)
+            if y is not None:
+                inputs[y.name] = ex.stored(y.name, y.shape[1:], y.dtype)
+            elif source not in defs and source not in inner:
+                self._need(inputs, source)
         outputs = dict.fromkeys(y.source for y in c.delays)
         outputs |= dict.fromkeys(n for n in self.demanded if n in c.members)
         for y in c.delays:
             if y.init not in self.program.inputs:
                 self.demanded[y.init] = None
         return Loop(
-            program=Program(inputs=inputs, defs=defs, outputs=list(outputs)),
-            step="step",
+            program=Program(
+                inputs=inputs,
+                delays={n: y for n, (y, _) in inner.items()},
+                defs=defs,
+                outputs=list(outputs),
+            ),
+            step=step.name,
             trips=c.delays[0].shape[0],
             why="; ".join(dict.fromkeys(y.why for y in c.delays if y.why)),
             reverse=c.delays[0].reverse,
@@ -332,9 +332,27 @@ class _Partition:
             },
         )
 
-    def _one_step(self, d: Def, c: _Cycle, delays: Mapping[str, Delay], index: Index) -> Def:
+    def _inner(self, c: Cycle, index: Index) -> Iterator[tuple[str, tuple[Delay, Def | None]]]:
+        """The delays within a step, and what they begin with, where that is not made in it."""
+        for y, at in c.inner:
+            if at is None:
+                yield y.name, (y, None)
+                continue
+            axes = tuple(Axis(f"y{k}", size) for k, size in enumerate(y.shape[1:]))
+            whole = step_of(tuple(map(as_index, axes)), at, index)
+            begin = ex.load(y.init, whole, y.dtype)
+            made = Def(
+                name=f"{y.name}_0",
+                axes=axes,
+                expr=self._written_out(begin, index) or begin,
+                loc=y.loc,
+                op="loop",
+            )
+            yield y.name, (dataclasses.replace(y, init=made.name), made)
+
+    def _one_step(self, d: Def, c: Cycle, index: Index) -> Def:
         at = {d.axes[0]: index}
-        own = c.members | delays.keys()
+        own = {*c.members, *(y.name for y in c.delays), *(y.name for y, _ in c.inner)}
 
         def visit(node: Expr) -> Expr | None:
             if not isinstance(node, Load):
@@ -375,38 +393,6 @@ def _is_pointwise(d: Def) -> bool:
     return True
 
 
-def _cycles(program: Program, loads: Mapping[str, set[str]]) -> list[_Cycle]:
-    """The loops: what a delay depends on and what depends on it."""
-    edges = {n: set(s) for n, s in loads.items()}
-    edges |= {y.name: {y.source} for y in program.delays.values()}
-    back: dict[str, set[str]] = {}
-    for user, sources in edges.items():
-        for source in sources:
-            back.setdefault(source, set()).add(user)
-    found: list[_Cycle] = []
-    for y in program.delays.values():
-        known = next((c for c in found if y.name in c.members), None)
-        if known is None:
-            members = _reached(y.name, edges) & _reached(y.name, back)
-            known = _Cycle(members)
-            found.append(known)
-        known.delays.append(y)
-    for c in found:
-        c.members -= {y.name for y in c.delays}
-    return found
-
-
-def _reached(start: str, edges: Mapping[str, Iterable[str]]) -> set[str]:
-    seen: set[str] = set()
-    todo = [start]
-    while todo:
-        for name in edges.get(todo.pop(), ()):
-            if name not in seen:
-                seen.add(name)
-                todo.append(name)
-    return seen
-
-
 def _forwarded(program: Program) -> Program:
     """Reads of a definition that only repeats another one are reads of that."""
     known: dict[str, str] = {}
@@ -441,14 +427,15 @@ def _rewritten(d: Def, visit: Callable[[Expr], Expr | None]) -> Def:
 
 def _settled(program: Program) -> Program:
     """Delays read by what they do not depend on are choices between `init` and the step before."""
-    members = {y.name: c.members for c in _cycles(program, _loads(program)) for y in c.delays}
+    members = {y.name: c.members for c in cycles(program) for y in c.delays}
 
     def settled(d: Def) -> Def:
         def visit(node: Expr) -> Expr | None:
             y = program.delays.get(node.source) if isinstance(node, Load) else None
             if y is None or not isinstance(node, Load) or d.name in members[y.name]:
                 return None
-            return _chosen(y, node)
+            begin = ex.load(y.init, node.index[1:], node.dtype)
+            return _chosen(y, node, visit(begin) or begin)
 
         return _rewritten(d, visit)
 
@@ -459,10 +446,9 @@ def _settled(program: Program) -> Program:
     )
 
 
-def _chosen(y: Delay, node: Load) -> Expr:
+def _chosen(y: Delay, node: Load, begin: Expr) -> Expr:
     step, rest = node.index[0], node.index[1:]
     same = (ex.at(step, dtypes.i64), ex.at(y.first, dtypes.i64))
     at_first = ex.apply("eq", same, dtypes.boolean)
     before = clamp(step + y.behind, y.shape[0])
-    yes = ex.load(y.init, rest, node.dtype)
-    return ex.select(at_first, yes, ex.load(y.source, (before, *rest), node.dtype))
+    return ex.select(at_first, begin, ex.load(y.source, (before, *rest), node.dtype))

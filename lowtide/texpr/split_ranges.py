@@ -13,7 +13,7 @@ such values. What reads one in another way reads it as it was.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from lowtide.ir import dtypes
@@ -50,12 +50,13 @@ class _Split:
 
 
 def split_ranges(
-    program: Program, looped: Set[str], apart: Set[str]
+    program: Program, looped: Mapping[str, int | None], apart: Set[str]
 ) -> tuple[Program, dict[str, int]]:
     """See the module's text; and along which dim values were split into equal ranges.
 
-    `looped`: what loops compute; after its loop read as a whole (see `blocks`), but for `apart`."""
-    run = _Splitter(program, looped, looped - apart)
+    `looped`: what loops compute, and how many of its dims are steps, None for all; after its loop
+    read as a whole (see `blocks`), but for `apart`."""
+    run = _Splitter(program, looped, looped.keys() - apart)
     for d in program.defs.values():
         run.add(d)
     even = {n: s.dim for n, s in run.splits.items() if s.is_even}
@@ -63,7 +64,7 @@ def split_ranges(
 
 
 class _Splitter:
-    def __init__(self, program: Program, looped: Set[str], whole: Set[str]) -> None:
+    def __init__(self, program: Program, looped: Mapping[str, int | None], whole: Set[str]) -> None:
         self.program = program
         self.looped = looped
         self.whole = whole
@@ -75,7 +76,10 @@ class _Splitter:
     def add(self, d: Def) -> None:
         """The definition, preceded by its ranges."""
         d = self._sums_in_ranges(d)
+        steps = self.looped.get(d.name, 0)
         for dim, axis in enumerate(d.axes):
+            if steps is None or dim < steps:
+                continue  # each step is the same Program
             cuts = self._cuts(d, axis)
             if cuts and (isinstance(d.expr, Reduce) or d.name not in self.stored):
                 made = self._ranges(d, dim, cuts)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import lowtide as lt
+from tests.grad.eager_gradients import randn, same
 from tests.loops import list_recurrences as r
 from tests.loops.test_recurrences import check, results
 
@@ -114,3 +116,21 @@ def test_any_number_of_steps_is_one_program(fn: r.Program) -> None:
     for n in (34, 41, 90):
         check(results(f(*arguments(n))), results(fn(*arguments(n))), 1e-9)
     assert (lt.cache_stats() - before).compiles == 0
+
+
+def test_several_items_in_each_step() -> None:
+    def alternating(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        outs: list[Tensor] = []
+        h, c = x[0] * 0.0, x[0]
+        for t in range(x.shape[0]):
+            h = torch.tanh(h + x[t] * c)
+            outs.append(h)
+            c = torch.sigmoid(c + h)
+            outs.append(c)
+        return torch.stack(outs), outs[-1] * 2, outs[0] + outs[-2]
+
+    compiled = same(alternating, randn(40, 6))
+    assert "not lifted" not in str(compiled.explain(randn(40, 6)))
+    for n in (1, 2, 50):
+        for got, want in zip(compiled(randn(n, 6)), alternating(randn(n, 6)), strict=True):
+            torch.testing.assert_close(got, want)

@@ -11,10 +11,11 @@ from torch import Tensor
 from lowtide.codegen.c.driver import driver_text, small_shape
 from lowtide.codegen.c.kernel import KernelText, kernel_text
 from lowtide.codegen.c.module import module_text, without_names
-from lowtide.codegen.c.steps import run_on_host
+from lowtide.codegen.c.steps import host_launches
 from lowtide.codegen.executable import Executable, Fusion
-from lowtide.codegen.stepwise import StepRun
+from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.runtime import arena, cache, launch, toolchain
+from lowtide.runtime.steps import Launch, Steps, run_steps
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.group import Group
 from lowtide.tile.ir import Kernel
@@ -90,15 +91,17 @@ class HostExecutable(Executable):
             by_lanes.setdefault(p.lanes, []).append(text)
         return {n: module_text(ts, n, vector_bytes) for n, ts in by_lanes.items()}
 
-    def empty(
-        self, shape: tuple[int, ...], dtype: torch.dtype, beside: Mapping[str, Tensor]
-    ) -> Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """See the base class."""
         return arena.empty(shape, dtype)
 
-    def run_steps(self, run: StepRun, trips: int, reverse: bool) -> None:
+    def launches(self, run: StepRun) -> list[Launch]:
         """See the base class."""
-        run_on_host(run, self.bound(), self.texts, self.plans, trips, reverse)
+        return host_launches(run, self.bound(), self.texts, self.plans)
+
+    def run_steps(self, steps: Steps, room: Room) -> None:
+        """See the base class."""
+        run_steps(steps)
 
     def scope(self) -> dict[str, Any]:
         """See the base class."""

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from lowtide.codegen.executable import Executable, Fusion
-from lowtide.codegen.stepwise import StepRun
+from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.codegen.triton.driver import driver_text
 from lowtide.codegen.triton.kernel import BlockText, block_text
 from lowtide.codegen.triton.module import module_text
-from lowtide.codegen.triton.steps import run_blocks
+from lowtide.codegen.triton.steps import block_launches, run_blocks
 from lowtide.runtime import blocks
+from lowtide.runtime.steps import Launch, Steps
 from lowtide.tile.blocks import BlockArrangement
 from lowtide.tile.group import Group
 from lowtide.tile.ir import Kernel
@@ -110,16 +111,17 @@ class BlockExecutable(Executable):
                 functions[t.name], parameters, widths, capability, t.warps, t.wide
             )
 
-    def empty(
-        self, shape: tuple[int, ...], dtype: torch.dtype, beside: Mapping[str, Tensor]
-    ) -> Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """See the base class."""
-        device = next(iter(beside.values())).device if beside else None
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def run_steps(self, run: StepRun, trips: int, reverse: bool) -> None:
+    def launches(self, run: StepRun) -> list[Launch]:
         """See the base class."""
-        run_blocks(run, self.bound(), self.texts, trips, reverse)
+        return block_launches(run, self.bound(), self.texts, self.memory_dtypes)
+
+    def run_steps(self, steps: Steps, room: Room) -> None:
+        """See the base class."""
+        run_blocks(steps, room)
 
     def scope(self) -> dict[str, Any]:
         """See the base class."""

@@ -101,10 +101,7 @@ def closed(
         body.own.add(name)
         if any(axis in deep_atoms(a.extent) for a in d.axes) or _ragged(d.expr, axis):
             raise NotLifted(f"sizes change from iteration to iteration ({d.op} at {d.loc})")
-        expr = body.put(d.expr)
-        if any(load.source in body.tainted for load in ex.loads(expr)):
-            body.tainted[name] = d
-        axes = d.axes
+        expr, axes = body.put(d.expr), d.axes
         if axis in expr.free or name in body.in_steps:
             fresh = Axis(axis.name, axis.extent)
             expr = at_indices(expr, {axis: as_index(fresh)})
@@ -112,6 +109,7 @@ def closed(
             axes = (*d.axes[:at], fresh, *d.axes[at:])
             body.lifted.add(name)
         defs[name] = Def(name=name, axes=axes, expr=expr, loc=d.loc, op=d.op)
+    _taint(body, inner)
     for name in inner:
         _side_by_side(body, name)
     for k, name in enumerate(b.program.checks[first_check:], first_check):
@@ -146,23 +144,45 @@ def _in_steps(b: Builder, names: Sequence[str], inner: Collection[str]) -> set[s
     for name in names:
         if any(load.source in after for load in ex.loads(defs[name].expr)):
             after.add(name)
-    before = {b.program.delays[n].source for n in inner}
+    sources = {b.program.delays[n].source for n in inner}
+    before = set(sources)
     for name in reversed(names):
         if name in before:
             before.update(load.source for load in ex.loads(defs[name].expr))
-    return (after & before) | set(inner)
+    return (after & before) | set(inner) | sources.intersection(names)
+
+
+def _taint(body: Body, inner: Collection[str]) -> None:
+    """Marks what reads one that is marked; loops inside that begin with one, or make one, too."""
+    program, tainted, count = body.b.program, body.tainted, -1
+    own = [n for n in program.defs if n in body.own]
+    while count < len(tainted):
+        count = len(tainted)
+        for name in own:
+            d = program.defs[name]
+            if name not in tainted and any(x.source in tainted for x in ex.loads(d.expr)):
+                tainted[name] = d
+        for name in inner:
+            y = program.delays[name]
+            for n in (y.source, y.init):
+                if n in tainted:
+                    tainted.setdefault(name, tainted[n])
 
 
 def _side_by_side(body: Body, name: str) -> None:
     """A delay of a loop inside, for all iterations."""
     b, y = body.b, body.b.program.delays[name]
     trips = body.axis.extent
-    if y.source not in body.in_steps or y.init in body.in_steps or y.init in body.tainted:
+    if y.source not in body.in_steps:
         raise NotLifted("a loop inside it runs step by step")
     init = y.init
-    if init not in body.lifted:
-        shape = (trips, *y.shape[1:])
-        init = b.tensor(shape, y.dtype, lambda idx: ex.load(y.init, idx[1:], y.dtype)).name
+    if init not in body.lifted or init in body.in_steps:
+
+        def first(idx: tuple[Index, ...]) -> Expr:
+            begin = body.put(ex.load(y.init, idx[1:], y.dtype))
+            return at_indices(begin, {body.axis: idx[0]})
+
+        init = b.tensor((trips, *y.shape[1:]), y.dtype, first).name
     shape = (y.shape[0], trips, *y.shape[1:])
     b.program.delays[name] = dataclasses.replace(y, init=init, shape=shape)
 

@@ -29,9 +29,10 @@ from lowtide.pipeline.lifting.inplace import root_of
 from lowtide.pipeline.lifting.match import Carried, Carry, NotLifted
 from lowtide.pipeline.lifting.rows import Chunk, Growing, Item, Rows, pieces_of, turned
 from lowtide.texpr import expr as ex
+from lowtide.texpr import nests
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
-from lowtide.texpr.expr import Expr, Load
-from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
+from lowtide.texpr.expr import Expr, Load, Program
+from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, floordiv, mod
 
 MAX_ATTEMPTS: Final = 8
 _KEPT: Final = "kept"
@@ -236,9 +237,9 @@ class Lift:
             if isinstance(plan, StandIn) and y in self.outer:
                 raise NotLifted("it carries a tensor from before it")
         values = self._values(yields)
-        needs = scan.needs(self.b.program.defs, {n: v.name for n, v in values.items()})
+        needs = scan.needs(self.b.program, {n: v.name for n, v in values.items()})
         program = self.b.program
-        defs, checks, count = dict(program.defs), list(program.checks), len(program.delays)
+        defs, checks, delays = dict(program.defs), list(program.checks), dict(program.delays)
         delayed: dict[str, str] = {}  # and why
         first: NotLifted | None = None  # what keeps it from being lifted whole
         while True:
@@ -247,8 +248,6 @@ class Lift:
             except NotLifted as why:
                 first = first or why
                 more = set[str]()
-                if count > mark[4]:
-                    raise NotLifted(f"a loop inside it runs step by step, and {why}") from why
                 if isinstance(why, Carried) and self.scans:
                     more = scan.first_cycle(why, needs, delayed)
                 if not more:
@@ -257,8 +256,8 @@ class Lift:
             program.defs.clear()
             program.defs.update(defs)
             program.checks[:] = checks
-            for name in list(program.delays)[count:]:
-                del program.delays[name]
+            program.delays.clear()
+            program.delays.update(delays)
 
     def _values(self, yields: Sequence[Abs]) -> dict[str, Val]:
         """Each stand-in's name, and what the iteration leaves in its place."""
@@ -310,6 +309,8 @@ class Lift:
         kept = [x.value for x in results if x not in self.changed and x.base is None]
         stand_ins = set(self._values(yields))
         self._drop_unused(mark[0], [*kept, *(value for _, value in after)], stand_ins)
+        if inner and delayed:
+            _check_nest(self.b.program)
         for x, value in after:
             self.run.change(x, value)
         return results
@@ -427,28 +428,21 @@ class Lift:
         before: object,
         names: tuple[Abs | None, tuple[Abs, ...]],
     ) -> Rows:
-        if len(grown.elems) + len(grown.in_front) != 1:
-            raise NotLifted("a list does not grow by one tensor in each iteration")
-        (elem,) = (*grown.elems, *grown.in_front)
-        if elem in self.outer or not isinstance(elem.value, Val):
-            raise NotLifted("a list grows by what was made before the loop")
-        base: Any = elem
-        while base.base is not None:
-            base = base.base
-        if base is not elem and base in self.outer and base.origin is None:
-            raise NotLifted("a list grows by views of what the program made")
-        self.run.refresh([elem])
-        value = elem.value
-        shape = (self.axis.extent, *value.shape)
+        added = [*grown.elems, *grown.in_front]
+        if len(added) != 1 and (grown.in_front or not added):
+            raise NotLifted("a list does not grow by as many tensors at its end in each iteration")
+        count, values = len(added), [self._item(x) for x in added]
+        value = values[0]
+        if any(x.dtype is not value.dtype or x.shape != value.shape for x in values):
+            raise NotLifted("a list grows by tensors of several shapes")
+        shape = (self.axis.extent * count, *value.shape)
 
         def element(idx: tuple[Index, ...]) -> Expr:
-            e = body.element(value, idx[1:], "")
-            e = closing.at_indices(e, {self.axis: idx[0]})
-            try:
-                body.check(e)
-            except NotLifted as why:
-                read = closing.roots(self.b.program.defs, e)
-                raise Carried(str(why), read, are_read=True) from why
+            step, which = floordiv(idx[0], count), self.b.at(mod(idx[0], count))
+            items = [self._in_step(body, x, step, idx[1:]) for x in values]
+            e = items.pop()
+            for k in range(count - 2, -1, -1):
+                e = self.b.select(self.b.apply("eq", which, self.b.at(k)), items[k], e)
             return e
 
         found = self.b.tensor(shape, value.dtype, element)
@@ -457,10 +451,40 @@ class Lift:
         source = node.source if isinstance(node, Load) and node.index == own else ""
         if source in body.lifted & body.own and self.b.program.defs[source].shape == made.shape:
             found = Val(source, found.shape, found.dtype)  # all iterations of one value
-        chunk = Chunk(found, *names, are_views=base is not elem and self._is_known(base))
+        are_views = any(root_of(x) is not x and self._is_known(root_of(x)) for x in added)
+        chunk = Chunk(found, *names, are_views=are_views)
         if grown.elems:
             return Rows((*pieces_of(before), chunk), self.op)
         return Rows((*turned(self.b, [chunk]), *pieces_of(before)), self.op)
+
+    def _item(self, elem: Abs) -> Val:
+        """A tensor that a list grows by."""
+        if elem in self.outer or not isinstance(elem.value, Val):
+            raise NotLifted("a list grows by what was made before the loop")
+        base = root_of(elem)
+        if base is not elem and base in self.outer and base.origin is None:
+            raise NotLifted("a list grows by views of what the program made")
+        self.run.refresh([elem])
+        assert isinstance(elem.value, Val)
+        return elem.value
+
+    def _in_step(self, body: closing.Body, value: Val, step: Index, at: Sequence[Index]) -> Expr:
+        """An element of what an iteration has made."""
+        e = closing.at_indices(body.element(value, at, ""), {self.axis: step})
+        try:
+            body.check(e)
+        except NotLifted as why:
+            read = closing.roots(self.b.program.defs, e)
+            raise Carried(str(why), read, are_read=True) from why
+        return e
+
+
+def _check_nest(program: Program) -> None:
+    """Raises NotLifted where no loop can be the one outside."""
+    try:
+        nests.check(program)
+    except nests.NoNest as why:
+        raise NotLifted(str(why)) from why
 
 
 def _tensors_of(value: object) -> list[Val]:
@@ -471,6 +495,8 @@ def _tensors_of(value: object) -> list[Val]:
 
 def _knows(x: Abs, axis: Axis) -> bool:
     if isinstance(x.value, Index) and axis in deep_atoms(x.value):
+        return True
+    if isinstance(x.value, Expr) and axis in x.value.free:
         return True
     if isinstance(x.value, Seq | Map) and any(_knows(e, axis) for e in x.value.elems):
         return True

@@ -19,17 +19,14 @@ from lowtide.pipeline.lifting.match import Carried, NotLifted
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Val
-from lowtide.texpr.expr import Def, Delay, Expr, Select
+from lowtide.texpr.expr import Def, Delay, Expr, Program, Select
 from lowtide.texpr.index import Index, as_index
 
 
-def needs(defs: Mapping[str, Def], values: Mapping[str, str]) -> dict[str, frozenset[str]]:
+def needs(program: Program, values: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """For each stand-in, those that its next value is made of. `values`: where that stands."""
-    known: dict[str, frozenset[str]] = {n: frozenset((n,)) for n in values}
-    for name, d in defs.items():
-        found = {load.source for load in ex.loads(d.expr)}
-        known[name] = frozenset(s for n in found for s in known.get(n, ()))
-    return {n: known.get(v, frozenset()) for n, v in values.items()}
+    found = {n: ex.needed(program, [v]) for n, v in values.items()}
+    return {n: frozenset(values.keys() & made) for n, made in found.items()}
 
 
 def first_cycle(

@@ -9,12 +9,15 @@ delays of that.
     return alpha                                   alpha[r, j]  = row[r - 1, j] if r >= 1
                                                                   else alpha0[r, j]
 
-Rows that no iteration has filled in yet are read as they were before the loop.
+Rows that no iteration has filled in yet are read as they were before the loop. A loop that stays
+within one row of the table, `R[i, j] = f(R[i, j - 1], R[i - 1, j])` over j, carries what it fills
+in of that row, here a single element; other rows are to it as they were before.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lowtide.errors import Loc
@@ -22,12 +25,21 @@ from lowtide.pipeline.lifting import invert
 from lowtide.pipeline.lifting.closing import Body
 from lowtide.pipeline.lifting.invert import Solution
 from lowtide.pipeline.lifting.match import NotLifted, assumed
-from lowtide.pipeline.lifting.updates import at_index
+from lowtide.pipeline.lifting.updates import at_index, conjunction
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Val
+from lowtide.texpr.conditions import parts_of, sides
 from lowtide.texpr.expr import Def, Delay, Expr, Load, Rewriter, Select
-from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, nonnegative, substitute
+from lowtide.texpr.index import (
+    Axis,
+    Index,
+    as_index,
+    deep_atoms,
+    nonnegative,
+    substitute,
+    the_axis,
+)
 
 
 def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc, why: str) -> Val | None:
@@ -37,18 +49,21 @@ def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc, why: str) -
     places = tuple(map(as_index, axes))
     whole = assumed(_opened(body.element(value, places, ""), body), {})
     base = ex.load(name.name, [as_index(body.axis), *places], name.dtype)
-    solutions = _written(whole, base, body.axis)
-    if not solutions:
+    writes = _written(whole, base, body.axis, ())
+    if not writes:
         return None
-    first = solutions[0]
+    first = writes[0].iteration
     if any(
-        (s.target, s.step, s.width) != (first.target, first.step, first.width) for s in solutions
+        (s.target, s.step, s.width) != (first.target, first.step, first.width)
+        for s in (w.iteration for w in writes)
     ):
         return None
     row = _row(first, axes)
-    return (
-        None if row is None else _Table(body, name, start, row, loc, why).after(whole, axes, first)
-    )
+    if row is None:
+        return None
+    fixed = _fixed(body, name.name, writes, axes)
+    fixed.pop(row.dim, None)
+    return _Table(body, name, start, row, fixed, loc, why).after(whole, axes, first)
 
 
 def _opened(e: Expr, body: Body) -> Expr:
@@ -62,17 +77,68 @@ def _opened(e: Expr, body: Body) -> Expr:
     return e
 
 
-def _written(e: Expr, base: Expr, axis: Axis) -> list[Solution] | None:
-    """In which iterations an element is written; None where that is not known."""
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """In which iteration an element is written, and under which conditions."""
+
+    iteration: Solution
+    conditions: tuple[Expr, ...]
+
+
+def _written(e: Expr, base: Expr, axis: Axis, conditions: tuple[Expr, ...]) -> list[_Write] | None:
+    """The writes of an element; None where it is not known when they are."""
     if e is base:
         return []
     if not isinstance(e, Select) or any(load is base for load in ex.loads(e.cond)):
         return None
-    found, no = invert.solve(e.cond, axis), _written(e.no, base, axis)
+    inside = (*conditions, *parts_of(e.cond))
+    found, no = invert.solve(e.cond, axis), _written(e.no, base, axis, conditions)
     if found is not None:
-        return None if no is None else [found, *no]
-    yes = _written(e.yes, base, axis)
+        return None if no is None else [_Write(found, inside), *no]
+    yes = _written(e.yes, base, axis, inside)
     return None if yes is None or no is None else [*yes, *no]
+
+
+def _fixed(
+    body: Body, name: str, writes: Sequence[_Write], axes: Sequence[Axis]
+) -> dict[int, Index]:
+    """Dims along which all iterations write at one place, and read there or surely elsewhere: by
+    dim, the place."""
+    found: dict[int, Index] | None = None
+    for write in writes:
+        mine = dict(_places(write.conditions, axes, body.axis))
+        known = mine if found is None else found
+        found = {k: at for k, at in known.items() if mine.get(k) is at}
+    found = found or {}
+    for d in body.b.program.defs.values():
+        for load in ex.loads(d.expr):
+            at = load.index[1:]
+            if load.source == name and not all(the_axis(i) in d.axes for i in at):  # not all of it
+                found = {k: i for k, i in found.items() if _are_apart(at[k], i) is not None}
+    return found
+
+
+def _are_apart(a: Index, b: Index) -> bool | None:
+    """Are they never equal? False if they always are, None where it is now so, now so."""
+    far = a - b
+    if far.const == 0:
+        return False
+    return True if nonnegative(far - 1) or nonnegative(-far - 1) else None
+
+
+def _places(
+    conditions: Iterable[Expr], axes: Sequence[Axis], axis: Axis
+) -> Iterator[tuple[int, Index]]:
+    """Dims of which a condition says where they are."""
+    for part in conditions:
+        equal = sides(part, "eq")
+        if equal is None:
+            continue
+        for k, a in enumerate(axes):
+            for sign in (1, -1):
+                place = (equal[0] - equal[1]) * sign + as_index(a)
+                if deep_atoms(place).keys().isdisjoint((*axes, axis)):
+                    yield k, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +151,11 @@ class _Row:
 
     def of(self, iteration: Index) -> Index:
         return (iteration - self.rest) * self.sign
+
+    def is_never(self, place: Index, trips: Index) -> bool:
+        """Does surely no iteration write what lies there?"""
+        writer = self.rest + place * self.sign
+        return nonnegative(-writer - 1) or nonnegative(writer - trips)
 
 
 def _row(s: Solution, axes: tuple[Axis, ...]) -> _Row | None:
@@ -107,6 +178,7 @@ class _Table:
     name: Val
     start: Val
     row: _Row
+    fixed: dict[int, Index]  # where all iterations are, along other dims
     loc: Loc
     why: str
     behind: dict[int, str] = field(default_factory=dict[int, str])  # delays, by how many steps
@@ -114,18 +186,20 @@ class _Table:
     def after(self, whole: Expr, axes: tuple[Axis, ...], s: Solution) -> Val:
         """Adds the rows and their delays; gives the table after the loop."""
         b, axis = self.body.b, self.body.axis
-        mine = at_indices(whole, {axes[self.row.dim]: self.row.of(as_index(axis))})
+        at = {axes[k]: place for k, place in self.fixed.items()}
+        mine = at_indices(whole, {**at, axes[self.row.dim]: self.row.of(as_index(axis))})
         mine = self._reading(self._chosen(assumed(mine, {})))
-        others = [a for k, a in enumerate(axes) if k != self.row.dim]
+        others = [axes[k] for k in self._others(len(axes))]
 
         def element(idx: tuple[Index, ...]) -> Expr:
             return at_indices(mine, {axis: idx[0], **dict(zip(others, idx[1:], strict=True))})
 
         for n, d in list(b.program.defs.items()):
-            if any(load.source == self.name.name for load in ex.loads(d.expr)):
+            if n in self.body.own:
                 with contextlib.suppress(NotLifted):  # the table as a whole; who reads it, fails
-                    new = self._reading(d.expr)
-                    b.program.defs[n] = Def(name=n, axes=d.axes, expr=new, loc=d.loc, op=d.op)
+                    new = self._reading(self._chosen(d.expr))
+                    if new is not d.expr:
+                        b.program.defs[n] = Def(name=n, axes=d.axes, expr=new, loc=d.loc, op=d.op)
         shape = (axis.extent, *(a.extent for a in others))
         rows = b.tensor(shape, self.name.dtype, element)
         self._delays(rows)
@@ -133,14 +207,23 @@ class _Table:
         def final(r: tuple[Index, ...]) -> Expr:
             moved = dict(zip(axes, r, strict=True))
             at = b.clamp(at_index(s.target, axes, r), axis.extent)
-            rest = [i for k, i in enumerate(r) if k != self.row.dim]
             valid = s.valid(b)
-            written = b.load(rows, (at, *rest))
+            here = [b.apply("eq", b.at(r[k]), b.at(place)) for k, place in self.fixed.items()]
+            if valid is not None:
+                here.append(at_indices(valid, moved))
+            written, valid = b.load(rows, (at, *self._rest(r))), conjunction(b, here)
             if valid is None:
                 return written
-            return b.select(at_indices(valid, moved), written, b.load(self.start, r))
+            return b.select(valid, written, b.load(self.start, r))
 
         return b.tensor(self.name.shape, self.name.dtype, final)
+
+    def _others(self, count: int) -> list[int]:
+        """The dims that rows have."""
+        return [k for k in range(count) if k != self.row.dim and k not in self.fixed]
+
+    def _rest(self, index: Sequence[Index]) -> list[Index]:
+        return [index[k] for k in self._others(len(index))]
 
     def _chosen(self, e: Expr) -> Expr:
         """Reads of the table in between two writes: of its own row what the first one wrote, of
@@ -167,13 +250,15 @@ class _Table:
                 return None
             iteration, *at = node.index
             steps = (self.row.of(iteration) - at[self.row.dim]) * self.row.sign
-            if steps.const is None:
+            apart = [_are_apart(at[k], place) for k, place in self.fixed.items()]
+            if True in apart or self.row.is_never(at[self.row.dim], self.body.axis.extent):
+                return ex.load(self.start.name, at, node.dtype)
+            if steps.const is None or None in apart:
                 raise NotLifted("an iteration reads other rows than those at a fixed distance")
             if steps.const <= 0:
                 return ex.load(self.start.name, at, node.dtype)
             delay = self.behind.setdefault(steps.const, f"{self.name.name}_{steps.const}")
-            rest = [i for k, i in enumerate(at) if k != self.row.dim]
-            return ex.load(delay, [iteration, *rest], node.dtype)
+            return ex.load(delay, [iteration, *self._rest(at)], node.dtype)
 
         return Rewriter(visit)(e)
 
@@ -187,7 +272,9 @@ class _Table:
                 raise NotLifted("the first iterations read rows that may not be there")
 
             def first(idx: tuple[Index, ...], place: Index = place) -> Expr:
-                return b.load(self.start, (*idx[: self.row.dim], place, *idx[self.row.dim :]))
+                full = {**self.fixed, self.row.dim: place}
+                full.update(zip(self._others(len(self.name.shape)), idx, strict=True))
+                return b.load(self.start, [full[k] for k in range(len(full))])
 
             made = Val(self.behind.get(k, f"{self.name.name}_{k}"), rows.shape, rows.dtype)
             b.program.delays[made.name] = Delay(
