@@ -65,7 +65,7 @@ def note(tensor: torch.Tensor, frame: FrameType | None) -> Birth:
     while frame is not None:
         key = id(frame.f_code)
         if key not in _passed_codes:
-            if key in USER_CODES or _is_users(frame.f_code):
+            if key in USER_CODES or (key not in _keeping_codes and _is_users(frame.f_code)):
                 break
             is_kept = is_kept or key in _keeping_codes
         frame = frame.f_back
