@@ -11,6 +11,8 @@ PyTorch to ask a function mode that does nothing (2.8 for functions that are wri
 such as those of torch.nn.functional), 0.1 for a weak reference; at the end of its scope 0.65 for a
 tensor without memory, 0.25 to exchange it, 0.25 to set two classes and say what ended it. The rest
 is to find the user's line and to keep the log: 0.4 to 0.8.
+Together 1.7 to 1.8 for a tensor that is dropped, 2.9 for one of 200 that are alive at the end, 3.0
+to 3.3 for one of 2,000 and 3.4 to 3.8 of 20,000 or 100,000, whose memory no cache holds.
 """
 
 from __future__ import annotations
