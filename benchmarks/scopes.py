@@ -3,12 +3,22 @@
     python -m benchmarks.scopes             prints, and writes benchmarks/results/…-scopes.json
 
 In: small tensors, so that PyTorch's own time per call is least and the scope's share largest. Out:
-medians of turns that alternate between eager and scoped, and the median of their differences.
+medians of turns that alternate between eager and scoped, the median of their differences, and the
+difference of the least, which is what others on the machine disturb least.
+
+What must be paid for a tensor, measured by itself on an AMD EPYC of 2.6 GHz, torch 2.13: 1.0 µs for
+PyTorch to ask a function mode that does nothing (2.8 for functions that are written in Python,
+such as those of torch.nn.functional), 0.1 for a weak reference; at the end of its scope 0.65 for a
+tensor without memory, 0.25 to exchange it, 0.25 to set two classes and say what ended it. The rest
+is to find the user's line and to keep the log: 0.4 to 0.8.
+Together 1.7 to 1.8 for a tensor that is dropped, 2.9 for one of 200 that are alive at the end, 3.0
+to 3.3 for one of 2,000 and 3.4 to 3.8 of 20,000 or 100,000, whose memory no cache holds.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +36,8 @@ COUNT = 2_000
 Context = Callable[[], AbstractContextManager[Any]]
 
 x, y = torch.ones(8), torch.ones(8)
+row = torch.ones(1, 8)
+layer = torch.nn.Linear(8, 8).requires_grad_(False)
 
 
 def made_and_dropped(context: Context) -> None:
@@ -35,12 +47,20 @@ def made_and_dropped(context: Context) -> None:
             x * y
 
 
-def kept_to_the_end(context: Context) -> None:
+def kept_to_the_end(context: Context, count: int = COUNT) -> None:
     """All are alive when the scope ends: the scope disposes every one."""
     kept = []
     with context():
-        for _ in range(COUNT):
+        for _ in range(count):
             kept.append(x * y)
+
+
+def outputs_of_layers(context: Context) -> None:
+    """Kept, too, and made by PyTorch's own Python, through which the user's line is looked for."""
+    kept = []
+    with context():
+        for _ in range(COUNT):
+            kept.append(layer(row))
 
 
 def shape_asked(context: Context) -> None:
@@ -77,6 +97,10 @@ def training_step() -> Callable[[Context], None]:
 PER: dict[str, tuple[Callable[[Context], None], int]] = {
     "made and dropped": (made_and_dropped, COUNT),
     "kept to the scope's end": (kept_to_the_end, COUNT),
+    "kept, 20 tensors": (functools.partial(kept_to_the_end, count=20), 20),
+    "kept, 20,000 tensors": (functools.partial(kept_to_the_end, count=20_000), 20_000),
+    "kept, 100,000 tensors": (functools.partial(kept_to_the_end, count=100_000), 100_000),
+    "outputs of layers, kept": (outputs_of_layers, COUNT),
     "x.shape": (shape_asked, COUNT),
     "an empty scope": (empty_scope, COUNT),
     "a small training step": (training_step(), 10),
@@ -93,7 +117,7 @@ def measure(name: str, repeats: int) -> dict[str, float]:
     eager, scope = (
         [ns / per / 1e3 for ns in timings[key].samples_ns] for key in ("eager", "scope")
     )
-    over = [b - a for a, b in zip(eager, scope, strict=True)]
+    over = [b - a for a, b in zip(eager, scope, strict=False)]  # time may be up between
     return {
         "eager_us": round(statistics.median(eager), 3),
         "scope_us": round(statistics.median(scope), 3),
@@ -108,6 +132,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=61)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    torch.set_num_threads(1)
     machine = this_machine()
     found = {name: measure(name, options.repeats) for name in PER}
     print(machine)

@@ -112,9 +112,36 @@ def turned_each_time(x, w):
     return first, h
 
 
+def begins_as_a_part_of_what_changes(x, w):
+    a = x[0] * 1
+    part = a[:, :2]
+    for t in range(x.shape[0]):
+        a += x[t]
+        part = part * 0.5
+    return a, part
+
+
+def begins_as_what_changes(x, w):
+    h = same = x[0] * 1
+    for t in range(x.shape[0]):
+        same *= 0.5
+        h = h + x[t]
+    return same, h
+
+
+def changes_places_and_then(x, w):
+    rows = x * 1
+    a, b = rows[0], rows[-1]
+    for _ in range(x.shape[0]):
+        a, b = b, a
+    rows += 1
+    return rows, a, b
+
+
 OTHERS = [
     halves_handed_out, overlapping, whole_changed_afterwards, view_of_the_state_before,
-    turned_each_time,
+    turned_each_time, begins_as_a_part_of_what_changes, begins_as_what_changes,
+    changes_places_and_then,
 ]  # fmt: skip
 
 

@@ -170,8 +170,7 @@ def test_a_call_that_was_dispatched_before_the_end_is_not_recorded() -> None:
     """The end looks whether a thread is inside a call: one that has not said so yet stays out."""
     watcher = watch.ThreadWatcher(1)
     watcher.end()
-    call = watch.ThreadWatcher.__torch_function__
-    assert call(watcher, torch.exp, (), (torch.zeros(1),)).item() == 1.0
+    assert watcher.__torch_function__(torch.exp, (), (torch.zeros(1),)).item() == 1.0
     assert not watcher.notes
     assert not watcher.is_busy
 

@@ -301,11 +301,14 @@ def _known_sides(c: Context, node: ast.IfExp) -> tuple[Node, Node] | None:
     """Both sides of `self.a if test else self.b`, where they are modules or functions."""
     if not all(isinstance(side, ast.Name | ast.Attribute) for side in (node.body, node.orelse)):
         return None
+    outer = dict(c.frame.vars)  # to read a variable that may be unbound binds it
     with c.builder.inside(Block()):  # what is read to find out is read again
         try:
             sides = c.expr(node.body), c.expr(node.orelse)
         except CompileError:
             return None  # it may be narrowed by the test
+        finally:
+            c.frame.vars = outer
     return sides if all(map(is_choosable, sides)) else None
 
 

@@ -90,8 +90,10 @@ class Attribution:
         waiting = list(roots)
         while waiting:
             event = waiting.pop()
-            waiting += event.children
             name = event.name
+            if name == _MEMORY:
+                continue  # has none inside, and there are many: to ask for them takes long
+            waiting += event.children
             if name.startswith(watch.ANCHOR):
                 index = int(name.removeprefix(watch.ANCHOR))
                 anchors.setdefault(index, []).append(event.start_time_ns)
@@ -114,7 +116,7 @@ class Attribution:
     def _visit(self, event: Any, thread: int, around: _Around) -> None:
         name: str = event.name
         if name == _MEMORY:
-            self._allocation_outside(event, thread, around)
+            self._allocation_outside(event, _recorded_bytes(event), thread, around)
         elif not name.startswith("["):  # as "[OutOfMemory]"
             if name.startswith("lowtide."):
                 self._own_mark(event, name, thread, around)
@@ -133,7 +135,7 @@ class Attribution:
         if name.startswith(watch.OP):
             self._operator(event, "lowtide::" + name.removeprefix(watch.OP), thread, around)
         elif name.startswith(watch.ARENA):
-            self._allocation_outside(event, thread, around)
+            self._allocation_outside(event, _marked_bytes(name), thread, around)
         elif name == watch.STEP:
             self.steps_ns.append(event.start_time_ns)
 
@@ -147,8 +149,10 @@ class Attribution:
             deeper: list[Any] = []
             for child in waiting:
                 name = child.name
-                if name == _MEMORY or name.startswith(watch.ARENA):
-                    self._allocation(child, operator)
+                if name == _MEMORY:
+                    self._allocation(child, _recorded_bytes(child), operator)
+                elif name.startswith(watch.ARENA):
+                    self._allocation(child, _marked_bytes(name), operator)
                 elif not name.startswith("["):
                     deeper += child.children
                     sequence = child.extra_fields.sequence_number
@@ -176,7 +180,7 @@ class Attribution:
             if child.name == _MEMORY:
                 if own is None:
                     own = self._new_operator(event, name, thread, around)
-                self._allocation(child, own)
+                self._allocation(child, _recorded_bytes(child), own)
             else:
                 inside_ns += child.duration_time_ns
                 self._visit(child, thread, around)
@@ -199,21 +203,23 @@ class Attribution:
         self.operators.append(operator)
         return operator
 
-    def _allocation_outside(self, event: Any, thread: int, around: _Around) -> None:
-        if _bytes_of(event)[1] <= 0:
-            self._allocation(event, None)
-            return
-        operator = self._new_operator(event, OUTSIDE, thread, around)
-        self._allocation(event, operator)
+    def _allocation_outside(
+        self, event: Any, what: tuple[int, int, str], thread: int, around: _Around
+    ) -> None:
+        is_freed = what[1] <= 0
+        operator = None if is_freed else self._new_operator(event, OUTSIDE, thread, around)
+        self._allocation(event, what, operator)
 
-    def _allocation(self, event: Any, operator: Operator | None) -> None:
-        address, nbytes, device = _bytes_of(event)
+    def _allocation(
+        self, event: Any, what: tuple[int, int, str], operator: Operator | None
+    ) -> None:
+        nbytes = what[1]
         if operator is not None:
             if nbytes > 0:
                 operator.allocated_bytes += nbytes
             else:
                 operator.freed_bytes -= nbytes
-        self.memory.append(MemoryEvent(event.start_time_ns, address, nbytes, device, operator))
+        self.memory.append(MemoryEvent(event.start_time_ns, *what, operator))
 
     # -- where --
 
@@ -245,12 +251,15 @@ def _is_range(event: Any, name: str) -> bool:
     return name.startswith(_RANGES) or event.extra_fields.scope.name == "USER_SCOPE"
 
 
-def _bytes_of(event: Any) -> tuple[int, int, str]:
-    """(address, bytes or minus bytes, device) of an allocator's event or of a mark of the arena."""
-    if event.name == _MEMORY:
-        fields = event.extra_fields
-        return fields.ptr, fields.alloc_size, _name_of_device(fields.device)
-    nbytes, _, address = event.name.removeprefix(watch.ARENA).partition(" ")
+def _recorded_bytes(event: Any) -> tuple[int, int, str]:
+    """(address, bytes or minus bytes, device) of an allocator's event."""
+    fields = event.extra_fields
+    return fields.ptr, fields.alloc_size, _name_of_device(fields.device)
+
+
+def _marked_bytes(name: str) -> tuple[int, int, str]:
+    """The same of a mark of the arena, by its name."""
+    nbytes, _, address = name.removeprefix(watch.ARENA).partition(" ")
     return int(address), int(nbytes), "cpu"
 
 

@@ -83,11 +83,26 @@ class Bag:
         """Settle, and forget what has died."""
         with LOCK:
             self.settle()
-            dead = [key for key, birth in self.owned.items() if birth[0]() is None]
-            for key in dead:
-                del self.owned[key]
-            self.counts.disposed += len(dead)
+            self._forget()
             self.limit = _FIRST_SWEEP + len(self.owned)
+
+    def shorten(self) -> None:
+        """Forget what has died, as `sweep` does, but leave in the log what is alive.
+
+        To be called when the log has become longer than `limit`.
+        """
+        with LOCK:
+            if self.log is None:
+                return
+            births = self.log[:]
+            del self.log[: len(births)]
+            alive = [birth for birth in births if birth[0]() is not None]
+            self.log[:0] = alive
+            dead = len(births) - len(alive)
+            self.counts.created += dead
+            self.counts.disposed += dead
+            self._forget()
+            self.limit = _FIRST_SWEEP + 2 * len(alive) + len(self.owned)
 
     def find(self, tensor: torch.Tensor) -> Birth | None:
         """The birth of `tensor` if it is here."""
@@ -124,6 +139,12 @@ class Bag:
             self.sweep()
             found = (birth[0]() for birth in self.owned.values())
             return [tensor for tensor in found if tensor is not None]
+
+    def _forget(self) -> None:
+        dead = [key for key, birth in self.owned.items() if birth[0]() is None]
+        for key in dead:
+            del self.owned[key]
+        self.counts.disposed += len(dead)
 
     def _put(self, tensor: torch.Tensor, birth: Birth) -> None:
         before = self.owned.get(id(tensor))

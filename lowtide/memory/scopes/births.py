@@ -41,10 +41,11 @@ _KEEPING = (
 )
 _MOST_CODES = 10_000
 
-# Code objects of the user's, and of what is passed over (True: it keeps what it makes), by id: to
-# hash a code object takes as long as the function is large.
+# Code objects of the user's, of what is passed over, and of what is passed over and keeps what it
+# makes, by id: to hash a code object takes as long as the function is large.
 USER_CODES: dict[int, CodeType] = {}
-_passed_codes: dict[int, tuple[bool, CodeType]] = {}
+_passed_codes: dict[int, CodeType] = {}
+_keeping_codes: dict[int, CodeType] = {}
 
 
 # One tensor, weakly, the user's code and instruction that made it, and whether its maker keeps it.
@@ -62,13 +63,11 @@ def note(tensor: torch.Tensor, frame: FrameType | None) -> Birth:
     """The birth of `tensor`, made by a call from `frame`."""
     innermost, is_kept = frame, False
     while frame is not None:
-        code = frame.f_code
-        if id(code) in USER_CODES:
-            break
-        passed = _passed_codes.get(id(code)) or _classify(code)
-        if passed is None:
-            break
-        is_kept = is_kept or passed[0]
+        key = id(frame.f_code)
+        if key not in _passed_codes:
+            if key in USER_CODES or (key not in _keeping_codes and _is_users(frame.f_code)):
+                break
+            is_kept = is_kept or key in _keeping_codes
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
@@ -83,9 +82,7 @@ def unseen(tensor: torch.Tensor) -> Birth:
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The first frame, from `frame` outwards, that is the user's."""
-    while frame is not None and id(frame.f_code) not in USER_CODES:
-        if id(frame.f_code) not in _passed_codes and _classify(frame.f_code) is None:
-            break
+    while frame is not None and not _is_users(frame.f_code):
         frame = frame.f_back
     return frame
 
@@ -120,19 +117,20 @@ def _loc(file: str, line: int, function: str) -> Loc:
     return Loc(file=file, line=line, text=text, function=function)
 
 
-def _classify(code: CodeType) -> tuple[bool, CodeType] | None:
-    """None: the user's; else passed over, True if it keeps what it makes. Remembered."""
+def _is_users(code: CodeType) -> bool:
+    """Whether it is the user's, found once."""
+    for known in (USER_CODES, _passed_codes, _keeping_codes):
+        if id(code) in known:
+            return known is USER_CODES
     file: Any = code.co_filename
     is_stdlib = file.startswith(_STDLIB) and not file.startswith(_SITE)
     if not (is_stdlib or file.startswith((*_PACKAGES, *_GENERATED))):
-        if len(USER_CODES) >= _MOST_CODES:
-            USER_CODES.clear()
-        USER_CODES[id(code)] = code
-        return None
-    keeps = any(
-        where in file and function in ("", code.co_qualname) for where, function in _KEEPING
-    )
-    if len(_passed_codes) >= _MOST_CODES:
-        _passed_codes.clear()
-    found = _passed_codes[id(code)] = (keeps, code)
-    return found
+        found = USER_CODES
+    elif any(where in file and name in ("", code.co_qualname) for where, name in _KEEPING):
+        found = _keeping_codes
+    else:
+        found = _passed_codes
+    if len(found) >= _MOST_CODES:
+        found.clear()
+    found[id(code)] = code
+    return found is USER_CODES

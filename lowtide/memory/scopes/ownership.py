@@ -89,5 +89,6 @@ def dispose_now(tensor: torch.Tensor, ending: Ending) -> None:
     with LOCK:
         place = keepers.meet(tensor)
         birth = place.take(tensor)
-    empty_out(tensor, birth, ending)
-    place.counts.disposed += 1
+    if birth is not None:
+        empty_out([(*birth[:3], False)], ending)
+        place.counts.disposed += 1

@@ -1,7 +1,7 @@
 """Memory back to the system, not only to malloc: resident size falls when a scope ends.
 
 In: the end of an outermost scope. Out: what malloc holds free goes back to the kernel, if the scope
-has grown the process by more than 32 MiB and disposing has not shrunk it again.
+has grown the process by more than 8 MiB and disposing has not shrunk it again.
 
 glibc keeps freed blocks of up to 32 MiB in its heap, resident. To give them back costs the faults
 of touching new pages later, about 0.6 ns a byte, so a loop that takes the same memory at each step
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 _STATM = Path("/proc/self/statm")
-_WORTH_BYTES = 32 << 20
+_WORTH_BYTES = 8 << 20
 _NS_PER_BYTE = 0.6
 _PATIENCE = 3
 _LONGEST_PATIENCE = 256

@@ -42,7 +42,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
-_MANY = 5_000
+_MANY = 100
 
 
 class DisposeScope(Place):
@@ -245,18 +245,17 @@ class DisposeScope(Place):
             if is_end:
                 self.close()
         with disposed.outside_dispatch_modes(), without_collector(len(ended)):
-            for birth in ended:
+            passed_over = empty_out(ended, ending)
+            self.counts.disposed += len(ended) - len(passed_over)
+            for birth in passed_over:
                 tensor = birth[0]()
                 if tensor is None:
                     self.counts.disposed += 1
                 elif type(tensor) is DisposedTensor:  # logged twice
                     self.counts.created -= 1
-                elif birth[3]:
+                else:
                     self.thread.detached += 1
                     self.thread.loose.add(tensor, birth)
-                else:
-                    empty_out(tensor, birth, ending)
-                    self.counts.disposed += 1
             disposed.release_pending()
         if self.outer is None and self._resident_bytes:
             resident.after_end(self._resident_bytes)

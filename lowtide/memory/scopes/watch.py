@@ -20,7 +20,7 @@ import sys
 import threading
 import weakref
 from contextvars import ContextVar
-from types import FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any
 
 import torch
@@ -112,31 +112,38 @@ class _Mode:
     """What PyTorch calls instead of the function; not a TorchFunctionMode, whose stack is private
     to its own `with`."""
 
-    __slots__ = ("thread",)
+    # Bound once: PyTorch asks for it twice a call.
+    __slots__ = ("__torch_function__", "code", "thread")
 
     def __init__(self, thread: ThreadState) -> None:
         self.thread = thread
+        self.code: CodeType | None = None  # the user's that was seen last
+        self.__torch_function__ = MethodType(_call, self)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Dynamo takes this for true, and traces nothing of what follows.
-        if _is_dynamo_compiling():
-            return func(*args, **(kwargs or {}))
-        made = func(*args) if kwargs is None else func(*args, **kwargs)
-        if type(made) is _Tensor and _getrefcount(made) == FRESH:
-            place = _innermost.get()
-            if place is not None and place.thread is self.thread:
-                log = place.log
-                frame = _getframe(1)
-                code = frame.f_code
-                if log is not None and id(code) in USER_CODES:
-                    log.append((_ref(made), code, frame.f_lasti, False))
-                    if len(log) > place.limit:
-                        place.sweep()
-                    return made
+
+def _call(self: _Mode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Call the function, and log the tensor that it made."""
+    # Dynamo takes this for true, and traces nothing of what follows.
+    if _is_dynamo_compiling():
+        return func(*args, **(kwargs or {}))
+    made = func(*args) if kwargs is None else func(*args, **kwargs)
+    if type(made) is _Tensor and _getrefcount(made) == FRESH:
+        place = _innermost.get()
+        if place is None or place.thread is not self.thread or (log := place.log) is None:
             _record(self.thread, made, _getframe(1))
-        elif type(made) not in _PLAIN:
-            _look(self.thread, func, args, kwargs, made, _getframe(1))
-        return made
+            return made
+        frame = _getframe(1)
+        code = frame.f_code
+        if code is self.code or id(code) in USER_CODES:
+            self.code = code
+            log.append((_ref(made), code, frame.f_lasti, False))
+        else:
+            log.append(note(made, frame))
+        if len(log) > place.limit:
+            place.shorten()
+    elif type(made) not in _PLAIN:
+        _look(self.thread, func, args, kwargs, made, _getframe(1))
+    return made
 
 
 _ref = weakref.ref
@@ -189,7 +196,7 @@ def _record(thread: ThreadState, made: torch.Tensor, frame: FrameType | None) ->
     if place is not None and place.log is not None:
         place.log.append(note(made, frame))
         if len(place.log) > place.limit:
-            place.sweep()
+            place.shorten()
 
 
 def _look(

@@ -210,6 +210,18 @@ class Lift:
         if y in self.run.items or root in self.changed:
             raise NotLifted("it carries a view, or an item of a list")
 
+    def _check_start(self, x: Abs, y: Abs) -> None:
+        """Of what begins as x, and is y after a step: a stand-in is no name of x, which the first
+        step may change under another name, and others after the loop."""
+        seen = set[Abs]()
+        while y in self.args and y not in seen:  # it hands on what it was given, `a, b = b, a`
+            seen.add(y)
+            y = self.yields[self.args.index(y)]
+        if y in self.outer or y in seen:
+            raise NotLifted("it carries a tensor from before it")
+        if root_of(x) in self.changed:
+            raise NotLifted("what it carries begins as a tensor that it changes in place")
+
     def _is_known(self, root: Abs) -> bool:
         """Is it from before the loop, or an item of such a list?"""
         return root in self.outer or root in self.run.items
@@ -233,9 +245,9 @@ class Lift:
 
     def _finish(self, yields: Sequence[Abs], mark: Sequence[int]) -> list[Abs]:
         """Tried with more and more tensors carried from step to step, until the rest is lifted."""
-        for plan, y in zip(self.plan, yields, strict=True):
-            if isinstance(plan, StandIn) and y in self.outer:
-                raise NotLifted("it carries a tensor from before it")
+        for plan, x, y in zip(self.plan, self.carried, yields, strict=True):
+            if isinstance(plan, StandIn):
+                self._check_start(x, y)
         values = self._values(yields)
         needs = scan.needs(self.b.program, {n: v.name for n, v in values.items()})
         program = self.b.program

@@ -26,6 +26,14 @@ def dtype_of_a_tensor_that_is_not_kept(x: Tensor):
     return x.to(like), x.type_as(like), x.to(x.new_zeros(3))
 
 
+@program(calls=lambda: [(torch.ones(2, 3),), (torch.ones(0, 3),)], torchscript=False)
+def one_of_two_variables_of_which_one_may_be_unbound(x: Tensor):
+    other = x.sum(0)
+    for t in range(x.shape[0]):
+        row = x[t] * 2
+    return row if x.shape[0] > 0 else other
+
+
 @program(calls=lambda: [(True, 2), (False, 3)], torchscript=False)
 def deleted_in_a_branch(c: bool, n: int):
     a = [n]
