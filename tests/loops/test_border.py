@@ -660,7 +660,7 @@ LIFTED: list[Callable[..., Any]] = [
     slice_strided2, modulo_add, ij_conv, inner_reset, carried_index, last_value, expanded_write,
     list_mutated_after, buf_row_alias, requires, enum_zip, col_row, write_flat_view, diag_write,
     diag_antidiag, write_then_read_all_after, uninit_empty, reads_next,
-    same_row_add,
+    same_row_add, list_two,
 ]  # fmt: skip
 KEPT: list[Callable[..., Any]] = [
     neg_step_overlap, negative_index, wrap_neg, wrap_write, reads_prev,
@@ -669,7 +669,7 @@ KEPT: list[Callable[..., Any]] = [
     overlap_add_then_mul, sub_reversed, div_acc, abs_acc, acc_bcast, shape_change_first,
     slice_neg, slice_past_end, slice_past_end_w, same_row_twice,
     modulo_write, square_index, upper, upper_add, ij_overlap, inner_not_reset, carried_index_var,
-    list_two, list_cond, list_view_of_buf, buf_row_alias_reused,
+    list_cond, list_view_of_buf, buf_row_alias_reused,
     setitem_mask, swap_rows, max_builtin, clamp_acc, bool_acc, out_resized,
     scaled_by_count, mean_running, two_accs_cross, write_flat_overlap, ext_loop_var, while_loop,
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from lowtide.pipeline.lifting import updates
 from lowtide.pipeline.lifting.match import Carried, NotLifted
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
-from lowtide.texpr.build import Builder, Val
+from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
 
@@ -44,7 +44,10 @@ class Body:
     def element(self, value: Val, idx: Sequence[Index], carry: str) -> Expr:
         """An element in iteration L, with all written out that reads `carry`."""
         e = self.put(ex.load(value.name, [as_index(i) for i in idx], value.dtype))
-        return updates.expanded(self.b, e, carry, {}) if carry else e
+        try:
+            return updates.expanded(self.b, e, carry) if carry else e
+        except Unsupported as why:  # perhaps what it carries can be rows
+            raise NotLifted(str(why)) from why
 
     def put(self, e: Expr) -> Expr:
         """Loads of lifted definitions with L as their first index."""

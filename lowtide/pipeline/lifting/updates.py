@@ -13,6 +13,7 @@ place is written as `root` at the plain axes, so that loops can tell "adds to wh
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from typing import Final
 
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
@@ -21,6 +22,8 @@ from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, floordiv, mod, nonnegative
 from lowtide.texpr.pullback import OF_THEIR_OWN
+
+MOST_WRITTEN_OUT: Final = 3000  # definitions, each wherever it is read
 
 
 def index_map(b: Builder, view: Val, root: Val) -> tuple[tuple[Axis, ...], tuple[Index, ...]]:
@@ -55,11 +58,13 @@ def depends(defs: Mapping[str, Def], expr: Expr, name: str, known: dict[str, boo
     return False
 
 
-def expanded(b: Builder, expr: Expr, name: str, known: dict[str, bool]) -> Expr:
-    """The expression with pointwise definitions written out that read `name`."""
-    defs = b.program.defs
+def expanded(b: Builder, expr: Expr, name: str) -> Expr:
+    """The expression with pointwise definitions written out that read `name`; raises Unsupported
+    where these are too many: each of many writes may read several elements of the one before."""
+    defs, known, left = b.program.defs, dict[str, bool](), MOST_WRITTEN_OUT
 
     def visit(node: Expr) -> Expr | None:
+        nonlocal left
         d = defs.get(node.source) if isinstance(node, Load) else None
         if d is None or not isinstance(node, Load) or node.source == name:
             return None
@@ -67,8 +72,10 @@ def expanded(b: Builder, expr: Expr, name: str, known: dict[str, bool]) -> Expr:
             return None
         if b.records and d.op in OF_THEIR_OWN:
             return None
-        moved = at_indices(d.expr, dict(zip(d.axes, node.index, strict=True)))
-        return expanded(b, moved, name, known)
+        left -= 1
+        if left < 0:
+            raise Unsupported("too many writes that read each other")
+        return Rewriter(visit)(at_indices(d.expr, dict(zip(d.axes, node.index, strict=True))))
 
     return Rewriter(visit)(expr)
 
@@ -98,7 +105,7 @@ def write(b: Builder, root: Val, view: Val, value: Val) -> Val:
     def body(r: tuple[Index, ...]) -> Expr:
         conditions, at = inverse(b, axes, places, r, root.shape)
         here = tuple(at_index(i, axes, at) for i in places)
-        new = expanded(b, b.load(value, at), root.name, {})
+        new = expanded(b, b.load(value, at), root.name)
         new = _in_place(new, root, here, r)
         cond = conjunction(b, conditions)
         return new if cond is None else b.select(cond, new, b.load(root, r))
