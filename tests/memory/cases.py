@@ -471,6 +471,17 @@ def recurrent(x, w):
     return h
 
 
+@case(lambda: (torch.rand(200, 160),))
+def recurrences_within(x):
+    s = torch.ones(x.shape[1])
+    for _ in range(x.shape[1]):
+        h = x[0] * s
+        for t in range(x.shape[0]):
+            h = torch.tanh(h + x[t])
+        s = torch.sigmoid(h) + 0.1 * s
+    return s
+
+
 @case()
 def collected(x):
     found = []
