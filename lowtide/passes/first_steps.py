@@ -27,17 +27,24 @@ from typing import Final
 
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Function, Op, Value, clone, clone_op, walk
+from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.types import ListType
 from lowtide.passes.constants import fold_constants
-from lowtide.passes.making import constant, make_constant, makers_of, users_of, with_inner
+from lowtide.passes.making import (
+    constant,
+    copied_ops,
+    make_constant,
+    makers_of,
+    users_of,
+    with_inner,
+)
 
 LONGEST: Final = 300  # ops of a body that is written twice at most
 MOST_STEPS: Final = 3  # done before a loop
 
 _ASKED: Final = ("py.len", "py.bool", "list.get", "torch.stack", "torch.cat", "list.slice")
 _GROWS: Final = ("list.append", "list.extend", "list.insert")
-_COMPARED: Final[Mapping[str, Callable[[int, int], bool]]] = {
+COMPARED: Final[Mapping[str, Callable[[int, int], bool]]] = {
     "py.eq": operator.eq,
     "py.ne": operator.ne,
     "py.lt": operator.lt,
@@ -45,7 +52,7 @@ _COMPARED: Final[Mapping[str, Callable[[int, int], bool]]] = {
     "py.gt": operator.gt,
     "py.ge": operator.ge,
 }
-_TURNED: Final = {"py.lt": "py.gt", "py.gt": "py.lt", "py.le": "py.ge", "py.ge": "py.le"}
+TURNED: Final = {"py.lt": "py.gt", "py.gt": "py.lt", "py.le": "py.ge", "py.ge": "py.le"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +143,11 @@ class _Loop:
         if maker.name == "py.bool":
             counter = self.counter(maker.operands[0])
             return None if counter is None else self.compared("py.ne", counter, 0)
-        if maker.name not in _COMPARED:
+        if maker.name not in COMPARED:
             return None
         name, (a, b) = maker.name, maker.operands
         if self.counter(a) is None:
-            name, a, b = _TURNED.get(name, name), b, a
+            name, a, b = TURNED.get(name, name), b, a
         counter, limit = self.counter(a), constant(b, self.makers)
         if counter is None or not isinstance(limit, int) or isinstance(limit, bool):
             return None
@@ -148,7 +155,7 @@ class _Loop:
 
     def compared(self, name: str, counter: _Counter, limit: int) -> _Answer | None:
         """A comparison with a constant, which a counter has passed for good sooner or later."""
-        test = _COMPARED[name]
+        test = COMPARED[name]
         if counter.least > limit:
             return _Answer(test(counter.first, limit), test(counter.least, limit))
         at_once = name in ("py.lt", "py.ge") and counter.least == limit
@@ -245,7 +252,7 @@ def _peeled(loop: Op, answers: Mapping[Value, _Answer]) -> list[Op]:
     index = Value(body.args[0].name, t.INT)
     ops = [make_constant(index, 0, loop)]
     mapping = dict(zip(body.args, (index, *inits), strict=True))
-    ops += _copied(body, mapping, {c: a.first for c, a in answers.items()})
+    ops += copied_ops(body, mapping, {c: a.first for c, a in answers.items()})
     going, *carried = ops.pop().operands
     one, left = Value("", t.INT), Value("", t.INT)
     ops += [
@@ -292,14 +299,4 @@ def _later(body: Block, kinds: list[t.Type], known: Mapping[Value, bool], loop: 
         make_constant(one, 1, loop),
         Op(name="py.add", operands=[step, one], results=[now], loc=loop.loc),
     ]
-    return Block([step, *args], [*head, *_copied(body, mapping, known)])
-
-
-def _copied(body: Block, mapping: dict[Value, Value], known: Mapping[Value, bool]) -> list[Op]:
-    """The ops of a body with other arguments, and constants for what is known."""
-    made = [clone_op(op, mapping) for op in body.ops]
-    answers = {mapping[c]: answer for c, answer in known.items()}
-    for op in with_inner(*made):
-        if len(op.results) == 1 and op.result in answers:
-            op.name, op.operands, op.attrs = "const", [], {"value": answers[op.result]}
-    return made
+    return Block([step, *args], [*head, *copied_ops(body, mapping, known)])

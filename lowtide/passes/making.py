@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from typing import TypeAlias
 
-from lowtide.ir.core import Block, Function, Op, Value, walk
+from lowtide.ir.core import Block, Function, Op, Value, clone_op, walk
 
 Makers: TypeAlias = dict[Value, Op]
 Users: TypeAlias = defaultdict[Value, list[Op]]
@@ -62,3 +62,13 @@ def turns_round(op: Op, makers: Makers) -> bool:
     if op.name != "list.slice":
         return False
     return [constant(v, makers) for v in op.operands[1:]] == [None, None, -1]
+
+
+def copied_ops(body: Block, mapping: dict[Value, Value], known: Mapping[Value, bool]) -> list[Op]:
+    """The ops of a body with other arguments, and constants for what is known."""
+    made = [clone_op(op, mapping) for op in body.ops]
+    answers = {mapping[c]: answer for c, answer in known.items()}
+    for op in with_inner(*made):
+        if len(op.results) == 1 and op.result in answers:
+            op.name, op.operands, op.attrs = "const", [], {"value": answers[op.result]}
+    return made

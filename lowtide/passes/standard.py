@@ -17,6 +17,7 @@ from lowtide.passes.first_steps import peel_first_steps
 from lowtide.passes.grown_lists import grow_in_place
 from lowtide.passes.inline_no_grad import inline_no_grad
 from lowtide.passes.last_items import carry_last_items
+from lowtide.passes.last_steps import peel_last_steps
 from lowtide.passes.reroll import reroll
 from lowtide.passes.rows import read_rows
 from lowtide.passes.run import Pass, run
@@ -34,6 +35,7 @@ TIDY: tuple[Pass, ...] = (
     grow_in_place,
     carry_last_items,
     eliminate_common_subexpressions,
+    peel_last_steps,  # `n - 1` is one value now
     eliminate_dead_code,
     ask_again,  # in the end: what is asked twice is a common subexpression
 )

@@ -1,0 +1,189 @@
+"""Where the last step of a loop goes another way than all others, it is done after the loop.
+
+In, out: a Function. Always holds: the same steps in the same order.
+
+    %h = loop(%n, %true, %h0):               %h = if(%n > 0):
+      block(%t, %h1):                          block():
+        %more = py.lt(%t, %n - 1)                %h2 = loop(%n - 1, %true, %h0):
+        %h3 = if(%more) … …           →            block(%t, %h1): …        as where %more is true
+        yield(%true, %h3)                        …                          of %t = %n - 1
+                                               block():
+                                                 yield(%h0)
+
+What is known of the last step, and of those before it: a comparison of the number of the step, with
+something added, to the number of steps, with something added. Where the last two or three go
+another way, one after the other is done after the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from lowtide.ir import opdefs
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Function, Op, Value, clone, walk
+from lowtide.passes.constants import fold_constants
+from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
+from lowtide.passes.making import (
+    Makers,
+    constant,
+    copied_ops,
+    make_constant,
+    makers_of,
+)
+
+MOST_STEPS: Final = 3  # done after a loop
+
+_LONG_BEFORE: Final[Mapping[str, bool]] = {  # the end, a comparison with it is this
+    "py.lt": True, "py.le": True, "py.ne": True, "py.ge": False, "py.gt": False, "py.eq": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Of a condition: in all steps but the last, None if these do not agree yet; in the last."""
+
+    earlier: bool | None
+    last: bool
+
+    def opposite(self) -> _Answer:
+        """Of its negation."""
+        return _Answer(None if self.earlier is None else not self.earlier, not self.last)
+
+
+def peel_last_steps(fn: Function) -> Function:
+    """See the module's text."""
+    result = clone(fn)
+    for _ in range(MOST_STEPS):
+        makers = makers_of(result)
+        if not _peel(result.block, makers):
+            break
+        result = fold_constants(result)
+    return result
+
+
+def _peel(block: Block, makers: Makers) -> bool:
+    """Takes the last step out of each loop where that tells something; was there one?"""
+    kept: list[Op] = []
+    found = False
+    for op in block.ops:
+        for inner in op.blocks:
+            found = _peel(inner, makers) or found
+        answers = dict(_answers(op, makers)) if op.name == "loop" else {}
+        kept += _peeled(op, answers) if answers else [op]
+        found = found or bool(answers)
+    block.ops = kept
+    return found
+
+
+def _answers(loop: Op, makers: Makers) -> Iterator[tuple[Value, _Answer]]:
+    """The conditions of branches that the last step answers in another way than the others."""
+    (body,) = loop.blocks
+    trips = constant(loop.operands[0], makers)
+    if isinstance(trips, int) and trips >= opdefs.MAX_TRIPS:
+        return
+    goes_on = (loop.operands[1], body.terminator.operands[0])
+    ops = list(walk(body))
+    if len(ops) > LONGEST or any(constant(v, makers) is not True for v in goes_on):
+        return
+    for op in ops:
+        if op.name == "if":
+            found = _answer(op.operands[0], loop, makers)
+            if found is not None and found.earlier != found.last:
+                yield op.operands[0], found
+
+
+def _answer(condition: Value, loop: Op, makers: Makers) -> _Answer | None:
+    maker = makers.get(condition)
+    if maker is None:
+        return None
+    if maker.name == "py.not":
+        inner = _answer(maker.operands[0], loop, makers)
+        return None if inner is None else inner.opposite()
+    if maker.name not in COMPARED:
+        return None
+    step = loop.blocks[0].args[0]
+    name, (a, b) = maker.name, maker.operands
+    left, right = _sum(a, makers), _sum(b, makers)
+    if left[0] is not step:
+        name, left, right = TURNED.get(name, name), right, left
+    base, offset = _sum(loop.operands[0], makers)
+    if left[0] is not step or right[0] is not base or base is None:
+        return None
+    return _compared(name, right[1] - offset - left[1])
+
+
+def _compared(name: str, end: int) -> _Answer | None:
+    """A comparison of t with the number of steps + `end`; the last t is that number - 1."""
+    test, long_before = COMPARED[name], _LONG_BEFORE[name]
+    is_equality = name in ("py.eq", "py.ne")
+    agree = end >= -1 if is_equality else test(-2, end) == long_before
+    if not agree and not -MOST_STEPS <= end < -1:
+        return None
+    return _Answer(long_before if agree else None, test(-1, end))
+
+
+def _sum(value: Value, makers: Makers) -> tuple[Value | None, int]:
+    """The value as another one, and a constant that is added to it. (A loop that runs has no fewer
+    steps than its range says.)"""
+    maker = makers.get(value)
+    known = constant(value, makers)
+    if isinstance(known, int):
+        return None, known
+    if maker is None:
+        return value, 0
+    operands = maker.operands
+    if maker.name == "py.range_len":
+        start, stop, step = operands
+        first = constant(start, makers)
+        if constant(step, makers) == 1 and isinstance(first, int):
+            base, more = _sum(stop, makers)
+            return base, more - first
+    elif maker.name in ("py.add", "py.sub"):
+        more = constant(operands[1], makers)
+        if isinstance(more, int) and not isinstance(more, bool):
+            base, offset = _sum(operands[0], makers)
+            return base, offset + (more if maker.name == "py.add" else -more)
+    return value, 0
+
+
+def _peeled(loop: Op, answers: Mapping[Value, _Answer]) -> list[Op]:
+    """The ops that take the place of a loop."""
+    trips, going, *inits = loop.operands
+    (body,) = loop.blocks
+    none, runs, one, last = (Value("", kind) for kind in (t.INT, t.BOOL, t.INT, t.INT))
+    args = [Value(a.name, a.type) for a in body.args]
+    known = {c: a.earlier for c, a in answers.items() if a.earlier is not None}
+    earlier = copied_ops(body, dict(zip(body.args, args, strict=True)), known)
+    carried = [Value(r.name, r.type) for r in loop.results]
+    index = Value(body.args[0].name, t.INT)
+    ops = [
+        make_constant(one, 1, loop),
+        Op(name="py.sub", operands=[trips, one], results=[last], loc=loop.loc),
+        Op(
+            name="loop",
+            operands=[last, going, *inits],
+            results=carried,
+            blocks=[Block(args, earlier)],
+            loc=loop.loc,
+        ),
+        Op(name="py.sub", operands=[trips, one], results=[index], loc=loop.loc),
+    ]
+    mapping = dict(zip(body.args, (index, *carried), strict=True))
+    ops += copied_ops(body, mapping, {c: a.last for c, a in answers.items()})
+    results = ops.pop().operands[1:]
+    ops.append(Op(name="yield", operands=results, loc=loop.loc))
+    unchanged = Block([], [Op(name="yield", operands=list(inits), loc=loop.loc)])
+    return [
+        make_constant(none, 0, loop),
+        Op(name="py.gt", operands=[trips, none], results=[runs], loc=loop.loc),
+        Op(
+            name="if",
+            operands=[runs],
+            results=loop.results,
+            blocks=[Block([], ops), unchanged],
+            loc=loop.loc,
+        ),
+    ]
