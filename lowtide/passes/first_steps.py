@@ -33,6 +33,7 @@ from lowtide.passes.constants import fold_constants
 from lowtide.passes.making import (
     constant,
     copied_ops,
+    if_it_runs,
     make_constant,
     makers_of,
     users_of,
@@ -248,7 +249,6 @@ def _peeled(loop: Op, answers: Mapping[Value, _Answer]) -> list[Op]:
     """The ops that take the place of a loop."""
     trips, _, *inits = loop.operands
     (body,) = loop.blocks
-    none, runs = Value("", t.INT), Value("", t.BOOL)
     index = Value(body.args[0].name, t.INT)
     ops = [make_constant(index, 0, loop)]
     mapping = dict(zip(body.args, (index, *inits), strict=True))
@@ -270,19 +270,7 @@ def _peeled(loop: Op, answers: Mapping[Value, _Answer]) -> list[Op]:
         blocks=[_later(body, kinds, later, loop)],
         loc=loop.loc,
     )
-    ops += [rest, Op(name="yield", operands=list(rest.results), loc=loop.loc)]
-    unchanged = Block([], [Op(name="yield", operands=list(inits), loc=loop.loc)])
-    return [
-        make_constant(none, 0, loop),
-        Op(name="py.gt", operands=[trips, none], results=[runs], loc=loop.loc),
-        Op(
-            name="if",
-            operands=[runs],
-            results=loop.results,
-            blocks=[Block([], ops), unchanged],
-            loc=loop.loc,
-        ),
-    ]
+    return if_it_runs(loop, [*ops, rest], rest.results)
 
 
 def _later_type(arg: Value, yielded: Value) -> t.Type:

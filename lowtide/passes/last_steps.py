@@ -30,6 +30,7 @@ from lowtide.passes.making import (
     Makers,
     constant,
     copied_ops,
+    if_it_runs,
     make_constant,
     makers_of,
 )
@@ -153,7 +154,7 @@ def _peeled(loop: Op, answers: Mapping[Value, _Answer]) -> list[Op]:
     """The ops that take the place of a loop."""
     trips, going, *inits = loop.operands
     (body,) = loop.blocks
-    none, runs, one, last = (Value("", kind) for kind in (t.INT, t.BOOL, t.INT, t.INT))
+    one, last = Value("", t.INT), Value("", t.INT)
     args = [Value(a.name, a.type) for a in body.args]
     known = {c: a.earlier for c, a in answers.items() if a.earlier is not None}
     earlier = copied_ops(body, dict(zip(body.args, args, strict=True)), known)
@@ -174,16 +175,4 @@ def _peeled(loop: Op, answers: Mapping[Value, _Answer]) -> list[Op]:
     mapping = dict(zip(body.args, (index, *carried), strict=True))
     ops += copied_ops(body, mapping, {c: a.last for c, a in answers.items()})
     results = ops.pop().operands[1:]
-    ops.append(Op(name="yield", operands=results, loc=loop.loc))
-    unchanged = Block([], [Op(name="yield", operands=list(inits), loc=loop.loc)])
-    return [
-        make_constant(none, 0, loop),
-        Op(name="py.gt", operands=[trips, none], results=[runs], loc=loop.loc),
-        Op(
-            name="if",
-            operands=[runs],
-            results=loop.results,
-            blocks=[Block([], ops), unchanged],
-            loc=loop.loc,
-        ),
-    ]
+    return if_it_runs(loop, ops, results)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TypeAlias
 
+from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_op, walk
 
 Makers: TypeAlias = dict[Value, Op]
@@ -72,3 +73,23 @@ def copied_ops(body: Block, mapping: dict[Value, Value], known: Mapping[Value, b
         if len(op.results) == 1 and op.result in answers:
             op.name, op.operands, op.attrs = "const", [], {"value": answers[op.result]}
     return made
+
+
+def if_it_runs(loop: Op, ops: list[Op], results: Sequence[Value]) -> list[Op]:
+    """What takes the place of a loop: if it has a step, these ops and what they give, else what it
+    begins with."""
+    trips, _, *inits = loop.operands
+    none, runs = Value("", t.INT), Value("", t.BOOL)
+    done = Op(name="yield", operands=list(results), loc=loop.loc)
+    unchanged = Block([], [Op(name="yield", operands=list(inits), loc=loop.loc)])
+    return [
+        make_constant(none, 0, loop),
+        Op(name="py.gt", operands=[trips, none], results=[runs], loc=loop.loc),
+        Op(
+            name="if",
+            operands=[runs],
+            results=loop.results,
+            blocks=[Block([], [*ops, done]), unchanged],
+            loc=loop.loc,
+        ),
+    ]

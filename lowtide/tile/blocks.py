@@ -19,14 +19,12 @@ from dataclasses import dataclass, replace
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import factors
-from lowtide.texpr.expr import Def, Expr, Input, Reduce
+from lowtide.texpr.expr import Expr, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.axes import apart_axes, common_axes
-from lowtide.tile.group import Group
 from lowtide.tile.ir import Tiled
 from lowtide.tile.items import Item, choose_vector
-from lowtide.tile.target import Target
 
 BLOCK_POINTS = 2048  # of a value that is read from memory as it lies
 PAIR_POINTS = 4096  # of a value of pairs, whose parts are read once for many points
@@ -74,23 +72,10 @@ def as_product(
 class BlockArrangement(Arrangement):
     """The decisions about one kernel of blocks."""
 
-    def __init__(
-        self,
-        group: Group,
-        stores: list[str],
-        inputs: Mapping[str, Input],
-        defs: Mapping[str, Def],
-        hints: Mapping[str, int],
-        target: Target,
-        name: str,
-        in_loop: bool,
-    ) -> None:
-        self.blocks: dict[Axis, int] = {}
-        super().__init__(group, stores, inputs, defs, hints, target, name, in_loop)
-
     # -- what the base class asks for --
 
     def _grid(self) -> tuple[Tiled, ...]:
+        self.blocks: dict[Axis, int] = {}  # how many points of each axis a program has
         self.apart = apart_axes(self.defs, common_axes(self.defs, self.consumed))
         return tuple(Tiled(a, None) for a in self.apart)
 
