@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from lowtide import config
 from lowtide.runtime import doctor, launch
@@ -12,7 +13,7 @@ def test_a_good_machine(cache_dir: Path):
     found = {check.name: check for check in doctor.checks()}
     assert list(found) == [
         "settings", "torch", "compiler", "vector width", "kernel", "threads", "cache folder",
-        "huge pages", "zig",
+        "huge pages", "zig", "GPU",
     ]  # fmt: skip
     for name in ("settings", "compiler", "vector width", "kernel", "cache folder"):
         assert found[name].ok, found[name]
@@ -27,3 +28,12 @@ def test_each_trouble_has_a_remedy(cache_dir: Path, monkeypatch: pytest.MonkeyPa
     for name in ("compiler", "vector width", "kernel", "threads", "cache folder"):
         assert (found[name].ok, found[name].remedy != "") == (False, True), found[name]
     assert found["huge pages"].ok
+
+
+def test_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    monkeypatch.setattr(doctor.blocks, "is_installed", lambda: False)
+    found = doctor._gpu()
+    assert (found.ok, found.remedy) == (False, "`pip install triton`")
+    assert "Some GPU" in found.detail
