@@ -45,7 +45,7 @@ def driver_text(
             lines.append(f"    {name} = empty(({shape}), {kind})")
         given = [*text.tensors, *text.sizes, *text.numbers]
         given += [f"{w}=power({extent})" for w, extent in text.widths.items()]
-        head = [str(text.programs), f"max({', '.join(map(str, (0, *text.reach)))})"]
+        head = [str(text.programs), f"max([{', '.join(map(str, (0, *text.reach)))}])"]
         launch = f"launch_{text.name}({', '.join([*head, *given])})"
         lines.extend(choice_lines(text.name, products[text.name], launch) if text.name in products
                      else [f"    {launch}"])  # fmt: skip
