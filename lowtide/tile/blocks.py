@@ -33,7 +33,7 @@ PAIR_POINTS = 4096  # of a value of pairs, whose parts are read once for many po
 PAIR_TILE = 64  # of each of its axes
 ROWS_OF_SUMS = 64  # of an axis that a sum keeps
 PROGRAMS = 256  # smaller blocks of what sums keep, until there are so many programs
-MOST_POINTS = 1 << 14  # of a sum of a product that a program holds
+MOST_POINTS = 1 << 13  # of a sum that a program holds
 LANES = 32  # threads that read side by side
 LONGEST_LINE = 1024
 PRODUCT_TILE = 64  # rows and columns of a product of blocks …
@@ -232,6 +232,8 @@ class BlockArrangement(Arrangement):
         held = max(
             (math.prod(self._power(a) for a in x.kept if a in whole) for x in self.items), default=1
         )
+        if 1 < held < LEAST_PRODUCT:
+            held *= PRODUCT_TILE  # no product of blocks: it stays wide
         side = PRODUCT_TILE
         while side > LEAST_PRODUCT:
             sides = {i: side, j: side}
