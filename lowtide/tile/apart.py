@@ -22,6 +22,8 @@ from lowtide.tile.axes import apart_axes, own_axes, reduced_axes, sources
 MOST_HELD = 512  # points of an axis that a program holds for each row
 FREELY_HELD = 128  # … even if nothing but reading is saved by that, where there are
 MANY_ROWS = 1 << 13  # rows enough for many programs
+FEW_PROGRAMS = 256
+MUCH = 1 << 18  # elements that they should not have to write
 LONG_SUM = 1 << 10  # terms of a value that is better stored than swept over by few programs
 
 
@@ -33,10 +35,21 @@ def may_share(
         return False
     apart = apart_axes(defs, common)
     return not any(
-        _holds_too_much(d, defs, apart, hints) or _waits_for_long_sums(d, defs, hints, stored)
-        for d in defs.values()
+        _holds_too_much(d, defs, apart, hints)
+        or _waits_for_long_sums(d, defs, apart, hints, stored)
         if isinstance(d.expr, Reduce)
+        else _is_left_to_few(d, defs, apart, hints)
+        for d in defs.values()
     )
+
+
+def _is_left_to_few(
+    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
+) -> bool:
+    """Would few programs have to write what many could, once the sums that it reads are known?"""
+    if _points(apart, hints) >= FEW_PROGRAMS or _points(own_axes(d), hints) < MUCH:
+        return False
+    return all(set(own_axes(u)) <= set(apart) for u in _reductions_read(d, defs))
 
 
 def _holds_too_much(
@@ -54,13 +67,18 @@ def _holds_too_much(
 
 
 def _waits_for_long_sums(
-    d: Def, defs: Mapping[str, Def], hints: Mapping[str, int], stored: int
+    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int], stored: int
 ) -> bool:
-    """Does it sweep over values of which each is long work, and all together small?"""
+    """Does it sweep over values of which each is long work, or all are for few programs, and which
+    together are small?"""
+    are_few = _points(apart, hints) < FEW_PROGRAMS
     return any(
         not set(own_axes(u)).isdisjoint(reduced_axes(d))
-        and _points(reduced_axes(u), hints) >= LONG_SUM
         and _points(own_axes(u), hints) <= stored
+        and (
+            _points(reduced_axes(u), hints) >= LONG_SUM
+            or (are_few and _points((*own_axes(u), *reduced_axes(u)), hints) >= MUCH)
+        )
         for u in _reductions_read(d, defs)
     )
 

@@ -181,8 +181,10 @@ class BlockArrangement(Arrangement):
         return order if not is_pair else sorted(order, key=lambda a: a in item.over)
 
     def _is_pair(self, item: Item) -> bool:
-        """Does it read two values that each lack one of its long axes?"""
+        """Does it read two values that each lack one of its long axes, and none that has all?"""
         large = {a for a in item.loops if self.extent(a) >= LEAST_PRODUCT}
+        if any(large <= load.free for load in ex.loads(item.body)):
+            return False
         lacking = {
             frozenset(large - load.free) for load in ex.loads(item.body) if large & load.free
         }
