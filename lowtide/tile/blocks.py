@@ -33,6 +33,7 @@ PAIR_POINTS = 4096  # of a value of pairs, whose parts are read once for many po
 PAIR_TILE = 64  # of each of its axes
 ROWS_OF_SUMS = 64  # of an axis that a sum keeps
 PROGRAMS = 256  # smaller blocks of what sums keep, until there are so many programs
+MUCH_WORK = 1 << 20  # of a sum; less is done by few programs as fast
 MOST_POINTS = 1 << 13  # of a sum that a program holds
 LANES = 32  # threads that read side by side
 LONGEST_LINE = 1024
@@ -156,6 +157,7 @@ class BlockArrangement(Arrangement):
         wanted = {a: given[a] for a in item.loops if a in given}
         room //= math.prod(wanted.values())
         spare = _power_within(math.prod(map(self.extent, item.kept)) // PROGRAMS)
+        spare = spare if self._work(item) >= MUCH_WORK else ROWS_OF_SUMS
         lanes = choose_vector([item], replace(self.ctx, lanes=LANES, fixed=frozenset()))
         for a in self._by_need(item, lanes, is_pair):
             if a in wanted:
@@ -220,7 +222,7 @@ class BlockArrangement(Arrangement):
         if as_product(item.d.expr.fn, item.body, (i, j), (k,)) is None:
             return None
         tiles: dict[Axis, int] = {}
-        side = self._side_of_product(i, j)
+        side = self._side_of_product(i, j) if self._work(item) >= MUCH_WORK else PRODUCT_TILE
         sides = ((a, side if a in self.apart else PRODUCT_TILE) for a in (i, j))
         for a, most in (*sides, (k, PRODUCT_STEPS)):
             tiles[a] = given.get(a, max(min(self._power(a), most), LEAST_PRODUCT))
