@@ -24,7 +24,8 @@ from torch import Tensor
 
 from lowtide.errors import BackendError
 
-LARGE_BYTES = 1 << 31  # of a tensor: then places are counted in 64 bits
+SLACK = 1 << 16  # by which a block may stand out beyond the end
+LARGE = 1 << 31  # bytes of a tensor, or a place: then places are counted in 64 bits
 _NAMES = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "rsqrt", "sqrt", "sin", "cos", "tan",
     "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
@@ -80,17 +81,17 @@ class KernelFault(Exception):
 
 
 class BlockKernel:
-    """One function of a module. `wide`: it counts in 64 bits whatever the tensors are."""
+    """One function of a module."""
 
-    def __init__(self, function: Any, warps: int, wide: bool, interpreted: bool) -> None:
+    def __init__(self, function: Any, warps: int, interpreted: bool) -> None:
         self.function = function
         self.warps = warps
-        self.wide = wide
         self.interpreted = interpreted
         self.fault = ""  # why it was refused
 
-    def __call__(self, programs: int, *given: Any, **widths: int) -> None:
-        """Launches so many programs on the current stream of the tensors' device.
+    def __call__(self, programs: int, reach: int, *given: Any, **widths: int) -> None:
+        """Launches so many programs on the current stream of the tensors' device. `reach`: the
+        largest place that they count.
 
         Raises KernelFault where the compiler or the driver refuses it, with one warning."""
         if programs == 0:
@@ -100,7 +101,7 @@ class BlockKernel:
         import triton.language as tl
 
         tensors = [x for x in given if isinstance(x, Tensor)]
-        wide = self.wide or any(t.untyped_storage().nbytes() >= LARGE_BYTES for t in tensors)
+        wide = max(reach + SLACK, *(t.untyped_storage().nbytes() for t in tensors)) >= LARGE
         options: dict[str, Any] = {
             **widths,
             "INDEX": tl.int64 if wide else tl.int32,

@@ -50,28 +50,3 @@ def apart_axes(defs: Mapping[str, Def], common: list[Axis]) -> list[Axis]:
     """The common axes that no member reduces: along these, tasks are independent."""
     reduced = {a for d in defs.values() for a in reduced_axes(d)}
     return [a for a in common if a not in reduced]
-
-
-def takes_apart(defs: Mapping[str, Def], common: list[Axis]) -> bool:
-    """May independent programs run these definitions, tile by tile of what is apart?
-
-    Then no sum keeps what another member sweeps over, unless that one reads it."""
-    apart = apart_axes(defs, common)
-    if len(defs) > 1 and not apart:
-        return all(not own_axes(d) for d in defs.values())
-    for name, d in defs.items():
-        if not isinstance(d.expr, Reduce):
-            continue
-        kept = [a for a in own_axes(d) if a not in apart]
-        others = defs.keys() - _readers(name, defs)
-        if any(a in reduced_axes(defs[n]) for n in others for a in kept):
-            return False
-    return True
-
-
-def _readers(name: str, defs: Mapping[str, Def]) -> set[str]:
-    """A value, what reads it, and what reads that."""
-    found = {name}
-    while more := {n for n, d in defs.items() if n not in found and found & sources(d)}:
-        found |= more
-    return found

@@ -29,7 +29,10 @@ from lowtide.tile.items import Item, choose_vector
 BLOCK_POINTS = 2048  # of a value that is read from memory as it lies
 PAIR_POINTS = 4096  # of a value of pairs, whose parts are read once for many points
 PAIR_TILE = 64  # of each of its axes
-ROWS_OF_SUMS = 64  # of an axis that a sum keeps: the more programs there are
+ROWS_OF_SUMS = 64  # of an axis that a sum keeps
+PROGRAMS = 256  # smaller blocks of what sums keep, until there are so many programs
+MUCH_WORK = 1 << 20  # of a sum; less is done by few programs as fast
+MOST_POINTS = 1 << 13  # of a sum that a program holds
 LANES = 32  # threads that read side by side
 LONGEST_LINE = 1024
 PRODUCT_TILE = 64  # rows and columns of a product of blocks …
@@ -138,13 +141,18 @@ class BlockArrangement(Arrangement):
         room, longest = (PAIR_POINTS, PAIR_TILE) if is_pair else (BLOCK_POINTS, LONGEST_LINE)
         wanted = {a: given[a] for a in item.loops if a in given}
         room //= math.prod(wanted.values())
+        spare = _power_within(math.prod(map(self.extent, item.kept)) // PROGRAMS)
+        spare = spare if self._work(item) >= MUCH_WORK else ROWS_OF_SUMS
         lanes = choose_vector([item], replace(self.ctx, lanes=LANES, fixed=frozenset()))
         for a in self._by_need(item, lanes, is_pair):
             if a in wanted:
                 continue
-            most = ROWS_OF_SUMS if item.kind == "reduce" and a in item.kept else longest
+            is_row = item.kind == "reduce" and a in item.kept
+            least = LEAST_PRODUCT if is_pair else LANES if a is lanes else 1
+            most = min(ROWS_OF_SUMS, max(spare, least)) if is_row else longest
             wanted[a] = max(min(self._power(a), most, room), 1)
             room //= wanted[a]
+            spare = max(spare // wanted[a], 1) if is_row else spare
         return wanted
 
     def _by_need(self, item: Item, lanes: Axis | None, is_pair: bool) -> list[Axis]:
@@ -160,8 +168,10 @@ class BlockArrangement(Arrangement):
         return order if not is_pair else sorted(order, key=lambda a: a in item.over)
 
     def _is_pair(self, item: Item) -> bool:
-        """Does it read two values that each lack one of its long axes?"""
+        """Does it read two values that each lack one of its long axes, and none that has all?"""
         large = {a for a in item.loops if self.extent(a) >= LEAST_PRODUCT}
+        if any(large <= load.free for load in ex.loads(item.body)):
+            return False
         lacking = {
             frozenset(large - load.free) for load in ex.loads(item.body) if large & load.free
         }
@@ -197,8 +207,32 @@ class BlockArrangement(Arrangement):
         if as_product(item.d.expr.fn, item.body, (i, j), (k,)) is None:
             return None
         tiles: dict[Axis, int] = {}
-        for a, most in ((i, PRODUCT_TILE), (j, PRODUCT_TILE), (k, PRODUCT_STEPS)):
+        side = self._side_of_product(i, j) if self._work(item) >= MUCH_WORK else PRODUCT_TILE
+        sides = ((a, side if a in self.apart else PRODUCT_TILE) for a in (i, j))
+        for a, most in (*sides, (k, PRODUCT_STEPS)):
             tiles[a] = given.get(a, max(min(self._power(a), most), LEAST_PRODUCT))
             if tiles[a] < LEAST_PRODUCT:
                 return None
         return dict.fromkeys(item.loops, 1) | tiles
+
+    def _side_of_product(self, i: Axis, j: Axis) -> int:
+        """Rows or columns of a block in the grid."""
+        whole = self._kept_in_full()
+        held = max(
+            (math.prod(self._power(a) for a in x.kept if a in whole) for x in self.items), default=1
+        )
+        if 1 < held < LEAST_PRODUCT:
+            held *= PRODUCT_TILE  # no product of blocks: it stays wide
+        side = PRODUCT_TILE
+        while side > LEAST_PRODUCT:
+            sides = {i: side, j: side}
+            programs = math.prod(-(-self.extent(a) // sides.get(a, 1)) for a in self.apart)
+            if programs >= PROGRAMS and side * held <= MOST_POINTS:
+                break
+            side //= 2
+        return side
+
+
+def _power_within(n: int) -> int:
+    """The largest power of two that is not more; 1 at least."""
+    return 1 << max(n.bit_length() - 1, 0)

@@ -23,13 +23,13 @@ from lowtide.texpr.algebra import at_indices, multiply_by_reciprocal
 from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
 from lowtide.texpr.normalise import INLINE_NODES, inline, likely
+from lowtide.tile.apart import may_share
 from lowtide.tile.axes import (
     apart_axes,
     common_axes,
     own_axes,
     reduced_axes,
     sources,
-    takes_apart,
 )
 from lowtide.tile.online import rescaled
 
@@ -308,12 +308,12 @@ def _merged(
     outlines = {**own, **_outlines(theirs, renaming)}
     consumed = Group(outlines).consumed()
     common = common_axes(outlines, consumed)
-    if shared.apart and not takes_apart(outlines, common):
-        return None
     if not common or not _leaves_tasks(outlines, consumed, common, hints):
         return None
     before = [own, {n: _with_axes(d, renaming) for n, d in theirs.items()}]
     full = {**before[0], **before[1]}
+    if shared.apart and not may_share(full, common, hints, shared.held):
+        return None
     if not _loads_at_own_axes(full) or not _worth_it(full, common, hints, shared):
         return None
     if any(_is_done_again(d, full, common, hints, shared) for d in full.values()):

@@ -4,7 +4,7 @@ def run(tensors, sizes, numbers):
     x, y, = tensors
     N, M, = sizes
     t3 = empty((N, M), dtype=torch.float32, device=x.device)
-    launch_k0(programs, x, y, t3, N, M, W_c=power(C))
+    launch_k0(programs, reach, x, y, t3, N, M, W_c=power(C))
     return [t3]
 """
 
@@ -45,7 +45,8 @@ def driver_text(
             lines.append(f"    {name} = empty(({shape}), {kind})")
         given = [*text.tensors, *text.sizes, *text.numbers]
         given += [f"{w}=power({extent})" for w, extent in text.widths.items()]
-        launch = f"launch_{text.name}({', '.join([str(text.programs), *given])})"
+        head = [str(text.programs), f"max([{', '.join(map(str, (0, *text.reach)))}])"]
+        launch = f"launch_{text.name}({', '.join([*head, *given])})"
         lines.extend(choice_lines(text.name, products[text.name], launch) if text.name in products
                      else [f"    {launch}"])  # fmt: skip
         dead = [n for n in text.tensors if n in program.defs and dies(n, k, texts, program)]

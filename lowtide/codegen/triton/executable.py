@@ -91,13 +91,13 @@ class BlockExecutable(Executable):
             if not self._kernels:
                 functions = blocks.load(self.source, self.interpreted)
                 self._kernels = {
-                    t.name: blocks.BlockKernel(functions[t.name], t.warps, t.wide, self.interpreted)
+                    t.name: blocks.BlockKernel(functions[t.name], t.warps, self.interpreted)
                     for t in self.texts
                 }
         return self._kernels
 
-    def compiled_for(self, capability: int) -> Iterator[blocks.Compiled]:
-        """The kernels for GPUs of a capability; on any machine."""
+    def compiled_for(self, capability: int, wide: bool = False) -> Iterator[blocks.Compiled]:
+        """The kernels for GPUs of a capability; on any machine. `wide`: counting in 64 bits."""
         functions = blocks.load(self.source, interpreted=False)
         for t in self.texts:
             pointers = {f"p_{n}": _POINTERS[self.memory_dtypes[n].name] for n in t.tensors}
@@ -108,7 +108,7 @@ class BlockExecutable(Executable):
             }
             widths = dict.fromkeys(t.widths, _USUAL_WIDTH)
             yield blocks.compile_for(
-                functions[t.name], parameters, widths, capability, t.warps, t.wide
+                functions[t.name], parameters, widths, capability, t.warps, wide
             )
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ In:  a planned kernel and what lies in memory. Out: a `BlockText`: the function,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lowtide.codegen.indexing import index_text, size_names
@@ -22,7 +22,19 @@ from lowtide.codegen.triton.body import Body, Wide, fold_lines, product_of
 from lowtide.codegen.triton.pointwise import literal, type_of
 from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
-from lowtide.texpr.index import Axis, Index, as_index, floordiv, product
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    Clamp,
+    FloorDiv,
+    Gather,
+    Index,
+    Mod,
+    as_index,
+    deep_atoms,
+    floordiv,
+    product,
+)
 from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Store, Sweep
 from lowtide.tile.items import address
 
@@ -33,8 +45,8 @@ MANY_POINTS = 4096  # a program with blocks of so many points has eight warps
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockText:
     """What a launch hands over, in order: `tensors`, `sizes`, `numbers`, then by name `widths`: of
-    axes that a program holds in full, the points. `programs`: how many there are; `wide`: places
-    are counted in 64 bits, whatever the tensors are."""
+    axes that a program holds in full, the points. `programs`: how many there are; `reach`: no
+    number that it counts places with is larger than the largest of these."""
 
     name: str
     text: str
@@ -43,8 +55,8 @@ class BlockText:
     numbers: list[str]
     widths: dict[str, Index]
     programs: Index
+    reach: tuple[Index, ...]
     warps: int
-    wide: bool
 
     @property
     def thread_bytes(self) -> Index:
@@ -149,8 +161,8 @@ class _Printer:
             numbers=numbers,
             widths=self.widths,
             programs=programs,
+            reach=tuple(_greatest(bound for i in self._indices() for bound in reach(i))),
             warps=8 if self._most_points() >= MANY_POINTS else 4,
-            wide=any(_is_product(node.index) for node in self._nodes() if isinstance(node, ex.At)),
         )
 
     def _most_points(self) -> int:
@@ -273,6 +285,45 @@ class _Printer:
                     yield from w.index
 
 
-def _is_product(index: Index) -> bool:
-    """May the index be larger than the tensors are?"""
-    return any(len(monomial) > 1 for monomial, _ in index.terms)
+def reach(index: Index) -> Iterator[Index]:
+    """Polynomials in sizes that neither the index nor anything in it exceeds, whatever the signs.
+
+    A place in a tensor is no larger than that, but x[k // N] may count a k that no tensor has."""
+    yield _largest(index)
+    for atom in deep_atoms(index):
+        if isinstance(atom, FloorDiv | Mod | Clamp):
+            yield _largest(atom.num)
+
+
+def _greatest(found: Iterable[Index]) -> list[Index]:
+    """Without those of which each term is no larger than one of another polynomial."""
+    kept: list[Index] = []
+    for bound in found:
+        if not any(_is_within(bound, other) for other in kept):
+            kept = [other for other in kept if not _is_within(other, bound)] + [bound]
+    return kept
+
+
+def _is_within(a: Index, b: Index) -> bool:
+    factors = dict(b.terms)
+    return all(n <= factors.get(atoms, 0) for atoms, n in a.terms)
+
+
+def _largest(index: Index) -> Index:
+    terms = (product([abs(n), *map(_largest_atom, atoms)]) for atoms, n in index.terms)
+    return sum(terms, as_index(0))
+
+
+def _largest_atom(atom: Atom) -> Index:
+    if isinstance(atom, Axis):
+        return _largest(atom.extent)
+    if isinstance(atom, FloorDiv):
+        num = _largest(atom.num)
+        quotient = floordiv(num, atom.den)
+        is_safe = all(a.den.const for a in quotient.atoms() if isinstance(a, FloorDiv))
+        return quotient if is_safe else num  # a size may be 0
+    if isinstance(atom, Mod):
+        return _largest(atom.den)
+    if isinstance(atom, Clamp):
+        return _largest(atom.extent)
+    return as_index(1) if isinstance(atom, Gather) else as_index(atom)  # gathered: in 64 bits

@@ -89,7 +89,8 @@ class _Runner:
         sizes = {**made.sizes, **dict(zip(names, map(int, values[count:]), strict=False))}
         widths = {w: power(evaluate(n, sizes)) for w, n in made.text.widths.items()}
         programs = evaluate(made.text.programs, sizes)
-        made.kernel(programs, *tensors, *values[count:], **widths)
+        reach = max((evaluate(n, sizes) for n in made.text.reach), default=0)
+        made.kernel(programs, reach, *tensors, *values[count:], **widths)
 
     def value(self, slot: float | Slot) -> float:
         """What a slot holds at this step."""

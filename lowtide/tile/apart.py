@@ -1,0 +1,123 @@
+"""Which definitions may share a kernel of blocks, whose programs run in any order.
+
+In:  definitions over unified axes, which of these are common, likely sizes. Out: yes or no.
+
+    dw[i, j] = sum[n](g[n, i] * x[n, j])    db[i] = sum[n](g[n, i])      no: for db, a program would
+                                                                         have to hold all j of dw
+    p[c, s] = sum[k](x[s, k, c])            r[c] = sum[s](p[c, s])       no: few programs would be
+                                                                         left for a long sum
+    s[i, j] = sum[c](q[i, c] * k[j, c])     o[i, d] = sum[j](s * v[j, d])    yes: s is never stored
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+from lowtide.texpr.expr import Def, Reduce
+from lowtide.texpr.index import Axis
+from lowtide.texpr.normalise import likely
+from lowtide.tile.axes import apart_axes, own_axes, reduced_axes, sources
+
+MOST_HELD = 512  # points of an axis that a program holds for each row
+FREELY_HELD = 128  # … even if nothing but reading is saved by that, where there are
+MANY_ROWS = 1 << 13  # rows enough for many programs
+FEW_PROGRAMS = 256
+MUCH = 1 << 18  # elements that they should not have to write
+LONG_SUM = 1 << 10  # terms of a value that is better stored than swept over by few programs
+
+
+def may_share(
+    defs: Mapping[str, Def], common: list[Axis], hints: Mapping[str, int], stored: int
+) -> bool:
+    """See the module's text. `stored`: elements of a value that may as well be stored."""
+    if not takes_apart(defs, common):
+        return False
+    apart = apart_axes(defs, common)
+    return not any(
+        _holds_too_much(d, defs, apart, hints)
+        or _waits_for_long_sums(d, defs, apart, hints, stored)
+        if isinstance(d.expr, Reduce)
+        else _is_left_to_few(d, defs, apart, hints)
+        for d in defs.values()
+    )
+
+
+def _is_left_to_few(
+    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
+) -> bool:
+    """Would few programs have to write what many could, once the sums that it reads are known?"""
+    if _points(apart, hints) >= FEW_PROGRAMS or _points(own_axes(d), hints) < MUCH:
+        return False
+    return all(set(own_axes(u)) <= set(apart) for u in _reductions_read(d, defs))
+
+
+def _holds_too_much(
+    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
+) -> bool:
+    """Would a program have to hold more of it than what is saved by that is worth?"""
+    swept = {a for n in _readers(d.name, defs) for a in reduced_axes(defs[n])}
+    held = _points((a for a in own_axes(d) if a not in apart and a not in swept), hints)
+    if held == 1:
+        return False
+    inner = {a for u in _reductions_read(d, defs) for a in own_axes(u)}
+    if not inner.isdisjoint(reduced_axes(d)):
+        return held > MOST_HELD
+    return held > FREELY_HELD or _points(apart, hints) < MANY_ROWS
+
+
+def _waits_for_long_sums(
+    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int], stored: int
+) -> bool:
+    """Does it sweep over values of which each is long work, or all are for few programs, and which
+    together are small?"""
+    are_few = _points(apart, hints) < FEW_PROGRAMS
+    return any(
+        not set(own_axes(u)).isdisjoint(reduced_axes(d))
+        and _points(own_axes(u), hints) <= stored
+        and (
+            _points(reduced_axes(u), hints) >= LONG_SUM
+            or (are_few and _points((*own_axes(u), *reduced_axes(u)), hints) >= MUCH)
+        )
+        for u in _reductions_read(d, defs)
+    )
+
+
+def _reductions_read(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
+    """What it reads, also through others, among these."""
+    todo, seen = [d.name], {d.name}
+    while todo:
+        for name in sources(defs[todo.pop()]) & (defs.keys() - seen):
+            seen.add(name)
+            todo.append(name)
+            if isinstance(defs[name].expr, Reduce):
+                yield defs[name]
+
+
+def _points(axes: Iterable[Axis], hints: Mapping[str, int]) -> int:
+    return math.prod(likely(a.extent, hints) for a in axes)
+
+
+def takes_apart(defs: Mapping[str, Def], common: list[Axis]) -> bool:
+    """May independent programs run these definitions, tile by tile of what is apart?
+
+    Then no sum keeps what another member sweeps over, unless that one reads it."""
+    apart = apart_axes(defs, common)
+    if len(defs) > 1 and not apart:
+        return all(not own_axes(d) for d in defs.values())
+    for name, d in defs.items():
+        if not isinstance(d.expr, Reduce):
+            continue
+        kept = [a for a in own_axes(d) if a not in apart]
+        others = defs.keys() - _readers(name, defs)
+        if any(a in reduced_axes(defs[n]) for n in others for a in kept):
+            return False
+    return True
+
+
+def _readers(name: str, defs: Mapping[str, Def]) -> set[str]:
+    """A value, what reads it, and what reads that."""
+    found = {name}
+    while more := {n for n, d in defs.items() if n not in found and found & sources(d)}:
+        found |= more
+    return found
