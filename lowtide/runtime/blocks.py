@@ -87,7 +87,7 @@ class BlockKernel:
         self.function = function
         self.warps = warps
         self.interpreted = interpreted
-        self.fault = ""  # why it was refused
+        self.faults: dict[tuple[int, ...], str] = {}  # why it was refused, by its widths
 
     def __call__(self, programs: int, reach: int, *given: Any, **widths: int) -> None:
         """Launches so many programs on the current stream of the tensors' device. `reach`: the
@@ -96,8 +96,9 @@ class BlockKernel:
         Raises KernelFault where the compiler or the driver refuses it, with one warning."""
         if programs == 0:
             return
-        if self.fault:
-            raise KernelFault(self.fault)
+        key = tuple(widths.values())
+        if key in self.faults:
+            raise KernelFault(self.faults[key])
         import triton.language as tl
 
         tensors = [x for x in given if isinstance(x, Tensor)]
@@ -119,9 +120,10 @@ class BlockKernel:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            self.fault = f"a kernel for {tensors[0].device} is refused: {_in_short(error)}"
-            warnings.warn(f"{self.fault}; PyTorch runs it instead", RuntimeWarning, stacklevel=2)
-            raise KernelFault(self.fault) from error
+            fault = f"a kernel for {tensors[0].device} is refused: {_in_short(error)}"
+            self.faults[key] = fault
+            warnings.warn(f"{fault}; PyTorch runs it instead", RuntimeWarning, stacklevel=2)
+            raise KernelFault(fault) from error
 
 
 def _in_short(error: Exception) -> str:

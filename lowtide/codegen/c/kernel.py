@@ -20,12 +20,11 @@ from lowtide.codegen.c.nest import nest_lines
 from lowtide.codegen.c.reduce import ARG
 from lowtide.codegen.c.transpose import transposed_lines
 from lowtide.codegen.indexing import size_names
+from lowtide.codegen.reads import indices_of, numbers_of, tensors_of
 from lowtide.ir.dtypes import DType
-from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.index import Axis, Index, as_index, floordiv, product
-from lowtide.tile.ir import Buffer, Combine, Fill, Kernel, Nest, Stmt, Store, sweeps
-from lowtide.tile.items import address
+from lowtide.tile.ir import Buffer, Combine, Fill, Kernel, Nest, Stmt, sweeps
 
 BEGUN = "begun"  # the size of a step that is 1 when the prologue was run at an earlier step
 LONG_LINES = 1000  # of a kernel of so many lines …
@@ -132,12 +131,12 @@ class _Printer:
             combines += ["{", *("  " + line for line in self._last(nest)), "}"]
         work = self._work()
         tiles = self._tiles()
-        tensors = self._tensors()
+        tensors = tensors_of(self.kernel)
         for index in (work, tiles, self.thread_bytes(), *self._indices()):
             self.sizes.update(dict.fromkeys(size_names(index)))
         if self.is_step and self.kernel.prologue:
             self.sizes[BEGUN] = None
-        numbers = sorted({s.name for s in self._scalars()})
+        numbers = numbers_of(self.kernel)
         slots = list(self._slots(tensors, numbers))
         lines = [
             *self._outlined(slots),
@@ -157,38 +156,13 @@ class _Printer:
             names=self.names,
         )
 
-    def _tensors(self) -> list[str]:
-        known = {*self.names.values, *self.kernel.outputs}
-        read = [
-            load.source
-            for nest in self.kernel.nests()
-            for w in nest.writes
-            for load in ex.loads(w.expr)
-            if load.source not in known
-        ]
-        return [*dict.fromkeys(read), *self.kernel.outputs]
-
-    def _scalars(self) -> Iterator[ex.Scalar]:
-        for nest in self.kernel.nests():
-            for w in nest.writes:
-                yield from (n for n in ex.walk(w.expr) if isinstance(n, ex.Scalar))
-
     def _indices(self) -> Iterator[Index]:
         """Every polynomial that the text prints: their sizes become slots."""
         for b in self.kernel.buffers:
             yield from (self._length(b, a) for a in b.axes)
         for t in self.kernel.grid:
             yield t.axis.extent
-        for nest in self.kernel.nests():
-            yield from (a.extent for a in nest.axes)
-            for w in nest.writes:
-                for node in ex.walk(w.expr):
-                    yield from ex.indices(node)
-                    if isinstance(node, ex.Load) and node.source not in self.names.values:
-                        yield address(node, self.names.strides)
-                if isinstance(w, Store):
-                    yield from self.names.strides[w.target]
-                    yield from w.index
+        yield from indices_of(self.kernel, self.names.strides)
         for c in self.kernel.combines:
             yield from self.names.strides[c.target]
             yield from (a.extent for a in c.buffer.axes)

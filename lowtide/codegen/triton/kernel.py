@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lowtide.codegen.indexing import index_text, size_names
+from lowtide.codegen.reads import indices_of, numbers_of, tensors_of
 from lowtide.codegen.triton.blocks import Blocks
 from lowtide.codegen.triton.body import Body, Wide, fold_lines, product_of
 from lowtide.codegen.triton.pointwise import literal, type_of
 from lowtide.ir.dtypes import DType
-from lowtide.texpr import expr as ex
 from lowtide.texpr.index import (
     Atom,
     Axis,
@@ -35,8 +35,7 @@ from lowtide.texpr.index import (
     floordiv,
     product,
 )
-from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Store, Sweep
-from lowtide.tile.items import address
+from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Sweep
 
 INDEX, PRECISION = "INDEX", "PRECISION"  # constants of a launch: the index type, that of products
 MANY_POINTS = 4096  # a program with blocks of so many points has eight warps
@@ -136,8 +135,8 @@ class _Printer:
         for nest in self.kernel.epilogue:
             body += self._nest(nest)
         tensors, numbers = (
-            self._tensors(),
-            sorted({n.name for n in self._nodes() if isinstance(n, ex.Scalar)}),
+            tensors_of(self.kernel),
+            numbers_of(self.kernel),
         )
         programs = self._programs()
         sizes = sorted({n for i in (programs, *self._indices()) for n in size_names(i)})
@@ -252,37 +251,10 @@ class _Printer:
             return self.wide[b.name]
         return next(w for w in self.wide.values() if w.buffer.twin is b)
 
-    # -- what it takes --
-
-    def _tensors(self) -> list[str]:
-        known = {*self.kernel.values, *self.kernel.outputs}
-        read = [
-            load.source
-            for nest in self.kernel.nests()
-            for w in nest.writes
-            for load in ex.loads(w.expr)
-            if load.source not in known
-        ]
-        return [*dict.fromkeys(read), *self.kernel.outputs]
-
-    def _nodes(self) -> Iterator[ex.Expr]:
-        for nest in self.kernel.nests():
-            for w in nest.writes:
-                yield from ex.walk(w.expr)
-
     def _indices(self) -> Iterator[Index]:
         """Every polynomial that the text prints."""
         yield from (a.extent for a in self._axes())
-        for nest in self.kernel.nests():
-            yield from (a.extent for a in nest.axes)
-            for w in nest.writes:
-                for node in ex.walk(w.expr):
-                    yield from ex.indices(node)
-                    if isinstance(node, ex.Load) and node.source not in self.kernel.values:
-                        yield address(node, self.blocks.strides)
-                if isinstance(w, Store):
-                    yield from self.blocks.strides[w.target]
-                    yield from w.index
+        yield from indices_of(self.kernel, self.blocks.strides)
 
 
 def reach(index: Index) -> Iterator[Index]:
