@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from lowtide.codegen.c.kernel import KernelText
 from lowtide.codegen.choices import choice_lines
-from lowtide.codegen.lives import dies
+from lowtide.codegen.drivers import dies, opening
 from lowtide.runtime.arena import SMALL_SCRATCH_BYTES
 from lowtide.texpr.expr import Def, Program
 from lowtide.texpr.index import Index
@@ -36,10 +36,7 @@ def driver_text(
 ) -> str:
     """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`. `shaped`: each definition
     with the dims that its tensor has."""
-    lines = ["def run(tensors, sizes, numbers):"]
-    for names, source in ((inputs, "tensors"), (symbols, "sizes"), (scalars, "numbers")):
-        if names:
-            lines.append(f"    {', '.join(names)}, = {source}")
+    lines = opening(inputs, symbols, scalars)
     lines.append("    threads = threads_now()")
     for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
         for name in kernel.outputs:

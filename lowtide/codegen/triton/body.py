@@ -29,8 +29,8 @@ from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
 from lowtide.tile.items import ARG, address, place_in
 
 _FOLD = {
-    "sum": "lt_sum({0}, {1})", "prod": "lt_prod({0}, {1})", "max": "lt_max({0}, {1})",
-    "min": "lt_min({0}, {1})", "any": "lt_any({0}, {1})", "all": "lt_all({0}, {1})",
+    "sum": "lt_sum({0}, {1})", "prod": "lt_prod({0}, {1})", "max": "lt_best({0}, {1}, False)",
+    "min": "lt_best({0}, {1}, True)", "any": "lt_any({0}, {1})", "all": "lt_all({0}, {1})",
 }  # fmt: skip
 _JOIN = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 

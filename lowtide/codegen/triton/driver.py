@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lowtide.codegen.choices import choice_lines
-from lowtide.codegen.lives import dies
+from lowtide.codegen.drivers import dies, opening
 from lowtide.codegen.triton.kernel import BlockText
 from lowtide.texpr.expr import Def, Program
 from lowtide.tile.ir import Kernel
@@ -32,10 +32,7 @@ def driver_text(
 ) -> str:
     """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`. `shaped`: each definition
     with the dims that its tensor has."""
-    lines = ["def run(tensors, sizes, numbers):"]
-    for names, source in ((inputs, "tensors"), (symbols, "sizes"), (scalars, "numbers")):
-        if names:
-            lines.append(f"    {', '.join(names)}, = {source}")
+    lines = opening(inputs, symbols, scalars)
     lines.append(f"    device = {inputs[0]}.device" if inputs else "    device = None")
     for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
         for name in kernel.outputs:

@@ -134,10 +134,7 @@ class _Printer:
         body = [*self._grid(), *self._held(), *self._body(self.kernel.body)]
         for nest in self.kernel.epilogue:
             body += self._nest(nest)
-        tensors, numbers = (
-            tensors_of(self.kernel),
-            numbers_of(self.kernel),
-        )
+        tensors, numbers = tensors_of(self.kernel), numbers_of(self.kernel)
         programs = self._programs()
         sizes = sorted({n for i in (programs, *self._indices()) for n in size_names(i)})
         parameters = [

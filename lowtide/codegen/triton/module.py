@@ -144,17 +144,8 @@ def lt_least(x, axis: tl.constexpr):
 
 
 @jit
-def lt_max(x, axis: tl.constexpr):
-    found = lt_greatest(x, axis)
-    if x.dtype.is_floating():
-        nan = lt_greatest((x != x).to(tl.int32), axis) != 0
-        found = tl.where(nan, lt_like(float("nan"), x), found)
-    return found
-
-
-@jit
-def lt_min(x, axis: tl.constexpr):
-    found = lt_least(x, axis)
+def lt_best(x, axis: tl.constexpr, least: tl.constexpr):
+    found = lt_least(x, axis) if least else lt_greatest(x, axis)
     if x.dtype.is_floating():
         nan = lt_greatest((x != x).to(tl.int32), axis) != 0
         found = tl.where(nan, lt_like(float("nan"), x), found)
@@ -177,11 +168,6 @@ def lt_better(x, best, least: tl.constexpr):
     if x.dtype.is_floating():
         found = found | ((x != x) & (best == best))
     return found
-
-
-@jit
-def lt_best(x, axis: tl.constexpr, least: tl.constexpr):
-    return lt_min(x, axis) if least else lt_max(x, axis)
 
 
 @jit
