@@ -128,6 +128,10 @@ class Executable(ABC):
         """Waits until all that was launched is done; False where that is not allowed now."""
 
     @abstractmethod
+    def identity(self, tensors: Sequence[Tensor]) -> str:
+        """What the kernels' times depend on beside their text: compiler, threads, device."""
+
+    @abstractmethod
     def bound(self) -> Mapping[str, Any]:
         """The compiled kernels, in the order in which they run."""
 

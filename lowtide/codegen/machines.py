@@ -8,6 +8,7 @@ interpreter   Triton's interpreter   the same kernels on CPU tensors, to check t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -17,16 +18,31 @@ from lowtide.texpr.expr import Program
 from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.normalise import normalise
 from lowtide.tile.group import group
+from lowtide.tile.target import BLOCK_TILINGS, TILINGS
 
 CPU, CUDA, INTERPRETER = "cpu", "cuda", "interpreter"
 
 
-def fused(program: Program, hints: Mapping[str, int], machine: str) -> Fusion:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Which kernels are made: for a machine, in tiles by a row of its table (`tile/target`)."""
+
+    machine: str = CPU
+    tiling: str = ""
+
+    @property
+    def tilings(self) -> tuple[str, ...]:
+        """The tilings that there are for the machine; first that of the cost model."""
+        return tuple(TILINGS if self.machine == CPU else BLOCK_TILINGS)
+
+
+def fused(program: Program, hints: Mapping[str, int], kind: Kind) -> Fusion:
     """A Program in groups, not planned yet; `hints` are likely sizes."""
+    apart = kind.machine != CPU
     normal = normalise(program, hints)
-    if machine != CPU:
+    if apart:
         normal = in_two_steps(normal, hints)
-    groups = group(normal, hints, torch.get_num_threads(), apart=machine != CPU)
+    groups = group(normal, hints, torch.get_num_threads(), apart=apart)
     return Fusion(program=program, normal=normal, groups=groups)
 
 
@@ -35,13 +51,13 @@ def executable(
     symbols: Sequence[str],
     scalars: Sequence[str],
     hints: Mapping[str, int],
-    machine: str,
+    kind: Kind,
     moving: Iterable[str] = (),
     updated: Mapping[str, str] | None = None,
 ) -> Executable:
-    """A fused Program for a machine; see `Executable`."""
-    if machine == CPU:
-        return HostExecutable(fusion, symbols, scalars, hints, moving, updated)
+    """A fused Program as kernels; see `Executable`."""
+    if kind.machine == CPU:
+        return HostExecutable(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
     from lowtide.codegen.triton.executable import BlockExecutable  # few programs need it
 
-    return BlockExecutable(fusion, symbols, scalars, hints, machine, moving)
+    return BlockExecutable(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lowtide.codegen.executable import Executable, KernelInfo
 from lowtide.codegen.loop import run_loop, slots
-from lowtide.codegen.machines import CPU, executable, fused
+from lowtide.codegen.machines import CPU, Kind, executable, fused
 from lowtide.codegen.strips import run_strips
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
@@ -90,27 +90,27 @@ def _stages(
     symbols: Sequence[str],
     scalars: Sequence[str],
     hints: Mapping[str, int],
-    machine: str,
+    kind: Kind,
 ) -> Iterator[Stage]:
     """The parts compiled; of a plain one, strips where they do its products once."""
     for part in parts:
         if isinstance(part, Loop):
-            yield _looped(part, symbols, scalars, hints, machine, 0)
+            yield _looped(part, symbols, scalars, hints, kind, 0)
             continue
         known = dict(hints)
         if isinstance(part, Strips):
             known |= {START: part.count, ROWS: part.count}
-        fusion = fused(part.program, known, machine)
+        fusion = fused(part.program, known, kind)
         cut = in_strips(fusion.normal, fusion.groups, hints) if isinstance(part, Part) else None
         if cut is not None:
-            yield from _stages(cut, symbols, scalars, hints, machine)
+            yield from _stages(cut, symbols, scalars, hints, kind)
             continue
         moving: tuple[str, ...] = ()
         updated = None
         if isinstance(part, Strips):
             moving, updated = (START, ROWS, *part.totals), part.totals
         names = [*symbols, *(n for n in moving if n in known)]
-        made = executable(fusion, names, scalars, known, machine, moving, updated)
+        made = executable(fusion, names, scalars, known, kind, moving, updated)
         yield Stage(part, made, symbols)
 
 
@@ -119,7 +119,7 @@ def _looped(
     symbols: Sequence[str],
     scalars: Sequence[str],
     hints: Mapping[str, int],
-    machine: str,
+    kind: Kind,
     level: int,
 ) -> Stage:
     """A loop within so many others, its step compiled."""
@@ -128,15 +128,15 @@ def _looped(
     moving = {part.step, *part.carried}
 
     def step(program: Program) -> Executable:
-        fusion = fused(program, known, machine)
-        return executable(fusion, names, scalars, known, machine, moving)
+        fusion = fused(program, known, kind)
+        return executable(fusion, names, scalars, known, kind, moving)
 
     if not part.program.delays:
         return Stage(part, step(part.program), symbols)
     within = partition(part.program, level + 1).parts
     moving.update(n for p in within for n in _given(p))
     stages = [
-        _looped(p, names, scalars, known, machine, level + 1)
+        _looped(p, names, scalars, known, kind, level + 1)
         if isinstance(p, Loop)
         else Stage(p, step(p.program), names)
         for p in within
@@ -310,20 +310,22 @@ def compile_program(
     scalars: Sequence[str],
     hints: Mapping[str, int],
     machine: str = CPU,
+    tiling: str = "",
 ) -> Executable | Staged:
     """Plan a program for one signature; `hints` are the sizes of the first call."""
+    kind = Kind(machine=machine, tiling=tiling)
     if program.delays:
         found = partition(program)
-        stages = _stages(found.parts, symbols, scalars, hints, machine)
+        stages = _stages(found.parts, symbols, scalars, hints, kind)
         return Staged(program, stages, found.same)
-    fusion = fused(program, hints, machine)
+    fusion = fused(program, hints, kind)
     cut = in_strips(fusion.normal, fusion.groups, hints)
     if cut is not None:
-        return Staged(program, _stages(cut, symbols, scalars, hints, machine), {})
-    return executable(fusion, symbols, scalars, hints, machine)
+        return Staged(program, _stages(cut, symbols, scalars, hints, kind), {})
+    return executable(fusion, symbols, scalars, hints, kind)
 
 
 def cuts_strips(program: Program, hints: Mapping[str, int], machine: str = CPU) -> bool:
     """Is one of its parts done in strips?"""
-    fusion = fused(program, hints, machine)
+    fusion = fused(program, hints, Kind(machine=machine))
     return in_strips(fusion.normal, fusion.groups, hints) is not None

@@ -26,14 +26,20 @@ def compile_program(
     scalars: Sequence[str],
     hints: Mapping[str, int],
     machine: str = "cpu",
+    tune: bool = False,
 ) -> Any:
-    """The executable of a program; raises BackendError. `machine`: see `codegen/machines`."""
+    """The executable of a program; raises BackendError. `machine`: see `codegen/machines`.
+    `tune`: the fastest of several, by measurement."""
     compiler = _chosen[0]
-    if compiler is None:
-        from lowtide.codegen.staged import compile_program as compiler  # costs time to import
+    if compiler is not None:
+        return compiler(program, symbols=symbols, scalars=scalars, hints=hints)
+    if tune:
+        from lowtide.codegen.tuned import Tuned  # few programs need it
 
-        return compiler(program, symbols=symbols, scalars=scalars, hints=hints, machine=machine)
-    return compiler(program, symbols=symbols, scalars=scalars, hints=hints)
+        return Tuned(program, symbols=symbols, scalars=scalars, hints=hints, machine=machine)
+    from lowtide.codegen.staged import compile_program as compiler  # costs time to import
+
+    return compiler(program, symbols=symbols, scalars=scalars, hints=hints, machine=machine)
 
 
 def cuts_strips(program: Program, hints: Mapping[str, int], machine: str) -> bool:

@@ -17,19 +17,20 @@ import torch
 from lowtide.errors import CompileError
 from lowtide.frontend.script import decorators
 from lowtide.frontend.script.module_state import root_of
+from lowtide.pipeline.options import Options
 from lowtide.pipeline.script_method import ScriptMethod
 from lowtide.pipeline.script_module import ScriptModule, make_or_get, method_source, wrap
 
 
 def script_module(
-    module: torch.nn.Module, example_inputs: object = None, budget_bytes: int | None = None
+    module: torch.nn.Module, example_inputs: object = None, options: Options | None = None
 ) -> ScriptModule:
     """Compiles a module: forward and all methods marked `@lt.export`, by their annotations.
 
     `example_inputs`: tuples of arguments of forward, or {module: tuples}; each is compiled for too.
     Raises CompileError."""
     if isinstance(module, ScriptModule):
-        keep_module_to(module, budget_bytes)
+        keep_module_to(module, options)
         return module
     if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
         raise CompileError(
@@ -37,7 +38,7 @@ def script_module(
             remedy="lt.script of the nn.Module itself, or a class derived from lt.ScriptModule",
         )
     made = wrap(module)
-    keep_module_to(made, budget_bytes)
+    keep_module_to(made, options)
     for name in entry_points(module):
         make_or_get(made, name).compile()
     if isinstance(example_inputs, dict):
@@ -48,14 +49,14 @@ def script_module(
     return made
 
 
-def keep_module_to(module: ScriptModule, budget_bytes: int | None) -> None:
-    """From now on a call of any method may allocate so much at its peak; None changes nothing."""
-    if budget_bytes is None:
+def keep_module_to(module: ScriptModule, options: Options | None) -> None:
+    """From now on a call of any method is as these ask for; nothing asked changes nothing."""
+    if options is None or options == Options():
         return
-    module.__dict__["_lowtide_budget"] = budget_bytes
+    module.__dict__["_lowtide_asked"] = options
     for method in list(module.__dict__.values()):
         if isinstance(method, ScriptMethod):
-            method.keep_to(budget_bytes)
+            method.keep_to(options)
 
 
 def entry_points(module: torch.nn.Module) -> list[str]:

@@ -23,6 +23,7 @@ from lowtide.pipeline import plain
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
+from lowtide.pipeline.options import Options
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.walk import Walk, ineligible
 
@@ -34,17 +35,17 @@ class Compiled(ABC):
     """A function that Lowtide runs."""
 
     __name__: str
-    budget_bytes: int | None = None
+    options: Options = Options()
     _has_told = False
 
-    def keep_to(self, budget_bytes: int | None) -> None:
-        """From now on a call may allocate so much at its peak."""
-        self.budget_bytes = budget_bytes
+    def keep_to(self, options: Options) -> None:
+        """From now on calls are as these ask for."""
+        self.options = options
 
     def without_budget(self, why: str) -> None:
         """Says once that a call is PyTorch's own, which keeps to no budget; `why`: "" where the
         tensors are the reason."""
-        if self.budget_bytes is None or self._has_told or config.current().disable:
+        if self.options.budget_bytes is None or self._has_told or config.current().disable:
             return
         self._has_told = True
         why = why or "its tensors are not plain ones"

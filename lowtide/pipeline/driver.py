@@ -27,6 +27,7 @@ from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.mutation import CHANGING, may_change
+from lowtide.pipeline.options import Options
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.stopping import ends_region, static_reason
@@ -58,6 +59,7 @@ class BlockPlan:
         self._first_live_ins = list(live_ins)
         self.constants = {op.result for op in block.ops if op.name == "const"}
         self.is_repeated = False
+        self.tune = False  # kernels are the fastest of several
         self.growing = {v for v in block.args if _is_tensors(v)}
         self.growing |= {op.operands[0] for op in walk(block) if op.name in _GROW}
         self.growing -= {r for op in walk(block) for r in op.results}
@@ -101,6 +103,7 @@ class BlockPlan:
             changed=self.changed,
             name=f"{self.name}:{self.ops[pos].loc.line or pos}",
             shown=self.shown,
+            tune=self.tune,
         )
 
     def _ends(self, pos: int, start: int) -> bool:
@@ -145,6 +148,7 @@ class BlockPlan:
                 made = BlockPlan(block, self.name, self.mutates, (), self.changed)
                 made.shown = self.shown
                 made.is_repeated = self.is_repeated or bool(block.args)
+                made.tune = self.tune
                 made.constants |= self.constants
                 made.growing |= self.growing
                 found = self._inner.setdefault(id(block), made)
@@ -283,14 +287,21 @@ class Driver:
     leaves: tuple[type[Any], ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
 
-    def __init__(self, function: Function, inner: dict[int, BlockPlan] | None = None) -> None:
-        """`inner`: plans of nested blocks that other programs have, too."""
+    def __init__(
+        self,
+        function: Function,
+        inner: dict[int, BlockPlan] | None = None,
+        tune: bool = False,
+    ) -> None:
+        """`inner`: plans of nested blocks that other programs have, too. `tune`: kernels are the
+        fastest of several."""
         self.function = function
         mutates = any(op.name in CHANGING for op in function.walk())
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function)
         )
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
+        self.tune = self.plan.tune = tune
         if inner is not None:
             self.plan.share(inner)
         self.plan.shown.update((v, attribute(path)) for v, path in rows)
@@ -332,13 +343,13 @@ class Driver:
         return self.plan.run(env)[0]
 
 
-def make_driver(function: Function, budget_bytes: int | None) -> Driver:
+def make_driver(function: Function, options: Options) -> Driver:
     """A driver for a function, within a budget if there is one."""
-    if budget_bytes is None:
-        return Driver(function)
+    if options.budget_bytes is None:
+        return Driver(function, tune=options.tune)
     from lowtide.pipeline.budget.budgeted import BudgetedDriver  # it derives from Driver
 
-    return BudgetedDriver(function, budget_bytes)
+    return BudgetedDriver(function, options.budget_bytes, options.tune)
 
 
 def _is_tensors(value: Value) -> bool:

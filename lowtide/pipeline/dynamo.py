@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 
 from lowtide.errors import LowtideError
 from lowtide.frontend.dynamo.internals import BACKEND, register
 from lowtide.ir.core import Function
-from lowtide.memory.sizes import budget_bytes
 from lowtide.pipeline import debug, faults, plain, stats
 from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.explain import Explanation
+from lowtide.pipeline.options import Options, options_of
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
 
@@ -39,11 +39,11 @@ Model = TypeVar("Model", bound=Callable[..., Any])
 class CompiledGraph(Compiled):
     """One captured graph that became a program. `program` is a `GraphProgram`."""
 
-    def __init__(self, module: torch.fx.GraphModule, program: Any, most: int | None) -> None:
+    def __init__(self, module: torch.fx.GraphModule, program: Any, options: Options) -> None:
         self.__name__ = self.__qualname__ = program.function.name
         self._forward: Callable[..., Any] = module.forward
-        self.budget_bytes = most
-        self._driver = make_driver(program.function, most)
+        self.options = options
+        self._driver = make_driver(program.function, options)
         self._arguments: tuple[int, ...] = program.arguments
         self._captured: tuple[Any, ...] = program.captured
         self._sets_grad: bool = program.sets_grad
@@ -116,10 +116,10 @@ def backend(
 
     `options`: `budget` and `tune`, as of `lt.compile`; `mode` changes nothing."""
     del example_inputs, mode
-    return _graph(gm, _most(**(options or {}))).__call__
+    return _graph(gm, _asked(**(options or {}))).__call__
 
 
-def _graph(module: torch.fx.GraphModule, most: int | None) -> Graph:
+def _graph(module: torch.fx.GraphModule, options: Options) -> Graph:
     from lowtide.frontend.dynamo.convert import NotConverted, convert  # only where one is captured
 
     try:
@@ -130,16 +130,14 @@ def _graph(module: torch.fx.GraphModule, most: int | None) -> Graph:
         return PlainGraph(module, faults.survive(error, "lt.compile: a captured graph"))
     function = program.function
     debug.show("ir", function.name, lambda: str(function))
-    return CompiledGraph(module, program, most)
+    return CompiledGraph(module, program, options)
 
 
-def _most(budget: object = None, tune: bool = False, **others: object) -> int | None:
-    """The bytes of a budget, of each captured graph."""
-    if tune:
-        raise LowtideError("tune=True is not there yet: schedules come from the cost model")
+def _asked(budget: object = None, tune: object = False, **others: object) -> Options:
+    """What `torch.compile(options=…)` asks for, of each captured graph."""
     if others:
         raise LowtideError(f"no option {sorted(others)[0]!r}: there are `budget` and `tune`")
-    return None if budget is None else budget_bytes(budget)
+    return options_of(budget, tune)
 
 
 @overload
@@ -174,13 +172,13 @@ def compile(
 
     `fullgraph`: raise where the capture would break the graph. `dynamic`: True makes all sizes
     symbols at once, False none, None those that are seen to change. Both are torch.compile's.
-    `budget`: the bytes that one call of a captured graph may allocate at its peak. `tune` raises
-    until it does something.
+    `budget`: the bytes that one call of a captured graph may allocate at its peak. `tune`: see
+    `lt.script`.
 
         fast = lt.compile(model)
         fast(torch.rand(64, 8))
     """
-    most = _most(budget, tune)
+    options = options_of(budget, tune)
     if model is None:
         return functools.partial(
             compile, budget=budget, tune=tune, fullgraph=fullgraph, dynamic=dynamic
@@ -191,7 +189,7 @@ def compile(
         backend=BACKEND,
         fullgraph=fullgraph,
         dynamic=dynamic,
-        options=None if most is None else {"budget": most},
+        options=cast("Any", options.given()) or None,
     )
 
 

@@ -71,9 +71,11 @@ class Gradient:
         names: Sequence[str],
         scalars: Sequence[str],
         machine: str = "cpu",
+        tune: bool = False,
     ) -> None:
         self.program = program
         self.machine = machine
+        self.tune = tune
         self.names = tuple(names)
         self.scalars = tuple(scalars)
         self.wanted = tuple(n for n in wanted if n in program.inputs)
@@ -243,6 +245,7 @@ class Gradient:
                 scalars=self.scalars,
                 hints={n: hints[n] for n in self.names},
                 machine=self.machine,
+                tune=self.tune,
             )
         return Pass(
             executable=executable,

@@ -113,7 +113,8 @@ class Entry:
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
     """See the module's text. `end` is the first op that ends every trace; `live_at[k]` are the
-    values that ops from k on use; `shown` is what the user calls captured values."""
+    values that ops from k on use; `shown` is what the user calls captured values; `tune`: kernels
+    are the fastest of several."""
 
     block: Block
     start: int
@@ -131,6 +132,7 @@ class Region:
     levels: Levels = field(default_factory=Levels)
     small: dict[Spot, set[int]] = field(default_factory=dict[Spot, set[int]])
     floats_constant: bool = False
+    tune: bool = False
     count: int = 0
     shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
     history: list[Facts] = field(default_factory=list[Facts])
@@ -204,6 +206,7 @@ class Region:
                     scalars=host.scalars,
                     hints=hints,
                     machine=spec.machine,
+                    tune=self.tune,
                 )
                 spec.suits = room_bytes(host.program, hints)
                 self._show(spec.executable)
@@ -256,7 +259,7 @@ class Region:
         plan = _plan(spec, host)
         if not plan.may_be_outgrown(sizes):
             return False
-        again = _gradient(host, binding)
+        again = self._gradient(host, binding)
         fresh = replace(spec, gradient=again, executable=None, run=None, differences=(OUTGROWN,))
         try:
             self.executable(fresh, entry)
@@ -357,7 +360,7 @@ class Region:
         host = gradient = again = None
         if trace.stop > self.start:
             host = self._host(trace, binding, results, bool(binding.wanted))
-            gradient = _gradient(host, binding)
+            gradient = self._gradient(host, binding)
             if gradient is None and binding.wanted:
                 host = self._host(trace, binding, results, False)
             elif gradient is not None:
@@ -402,6 +405,20 @@ class Region:
             records,
         )
 
+    def _gradient(self, host: HostCode, binding: Binding) -> Gradient | None:
+        """The backward pass, None where no output carries a gradient."""
+        if not binding.wanted or host.is_empty:
+            return None
+        made = Gradient(
+            host.program,
+            binding.wanted,
+            host.symbols,
+            host.scalars,
+            binding.machine,
+            self.tune,
+        )
+        return made if made.exists else None
+
     def _size_names(self, binding: Binding) -> dict[str, str]:
         """Where in the user's program each symbol stands first: {"s0": "x.shape[0]"}."""
         found: dict[str, str] = {}
@@ -438,14 +455,6 @@ def _plan(spec: Specialisation, host: HostCode) -> Plan:
         gradient=spec.gradient,
         room=spec.suits,
     )
-
-
-def _gradient(host: HostCode, binding: Binding) -> Gradient | None:
-    """The backward pass of a region, None where no output carries a gradient."""
-    if not binding.wanted or host.is_empty:
-        return None
-    made = Gradient(host.program, binding.wanted, host.symbols, host.scalars, binding.machine)
-    return made if made.exists else None
 
 
 def _at(values: list[Any], place: Place) -> Any:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 
-from lowtide.errors import CompileError, LowtideError
+from lowtide.errors import CompileError
 from lowtide.frontend.script.leaves import leaf_classes
 from lowtide.frontend.script.script import check_syntax, script_function, signature_types
 from lowtide.frontend.trace.active import active
@@ -30,7 +30,6 @@ from lowtide.ir import python_objects
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
 from lowtide.memory import watching
-from lowtide.memory.sizes import budget_bytes
 from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
 from lowtide.pipeline.argument_errors import python_words
@@ -38,6 +37,7 @@ from lowtide.pipeline.captures import Reader
 from lowtide.pipeline.compiled import CannotInline
 from lowtide.pipeline.differences import differences, type_facts
 from lowtide.pipeline.driver import Driver, make_driver
+from lowtide.pipeline.options import Options, options_of
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.torch_jit_members import TorchJitMembers
 from lowtide.pipeline.tracebacks import through_user_lines
@@ -137,7 +137,7 @@ class ScriptFunction(TorchJitMembers):
                 compiled = script_function(self._fn, types)
                 leaves, function = leaf_classes(compiled), tidy(compiled)
                 debug.show("ir", function.name, lambda: str(function))
-                driver = make_driver(function, self.budget_bytes)
+                driver = make_driver(function, self.options)
                 driver.leaves = leaves
                 driver.differences = self._new_types(types, self._drivers)
                 self._drivers[types] = driver
@@ -148,10 +148,10 @@ class ScriptFunction(TorchJitMembers):
                 self._plain_drivers[kinds] = driver
             return driver
 
-    def keep_to(self, budget_bytes: int | None) -> None:
+    def keep_to(self, options: Options) -> None:
         """See `Compiled.keep_to`."""
         with self._lock:
-            super().keep_to(budget_bytes)
+            super().keep_to(options)
             self._drivers.clear()
             self._plain_drivers.clear()
 
@@ -275,23 +275,22 @@ def script(
     Raises CompileError for what is outside the language, with the place and what to write instead.
     `budget`: bytes, or a string such as "512MB", that one call may allocate at its peak, results
     and what is kept for the backward pass counted; a call that cannot be kept to it raises
-    BudgetError before it runs. `tune` raises until it does something. `optimize`, `_frames_up` and
-    `_rcb` are torch.jit's: they choose nothing here. `example_inputs`: a list of tuples of
+    BudgetError before it runs. `tune`: the first call with sizes of a kind measures several
+    schedules and keeps the fastest, on this machine for good. `optimize`, `_frames_up` and `_rcb`
+    are torch.jit's: they choose nothing here. `example_inputs`: a list of tuples of
     arguments of a module's forward, or {module: list}, which kernels are made for at once."""
     del optimize, _frames_up, _rcb
-    most = None if budget is None else budget_bytes(budget)
-    if tune:
-        raise LowtideError("tune=True is not there yet: schedules come from the cost model")
+    options = options_of(budget, tune)
     if obj is None:
         return functools.partial(script, budget=budget, tune=tune)
     if isinstance(obj, ScriptFunction):
-        if most is not None:
-            obj.keep_to(most)
+        if options != Options():
+            obj.keep_to(options)
         return obj
     if isinstance(obj, torch.nn.Module):
         from lowtide.pipeline.compile_module import script_module  # it derives from ScriptFunction
 
-        return script_module(obj, example_inputs, most)
+        return script_module(obj, example_inputs, options)
     if isinstance(obj, type) and not issubclass(obj, torch.nn.Module):
         return script_class(cast("type[Any]", obj))
     if isinstance(obj, type | MethodType):
@@ -305,5 +304,5 @@ def script(
             )
         raise CompileError(f"{name!r} is {problem}, which is not compiled", remedy=remedy)
     made = ScriptFunction(obj)
-    made.keep_to(most)
+    made.keep_to(options)
     return made

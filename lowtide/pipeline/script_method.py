@@ -32,6 +32,7 @@ from lowtide.pipeline import debug, plain
 from lowtide.pipeline.captures import Reader, Values, hook_count, type_of_value
 from lowtide.pipeline.differences import attribute, guard_told, told
 from lowtide.pipeline.driver import Driver, make_driver
+from lowtide.pipeline.options import Options
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
@@ -224,12 +225,12 @@ class ScriptMethod(ScriptFunction):
 
     # -- programs --
 
-    def keep_to(self, budget_bytes: int | None) -> None:
+    def keep_to(self, options: Options) -> None:
         """See `Compiled.keep_to`."""
         with self._lock:
-            self.budget_bytes = budget_bytes
+            self.options = options
             for variant in self.variants():
-                variant.driver = make_driver(variant.driver.function, budget_bytes)
+                variant.driver = make_driver(variant.driver.function, options)
 
     def compile(self) -> None:
         """Compiles for the types of the annotations; raises CompileError."""
@@ -353,7 +354,7 @@ class ScriptMethod(ScriptFunction):
         captured, facts = reader.read()
         params = function.params[len(function.arguments) :]
         return Variant(
-            driver=driver or make_driver(function, self.budget_bytes),
+            driver=driver or make_driver(function, self.options),
             reader=reader,
             kinds=tuple(map(type, captured)),
             facts=facts,

@@ -29,6 +29,7 @@ from lowtide.frontend.script.module_state import root_of
 from lowtide.frontend.script.source import unwrap
 from lowtide.ir.core import Function
 from lowtide.pipeline.finished import what_can_be_called
+from lowtide.pipeline.options import Options
 from lowtide.pipeline.script_method import MethodMaker, ScriptMethod
 from lowtide.pipeline.torch_jit_members import INSTEAD, saved_to_buffer, told_instead
 
@@ -362,7 +363,7 @@ def make_or_get(module: ScriptModule, name: str) -> ScriptMethod:
     known = module.__dict__.get(name)
     if not isinstance(known, ScriptMethod):
         known = module.__dict__[name] = make_method(module, name)
-        known.keep_to(module.__dict__.get("_lowtide_budget"))
+        known.keep_to(module.__dict__.get("_lowtide_asked", Options()))
     return known
 
 

@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from lowtide.errors import CompileError, LowtideError
+from lowtide.errors import CompileError
 from lowtide.frontend.trace.captures import CONSTANTS, Constants
 from lowtide.frontend.trace.trace import Call, Recording, record
-from lowtide.memory.sizes import budget_bytes
 from lowtide.pipeline import debug
 from lowtide.pipeline.compile_module import keep_module_to
 from lowtide.pipeline.compiled import Compiled
+from lowtide.pipeline.options import Options, options_of
 from lowtide.pipeline.script_module import ScriptModule
 from lowtide.pipeline.shells import Shell, members, shell_of
 from lowtide.pipeline.trace_check import Check, check
@@ -63,7 +63,7 @@ def trace(
     Raises CompileError for inputs or results that are no tensors. What the function raises goes
     through."""
     del optimize, strict, _force_outplace, _module_class, _compilation_unit, _store_inputs
-    most = _most(budget, tune)
+    options = options_of(budget, tune)
     if isinstance(func, Compiled | ScriptModule):
         warnings.warn("this is compiled already: lt.trace gives it back as it is", stacklevel=2)
         return func
@@ -72,8 +72,8 @@ def trace(
     checking = check_tolerance if check_trace else None
     module = _module_of(func)
     if module is not None:
-        return _trace_methods(module, {"forward": example}, checking, most)
-    return _trace_function(example, checking, most)
+        return _trace_methods(module, {"forward": example}, checking, options)
+    return _trace_function(example, checking, options)
 
 
 def trace_module(
@@ -97,7 +97,7 @@ def trace_module(
 
     `example_inputs_is_kwarg`: the inputs of each method are a dict of keyword arguments."""
     del optimize, strict, _force_outplace, _module_class, _compilation_unit, _store_inputs
-    most = _most(budget, tune)
+    options = options_of(budget, tune)
     if _module_of(mod) is not mod:
         raise CompileError(f"trace_module takes an nn.Module, not a {type(mod).__name__}")
     methods: dict[str, Example] = {}
@@ -106,7 +106,7 @@ def trace_module(
         args, kwargs = ((), example) if example_inputs_is_kwarg else (example, None)
         calls = [_call(method, c[name], None) for c in check_inputs or () if name in c]
         methods[name] = Example(method, _call(method, args, kwargs), calls)
-    return _trace_methods(mod, methods, check_tolerance if check_trace else None, most)
+    return _trace_methods(mod, methods, check_tolerance if check_trace else None, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +118,7 @@ class Example:
     checks: Sequence[Call]
 
 
-def _most(budget: int | str | None, tune: bool) -> int | None:
-    """The bytes of a budget."""
-    if tune:
-        raise LowtideError("tune=True is not there yet: schedules come from the cost model")
-    return None if budget is None else budget_bytes(budget)
-
-
-def _trace_function(example: Example, tolerance: float | None, most: int | None) -> TracedFunction:
+def _trace_function(example: Example, tolerance: float | None, options: Options) -> TracedFunction:
     constants, name = Constants(), _name(example.func)
     recording = record(example.func, example.call, name=name, root=None, constants=constants)
     root = _with_constants(torch.nn.Module(), constants)
@@ -133,7 +126,7 @@ def _trace_function(example: Example, tolerance: float | None, most: int | None)
     functools.update_wrapper(traced, example.func, updated=())
     traced.__name__ = name
     _finish(example, recording, traced, None, constants, tolerance)
-    traced.keep_to(most)
+    traced.keep_to(options)
     return traced
 
 
@@ -141,7 +134,7 @@ def _trace_methods(
     module: torch.nn.Module,
     methods: Mapping[str, Example],
     tolerance: float | None,
-    most: int | None,
+    options: Options,
 ) -> TracedModule:
     known: torch.nn.Module | None = members(module, "_modules").get(CONSTANTS)
     constants = Constants(list(known.buffers()) if known is not None else [])
@@ -155,7 +148,7 @@ def _trace_methods(
     for name, recording in recordings.items():
         traced = made.method(name)
         _finish(methods[name], recording, traced, module, constants, tolerance)
-    keep_module_to(made, most)
+    keep_module_to(made, options)
     return made
 
 

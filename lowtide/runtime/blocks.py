@@ -45,6 +45,15 @@ def is_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def identity(device: torch.device | None) -> str:
+    """What a kernel's time depends on beside its text: the GPU, and the version of Triton."""
+    import triton
+
+    is_gpu = device is not None and device.type == "cuda"
+    gpu = torch.cuda.get_device_name(device) if is_gpu else "interpreter"
+    return f"{gpu} triton {triton.__version__}"
+
+
 def load(source: str, interpreted: bool) -> dict[str, Any]:
     """The functions of a module, by name. Raises BackendError without Triton."""
     if not is_installed():

@@ -6,6 +6,7 @@ Always: nobody but this user, and root, can put a file into either. Code is load
 
     <cache_dir>/lowtide-1/kernels/…   libraries        /failed/…   sources that did not compile
                          /targets/…   compiler facts   /locks/…    one file per lock
+                         /tilings/…   the fastest ones, measured
 """
 
 from __future__ import annotations

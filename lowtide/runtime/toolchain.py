@@ -14,10 +14,8 @@ with them the first call takes under a millisecond, and those after it nothing.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import json
 import os
 import platform
 import re
@@ -27,11 +25,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from lowtide import config
 from lowtide.errors import BackendError
-from lowtide.runtime import folder
+from lowtide.runtime import facts
 
 # The one place to choose. Kernels spell their vectors and unrolling out; -O3 adds its own of both.
 OPTIMIZE = "-O2"
@@ -47,6 +44,7 @@ _FLAGS = (
     "-w",
 )
 REMEDY = "install one: `apt install gcc` or `pip install lowtide[zig]`; or point LOWTIDE_CC at one"
+_FACTS = "targets"  # the kind under which they are kept
 _PROBE_SECONDS = 120  # the first run of zig unpacks itself
 _COMPILE_SECONDS = 600
 _FEATURE = re.compile(
@@ -159,13 +157,13 @@ def _compiler(asked: str) -> Compiler:
     # What the answer of the compiler may depend on; found without running it.
     parts = ("2", *command, str(stat.st_mtime_ns), str(stat.st_size), *base, cpu_identity())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    facts = _macros(command, base, key)
-    found = _target(facts)
+    macros = _macros(command, base, key)
+    found = _target(macros)
     flags = base
     if found.vector_bytes == 64 and found.arch == "x86_64":
         flags = (*base, "-mprefer-vector-width=512")
-    kind = "zig" if _is_zig(path) else "clang" if "__clang__" in facts else "gcc"
-    version = facts.get("__VERSION__", "").strip('"')
+    kind = "zig" if _is_zig(path) else "clang" if "__clang__" in macros else "gcc"
+    version = macros.get("__VERSION__", "").strip('"')
     identity = hashlib.sha256("\0".join((key, kind, version, *flags)).encode()).hexdigest()
     return Compiler(
         command=command,
@@ -199,9 +197,8 @@ def _is_zig(path: str) -> bool:
 
 def _macros(command: tuple[str, ...], flags: Sequence[str], key: str) -> dict[str, str]:
     """The macros predefined by the compiler that tell version and CPU, from the cache if there."""
-    root = folder.trusted()
-    kept = _read_facts(root, key) if root else {}
-    if kept:
+    kept = facts.read(_FACTS, key)
+    if "__VERSION__" in kept:
         return kept
     wanted = [flag for flag in flags if flag.startswith(("-m", "-std"))]
     # A compiler reads "-" as its input; an empty file of the machine's is not there on Windows.
@@ -209,14 +206,13 @@ def _macros(command: tuple[str, ...], flags: Sequence[str], key: str) -> dict[st
     text = result.stdout.decode(errors="replace")
     if result.returncode != 0 or "__VERSION__" not in text:
         raise BackendError(f"`{shlex.join(command)}` does not work as a C compiler", text)
-    facts: dict[str, str] = {}
+    found: dict[str, str] = {}
     for line in text.splitlines():
         words = line.split(" ", 2)
         if len(words) >= 2 and words[0] == "#define" and _is_fact(words[1]):
-            facts[words[1]] = words[2] if len(words) == 3 else ""
-    if root:
-        _write_facts(root, key, facts)
-    return facts
+            found[words[1]] = words[2] if len(words) == 3 else ""
+    facts.write(_FACTS, key, found)
+    return found
 
 
 def _is_fact(macro: str) -> bool:
@@ -224,41 +220,14 @@ def _is_fact(macro: str) -> bool:
     return macro in known or _FEATURE.match(macro) is not None
 
 
-def _target(facts: dict[str, str]) -> Target:
+def _target(macros: dict[str, str]) -> Target:
     arches = {"__x86_64__": "x86_64", "__aarch64__": "aarch64", "__powerpc64__": "ppc64"}
-    arch = next((name for macro, name in arches.items() if macro in facts), "unknown")
+    arch = next((name for macro, name in arches.items() if macro in macros), "unknown")
     if arch == "unknown":
-        arch = "riscv64" if "__riscv" in facts else platform.machine().lower()
-    features = frozenset(name.strip("_").lower() for name in facts if _FEATURE.match(name))
+        arch = "riscv64" if "__riscv" in macros else platform.machine().lower()
+    features = frozenset(name.strip("_").lower() for name in macros if _FEATURE.match(name))
     vector_bytes = 64 if "avx512f" in features else 32 if "avx" in features else 16
     return Target(arch=arch, vector_bytes=vector_bytes, features=features)
-
-
-def _read_facts(root: str, key: str) -> dict[str, str]:
-    """Facts kept by an earlier process; empty if there are none, or they are not whole."""
-    try:
-        with open(os.path.join(root, "targets", f"{key}.json"), encoding="utf-8") as file:
-            data: object = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(data, dict):
-        return {}
-    facts = cast("dict[str, object]", data)
-    return {name: str(value) for name, value in facts.items()} if "__VERSION__" in facts else {}
-
-
-def _write_facts(root: str, key: str, facts: dict[str, str]) -> None:
-    """Keeps facts for later processes; where that fails, each pays for the question again."""
-    temporary = ""
-    try:
-        path = os.path.join(folder.subfolder(root, "targets"), f"{key}.json")
-        temporary = f"{path}.{os.getpid()}.tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(facts, file)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
 
 
 def cpu_identity() -> str:

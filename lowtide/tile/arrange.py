@@ -41,11 +41,7 @@ from lowtide.tile.items import (
 )
 from lowtide.tile.target import Target
 
-SWEEP_TILE = 512  # points of a swept axis per tile
-CONTRACTION_TILE = 288  # the same where register tiles run over it: whole blocks of 2, 3, 6 vectors
-REDUCED_TILE = 144  # of an axis that is only summed over: what a register adds up in one go
 SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding does not pile up
-GRID_TILE = 192  # rows per task where a tile of pairs is held; twice that where none is
 ROWS_STEPS = (24, 8, 4, 1)  # whole blocks of 4, 6, 8, 12 rows, of 4, 8, …; along the lanes, vectors
 IDLE = 16  # threads wait for the last tile at most this fraction of the time
 SMALL_POINTS = 1 << 20
@@ -185,7 +181,7 @@ class Arrangement:
             for i in self.all_items()
         )
         if not pairs:
-            tile = max(1, 65536 // max(rest, 1))
+            tile = max(1, self.target.task_points // max(rest, 1))
             if any(i.vector is main for i in self.all_items()):
                 tile = max(tile, 16 * self.lanes)
             if any(main in _terms(i) for i in self.all_items()):
@@ -193,7 +189,7 @@ class Arrangement:
             if any(short_row(i.d) and main not in i.over for i in self.all_items()):
                 tile = max(tile, LONG_ROWS)
         else:
-            tile = GRID_TILE if self.local else 2 * GRID_TILE
+            tile = self.target.grid_tile * (1 if self.local else 2)
         tile = min(self._balanced(main, tile, rest), max(main.extent.const or tile, 1))
         for d in self.defs.values():
             if shared_rows(d) is not None:
@@ -291,9 +287,10 @@ class Arrangement:
                 tiles[a] = min(tiles.get(a, tile), tile, max(a.extent.const or tile, 1))
 
         heavy = any(is_register_tile(i, self.ctx) for i in self.all_items())
+        sweep = self.target.contraction_tile if heavy else self.target.sweep_tile
         for item in self.local.values():
             for a in own_axes(item.d):
-                cut(a, CONTRACTION_TILE if heavy else SWEEP_TILE)
+                cut(a, sweep)
         for item in self.all_items():
             for a, tile in self._sum_tiles(item):
                 cut(a, tile)
@@ -303,10 +300,10 @@ class Arrangement:
             for e in item.staged:
                 for a in self.ctx.live(e):
                     if a in item.loops:
-                        cut(a, CONTRACTION_TILE if heavy else SWEEP_TILE)
+                        cut(a, sweep)
         for a in tiles:
             if heavy and all(a in i.over for i in self.all_items() if a in i.loops):
-                cut(a, REDUCED_TILE)
+                cut(a, self.target.reduced_tile)
         for item in self.all_items():
             if is_register_tile(item, self.ctx):
                 self._few_lines([a for a in item.over if a in tiles], tiles)

@@ -26,17 +26,12 @@ from lowtide.tile.axes import apart_axes, common_axes
 from lowtide.tile.ir import Tiled
 from lowtide.tile.items import Item, choose_vector
 
-BLOCK_POINTS = 2048  # of a value that is read from memory as it lies
-PAIR_POINTS = 4096  # of a value of pairs, whose parts are read once for many points
-PAIR_TILE = 64  # of each of its axes
 ROWS_OF_SUMS = 64  # of an axis that a sum keeps
 PROGRAMS = 256  # smaller blocks of what sums keep, until there are so many programs
 MUCH_WORK = 1 << 20  # of a sum; less is done by few programs as fast
 MOST_POINTS = 1 << 13  # of a sum that a program holds
 LANES = 32  # threads that read side by side
 LONGEST_LINE = 1024
-PRODUCT_TILE = 64  # rows and columns of a product of blocks …
-PRODUCT_STEPS = 32  # … and what it sums over at a time
 LEAST_PRODUCT = 16  # what the units for products take at least
 
 
@@ -137,8 +132,10 @@ class BlockArrangement(Arrangement):
         """Blocks for the axes of an item; some may be `given`."""
         if (product := self._product_tiles(item, given)) is not None:
             return product
-        is_pair = self._is_pair(item)
-        room, longest = (PAIR_POINTS, PAIR_TILE) if is_pair else (BLOCK_POINTS, LONGEST_LINE)
+        is_pair, sizes = self._is_pair(item), self.target.blocks
+        room, longest = sizes.block_points, LONGEST_LINE
+        if is_pair:
+            room, longest = sizes.pair_points, sizes.pair_tile
         wanted = {a: given[a] for a in item.loops if a in given}
         room //= math.prod(wanted.values())
         spare = _power_within(math.prod(map(self.extent, item.kept)) // PROGRAMS)
@@ -207,9 +204,11 @@ class BlockArrangement(Arrangement):
         if as_product(item.d.expr.fn, item.body, (i, j), (k,)) is None:
             return None
         tiles: dict[Axis, int] = {}
-        side = self._side_of_product(i, j) if self._work(item) >= MUCH_WORK else PRODUCT_TILE
-        sides = ((a, side if a in self.apart else PRODUCT_TILE) for a in (i, j))
-        for a, most in (*sides, (k, PRODUCT_STEPS)):
+        sizes = self.target.blocks
+        largest = sizes.product_tile
+        side = self._side_of_product(i, j) if self._work(item) >= MUCH_WORK else largest
+        sides = ((a, side if a in self.apart else largest) for a in (i, j))
+        for a, most in (*sides, (k, sizes.product_steps)):
             tiles[a] = given.get(a, max(min(self._power(a), most), LEAST_PRODUCT))
             if tiles[a] < LEAST_PRODUCT:
                 return None
@@ -217,13 +216,14 @@ class BlockArrangement(Arrangement):
 
     def _side_of_product(self, i: Axis, j: Axis) -> int:
         """Rows or columns of a block in the grid."""
+        largest = self.target.blocks.product_tile
         whole = self._kept_in_full()
         held = max(
             (math.prod(self._power(a) for a in x.kept if a in whole) for x in self.items), default=1
         )
         if 1 < held < LEAST_PRODUCT:
-            held *= PRODUCT_TILE  # no product of blocks: it stays wide
-        side = PRODUCT_TILE
+            held *= largest  # no product of blocks: it stays wide
+        side = largest
         while side > LEAST_PRODUCT:
             sides = {i: side, j: side}
             programs = math.prod(-(-self.extent(a) // sides.get(a, 1)) for a in self.apart)

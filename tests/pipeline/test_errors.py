@@ -114,8 +114,6 @@ def test_good_after_bad() -> None:
 def test_what_is_not_compiled() -> None:
     with pytest.raises(lt.CompileError):
         lt.script(len)
-    with pytest.raises(lt.LowtideError, match="tune"):
-        lt.script(mismatch, tune=True)
     with pytest.raises(lt.CompileError, match="argument `x`"):
         lt.script(bad_dim)(torch)  # a module
     with pytest.raises(lt.CompileError, match="has no attribute 'sum'"):

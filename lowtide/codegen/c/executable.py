@@ -39,9 +39,10 @@ class HostExecutable(Executable):
         hints: Mapping[str, int],
         moving: Iterable[str] = (),
         updated: Mapping[str, str] | None = None,
+        tiling: str = "",
     ) -> None:
         vector_bytes = toolchain.target().vector_bytes
-        self.target = target_for(vector_bytes, torch.get_num_threads())
+        self.target = target_for(vector_bytes, torch.get_num_threads(), tiling)
         super().__init__(fusion, symbols, scalars, hints, moving)
         self._texts = [
             kernel_text(p, self.memory_dtypes, self.strides, self.is_step, updated)
@@ -72,6 +73,10 @@ class HostExecutable(Executable):
     def settle(self) -> bool:
         """See the base class."""
         return True  # a call returns when its work is done
+
+    def identity(self, tensors: Sequence[Tensor]) -> str:
+        """See the base class."""
+        return f"{toolchain.compiler().identity} {self.threads()}"
 
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]

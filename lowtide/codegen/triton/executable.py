@@ -20,14 +20,13 @@ from lowtide.tile.blocks import BlockArrangement
 from lowtide.tile.group import Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.plan import plan
-from lowtide.tile.target import target_for
+from lowtide.tile.target import block_target
 
 _POINTERS = {
     "f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i64": "*i64", "i32": "*i32",
     "u8": "*u8", "bool": "*i1",
 }  # fmt: skip
 _USUAL_WIDTH = 64  # of what a program holds in full
-_TARGET = target_for(16, 1)  # what the planner asks of a CPU has no say in blocks
 
 
 class BlockExecutable(Executable):
@@ -43,10 +42,13 @@ class BlockExecutable(Executable):
         hints: Mapping[str, int],
         machine: str,
         moving: Iterable[str] = (),
+        tiling: str = "",
     ) -> None:
+        self.target = block_target(tiling)
         super().__init__(fusion, symbols, scalars, hints, moving)
         self.interpreted = machine == "interpreter"
-        self._texts = [block_text(p, self.memory_dtypes, self.strides) for p in self.plans]
+        points = self.target.blocks.warp_points
+        self._texts = [block_text(p, self.memory_dtypes, self.strides, points) for p in self.plans]
         self.source = module_text(self.texts)
         self.driver = driver_text(
             self.normal,
@@ -77,11 +79,15 @@ class BlockExecutable(Executable):
             torch.cuda.synchronize()
         return True
 
+    def identity(self, tensors: Sequence[Tensor]) -> str:
+        """See the base class."""
+        return blocks.identity(tensors[0].device if tensors else None)
+
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]
         n = self.normal
         arrangement = BlockArrangement(
-            g, stores, n.inputs, n.defs, hints, _TARGET, name, bool(self.moving)
+            g, stores, n.inputs, n.defs, hints, self.target, name, bool(self.moving)
         )
         return plan(arrangement, self.moving)
 

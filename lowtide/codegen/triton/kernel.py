@@ -38,7 +38,6 @@ from lowtide.texpr.index import (
 from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Sweep
 
 INDEX, PRECISION = "INDEX", "PRECISION"  # constants of a launch: the index type, that of products
-MANY_POINTS = 4096  # a program with blocks of so many points has eight warps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +63,14 @@ class BlockText:
 
 
 def block_text(
-    kernel: Kernel, memory: Mapping[str, DType], strides: Mapping[str, tuple[Index, ...]]
+    kernel: Kernel,
+    memory: Mapping[str, DType],
+    strides: Mapping[str, tuple[Index, ...]],
+    warp_points: int,
 ) -> BlockText:
-    """Print one kernel. `memory` and `strides` cover the tensors that it reads and writes."""
-    return _Printer(kernel, memory, strides).text()
+    """Print one kernel. `memory` and `strides` cover the tensors that it reads and writes;
+    `warp_points`: see `BlockSizes`."""
+    return _Printer(kernel, memory, strides, warp_points).text()
 
 
 class _Printer:
@@ -76,8 +79,10 @@ class _Printer:
         kernel: Kernel,
         memory: Mapping[str, DType],
         strides: Mapping[str, tuple[Index, ...]],
+        warp_points: int,
     ) -> None:
         self.kernel = kernel
+        self.warp_points = warp_points
         self.tiles = dict(kernel.tiles())
         self.widths: dict[str, Index] = {}
         self.blocks = Blocks(
@@ -158,7 +163,7 @@ class _Printer:
             widths=self.widths,
             programs=programs,
             reach=tuple(_greatest(bound for i in self._indices() for bound in reach(i))),
-            warps=8 if self._most_points() >= MANY_POINTS else 4,
+            warps=8 if self._most_points() >= self.warp_points else 4,
         )
 
     def _most_points(self) -> int:

@@ -26,10 +26,10 @@ _MOST_PLANS: Final = 256
 class BudgetedDriver(Driver):
     """See the module's text."""
 
-    def __init__(self, function: Function, budget_bytes: int) -> None:
-        super().__init__(function)
+    def __init__(self, function: Function, budget_bytes: int, tune: bool = False) -> None:
+        super().__init__(function, tune=tune)
         self.budget_bytes = budget_bytes
-        self._plain = Driver(function)
+        self._plain = Driver(function, tune=tune)
         self._plans: dict[Any, Plan | BudgetError] = {}
         self._searching = threading.Lock()
 

@@ -98,7 +98,7 @@ class _Trials:
 
     def plan(self, chunks: Chunks, kept: Chunks | None = None) -> Plan:
         function = with_sections(self.driver.function, chunks, self._blocks, kept)
-        made = Driver(function, self._inner)
+        made = Driver(function, self._inner, self.driver.tune)
         made.is_tight = True
         return Plan(driver=made, memory=plan_memory(Walk(made, self.args)))
 

@@ -1,0 +1,220 @@
+"""A Program compiled in several tilings; the fastest is found by measurement.
+
+In:  a Program, as for `staged.compile_program`. Out: something that is called as an Executable is.
+     The first call with sizes of a class (as many bits each) measures on its own tensors, or finds
+     on disk what was measured by an earlier process on such a machine.
+
+    exp(-d) @ b, 5000 x 5000 x 64      usual 31 ms   few rows 33   long sweeps 27   → long sweeps
+
+Always holds: until it is measured, the predicted peak is that of the tiling that needs most; one
+that needs much more than the cost model's is not tried. One that is faster by a few percent only
+is not taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from lowtide.codegen.executable import Executable, KernelInfo
+from lowtide.codegen.machines import Kind
+from lowtide.codegen.staged import Staged, compile_program
+from lowtide.errors import BackendError
+from lowtide.memory.plan import Event, MemoryPlan
+from lowtide.runtime import facts
+from lowtide.runtime.blocks import KernelFault
+from lowtide.texpr.expr import Program
+
+LEAST_ROUNDS, MOST_ROUNDS = 3, 40
+SECONDS = 0.3  # of measuring each, after the first rounds
+ROOM = 1 << 20  # bytes that a tiling may need beyond the usual one …
+SHARE = 0.02  # … and this part of it
+GAIN = 0.97  # of the usual time: what is not faster than this is noise
+SLOW = 1.5  # times the best after a round: not measured further
+_FACTS = "tilings"  # the kind under which results are kept
+
+Class = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The fastest, and milliseconds of all; none where an earlier process has measured."""
+
+    tiling: str
+    executable: Executable | Staged
+    times: Mapping[str, float]
+
+
+class Tuned:
+    """See the module's text; its interface is that of `Executable`."""
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        symbols: Sequence[str],
+        scalars: Sequence[str],
+        hints: Mapping[str, int],
+        machine: str,
+    ) -> None:
+        self.program = program
+        self.symbols = tuple(symbols)
+        self.kind = Kind(machine=machine)
+        self._planned = functools.cache(
+            functools.partial(
+                compile_program,
+                program,
+                symbols=symbols,
+                scalars=scalars,
+                hints=hints,
+                machine=machine,
+            )
+        )
+        self.usual = self._plan("")
+        self._found: dict[Class, Found] = {}
+        self._latest = Found(tiling="", executable=self.usual, times={})
+        self._lock = threading.RLock()
+
+    def _plan(self, tiling: str) -> Executable | Staged:
+        return self._planned(tiling=tiling)
+
+    def __call__(
+        self, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
+    ) -> list[Tensor]:
+        key = self._class(tensors, sizes)
+        found = self._found.get(key) or self._find(key, tensors, sizes, numbers)
+        return found.executable(tensors, sizes, numbers)
+
+    def _class(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> Class:
+        device = tensors[0].get_device() if tensors else -1
+        return (device, *(n.bit_length() for n in sizes))
+
+    def _find(
+        self,
+        key: Class,
+        tensors: Sequence[Tensor],
+        sizes: Sequence[int],
+        numbers: Sequence[float],
+    ) -> Found:
+        usual = _parts(self.usual)
+        if not usual or not usual[0].settle():
+            return self._latest  # nothing may wait now: asked again by the next call
+        with self._lock:
+            if key not in self._found:
+                call = (tensors, sizes, numbers)
+                name = self._name(key, tensors)
+                known = facts.read(_FACTS, name).get("tiling")
+                if known in self.kind.tilings:
+                    found = Found(tiling=known, executable=self._plan(known), times={})
+                else:
+                    found = self._measured(dict(zip(self.symbols, sizes, strict=True)), call)
+                    facts.write(_FACTS, name, {"tiling": found.tiling})
+                self._found[key] = self._latest = found
+            return self._found[key]
+
+    def _name(self, key: Class, tensors: Sequence[Tensor]) -> str:
+        """What the fastest depends on."""
+        usual = _parts(self.usual)
+        parts = (usual[0].identity(tensors), repr(key), *(x.source for x in usual))
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def _measured(self, sizes: Mapping[str, int], call: tuple[Any, ...]) -> Found:
+        ways = dict(self._ways(sizes))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            made = {n: [pool.submit(x.bound) for x in _parts(w)] for n, w in ways.items()}
+        ways = {n: w for n, w in ways.items() if not n or all(map(_is_made, made[n]))}
+        times = _times({n: functools.partial(_run, w, call) for n, w in ways.items()})
+        best = min(times, key=times.__getitem__)
+        best = best if times[best] < GAIN * times[""] else ""
+        return Found(tiling=best, executable=ways[best], times=times)
+
+    def _ways(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, Executable | Staged]]:
+        """Tilings that give kernels of their own, and need hardly more memory; one that the
+        planner fails at is none."""
+        most = (1 + SHARE) * self.usual.memory(sizes).peak_bytes + ROOM
+        seen: set[tuple[str, ...]] = set()
+        for tiling in self.kind.tilings:
+            try:
+                made = self._plan(tiling)
+            except AssertionError:
+                continue
+            text = tuple(x.source for x in _parts(made))
+            if text not in seen and made.memory(sizes).peak_bytes <= most:
+                yield tiling, made
+            seen.add(text)
+
+    def _at(self, sizes: Mapping[str, int]) -> Executable | Staged:
+        """The one that runs at these sizes; where that is not known, what needs most."""
+        bits = tuple(sizes[n].bit_length() for n in self.symbols)
+        known = [f.executable for key, f in self._found.items() if key[1:] == bits]
+        ways = known or [way for _, way in self._ways(sizes)]
+        return max(ways, key=lambda way: way.memory(sizes).peak_bytes)
+
+    # -- telling --
+
+    @property
+    def kernels(self) -> list[KernelInfo]:
+        found = self._latest
+        note = f'; tiling "{found.tiling}", by measurement' if found.tiling else ""
+        return [replace(k, note=k.note + note) for k in found.executable.kernels]
+
+    @property
+    def stages(self) -> list[tuple[str, str]]:
+        rows = sorted(self._latest.times.items(), key=lambda row: row[1])
+        text = "\n".join(f"{ms:10.3f} ms  {name or 'usual'}" for name, ms in rows)
+        return [*([("tilings", text)] if text else []), *self._latest.executable.stages]
+
+    def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
+        """See `Executable.memory`."""
+        return self._at(sizes).memory(sizes)
+
+    def events(self, sizes: Mapping[str, int]) -> Iterator[Event]:
+        """See `Executable.events`."""
+        return self._at(sizes).events(sizes)
+
+
+def _parts(way: Executable | Staged) -> list[Executable]:
+    return list(way.executables()) if isinstance(way, Staged) else [way]
+
+
+def _is_made(kernels: Any) -> bool:
+    """Did the compiler take it?"""
+    return not isinstance(kernels.exception(), BackendError)
+
+
+def _run(way: Executable | Staged, call: tuple[Any, ...]) -> float:
+    """Milliseconds of one call; endless where the machine refuses a kernel."""
+    settle = _parts(way)[0].settle
+    settle()
+    start = time.perf_counter_ns()
+    try:
+        way(*call)
+    except KernelFault:
+        return float("inf")
+    settle()
+    return (time.perf_counter_ns() - start) / 1e6
+
+
+def _times(ways: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+    """The least milliseconds of each way, taken turn by turn after one call that is not counted."""
+    for way in ways.values():
+        way()
+    best, spent = dict.fromkeys(ways, float("inf")), dict.fromkeys(ways, 0.0)
+    for k in range(MOST_ROUNDS):
+        limit = SLOW * min(best.values())
+        for name, way in ways.items():
+            is_known = spent[name] > SECONDS * 1e3 or (name and best[name] > limit)
+            if k >= LEAST_ROUNDS and is_known:
+                continue
+            spent[name] += (ms := way())
+            best[name] = min(best[name], ms)
+    return best
