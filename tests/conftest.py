@@ -16,10 +16,20 @@ import pytest
 
 Golden = Callable[[str, str], None]
 
+# Folders of many programs, whose kernels are compiled in half the time: what the C compiler is
+# given is the same text. In others they are as they are shipped; with `--optimize=-O2` in all.
+QUICKLY_COMPILED = {
+    "deploy", "dynamo", "fuzz", "grad", "language", "loops", "memory", "modules", "passes",
+    "pipeline",
+}  # fmt: skip
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden texts instead of comparing"
+    )
+    parser.addoption(
+        "--optimize", default="-O0", help="the C compiler's, in folders of many programs"
     )
     parser.addoption(
         "--guard",
@@ -39,6 +49,24 @@ def guard(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with guarded_calls(Guard(side)):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """See `QUICKLY_COMPILED`."""
+    folder = Path(request.path).relative_to(Path(__file__).parent).parts[0]
+    if folder not in QUICKLY_COMPILED:
+        yield
+        return
+    from lowtide.runtime import toolchain
+
+    flag = request.config.getoption("--optimize")
+    flags = tuple(flag if f == toolchain.OPTIMIZE else f for f in toolchain._FLAGS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toolchain, "_FLAGS", flags)
+        toolchain._compiler.cache_clear()
+        yield
+    toolchain._compiler.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="module")
