@@ -182,6 +182,29 @@ class Tuned:
         return self._at(sizes).events(sizes)
 
 
+def compile_least(
+    program: Program,
+    *,
+    symbols: Sequence[str],
+    scalars: Sequence[str],
+    hints: Mapping[str, int],
+    machine: str,
+) -> Executable | Staged:
+    """The tiling with the least peak at sizes like `hints`; as for `staged.compile_program`."""
+    ways = (
+        compile_program(
+            program,
+            symbols=symbols,
+            scalars=scalars,
+            hints=hints,
+            machine=machine,
+            tiling=tiling,
+        )
+        for tiling in Kind(machine=machine).tilings
+    )
+    return min(ways, key=lambda way: way.memory(hints).peak_bytes)
+
+
 def _parts(way: Executable | Staged) -> list[Executable]:
     return list(way.executables()) if isinstance(way, Staged) else [way]
 

@@ -7,9 +7,12 @@ outputs, then the checks. `use(fn)` replaces the code generator; `use(None)` put
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from lowtide.texpr.expr import Program
+
+# Of kernels: those of the cost model, by measurement, or with the least work memory.
+Tiles = Literal["usual", "fastest", "least"]
 
 _chosen: list[Callable[..., Any] | None] = [None]
 
@@ -26,19 +29,19 @@ def compile_program(
     scalars: Sequence[str],
     hints: Mapping[str, int],
     machine: str = "cpu",
-    tune: bool = False,
+    tiles: Tiles = "usual",
 ) -> Any:
-    """The executable of a program; raises BackendError. `machine`: see `codegen/machines`.
-    `tune`: the fastest of several, by measurement."""
+    """The executable of a program; raises BackendError. `machine`: see `codegen/machines`."""
     compiler = _chosen[0]
     if compiler is not None:
         return compiler(program, symbols=symbols, scalars=scalars, hints=hints)
-    if tune:
-        from lowtide.codegen.tuned import Tuned  # few programs need it
-
-        return Tuned(program, symbols=symbols, scalars=scalars, hints=hints, machine=machine)
-    from lowtide.codegen.staged import compile_program as compiler  # costs time to import
-
+    # these cost time to import
+    if tiles == "fastest":
+        from lowtide.codegen.tuned import Tuned as compiler
+    elif tiles == "least":
+        from lowtide.codegen.tuned import compile_least as compiler
+    else:
+        from lowtide.codegen.staged import compile_program as compiler
     return compiler(program, symbols=symbols, scalars=scalars, hints=hints, machine=machine)
 
 

@@ -23,6 +23,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
 from lowtide.ir.interpret import Entered, run_block, run_op, suppressed
 from lowtide.pipeline import plain, stats
+from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
@@ -59,7 +60,7 @@ class BlockPlan:
         self._first_live_ins = list(live_ins)
         self.constants = {op.result for op in block.ops if op.name == "const"}
         self.is_repeated = False
-        self.tune = False  # kernels are the fastest of several
+        self.tiles: Tiles = "usual"
         self.growing = {v for v in block.args if _is_tensors(v)}
         self.growing |= {op.operands[0] for op in walk(block) if op.name in _GROW}
         self.growing -= {r for op in walk(block) for r in op.results}
@@ -103,7 +104,7 @@ class BlockPlan:
             changed=self.changed,
             name=f"{self.name}:{self.ops[pos].loc.line or pos}",
             shown=self.shown,
-            tune=self.tune,
+            tiles=self.tiles,
         )
 
     def _ends(self, pos: int, start: int) -> bool:
@@ -148,7 +149,7 @@ class BlockPlan:
                 made = BlockPlan(block, self.name, self.mutates, (), self.changed)
                 made.shown = self.shown
                 made.is_repeated = self.is_repeated or bool(block.args)
-                made.tune = self.tune
+                made.tiles = self.tiles
                 made.constants |= self.constants
                 made.growing |= self.growing
                 found = self._inner.setdefault(id(block), made)
@@ -291,17 +292,17 @@ class Driver:
         self,
         function: Function,
         inner: dict[int, BlockPlan] | None = None,
-        tune: bool = False,
+        tiles: Tiles = "usual",
     ) -> None:
-        """`inner`: plans of nested blocks that other programs have, too. `tune`: kernels are the
-        fastest of several."""
+        """`inner`: plans of nested blocks that other programs have, too."""
         self.function = function
         mutates = any(op.name in CHANGING for op in function.walk())
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function)
         )
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
-        self.tune = self.plan.tune = tune
+        self.tiles: Tiles = tiles
+        self.plan.tiles = tiles
         if inner is not None:
             self.plan.share(inner)
         self.plan.shown.update((v, attribute(path)) for v, path in rows)
@@ -346,10 +347,10 @@ class Driver:
 def make_driver(function: Function, options: Options) -> Driver:
     """A driver for a function, within a budget if there is one."""
     if options.budget_bytes is None:
-        return Driver(function, tune=options.tune)
+        return Driver(function, tiles=options.tiles)
     from lowtide.pipeline.budget.budgeted import BudgetedDriver  # it derives from Driver
 
-    return BudgetedDriver(function, options.budget_bytes, options.tune)
+    return BudgetedDriver(function, options.budget_bytes, options.tiles)
 
 
 def _is_tensors(value: Value) -> bool:

@@ -23,6 +23,7 @@ import torch
 from lowtide.errors import Loc
 from lowtide.pipeline import backend, stats
 from lowtide.pipeline.at_once import AtOnce, at_once
+from lowtide.pipeline.backend import Tiles
 from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import differentiated, given_name
@@ -71,11 +72,11 @@ class Gradient:
         names: Sequence[str],
         scalars: Sequence[str],
         machine: str = "cpu",
-        tune: bool = False,
+        tiles: Tiles = "usual",
     ) -> None:
         self.program = program
         self.machine = machine
-        self.tune = tune
+        self.tiles: Tiles = tiles
         self.names = tuple(names)
         self.scalars = tuple(scalars)
         self.wanted = tuple(n for n in wanted if n in program.inputs)
@@ -245,7 +246,7 @@ class Gradient:
                 scalars=self.scalars,
                 hints={n: hints[n] for n in self.names},
                 machine=self.machine,
-                tune=self.tune,
+                tiles=self.tiles,
             )
         return Pass(
             executable=executable,

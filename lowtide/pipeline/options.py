@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lowtide.errors import LowtideError
 from lowtide.memory.sizes import budget_bytes
+from lowtide.pipeline.backend import Tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,11 @@ class Options:
 
     budget_bytes: int | None = None
     tune: bool = False
+
+    @property
+    def tiles(self) -> Tiles:
+        """How kernels choose theirs."""
+        return "fastest" if self.tune else "usual"
 
     def given(self) -> dict[str, object]:
         """What was asked for, by the user's names."""

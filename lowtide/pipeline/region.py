@@ -23,6 +23,7 @@ from lowtide.errors import Loc, LowtideError
 from lowtide.ir.core import Block, Value
 from lowtide.pipeline import backend, debug, hostcode, stats
 from lowtide.pipeline.abstract import Place
+from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.differences import Facts, differences, signature_facts
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient
@@ -113,8 +114,8 @@ class Entry:
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
     """See the module's text. `end` is the first op that ends every trace; `live_at[k]` are the
-    values that ops from k on use; `shown` is what the user calls captured values; `tune`: kernels
-    are the fastest of several."""
+    values that ops from k on use; `shown` is what the user calls captured values; `tiles`: see
+    `backend`."""
 
     block: Block
     start: int
@@ -132,7 +133,7 @@ class Region:
     levels: Levels = field(default_factory=Levels)
     small: dict[Spot, set[int]] = field(default_factory=dict[Spot, set[int]])
     floats_constant: bool = False
-    tune: bool = False
+    tiles: Tiles = "usual"
     count: int = 0
     shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
     history: list[Facts] = field(default_factory=list[Facts])
@@ -206,7 +207,7 @@ class Region:
                     scalars=host.scalars,
                     hints=hints,
                     machine=spec.machine,
-                    tune=self.tune,
+                    tiles=self.tiles,
                 )
                 spec.suits = room_bytes(host.program, hints)
                 self._show(spec.executable)
@@ -415,7 +416,7 @@ class Region:
             host.symbols,
             host.scalars,
             binding.machine,
-            self.tune,
+            self.tiles,
         )
         return made if made.exists else None
 

@@ -20,7 +20,13 @@ TILINGS: Mapping[str, Mapping[str, int]] = {
     "short sums": {"reduced_tile": 48},
     "long sums": {"reduced_tile": 432},
     "few registers": {"accumulators": 12},
-}  # The same of `BlockSizes`.
+    "small tiles": {
+        "grid_tile": 48, "task_points": 1 << 14, "sweep_tile": 128, "contraction_tile": 96,
+        "reduced_tile": 48,
+    },
+}  # fmt: skip
+
+# The same of `BlockSizes`.
 BLOCK_TILINGS: Mapping[str, Mapping[str, int]] = {
     "": {},
     "small blocks": {"block_points": 1024, "pair_points": 1024, "pair_tile": 32},

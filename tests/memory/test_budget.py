@@ -20,6 +20,7 @@ from lowtide.errors import LowtideError
 from lowtide.memory.measure import can_measure_resident
 from lowtide.pipeline.budget.search import path
 from lowtide.pipeline.driver import Driver
+from lowtide.programs import PROGRAMS
 from tests.memory.cases import CASES, Block
 from tests.memory.test_prediction import tensors
 
@@ -102,6 +103,21 @@ def kept() -> list[Any]:
         for n in names
         for g in (False, True)
     ]
+
+
+@pytest.mark.parametrize("name", ["attention", "nearest_centre"])
+def test_tiles_are_made_smaller(name: str) -> None:
+    """Where work memory holds the peak, and there is nothing to cut into chunks."""
+    program = PROGRAMS[name]
+    args = program.make_inputs(*program.quick)
+    free = lt.script(program.function)
+    least = min(reachable(free, args))
+    assert least < free.memory(*args).peak_bytes // 2
+    limited = lt.script(program.function, budget=least)
+    assert limited.memory(*args).peak_bytes <= least
+    torch.testing.assert_close(limited(*args), program.function(*args), rtol=1e-4, atol=1e-4)
+    with pytest.raises(lt.BudgetError):
+        lt.script(program.function, budget=least - 1)(*args)
 
 
 @pytest.mark.parametrize(("name", "grad"), kept())

@@ -16,6 +16,7 @@ import torch
 
 from lowtide.errors import BudgetError
 from lowtide.ir.core import Function
+from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.search import Plan, search
 from lowtide.pipeline.driver import Driver
 from lowtide.runtime import arena
@@ -26,10 +27,10 @@ _MOST_PLANS: Final = 256
 class BudgetedDriver(Driver):
     """See the module's text."""
 
-    def __init__(self, function: Function, budget_bytes: int, tune: bool = False) -> None:
-        super().__init__(function, tune=tune)
+    def __init__(self, function: Function, budget_bytes: int, tiles: Tiles = "usual") -> None:
+        super().__init__(function, tiles=tiles)
         self.budget_bytes = budget_bytes
-        self._plain = Driver(function, tune=tune)
+        self._plain = Driver(function, tiles=tiles)
         self._plans: dict[Any, Plan | BudgetError] = {}
         self._searching = threading.Lock()
 

@@ -6,10 +6,10 @@ a BudgetError with the least peak that was found.
 Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
 the same with an arena that gives free blocks back before it takes others; where gradients are
 recorded, sections that are computed again; then, step by step, twice as many chunks for the section
-that lowers the peak most, at each step first with some of the chunks kept. The first plan that fits
-is taken. So a smaller budget never gives a larger peak: what the larger one took either fits the
-smaller too, or its peak is above the smaller budget, and with that above the peak of what is taken
-for it.
+that lowers the peak most, at each step first with some of the chunks kept; at last, kernels whose
+tiles need least work memory. The first plan that fits is taken. So a smaller budget never gives a
+larger peak: what the larger one took either fits the smaller too, or its peak is above the smaller
+budget, and with that above the peak of what is taken for it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final
 from lowtide.errors import BudgetError
 from lowtide.ir.core import Block
 from lowtide.pipeline import faults
+from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.rewrite import with_sections
@@ -72,11 +73,12 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
     for _ in range(_MOST_STEPS):
         step = _next(trials, found, chunks, best.memory.peak_bytes)
         if step is None:
-            return
+            break
         chunks, best = step
         if walk.records:
             yield from (trials.plan(chunks, kept) for kept in _keeping(chunks))
         yield best
+    yield trials.plan(chunks, tiles="least")
 
 
 def _candidates(driver: Driver, args: Sequence[Any]) -> list[Candidate]:
@@ -94,11 +96,12 @@ class _Trials:
         self.driver = driver
         self.args = args
         self._blocks: dict[Candidate, Block] = {}
-        self._inner: dict[int, BlockPlan] = {}
+        self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
 
-    def plan(self, chunks: Chunks, kept: Chunks | None = None) -> Plan:
+    def plan(self, chunks: Chunks, kept: Chunks | None = None, tiles: Tiles | None = None) -> Plan:
         function = with_sections(self.driver.function, chunks, self._blocks, kept)
-        made = Driver(function, self._inner, self.driver.tune)
+        tiles = tiles or self.driver.tiles
+        made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
         made.is_tight = True
         return Plan(driver=made, memory=plan_memory(Walk(made, self.args)))
 
