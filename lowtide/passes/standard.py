@@ -22,6 +22,7 @@ from lowtide.passes.reroll import reroll
 from lowtide.passes.rows import read_rows
 from lowtide.passes.run import Pass, run
 from lowtide.passes.split_tuples import split_tuples
+from lowtide.passes.turns import take_turns_together
 
 TIDY: tuple[Pass, ...] = (
     inline_no_grad,
@@ -36,6 +37,7 @@ TIDY: tuple[Pass, ...] = (
     carry_last_items,
     eliminate_common_subexpressions,
     peel_last_steps,  # `n - 1` is one value now
+    take_turns_together,
     eliminate_dead_code,
     ask_again,  # in the end: what is asked twice is a common subexpression
 )

@@ -1,0 +1,216 @@
+"""Where the steps of a loop take turns, several are one step of it.
+
+In, out: a Function. Always holds: the same steps in the same order.
+
+    %h = loop(%n, %true, %h0):              %h1 = loop(%n // 2, %true, %h0):
+      block(%t, %h1):                         block(%u, %h2):
+        %even = py.eq(%t % 2, 0)                …      %t = %u * 2,      %even is true
+        %h3 = if(%even) … …           →         …      %t = %u * 2 + 1,  %even is false
+        yield(%true, %h3)                       yield(%true, %h4)
+                                            %h = if(%n % 2 > 0):
+                                              block(): …   %t = %n // 2 * 2, %even is true
+
+What tells the turn: the number of the step, with something added, modulo a small constant, compared
+with a constant or asked whether it is 0. Turns of different lengths come round together after their
+least common multiple.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Function, Op, Value, clone, walk
+from lowtide.passes.constants import fold_constants
+from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
+from lowtide.passes.making import Makers, constant, copied_ops, make_constant, makers_of
+
+MOST_TURNS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """`(step + offset) % length`, compared with a constant."""
+
+    length: int
+    offset: int
+    test: str
+    limit: int
+
+    def holds(self, step: int) -> bool:
+        """In a step of this number, and in all that are a multiple of `length` away from it."""
+        return COMPARED[self.test]((step + self.offset) % self.length, self.limit)
+
+
+def take_turns_together(fn: Function) -> Function:
+    """See the module's text."""
+    result = clone(fn)
+    makers = makers_of(result)
+    return fold_constants(result) if _rewrite(result.block, makers) else result
+
+
+def _rewrite(block: Block, makers: Makers) -> bool:
+    """Rewrites the loops of a block, inner ones first; was there one?"""
+    kept: list[Op] = []
+    found = False
+    for op in block.ops:
+        for inner in op.blocks:
+            found = _rewrite(inner, makers) or found
+        turns = dict(_turns(op, makers)) if op.name == "loop" else {}
+        length = math.lcm(*(turn.length for turn in turns.values()))
+        size = sum(1 for inner in op.blocks for _ in walk(inner))
+        if turns and length <= MOST_TURNS and size * length <= LONGEST:
+            kept += _Together(op, turns, length).ops()
+            found = True
+        else:
+            kept.append(op)
+    block.ops = kept
+    return found
+
+
+def _turns(loop: Op, makers: Makers) -> Iterator[tuple[Value, _Turn]]:
+    """The conditions of branches that only the turn decides."""
+    (body,) = loop.blocks
+    goes_on = (loop.operands[1], body.terminator.operands[0])
+    if any(constant(v, makers) is not True for v in goes_on):
+        return
+    for op in walk(body):
+        if op.name == "if":
+            turn = _turn(op.operands[0], body.args[0], makers)
+            if turn is not None:
+                yield op.operands[0], turn
+
+
+def _turn(condition: Value, step: Value, makers: Makers) -> _Turn | None:
+    maker = makers.get(condition)
+    if maker is None:
+        return None
+    if maker.name == "py.bool":
+        return _modulo(maker.operands[0], step, makers, "py.ne", 0)
+    if maker.name == "py.not":
+        inner = _turn(maker.operands[0], step, makers)
+        opposite = {"py.eq": "py.ne", "py.ne": "py.eq"}
+        if inner is None or inner.test not in opposite:
+            return None
+        return _Turn(inner.length, inner.offset, opposite[inner.test], inner.limit)
+    if maker.name not in COMPARED:
+        return None
+    name, (a, b) = maker.name, maker.operands
+    if isinstance(constant(a, makers), int):
+        name, a, b = TURNED.get(name, name), b, a
+    limit = constant(b, makers)
+    return _modulo(a, step, makers, name, limit) if isinstance(limit, int) else None
+
+
+def _modulo(value: Value, step: Value, makers: Makers, test: str, limit: int) -> _Turn | None:
+    maker = makers.get(value)
+    if maker is None or maker.name != "py.mod":
+        return None
+    number, length = maker.operands[0], constant(maker.operands[1], makers)
+    if isinstance(length, bool) or not isinstance(length, int) or not 1 < length <= MOST_TURNS:
+        return None
+    offset = _offset(number, step, makers)
+    return None if offset is None else _Turn(length, offset, test, limit)
+
+
+def _offset(value: Value, step: Value, makers: Makers) -> int | None:
+    """What is added to the number of the step; None for any other value."""
+    if value is step:
+        return 0
+    maker = makers.get(value)
+    if maker is None or maker.name not in ("py.add", "py.sub"):
+        return None
+    a, b = maker.operands
+    if maker.name == "py.add" and isinstance(constant(a, makers), int):
+        a, b = b, a
+    inner, more = _offset(a, step, makers), constant(b, makers)
+    if inner is None or isinstance(more, bool) or not isinstance(more, int):
+        return None
+    return inner + (more if maker.name == "py.add" else -more)
+
+
+class _Together:
+    """The ops that take the place of a loop."""
+
+    def __init__(self, loop: Op, turns: dict[Value, _Turn], length: int) -> None:
+        self.loop = loop
+        self.turns = turns
+        (self.body,) = loop.blocks
+        self.count = length
+        self.length, self.rounds = Value("", t.INT), Value("", t.INT)
+        self.done, self.left = Value("", t.INT), Value("", t.INT)
+
+    def ops(self) -> list[Op]:
+        """The loop of whole rounds, then the steps that are left."""
+        trips, going, *inits = self.loop.operands
+        carried = self._like(self.loop.results)
+        return [
+            make_constant(self.length, self.count, self.loop),
+            self._op("py.floordiv", [trips, self.length], self.rounds),
+            Op(
+                name="loop",
+                operands=[self.rounds, going, *inits],
+                results=carried,
+                blocks=[self._round()],
+                loc=self.loop.loc,
+            ),
+            self._op("py.mod", [trips, self.length], self.left),
+            self._op("py.mul", [self.rounds, self.length], self.done),
+            *self._rest(0, carried, self.loop.results),
+        ]
+
+    def _round(self) -> Block:
+        """All turns, one after another."""
+        index, *args = self._like(self.body.args)
+        first = Value("", t.INT)
+        ops = [self._op("py.mul", [index, self.length], first)]
+        carried: list[Value] = args
+        for turn in range(self.count):
+            made, going, carried = self._step(turn, first, carried)
+            ops += made
+        done = Op(name="yield", operands=[going, *carried], loc=self.loop.loc)
+        return Block([index, *args], [*ops, done])
+
+    def _rest(self, turn: int, carried: list[Value], results: list[Value]) -> list[Op]:
+        """If more than `turn` steps are left, that one, and what is left after it."""
+        limit, is_left = Value("", t.INT), Value("", t.BOOL)
+        ops, _, found = self._step(turn, self.done, carried)
+        if turn + 2 < self.count:
+            inner = self._like(results)
+            ops += self._rest(turn + 1, found, inner)
+            found = inner
+        blocks = [
+            Block([], [*made, Op(name="yield", operands=list(values), loc=self.loop.loc)])
+            for made, values in ((ops, found), ([], carried))
+        ]
+        return [
+            make_constant(limit, turn, self.loop),
+            self._op("py.gt", [self.left, limit], is_left),
+            Op(
+                name="if", operands=[is_left], results=results, blocks=blocks, loc=self.loop.loc
+            ),
+        ]
+
+    def _step(
+        self, turn: int, first: Value, carried: list[Value]
+    ) -> tuple[list[Op], Value, list[Value]]:
+        """The step whose number is `first` and `turn` more: its ops, whether it goes on, what it
+        carries."""
+        more, index = Value("", t.INT), Value(self.body.args[0].name, t.INT)
+        mapping = dict(zip(self.body.args, (index, *carried), strict=True))
+        ops = copied_ops(self.body, mapping, {c: x.holds(turn) for c, x in self.turns.items()})
+        going, *found = ops.pop().operands
+        head = [
+            make_constant(more, turn, self.loop),
+            self._op("py.add", [first, more], index),
+        ]
+        return [*head, *ops], going, found
+
+    def _op(self, name: str, operands: list[Value], result: Value) -> Op:
+        return Op(name=name, operands=operands, results=[result], loc=self.loop.loc)
+
+    def _like(self, values: list[Value]) -> list[Value]:
+        return [Value(v.name, v.type) for v in values]
