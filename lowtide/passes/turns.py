@@ -7,7 +7,7 @@ In, out: a Function. Always holds: the same steps in the same order.
         %even = py.eq(%t % 2, 0)                …      %t = %u * 2,      %even is true
         %h3 = if(%even) … …           →         …      %t = %u * 2 + 1,  %even is false
         yield(%true, %h3)                       yield(%true, %h4)
-                                            %h = if(%n % 2 > 0):
+                                            %h = if(%n % 2 > 0):         if %n > 0 at all
                                               block(): …   %t = %n // 2 * 2, %even is true
 
 What tells the turn: the number of the step, with something added, modulo a small constant, compared
@@ -26,7 +26,14 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
-from lowtide.passes.making import Makers, constant, copied_ops, make_constant, makers_of
+from lowtide.passes.making import (
+    Makers,
+    constant,
+    copied_ops,
+    if_it_runs,
+    make_constant,
+    makers_of,
+)
 
 MOST_TURNS: Final = 8
 
@@ -146,8 +153,8 @@ class _Together:
     def ops(self) -> list[Op]:
         """The loop of whole rounds, then the steps that are left."""
         trips, going, *inits = self.loop.operands
-        carried = self._like(self.loop.results)
-        return [
+        carried, results = self._like(self.loop.results), self._like(self.loop.results)
+        ops = [
             make_constant(self.length, self.count, self.loop),
             self._op("py.floordiv", [trips, self.length], self.rounds),
             Op(
@@ -159,18 +166,19 @@ class _Together:
             ),
             self._op("py.mod", [trips, self.length], self.left),
             self._op("py.mul", [self.rounds, self.length], self.done),
-            *self._rest(0, carried, self.loop.results),
+            *self._rest(0, carried, results),
         ]
+        return if_it_runs(self.loop, ops, results)
 
     def _round(self) -> Block:
         """All turns, one after another."""
         index, *args = self._like(self.body.args)
         first = Value("", t.INT)
-        ops = [self._op("py.mul", [index, self.length], first)]
-        carried: list[Value] = args
-        for turn in range(self.count):
+        ops, going, carried = self._step(0, first, args)
+        for turn in range(1, self.count):
             made, going, carried = self._step(turn, first, carried)
             ops += made
+        ops = [self._op("py.mul", [index, self.length], first), *ops]
         done = Op(name="yield", operands=[going, *carried], loc=self.loop.loc)
         return Block([index, *args], [*ops, done])
 
@@ -189,9 +197,7 @@ class _Together:
         return [
             make_constant(limit, turn, self.loop),
             self._op("py.gt", [self.left, limit], is_left),
-            Op(
-                name="if", operands=[is_left], results=results, blocks=blocks, loc=self.loop.loc
-            ),
+            Op(name="if", operands=[is_left], results=results, blocks=blocks, loc=self.loop.loc),
         ]
 
     def _step(

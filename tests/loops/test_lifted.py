@@ -184,10 +184,37 @@ def margins(x):
     return out
 
 
+def rotated(x):
+    out = torch.zeros_like(x)
+    for i in range(x.shape[1] // 2):
+        a, b = x[:, 2 * i], x[:, 2 * i + 1]
+        out[:, 2 * i] = a * 0.6 - b * 0.8
+        out[:, 2 * i + 1] = a * 0.8 + b * 0.6
+    return out
+
+
+def wavelet(x):
+    out = x * 1
+    for i in range(x.shape[0] // 2):
+        out[2 * i] = (x[2 * i] + x[2 * i + 1]) * 0.5
+        out[2 * i + 1] -= x[2 * i]
+    return out
+
+
+def wide_and_narrow(x):
+    out = torch.ones(3 * x.shape[0] + 2, x.shape[1])
+    for i in range(x.shape[0]):
+        out[3 * i + 3 : 3 * i + 5] = x[i]
+        out[3 * i + 4] = x[i].sin()
+        out[3 * i + 2] *= x[i]
+    return out
+
+
 PROGRAMS: list[Callable[..., Any]] = [
     summed, added_in_place, rows_of, subtracted, largest, multiplied, stacked, stacked_last,
     concatenated, filled, columns, shifted, blocks, pairs, flat_pairs, backwards, every_second,
-    histogram, two_results, gathered, aliased, margins,
+    histogram, two_results, gathered, aliased, margins, rotated,
+    wavelet, wide_and_narrow,
 ]  # fmt: skip
 TRIPS = [1, 2, 33, 100]
 NEEDS_A_ROW = (stacked, concatenated, two_results, stacked_last, aliased, gathered)

@@ -213,7 +213,24 @@ def changed_by_alias(x):
     return out
 
 
+def meeting(x):
+    out = torch.ones(2 * x.shape[0] + 2, x.shape[1])
+    for i in range(x.shape[0]):
+        out[2 * i] = x[i]
+        out[2 * i + 2] = x[i].sin()
+    return out
+
+
+def meeting_in_part(x):
+    out = torch.ones(3 * x.shape[0] + 3, x.shape[1])
+    for i in range(x.shape[0]):
+        out[3 * i : 3 * i + 2] = x[i]
+        out[3 * i + 4] = x[i].sin()
+    return out
+
+
 PROGRAMS: list[Callable[..., Any]] = [
+    meeting, meeting_in_part,
     recurrence, smoothed, prefix_sums, reads_the_buffer, overlapping, overwritten,
     sums_then_scales, reads_a_sum, data_dependent, breaks, through_a_view, through_a_list,
     changes_the_input, maybe_a_copy, random_numbers, growing_rows, last_of_list, length_of_list,

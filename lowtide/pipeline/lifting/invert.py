@@ -6,12 +6,14 @@ an index over the element's axes, and what must hold besides.
     r == L                       L = r            if r < T
     0 <= r - 4*L < 4             L = r // 4       if r < 4*T;   r - 4*L = r % 4
     0 <= r - 4*L < 5             none: two iterations may write one element
+    r == 2*L, r == 2*L + 1       r // 2 and (r - 1) // 2: no element is written by two iterations
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from lowtide.pipeline.lifting.updates import at_index, conjunction
 from lowtide.texpr import expr as ex
@@ -30,6 +32,8 @@ from lowtide.texpr.index import (
     mod,
     nonnegative,
 )
+
+LARGEST_STEP: Final = 1024  # of iterations that write in turns: each place of a step is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,27 @@ class Solution:
             held_offset = [a for a in e.atoms if isinstance(a, Clamp) and a.num is self.offset]
             e = Rewriter(atoms=dict.fromkeys(held_offset, clamp(rest, self.width)))(e)
         return at_indices(e, {self.axis: floordiv(held, self.step)})
+
+
+def are_apart(solutions: Sequence[Solution]) -> bool:
+    """Whether two of them never let two iterations write one element."""
+    first, *others = solutions or (None,)
+    if first is None or not others:
+        return True
+    step = first.step.const
+    rows = [((s.target - first.target).const, s.step.const, s.width.const) for s in solutions]
+    if step is None or step > LARGEST_STEP:
+        return False
+    for r in range(step):
+        iterations: set[int] = set()
+        for shift, own, width in rows:
+            if shift is None or width is None or own != step:
+                return False
+            if (r + shift) % step < width:
+                iterations.add((r + shift) // step)
+        if len(iterations) > 1:
+            return False
+    return True
 
 
 def solve(cond: Expr, axis: Axis) -> Solution | None:

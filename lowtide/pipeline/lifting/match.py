@@ -169,16 +169,23 @@ class Carry:
         return None if yes is None or no is None else [*yes, *no]
 
     def _once(self, e: Expr, solutions: list[Solution]) -> Expr:
-        if not solutions:
-            return self.before
-        first = solutions[0]
+        writers: dict[tuple[Index, Index, Index], list[Solution]] = {}
         for s in solutions:
-            if (s.target, s.step, s.width) != (first.target, first.step, first.width):
-                raise NotLifted("iterations write parts that may overlap")
-            e = s.put_in(self.b, e)
-        e = assumed(self.started(e), {})
-        valid = first.valid(self.b)
-        return e if valid is None else self.b.select(valid, e, self.before)
+            writers.setdefault((s.target, s.step, s.width), []).append(s)
+        if not invert.are_apart([alike[0] for alike in writers.values()]):
+            raise NotLifted("iterations write parts that may overlap")
+        found: Expr | None = None
+        for alike in writers.values():
+            written = e
+            for s in alike:
+                written = s.put_in(self.b, written)
+            written = assumed(self.started(written), {})
+            valid = alike[0].valid(self.b)
+            if valid is not None:
+                before = self.before if found is None else found
+                written = self.b.select(valid, written, before)
+            found = written
+        return self.before if found is None else found
 
     # -- accumulated --
 
