@@ -184,7 +184,7 @@ def _carries(d: _Draw) -> Block:
     trip = f"x.shape[0] - {shift}" if shift else "x.shape[0]"
     before = [Node(text=f"{h} = {d.state(d.values['state'], 1)}")]
     names = [h, d.at(i, int(shift or 0)), *d.values["state"]]
-    inside = [Node(text=f"{h} = {_next(d, h, names)}")]
+    inside = _in_turns(d, i, h, names)
     if d.r.random() < 0.4:
         other = d.name("c")
         before.append(Node(text=f"{other} = torch.zeros_like({h})"))
@@ -211,6 +211,19 @@ def _carries(d: _Draw) -> Block:
         f"for {i} in {d.pick(f'range({trip})', f'range(1, {trip})', f'range({trip} - 1, -1, -1)')}:"
     )
     return [*before, Node(text=head, inside=tuple(inside)), *after]
+
+
+def _in_turns(d: _Draw, i: str, h: str, names: list[str]) -> Block:
+    """The step of a state: mostly the same in all iterations, or in some another one, or none."""
+    step = Node(text=f"{h} = {_next(d, h, names)}")
+    if d.r.random() < 0.75:
+        return [step]
+    turns = int(d.pick("2", "3", "4"))
+    asked = d.pick(f"({i} + 1) % {turns} == {d.r.randrange(turns)}", f"{i} % {turns}")
+    chosen = Node(text=f"if {asked}:", inside=(step,))
+    if d.r.random() < 0.4:
+        return [chosen]
+    return [chosen, Node(text="else:", inside=(Node(text=f"{h} = {_next(d, h, names)}"),))]
 
 
 def _next(d: _Draw, h: str, names: list[str]) -> str:
@@ -240,6 +253,24 @@ def _fills(d: _Draw) -> Block:
     return [
         Node(text=f"{out} = {begin}"),
         Node(text=f"for {i} in range(x.shape[0]):", inside=tuple(inside)),
+    ]
+
+
+def _shared_out(d: _Draw) -> Block:
+    """Several writes in each iteration, whose parts meet, or do not."""
+    i, out = d.name("t"), d.name("out")
+    step = int(d.pick("2", "3"))
+    leaves = [d.at(i), *d.values["state"]]
+    writes: Block = []
+    for _ in range(d.r.randrange(2, 4)):
+        place = f"{step} * {i} + {d.r.randrange(step + 1)}"
+        how = d.pick("=", "=", "=", "+=", "*=")
+        wide = d.pick(f"{out}[{place}]", f"{out}[{place}]", f"{out}[{place} : {place} + 2]")
+        writes.append(Node(text=f"{wide} {how} {d.state(leaves, 1)}"))
+    d.made.append(out)
+    return [
+        Node(text=f"{out} = torch.ones_like(torch.cat([x, x, x, x[:1], x[:1], x[:1]]))"),
+        Node(text=f"for {i} in range(x.shape[0]):", inside=tuple(writes)),
     ]
 
 
@@ -351,6 +382,6 @@ def _straight(d: _Draw) -> Block:
 
 
 _BLOCKS: list[tuple[Callable[[_Draw], Block], float]] = [
-    (_carries, 5), (_fills, 4), (_columns, 2), (_windows, 3), (_table, 2), (_nested_scan, 1.5),
-    (_straight, 2),
+    (_carries, 5), (_fills, 4), (_shared_out, 1.5), (_columns, 2), (_windows, 3), (_table, 2),
+    (_nested_scan, 1.5), (_straight, 2),
 ]  # fmt: skip
