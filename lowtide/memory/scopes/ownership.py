@@ -18,6 +18,7 @@ import torch
 from lowtide.errors import ScopeError
 from lowtide.memory.scopes import keepers
 from lowtide.memory.scopes.bag import LOCK
+from lowtide.memory.scopes.births import given_away
 from lowtide.memory.scopes.disposed import Ending, empty_out, error_of, is_gone
 from lowtide.memory.scopes.nests import is_nest, tensors_in
 from lowtide.memory.scopes.watch import Place
@@ -67,7 +68,7 @@ def move(tensor: torch.Tensor, to: Place | None, *, only_from: Place) -> None:
         check_open(to)
         birth = None if to is only_from else only_from.take(tensor)
         if birth is not None:
-            to.add(tensor, (*birth[:3], False))
+            to.add(tensor, given_away(birth))
 
 
 def attach(tensor: torch.Tensor, to: Place) -> None:
@@ -79,7 +80,7 @@ def attach(tensor: torch.Tensor, to: Place) -> None:
             return
         birth = place.take(tensor)
         if birth is not None:
-            to.add(tensor, (*birth[:3], False))
+            to.add(tensor, given_away(birth))
             if place is place.thread.loose:
                 to.thread.attached += 1
 
@@ -90,5 +91,5 @@ def dispose_now(tensor: torch.Tensor, ending: Ending) -> None:
         place = keepers.meet(tensor)
         birth = place.take(tensor)
     if birth is not None:
-        empty_out([(*birth[:3], False)], ending)
+        empty_out([*given_away(birth)], ending)
         place.counts.disposed += 1

@@ -18,6 +18,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from types import CodeType, TracebackType
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple, overload
 
@@ -26,7 +27,7 @@ import torch
 from lowtide.errors import ScopeError
 from lowtide.memory.scopes import disposed, keepers, resident, watch
 from lowtide.memory.scopes.bag import LOCK
-from lowtide.memory.scopes.births import loc_of, user_frame
+from lowtide.memory.scopes.births import FIELDS, loc_of, user_frame
 from lowtide.memory.scopes.disposed import DisposedTensor, Ending, empty_out
 from lowtide.memory.scopes.ownership import (
     attach,
@@ -43,6 +44,7 @@ P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 _MANY = 100
+_NO_CONTEXT = contextlib.nullcontext()
 
 
 class DisposeScope(Place):
@@ -244,9 +246,10 @@ class DisposeScope(Place):
             ended = self.take_all(spared)
             if is_end:
                 self.close()
-        with disposed.outside_dispatch_modes(), without_collector(len(ended)):
+        count = len(ended) // FIELDS
+        with disposed.outside_dispatch_modes(), without_collector(count):
             passed_over = empty_out(ended, ending)
-            self.counts.disposed += len(ended) - len(passed_over)
+            self.counts.disposed += count - len(passed_over)
             for birth in passed_over:
                 tensor = birth[0]()
                 if tensor is None:
@@ -261,17 +264,18 @@ class DisposeScope(Place):
             resident.after_end(self._resident_bytes)
 
 
-@contextlib.contextmanager
-def without_collector(count: int) -> Generator[None]:
+def without_collector(count: int) -> AbstractContextManager[Any]:
     """Python's collector does not run while many tensors end: it would find nothing, many times."""
-    is_paused = count >= _MANY and gc.isenabled()
-    if is_paused:
-        gc.disable()
+    return _collector_paused() if count >= _MANY and gc.isenabled() else _NO_CONTEXT
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Generator[None]:
+    gc.disable()
     try:
         yield
     finally:
-        if is_paused:
-            gc.enable()
+        gc.enable()
 
 
 def ending_here(how: str) -> Ending:
