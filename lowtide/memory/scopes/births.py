@@ -40,6 +40,10 @@ _KEEPING = (
     (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler._lazy_init_scale_growth_tracker"),
     (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler.unscale_"),
     (os.path.join("torch", "distributions", "utils.py"), "lazy_property.__get__"),
+    (
+        os.path.join("torch", "nn", "utils", "parametrize.py"),
+        "_inject_property.<locals>.get_cached_parametrization",
+    ),
     (os.path.join("torch", "_dynamo", "convert_frame.py"), ""),
     (os.path.join("torch", "utils", "checkpoint.py"), "_NoopSaveInputs.forward"),
 )

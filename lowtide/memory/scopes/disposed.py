@@ -162,8 +162,8 @@ def error_of(tensor: torch.Tensor) -> DisposedTensorError:
 def empty_out(births: Births, ending: Ending) -> list[Birth]:
     """Turn handles into disposed ones; what nobody else holds is freed before this returns.
 
-    Out: the births that were passed over: of tensors that their makers keep, and of handles that
-    were disposed before. Raises TypeError at a tensor whose class has slots of its own.
+    Out: the births that were passed over: of tensors that their makers keep, of handles that were
+    disposed before, and of tensors of a class with slots of its own, which cannot change its class.
     """
     passed_over: list[Birth] = []
     for begin in range(0, len(births), FIELDS * _TOGETHER):
@@ -172,18 +172,21 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
         fields = iter(together)
         # To call a function for each tensor is a tenth of it.
         for ref, code, instruction in zip(fields, fields, fields):  # noqa: B905
-            tensor: Any = ref()
+            tensor: torch.Tensor | None = ref()
             if tensor is None:
                 continue
-            kind: Any = type(tensor)
+            kind = type(tensor)
             if kind is DisposedTensor or instruction < 0:
                 passed_over.append((ref, code, instruction))
                 continue
             attributes = tensor.__dict__
             hollow = _make_wrapper(*_HOLLOW)
-            hollow.__class__ = kind  # before the exchange, which is quicker for plain tensors
             try:
+                hollow.__class__ = kind  # before the exchange, which is quicker for plain tensors
                 _swap_impl(tensor, hollow)
+            except TypeError:  # a class with slots
+                passed_over.append((ref, code, instruction))
+                continue
             except RuntimeError:  # C++ holds it weakly
                 _set(tensor, "__class__", DisposedTensor)
                 _set(tensor, "__dict__", dict(obituary))
@@ -193,7 +196,7 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
             if attributes:
                 _set(hollow, "__dict__", attributes)
             if kind is _Tensor:
-                tensor.__dict__ = obituary
+                tensor.__dict__ = obituary  # pyright: ignore[reportAttributeAccessIssue]
                 tensor.__class__ = DisposedTensor
             else:  # a subclass may have a way of its own to set attributes
                 _set(tensor, "__class__", DisposedTensor)

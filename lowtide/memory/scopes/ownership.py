@@ -86,10 +86,13 @@ def attach(tensor: torch.Tensor, to: Place) -> None:
 
 
 def dispose_now(tensor: torch.Tensor, ending: Ending) -> None:
-    """Dispose one tensor, wherever it is."""
+    """Dispose one tensor, wherever it is. Raises TypeError if its class has slots of its own."""
     with LOCK:
         place = keepers.meet(tensor)
         birth = place.take(tensor)
     if birth is not None:
-        empty_out([*given_away(birth)], ending)
+        if empty_out([*given_away(birth)], ending):
+            place.add(tensor, birth)
+            name = type(tensor).__name__
+            raise TypeError(f"a {name} cannot be disposed: its class has __slots__; use `del`")
         place.counts.disposed += 1
