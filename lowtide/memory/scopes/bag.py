@@ -131,7 +131,7 @@ class Bag:
                 logged = self.log[:]
                 del self.log[: len(logged)]
                 self.counts.created += len(logged) // FIELDS
-                births += logged
+                births = births + logged if births else logged
             return births
 
     def live(self) -> list[torch.Tensor]:

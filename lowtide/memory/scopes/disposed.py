@@ -170,38 +170,57 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
         together = births[begin : begin + FIELDS * _TOGETHER]
         obituary = {_BIRTHS: together, _ENDING: ending}
         fields = iter(together)
-        # To call a function for each tensor is a tenth of it.
         for ref, code, instruction in zip(fields, fields, fields):  # noqa: B905
-            tensor: torch.Tensor | None = ref()
-            if tensor is None:
-                continue
-            kind = type(tensor)
-            if kind is DisposedTensor or instruction < 0:
-                passed_over.append((ref, code, instruction))
-                continue
-            attributes = tensor.__dict__
-            hollow = _make_wrapper(*_HOLLOW)
-            try:
-                hollow.__class__ = kind  # before the exchange, which is quicker for plain tensors
-                _swap_impl(tensor, hollow)
-            except TypeError:  # a class with slots
-                passed_over.append((ref, code, instruction))
-                continue
-            except RuntimeError:  # C++ holds it weakly
-                _set(tensor, "__class__", DisposedTensor)
-                _set(tensor, "__dict__", dict(obituary))
-                if not _let_go(tensor):
-                    _pending.append(ref)
-                continue
-            if attributes:
-                _set(hollow, "__dict__", attributes)
-            if kind is _Tensor:
-                tensor.__dict__ = obituary  # pyright: ignore[reportAttributeAccessIssue]
+            tensor = ref()
+            # The common case here: to call a function for each tensor is a tenth of it.
+            if type(tensor) is _Tensor and instruction >= 0:
+                attributes = tensor.__dict__
+                hollow: Any = _make_wrapper(*_HOLLOW)
+                hollow.__class__ = (
+                    _Tensor  # before the exchange, which is quicker for plain tensors
+                )
+                try:
+                    _swap_impl(tensor, hollow)
+                except RuntimeError:
+                    _close(ref, obituary)
+                    continue
+                if attributes:
+                    hollow.__dict__ = attributes
+                tensor.__dict__ = obituary
                 tensor.__class__ = DisposedTensor
-            else:  # a subclass may have a way of its own to set attributes
-                _set(tensor, "__class__", DisposedTensor)
-                _set(tensor, "__dict__", obituary)
+            elif tensor is not None and not (instruction >= 0 and _is_emptied(ref, obituary)):
+                passed_over.append((ref, code, instruction))
     return passed_over
+
+
+def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> bool:
+    """A tensor of a subclass, which may have a way of its own to set attributes."""
+    tensor = ref()
+    kind = type(tensor)
+    if tensor is None or kind is DisposedTensor:
+        return False
+    hollow: Any = _make_wrapper(*_HOLLOW)
+    try:
+        hollow.__class__ = kind
+        _swap_impl(tensor, hollow)
+    except TypeError:  # a class with slots
+        return False
+    except RuntimeError:
+        _close(ref, obituary)
+        return True
+    _set(hollow, "__dict__", tensor.__dict__)
+    _set(tensor, "__class__", DisposedTensor)
+    _set(tensor, "__dict__", obituary)
+    return True
+
+
+def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
+    """A tensor that C++ holds weakly: closed to Python, and let go of when that is legal."""
+    tensor = ref()
+    _set(tensor, "__class__", DisposedTensor)
+    _set(tensor, "__dict__", dict(obituary))  # its own, as C++ may set attributes on the way
+    if tensor is not None and not _let_go(tensor):
+        _pending.append(ref)
 
 
 def outside_dispatch_modes() -> AbstractContextManager[Any]:
