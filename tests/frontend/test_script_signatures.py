@@ -3,13 +3,14 @@
 # ruff: noqa
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, TypeVar, Union
 
 import pytest
 import torch
 from torch import Tensor
 
 from lowtide.frontend import torch_schemas
+from lowtide.frontend.script.decorators import ignore
 from lowtide.frontend.script.language import annotate, is_scripting
 from lowtide.frontend.script.script import script_function, signature_types
 from lowtide.ir.interpret import run
@@ -129,3 +130,23 @@ def test_results_of_torch_functions(target: str, args: tuple, types: list[str]) 
 def test_sort_has_names() -> None:
     assert torch_schemas.results_of("Tensor.sort", (TENSOR,), {}).names == ("values", "indices")
     assert tuple_of(INT, INT) != ListType(INT)
+
+
+Given = TypeVar("Given")
+
+
+@ignore
+def give_back(flag: bool, given: Given) -> Given:
+    return given
+
+
+def test_a_function_left_to_python_gives_what_it_is_given() -> None:
+    def of_tensors(x: Tensor):
+        return give_back(True, x).add(1)
+
+    def of_numbers(n: int):
+        return give_back(flag=False, given=[n])
+
+    for fn, expected in ((of_tensors, TENSOR), (of_numbers, ListType(INT))):
+        (call,) = (op for op in script_function(fn).walk() if op.name == "py.call")
+        assert call.result.type == expected

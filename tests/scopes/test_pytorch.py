@@ -210,6 +210,10 @@ def test_what_pytorch_makes_when_first_asked_is_its_own() -> None:
             scaler.update()
     assert scaler.get_scale() == 4
     assert choice.logits.shape == (2,)
+    double = torch.distributions.AffineTransform(0.0, 2.0, cache_size=1)
+    with lt.dispose_scope() as scope:
+        doubled = scope.detach(double(torch.ones(2) * 3))
+    assert double.inv(doubled).tolist() == [3, 3]
 
 
 def test_a_cache_of_ones_own_owns_nothing() -> None:

@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.declared_in_methods import declared_in_init
+from lowtide.frontend.script.decorators import IGNORED, modifier
 from lowtide.frontend.script.nodes import Method, Node, PythonObject, describe
 from lowtide.frontend.script.remedies import alike, of_class
 from lowtide.frontend.script.source import read_source
@@ -72,6 +73,8 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     is_enum: bool = issubclass(cls, enum.Enum)
     if is_enum and name in ("name", "value"):
         return _enum_attribute(c, base, cls, name)
+    if isinstance(found, property) and modifier(found.fget) in IGNORED:
+        return c.dynamic("attr.get", [base], name=name)
     if isinstance(found, property):
         return c.inline(cast("FunctionType", found.fget), node, [base])
     if isinstance(found, staticmethod):
@@ -210,7 +213,7 @@ def method_of(type_: Type, name: str) -> FunctionType | None:
     found = inspect.getattr_static(cls, name, None) if cls is not None else None
     if isinstance(found, classmethod):
         found = cast("Any", found).__func__
-    if not isinstance(found, FunctionType):
+    if not isinstance(found, FunctionType) or modifier(found) in IGNORED:
         return None
     file = found.__code__.co_filename
     return None if file.startswith(("<", _STDLIB)) else found

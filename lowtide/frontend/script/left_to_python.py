@@ -20,7 +20,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.fx
@@ -163,7 +163,18 @@ def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
         return c.builder.undef(returned(fn, t.TENSOR))
     if mark not in decorators.IGNORED:
         return None
-    return python_call(c, fn, call, returned(fn, t.TENSOR))
+    return python_call(c, fn, call, _given_back(fn, call) or returned(fn, t.TENSOR))
+
+
+def _given_back(fn: FunctionType, call: Call) -> t.Type | None:
+    """Of `def keep(x: T) -> T`: the type of the argument."""
+    names = outer_names(fn)
+    meant = {key: names.get(str(a), a) for key, a in fn.__annotations__.items()}
+    if not isinstance(meant.get("return"), TypeVar) or call.unpacked:
+        return None
+    given = inspect.signature(fn).bind_partial(*call.args, **call.keywords).arguments
+    alike = (a for key, a in given.items() if meant.get(key) is meant["return"])
+    return next((a.type for a in alike if isinstance(a, Value)), None)
 
 
 def python_call(

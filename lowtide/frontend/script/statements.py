@@ -243,7 +243,7 @@ def _exception_arguments(c: Context, call: ast.Call) -> tuple[list[Value], tuple
 
 @statement(ast.With)
 def compile_with(c: Context, node: ast.With, rest: Sequence[Step]) -> None:
-    """`with manager as name: body`; the manager is Python's own object."""
+    """`with manager as name: body`; the manager is Python's own object, as a dispose scope is."""
     _with(c, node, node.items)
 
 

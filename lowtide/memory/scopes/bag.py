@@ -1,10 +1,10 @@
 """The tensors that one owner holds, weakly, and the account of what came and went.
 
 In: births, in the order in which they happen. Out: what is still alive, whose it is, how many died.
-A new tensor costs one `log.append`; the log is gone through when somebody asks, or when it has
+A new tensor costs one `log += birth`; the log is gone through when somebody asks, or when it has
 grown beyond what is alive, so that each tensor costs constant time however many there are.
 
-    bag.log.append(birth)               # made
+    bag.log += birth                    # made
     bag.find(t)                         # its birth, or None: the log was settled on the way
     bag.take(t)                         # leaves the bag, alive: somebody else's now
 
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import torch
 
-from lowtide.memory.scopes.births import Birth
+from lowtide.memory.scopes.births import FIELDS, Birth, Births, each
 
 # Held while bags change hands. Never held while user code runs, except by finalizers, hence the R.
 LOCK = threading.RLock()
-_FIRST_SWEEP = 1024
+_FIRST_SWEEP = 1024 * FIELDS
 
 _bags: weakref.WeakSet[Bag] = weakref.WeakSet()
 
@@ -44,7 +44,7 @@ class Bag:
 
     def __init__(self, counts: Counts) -> None:
         self.counts = counts
-        self.log: list[Birth] | None = []  # None once the owner has ended
+        self.log: Births | None = []  # flat; None once the owner has ended
         self.owned: dict[int, Birth] = {}
         self.limit = _FIRST_SWEEP
         with LOCK:
@@ -71,8 +71,8 @@ class Bag:
             # In place and by count: a thread may be appending.
             births = self.log[:]
             del self.log[: len(births)]
-            self.counts.created += len(births)
-            for birth in births:
+            self.counts.created += len(births) // FIELDS
+            for birth in each(births):
                 tensor = birth[0]()
                 if tensor is None:
                     self.counts.disposed += 1
@@ -84,7 +84,7 @@ class Bag:
         with LOCK:
             self.settle()
             self._forget()
-            self.limit = _FIRST_SWEEP + len(self.owned)
+            self.limit = _FIRST_SWEEP + FIELDS * len(self.owned)
 
     def shorten(self) -> None:
         """Forget what has died, as `sweep` does, but leave in the log what is alive.
@@ -96,13 +96,13 @@ class Bag:
                 return
             births = self.log[:]
             del self.log[: len(births)]
-            alive = [birth for birth in births if birth[0]() is not None]
+            alive = [field for birth in each(births) if birth[0]() is not None for field in birth]
             self.log[:0] = alive
-            dead = len(births) - len(alive)
+            dead = (len(births) - len(alive)) // FIELDS
             self.counts.created += dead
             self.counts.disposed += dead
             self._forget()
-            self.limit = _FIRST_SWEEP + 2 * len(alive) + len(self.owned)
+            self.limit = _FIRST_SWEEP + 2 * len(alive) + FIELDS * len(self.owned)
 
     def find(self, tensor: torch.Tensor) -> Birth | None:
         """The birth of `tensor` if it is here."""
@@ -119,18 +119,19 @@ class Bag:
                 del self.owned[id(tensor)]
             return birth
 
-    def take_all(self, spared: frozenset[int]) -> list[Birth]:
-        """All but the tensors of those ids. What was logged last may be dead, or come twice."""
+    def take_all(self, spared: frozenset[int]) -> Births:
+        """All but those ids. What was logged last may be dead, or come twice."""
         with LOCK:
             if spared:
                 self.sweep()
-            births = [birth for key, birth in self.owned.items() if key not in spared]
+            taken = (birth for key, birth in self.owned.items() if key not in spared)
+            births = [field for birth in taken for field in birth]
             self.owned = {key: birth for key, birth in self.owned.items() if key in spared}
             if self.log:  # not through `owned`, which would take as long again
                 logged = self.log[:]
                 del self.log[: len(logged)]
-                self.counts.created += len(logged)
-                births += logged
+                self.counts.created += len(logged) // FIELDS
+                births = births + logged if births else logged
             return births
 
     def live(self) -> list[torch.Tensor]:

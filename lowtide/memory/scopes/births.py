@@ -7,6 +7,9 @@ keeps what it makes: an optimizer, a gradient scaler, a compiler at work.
 
     birth = note(t, sys._getframe(1))       # ~0.3 µs
     loc_of_birth(birth)                     # train.py:12
+
+Births lie in lists flat, field after field: a tuple for each would be a third object that Python's
+collector counts and walks for one tensor, and as much memory again as the weak reference.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import linecache
 import os
 import sysconfig
 import weakref
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
@@ -36,6 +40,10 @@ _KEEPING = (
     (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler._lazy_init_scale_growth_tracker"),
     (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler.unscale_"),
     (os.path.join("torch", "distributions", "utils.py"), "lazy_property.__get__"),
+    (
+        os.path.join("torch", "nn", "utils", "parametrize.py"),
+        "_inject_property.<locals>.get_cached_parametrization",
+    ),
     (os.path.join("torch", "_dynamo", "convert_frame.py"), ""),
     (os.path.join("torch", "utils", "checkpoint.py"), "_NoopSaveInputs.forward"),
 )
@@ -48,14 +56,29 @@ _passed_codes: dict[int, CodeType] = {}
 _keeping_codes: dict[int, CodeType] = {}
 
 
-# One tensor, weakly, the user's code and instruction that made it, and whether its maker keeps it.
-# A plain tuple: one is made for each tensor, and a named one takes four times as long.
-Birth: TypeAlias = tuple[weakref.ref[torch.Tensor], CodeType | None, int, bool]
+# One tensor, weakly, and the user's code and instruction that made it; `~instruction`, which is
+# negative, if its maker keeps it. A plain tuple: a named one takes four times as long to make.
+Birth: TypeAlias = tuple[weakref.ref[torch.Tensor], CodeType | None, int]
+# Births one after the other, their fields side by side.
+Births: TypeAlias = list[Any]
+FIELDS = 3
+
+
+def each(births: Births) -> Iterator[Birth]:
+    """The births of a flat list."""
+    fields = iter(births)
+    return zip(fields, fields, fields, strict=True)
+
+
+def given_away(birth: Birth) -> Birth:
+    """The birth of a tensor that its maker no longer keeps: somebody asked for it."""
+    ref, code, instruction = birth
+    return ref, code, max(instruction, ~instruction)
 
 
 def loc_of_birth(birth: Birth) -> Loc:
     """The user's line; `UNKNOWN_LOC` for a tensor that was not seen being made."""
-    _, code, instruction, _ = birth
+    _, code, instruction = given_away(birth)
     return UNKNOWN_LOC if code is None else loc_of(code, instruction)
 
 
@@ -72,12 +95,13 @@ def note(tensor: torch.Tensor, frame: FrameType | None) -> Birth:
     frame = frame or innermost
     if frame is None:
         return unseen(tensor)
-    return weakref.ref(tensor), frame.f_code, frame.f_lasti, is_kept
+    instruction = ~frame.f_lasti if is_kept else frame.f_lasti
+    return weakref.ref(tensor), frame.f_code, instruction
 
 
 def unseen(tensor: torch.Tensor) -> Birth:
     """The record of a tensor that was made where nobody watched."""
-    return weakref.ref(tensor), None, 0, False
+    return weakref.ref(tensor), None, 0
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:

@@ -16,9 +16,10 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
+from lowtide.memory.scopes.hidden import by_python
 from lowtide.memory.scopes.nests import tensors_in
 from lowtide.memory.scopes.ownership import move
-from lowtide.memory.scopes.scope import DisposeScope
+from lowtide.memory.scopes.scope import DisposeScope, dispose_scope
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -39,7 +40,8 @@ def _as_it_is(scope: DisposeScope, value: Any) -> Any:
     return value
 
 
-def _out_of(scope: DisposeScope, value: Any) -> Any:
+@by_python
+def _out_of(scope: DisposeScope, value: T) -> T:
     outer = scope.outer_scope
     for tensor in tensors_in(value):
         move(tensor, outer, only_from=scope)
@@ -63,7 +65,7 @@ def _wrapped(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
 def _function(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with DisposeScope() as scope:
+        with dispose_scope() as scope:
             return leave(scope, fn(*args, **kwargs))
 
     return call

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -27,18 +27,29 @@ import torch
 from torch._guards import CompileContext  # pyright: ignore[reportPrivateUsage]
 
 from lowtide.errors import UNKNOWN_LOC, DisposedTensorError, Loc
-from lowtide.memory.scopes.births import Birth, end_of_with, loc_of, loc_of_birth
+from lowtide.memory.scopes.births import (
+    FIELDS,
+    Birth,
+    Births,
+    each,
+    end_of_with,
+    loc_of,
+    loc_of_birth,
+)
 from lowtide.memory.scopes.nests import tensors_in
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _Tensor: Any = torch.Tensor
 _make_wrapper: Any = _Tensor._make_wrapper_subclass
 _swap_impl: Any = _C._swap_tensor_impl
-_set_class: Any = object.__setattr__
+_set: Any = object.__setattr__
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 _ASK_DEVICE: Any = torch.ops.prim.device.default
 _APPLY: Any = torch.autograd.Function.apply.__func__.__code__
-_BIRTH, _ENDING = "_lowtide_birth", "_lowtide_ending"
+_BIRTHS, _ENDING = "_lowtide_births", "_lowtide_ending"
+# So many handles that end together share one dict, which says what they were: one for each would
+# be the largest thing made for it. Few, as the last handle to go keeps the account of all.
+_TOGETHER = 16
 # The last two are how PyTorch's C++ finds whom to ask.
 _HARMLESS = frozenset({
     "__class__", "__doc__", "__hash__", "__repr__", "__str__", "__weakref__",
@@ -148,54 +159,78 @@ def error_of(tensor: torch.Tensor) -> DisposedTensorError:
     return kind(born, ending.loc(), ending.words())
 
 
-def empty_out(births: Iterable[Birth], ending: Ending) -> list[Birth]:
+def empty_out(births: Births, ending: Ending) -> list[Birth]:
     """Turn handles into disposed ones; what nobody else holds is freed before this returns.
 
-    Out: the births that were passed over: of tensors that their makers keep, and of handles that
-    were disposed before. Raises TypeError at a tensor whose class has slots of its own.
+    Out: the births that were passed over: of tensors that their makers keep, of handles that were
+    disposed before, and of tensors of a class with slots of its own, which cannot change its class.
     """
     passed_over: list[Birth] = []
-    for birth in births:  # one function for all: to call one for each tensor is a tenth of it
-        tensor = birth[0]()
-        if tensor is None:
-            continue
-        kind = type(tensor)
-        if kind is DisposedTensor or birth[3]:
-            passed_over.append(birth)
-            continue
-        attributes: Any = tensor.__dict__
-        hollow: Any = _make_wrapper(*_HOLLOW)
-        hollow.__class__ = kind  # before the exchange, which is quicker for plain tensors
-        try:
-            _swap_impl(tensor, hollow)
-        except RuntimeError:  # C++ holds it weakly
-            _set_class(tensor, "__class__", DisposedTensor)
-            attributes.clear()
-            if not _let_go(tensor):
-                _pending.append(birth[0])
-        else:
-            if kind is _Tensor:
+    for begin in range(0, len(births), FIELDS * _TOGETHER):
+        together = births[begin : begin + FIELDS * _TOGETHER]
+        obituary = {_BIRTHS: together, _ENDING: ending}
+        fields = iter(together)
+        for ref, code, instruction in zip(fields, fields, fields):  # noqa: B905
+            tensor = ref()
+            # The common case here: to call a function for each tensor is a tenth of it.
+            if type(tensor) is _Tensor and instruction >= 0:
+                attributes = tensor.__dict__
+                hollow: Any = _make_wrapper(*_HOLLOW)
+                hollow.__class__ = (
+                    _Tensor  # before the exchange, which is quicker for plain tensors
+                )
+                try:
+                    _swap_impl(tensor, hollow)
+                except RuntimeError:
+                    _close(ref, obituary)
+                    continue
+                if attributes:
+                    hollow.__dict__ = attributes
+                tensor.__dict__ = obituary
                 tensor.__class__ = DisposedTensor
-            else:  # a subclass may have a way of its own to set attributes
-                _set_class(tensor, "__class__", DisposedTensor)
-            if attributes:
-                hollow.__dict__.update(attributes)
-                attributes.clear()
-        attributes[_BIRTH] = birth
-        attributes[_ENDING] = ending
+            elif tensor is not None and not (instruction >= 0 and _is_emptied(ref, obituary)):
+                passed_over.append((ref, code, instruction))
     return passed_over
 
 
-@contextlib.contextmanager
-def outside_dispatch_modes() -> Generator[None]:
+def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> bool:
+    """A tensor of a subclass, which may have a way of its own to set attributes."""
+    tensor = ref()
+    kind = type(tensor)
+    if tensor is None or kind is DisposedTensor:
+        return False
+    hollow: Any = _make_wrapper(*_HOLLOW)
+    try:
+        hollow.__class__ = kind
+        _swap_impl(tensor, hollow)
+    except TypeError:  # a class with slots
+        return False
+    except RuntimeError:
+        _close(ref, obituary)
+        return True
+    _set(hollow, "__dict__", tensor.__dict__)
+    _set(tensor, "__class__", DisposedTensor)
+    _set(tensor, "__dict__", obituary)
+    return True
+
+
+def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
+    """A tensor that C++ holds weakly: closed to Python, and let go of when that is legal."""
+    tensor = ref()
+    _set(tensor, "__class__", DisposedTensor)
+    _set(tensor, "__dict__", dict(obituary))  # its own, as C++ may set attributes on the way
+    if tensor is not None and not _let_go(tensor):
+        _pending.append(ref)
+
+
+def outside_dispatch_modes() -> AbstractContextManager[Any]:
     """No TorchDispatchMode of the user's sees how handles are emptied."""
     if not _C._len_torch_dispatch_stack():
-        yield
-        return
+        return _NO_CONTEXT
     from torch.utils import _python_dispatch  # pyright: ignore[reportPrivateUsage]
 
-    with _python_dispatch._disable_current_modes():  # pyright: ignore[reportPrivateUsage]
-        yield
+    modes: Any = _python_dispatch
+    return modes._disable_current_modes()
 
 
 def release_pending() -> None:
@@ -207,6 +242,7 @@ def release_pending() -> None:
         ]
 
 
+_NO_CONTEXT = contextlib.nullcontext()
 _META = torch.device("meta")
 # In their places, which spares PyTorch a third of the work: class, size, strides, storage offset,
 # memory format, dtype, layout, device, pinned, gradient, dispatch of sizes, and of the device.
@@ -239,16 +275,18 @@ def _let_go(tensor: torch.Tensor) -> bool:
         # moves to the grad_fn of the last operation in place, which here nobody else has.
         version = _Tensor._version.__get__(tensor)
         _Tensor.data.__set__(tensor, _Tensor.new_empty(tensor, 0))
-        _set_class(tensor, "__class__", _Tensor)  # C++ sets attributes on the way
+        _set(tensor, "__class__", _Tensor)  # C++ sets attributes on the way
         _Tensor.detach_(_Tensor.mul_(tensor, 1))
-        _set_class(tensor, "__class__", DisposedTensor)
+        _set(tensor, "__class__", DisposedTensor)
         _C._autograd._unsafe_set_version_counter((tensor,), (version,))
     return _is_exchanged(tensor)
 
 
 def _obituary(tensor: torch.Tensor) -> tuple[Birth | None, Ending]:
     attributes = object.__getattribute__(tensor, "__dict__")
-    return attributes.get(_BIRTH), attributes.get(_ENDING, Ending(None, 0, "by other means"))
+    births = each(attributes.get(_BIRTHS, []))
+    birth = next((birth for birth in births if birth[0]() is tensor), None)
+    return birth, attributes.get(_ENDING, Ending(None, 0, "by other means"))
 
 
 def _error_in(args: Any, kwargs: Any) -> DisposedTensorError:

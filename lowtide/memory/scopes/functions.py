@@ -16,6 +16,7 @@ from lowtide.memory.scopes import disposed, keepers, watch
 from lowtide.memory.scopes.bag import owner_of
 from lowtide.memory.scopes.decorate import moving_out
 from lowtide.memory.scopes.disposed import is_gone
+from lowtide.memory.scopes.hidden import by_python
 from lowtide.memory.scopes.ownership import attach, checked, dispose_now, given, move, one_tensor
 from lowtide.memory.scopes.scope import DisposeScope, ending_here
 
@@ -23,6 +24,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+@by_python
 def move_to_outer_dispose_scope(t: T) -> T:
     """Move a tensor to the scope around its own; detach it if there is none.
 
@@ -35,12 +37,14 @@ def move_to_outer_dispose_scope(t: T) -> T:
     return t
 
 
+@by_python
 def detach_from_dispose_scope(t: T) -> T:
     """Take a tensor from its scope: it lives as long as Python refers to it."""
     keepers.keep(checked((t,)))
     return t
 
 
+@by_python
 def move_to_other_dispose_scope(t: T, other: DisposeScope | torch.Tensor | None) -> T:
     """Move a tensor to another scope, or to the scope of another tensor; detach it if None.
 
@@ -60,6 +64,7 @@ def move_to_other_dispose_scope(t: T, other: DisposeScope | torch.Tensor | None)
     return t
 
 
+@by_python
 def dispose(*ts: Any) -> None:
     """Dispose tensors now, whoever owns them. A second time does nothing.
 
@@ -74,11 +79,13 @@ def dispose(*ts: Any) -> None:
         disposed.release_pending()
 
 
+@by_python
 def is_disposed(t: torch.Tensor) -> bool:
     """Whether the tensor was disposed. Raises TypeError if it never was one."""
     return is_gone(one_tensor(t))
 
 
+@by_python
 def alias(t: torch.Tensor) -> torch.Tensor:
     """A fresh handle on the same memory, with a life of its own; gradients flow through it.
 
@@ -90,6 +97,7 @@ def alias(t: torch.Tensor) -> torch.Tensor:
     return made
 
 
+@by_python
 def current_dispose_scope() -> DisposeScope | None:
     """The innermost open scope of this thread and context."""
     place = watch.current()

@@ -1,8 +1,11 @@
-"""The scopes' own functions are never compiled by Dynamo as functions of the user's.
+"""The scopes' own functions are never compiled as functions of the user's.
 
 In: modules. Out: nothing; Dynamo runs their functions as they are.
 
     hide(scope)         # after a graph break, `with dispose_scope()` runs in plain Python
+
+    @by_python          # compilers that read the source call it, as they do what `ignore` marks
+    def dispose(*ts): ...
 
 Always: Dynamo may still look into them from a function that it traces. After a graph break it would
 compile each that is called, the mode's too, and take what it found for one operation to be so for
@@ -11,14 +14,28 @@ all: wrong results.
 
 from __future__ import annotations
 
-from types import CodeType, ModuleType
-from typing import Any
+from collections.abc import Callable
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeVar
 
 import torch
+from torch._jit_internal import FunctionModifiers
+
+Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _eval: Any = _C._dynamo.eval_frame
 _SKIP: Any = _eval._FrameExecStrategy(_eval._FrameAction.SKIP, _eval._FrameAction.DEFAULT)
+
+
+def by_python(member: Marked) -> Marked:
+    """A function that compiled programs call, never a part of one; or a class of them."""
+    of_class: bool = isinstance(member, type)
+    for one in vars(member).values() if of_class else (member,):
+        function = getattr(one, "fget", one)
+        if isinstance(function, FunctionType):
+            vars(function)["_torchscript_modifier"] = FunctionModifiers.IGNORE
+    return member
 
 
 def hide(module: ModuleType) -> None:

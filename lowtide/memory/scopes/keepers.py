@@ -8,6 +8,7 @@ In: PyTorch as it is. Out: `install`, called when the first scope opens, which h
 | an optimizer got options, stepped, or loaded its state | their tensors are its own              |
 | `p.grad = g`                                           | g is the gradient of p                 |
 | a hook packs what autograd saves                       | what it packed is the graph's          |
+| a transform of a distribution caches                   | what it cached is its own              |
 | from_numpy, frombuffer, `torch.Tensor(…)`, vmap …     | made, though no mode was asked         |
 | the engine of autograd runs                            | hooks run inside the scope             |
 
@@ -97,6 +98,8 @@ def install() -> None:
     _after(torch.optim.Optimizer, "add_param_group", _group_added)
     _after(torch.optim.Optimizer, "__setstate__", _optimizer_restored)
     _after(torch.autograd.graph.saved_tensors_hooks, "__init__", _hooks_made)
+    for name in ("__call__", "_inv_call"):
+        _after(torch.distributions.Transform, name, _transformed)
     _after(torch.Tensor, "__init__", _constructed)
     for owner, names in _UNSEEN:
         for name in names:
@@ -143,6 +146,11 @@ def _hooks_made(hooks: Any, *_: Any, **__: Any) -> None:
         return found
 
     hooks.pack_hook = packed
+
+
+def _transformed(transform: Any, *_: Any, **__: Any) -> None:
+    if state().open and transform._cache_size:
+        keep(transform._cached_x_y)
 
 
 def _constructed(tensor: Any, *_: Any, **__: Any) -> None:

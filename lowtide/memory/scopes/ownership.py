@@ -18,6 +18,7 @@ import torch
 from lowtide.errors import ScopeError
 from lowtide.memory.scopes import keepers
 from lowtide.memory.scopes.bag import LOCK
+from lowtide.memory.scopes.births import given_away
 from lowtide.memory.scopes.disposed import Ending, empty_out, error_of, is_gone
 from lowtide.memory.scopes.nests import is_nest, tensors_in
 from lowtide.memory.scopes.watch import Place
@@ -67,7 +68,7 @@ def move(tensor: torch.Tensor, to: Place | None, *, only_from: Place) -> None:
         check_open(to)
         birth = None if to is only_from else only_from.take(tensor)
         if birth is not None:
-            to.add(tensor, (*birth[:3], False))
+            to.add(tensor, given_away(birth))
 
 
 def attach(tensor: torch.Tensor, to: Place) -> None:
@@ -79,16 +80,19 @@ def attach(tensor: torch.Tensor, to: Place) -> None:
             return
         birth = place.take(tensor)
         if birth is not None:
-            to.add(tensor, (*birth[:3], False))
+            to.add(tensor, given_away(birth))
             if place is place.thread.loose:
                 to.thread.attached += 1
 
 
 def dispose_now(tensor: torch.Tensor, ending: Ending) -> None:
-    """Dispose one tensor, wherever it is."""
+    """Dispose one tensor, wherever it is. Raises TypeError if its class has slots of its own."""
     with LOCK:
         place = keepers.meet(tensor)
         birth = place.take(tensor)
     if birth is not None:
-        empty_out([(*birth[:3], False)], ending)
+        if empty_out([*given_away(birth)], ending):
+            place.add(tensor, birth)
+            name = type(tensor).__name__
+            raise TypeError(f"a {name} cannot be disposed: its class has __slots__; use `del`")
         place.counts.disposed += 1

@@ -18,6 +18,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from types import CodeType, TracebackType
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple, overload
 
@@ -26,8 +27,9 @@ import torch
 from lowtide.errors import ScopeError
 from lowtide.memory.scopes import disposed, keepers, resident, watch
 from lowtide.memory.scopes.bag import LOCK
-from lowtide.memory.scopes.births import loc_of, user_frame
+from lowtide.memory.scopes.births import FIELDS, loc_of, user_frame
 from lowtide.memory.scopes.disposed import DisposedTensor, Ending, empty_out
+from lowtide.memory.scopes.hidden import by_python
 from lowtide.memory.scopes.ownership import (
     attach,
     check_open,
@@ -43,8 +45,10 @@ P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 _MANY = 100
+_NO_CONTEXT = contextlib.nullcontext()
 
 
+@by_python
 class DisposeScope(Place):
     """Tensors that end together. Made by `dispose_scope()`, opened by `with`, or a decorator."""
 
@@ -68,14 +72,14 @@ class DisposeScope(Place):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end(_ending("by the end of the dispose scope", self, is_block=True))
+        self._end("by the end of the dispose scope", is_block=True)
 
     async def __aenter__(self) -> DisposeScope:
         self._begin(_getframe(1))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._end(_ending("by the end of the dispose scope", self, is_block=True))
+        self._end("by the end of the dispose scope", is_block=True)
 
     def __call__(self, fn: Callable[P, T]) -> Callable[P, T]:
         """As a decorator: every call of `fn` runs in a scope of its own."""
@@ -183,7 +187,7 @@ class DisposeScope(Place):
 
     def dispose(self) -> None:
         """End the scope now. A second time does nothing."""
-        self._end(_ending("by dispose() of the dispose scope", self))
+        self._end("by dispose() of the dispose scope")
 
     def __repr__(self) -> str:
         where = "" if self._opened is None else f" opened at {loc_of(*self._opened)}"
@@ -203,9 +207,13 @@ class DisposeScope(Place):
         if found is not None:
             self._opened = (found.f_code, found.f_lasti)
         self.is_open = True
-        self.enter_context()
-        if self.outer is None:
-            self._resident_bytes = resident.resident_bytes()
+        try:
+            self.enter_context()
+            if self.outer is None:
+                self._resident_bytes = resident.resident_bytes()
+        except BaseException:  # an interrupt: `with` will not call `__exit__`
+            self._end("by an interrupt of the dispose scope")
+            raise
 
     def enter_context(self) -> None:
         """Be the innermost of this thread and context, which need not be those before."""
@@ -224,18 +232,17 @@ class DisposeScope(Place):
         self.thread.switch_off(self)
         watch.set_current(self.outer)
 
-    def _end(self, ending: Ending) -> None:
-        if self.log is None:
-            return
+    def _end(self, how: str, is_block: bool = False) -> None:
         try:
-            self._dispose(ending, is_end=True)
+            if self.log is not None:
+                self._dispose(_ending(how, self, is_block), is_end=True)
         finally:
-            if self.is_open:
-                self.is_open = False
-                self.thread.switch_off(self)
-                # In another context, or out of order, somebody else is the innermost.
-                if watch.is_innermost(self):
-                    watch.set_current(self.outer_scope)
+            self.is_open = False
+            # Also if another thread has ended it, which could not take this one's mode off.
+            self.thread.switch_off(self)
+            # In another context, or out of order, somebody else is the innermost.
+            if watch.is_innermost(self):
+                watch.set_current(self.outer_scope)
 
     def _dispose(
         self, ending: Ending, spared: frozenset[int] = frozenset(), is_end: bool = False
@@ -244,9 +251,10 @@ class DisposeScope(Place):
             ended = self.take_all(spared)
             if is_end:
                 self.close()
-        with disposed.outside_dispatch_modes(), without_collector(len(ended)):
+        count = len(ended) // FIELDS
+        with disposed.outside_dispatch_modes(), without_collector(count):
             passed_over = empty_out(ended, ending)
-            self.counts.disposed += len(ended) - len(passed_over)
+            self.counts.disposed += count - len(passed_over)
             for birth in passed_over:
                 tensor = birth[0]()
                 if tensor is None:
@@ -261,17 +269,18 @@ class DisposeScope(Place):
             resident.after_end(self._resident_bytes)
 
 
-@contextlib.contextmanager
-def without_collector(count: int) -> Generator[None]:
+def without_collector(count: int) -> AbstractContextManager[Any]:
     """Python's collector does not run while many tensors end: it would find nothing, many times."""
-    is_paused = count >= _MANY and gc.isenabled()
-    if is_paused:
-        gc.disable()
+    return _collector_paused() if count >= _MANY and gc.isenabled() else _NO_CONTEXT
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Generator[None]:
+    gc.disable()
     try:
         yield
     finally:
-        if is_paused:
-            gc.enable()
+        gc.enable()
 
 
 def ending_here(how: str) -> Ending:
@@ -288,6 +297,7 @@ def _ending(how: str, scope: DisposeScope | None, is_block: bool = False) -> End
     return Ending(frame.f_code, frame.f_lasti, how, opened, is_block and is_same)
 
 
+@by_python
 def dispose_scope() -> DisposeScope:
     """A scope: `with dispose_scope() as scope:`, `async with`, or `@dispose_scope()`."""
     return DisposeScope()

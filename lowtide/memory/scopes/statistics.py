@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from lowtide.memory.scopes import keepers
 from lowtide.memory.scopes.bag import Counts
+from lowtide.memory.scopes.hidden import by_python
 from lowtide.memory.scopes.watch import ThreadState, state
 
 _FIELDS = (
@@ -25,6 +26,7 @@ _FIELDS = (
 )  # fmt: skip
 
 
+@by_python
 class ScopeStatistics:
     """The counts of one thread, read live."""
 
@@ -97,6 +99,7 @@ class ScopeStatistics:
         return self._thread.outside
 
 
+@by_python
 def scope_statistics() -> ScopeStatistics:
     """The statistics of the current thread.
 

@@ -136,9 +136,9 @@ def _call(self: _Mode, func: Any, types: Any, args: Any = (), kwargs: Any = None
         code = frame.f_code
         if code is self.code or id(code) in USER_CODES:
             self.code = code
-            log.append((_ref(made), code, frame.f_lasti, False))
+            log += (_ref(made), code, frame.f_lasti)
         else:
-            log.append(note(made, frame))
+            log += note(made, frame)
         if len(log) > place.limit:
             place.shorten()
     elif type(made) not in _PLAIN:
@@ -194,7 +194,7 @@ def _record(thread: ThreadState, made: torch.Tensor, frame: FrameType | None) ->
     if place is None and thread.is_watching:
         place = thread.loose
     if place is not None and place.log is not None:
-        place.log.append(note(made, frame))
+        place.log += note(made, frame)
         if len(place.log) > place.limit:
             place.shorten()
 
