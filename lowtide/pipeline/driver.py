@@ -36,6 +36,8 @@ from lowtide.runtime.blocks import KernelFault
 
 Env = dict[Value, Any]
 _GROW: Final = ("list.append", "list.extend")
+_ARITHMETIC: Final = ("py.add", "py.sub", "py.mul", "py.floordiv", "py.mod", "py.neg")
+_PLACES: Final = ("torch.getitem", "list.get", "mutate")
 
 
 class BlockPlan:
@@ -126,6 +128,8 @@ class BlockPlan:
                 return True
         if not self.is_repeated:
             return False
+        if self._counts_places(op):
+            return True
         if (op.blocks or op.name.startswith(("list.", "py."))) and not self.growing.isdisjoint(
             free_values([op])
         ):
@@ -136,6 +140,14 @@ class BlockPlan:
         if op.name == "mutate":  # of what was made before
             reads = all(op.operands[0] not in earlier.results for earlier in self.ops[start:])
         return reads and any(v.type == t.INT and v not in self.constants for v in op.operands[1:])
+
+    def _counts_places(self, op: Op) -> bool:
+        """`2 * i + 1` of which only the driver's ops know: an int that a region takes is part of
+        the key by which its sizes are looked up."""
+        if op.name not in _ARITHMETIC or op.result.type != t.INT:
+            return False
+        users = [user for user in self.ops if op.result in user.operands]
+        return all(user.name in _PLACES or self._counts_places(user) for user in users)
 
     def share(self, inner: dict[int, BlockPlan]) -> None:
         """From now on plans of nested blocks are taken from there, and added there."""

@@ -272,3 +272,21 @@ def test_like_eager(fn: Callable[..., Any]) -> None:
 )
 def test_explained(fn: Callable[..., Any], words: str) -> None:
     assert words in str(lt.script(fn).explain(torch.rand(50, 40)))
+
+
+def test_places_that_are_counted_are_in_no_key() -> None:
+    """Each iteration of a loop that the driver runs is looked up by sizes alone."""
+    from lowtide.pipeline.region import Region
+
+    missed: list[str] = []
+    find = Region._miss
+
+    def miss(self: Region, values: Any, key: Any) -> Any:
+        missed.append(self.name)
+        return find(self, values, key)
+
+    f, x = lt.script(meeting), torch.rand(60, 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Region, "_miss", miss)
+        torch.testing.assert_close(f(x), meeting(x))
+    assert len(missed) < 10

@@ -71,7 +71,7 @@ def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc, why: str) -
 
         source = b.tensor(shape, value.dtype, copied).name
         own = b.program.defs[source]
-    if _keeps_parts(own, name.name):
+    if _keeps_parts(own, name.name, b.program.defs):
         raise NotLifted("iterations write parts of a tensor that others read")
     b.program.delays[name.name] = Delay(
         name=name.name,
@@ -86,11 +86,15 @@ def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc, why: str) -
     return b.tensor(name.shape, name.dtype, lambda idx: b.load(last, (trips - 1, *idx)))
 
 
-def _keeps_parts(d: Def, carry: str) -> bool:
-    """Is an element of it chosen, by its place, to be what it was before?"""
+def _keeps_parts(d: Def, carry: str, defs: Mapping[str, Def]) -> bool:
+    """Is an element of it chosen, by its place, to be what it was before, or what an earlier write
+    of the same iteration has kept?"""
     for node in ex.walk(d.expr):
         if isinstance(node, Select) and not any(ex.loads(node.cond)):
             for choice in (node.yes, node.no):
-                if isinstance(choice, ex.Load) and choice.source == carry:
+                if not isinstance(choice, ex.Load):
+                    continue
+                earlier = defs.get(choice.source)
+                if choice.source == carry or (earlier and _keeps_parts(earlier, carry, defs)):
                     return True
     return False
