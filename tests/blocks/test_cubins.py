@@ -54,7 +54,7 @@ def test_cubins(
         if executable.source in seen:
             continue
         seen.add(executable.source)
-        for kernel in executable.compiled_for(capability):
-            assert kernel.cubin[:4] == b"\x7fELF"
+        for kernel in executable.cubins(capability):
+            assert kernel.code[:4] == b"\x7fELF"
             assert kernel.shared_bytes <= blocks.SHARED_BYTES[capability]
     assert seen

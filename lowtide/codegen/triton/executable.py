@@ -15,6 +15,8 @@ from lowtide.codegen.triton.kernel import BlockText, block_text
 from lowtide.codegen.triton.module import module_text
 from lowtide.codegen.triton.steps import block_launches, run_blocks
 from lowtide.runtime import blocks
+from lowtide.runtime.cubins import ALIGNED, CompiledKernel, Cubin, cubin_for
+from lowtide.runtime.interpreted import InterpretedKernel
 from lowtide.runtime.steps import Launch, Steps
 from lowtide.tile.blocks import BlockArrangement
 from lowtide.tile.group import Group
@@ -69,11 +71,13 @@ class BlockExecutable(Executable):
         """See the base class."""
         return 1
 
-    def settle(self) -> bool:
+    def settle(self, device: torch.device) -> bool:
         """See the base class."""
-        if not self.interpreted and torch.cuda.is_current_stream_capturing():
-            return False  # into a CUDA graph
-        if not self.interpreted:
+        if self.interpreted:
+            return True
+        with torch.cuda.device(device):
+            if torch.cuda.is_current_stream_capturing():
+                return False  # into a CUDA graph
             torch.cuda.synchronize()
         return True
 
@@ -90,26 +94,30 @@ class BlockExecutable(Executable):
         with self._lock:
             if not self._kernels:
                 functions = blocks.load(self.source, self.interpreted)
+                kind = InterpretedKernel if self.interpreted else CompiledKernel
                 self._kernels = {
-                    t.name: blocks.BlockKernel(functions[t.name], t.warps, self.interpreted)
-                    for t in self.texts
+                    t.name: kind(functions[t.name], self._taken(t)) for t in self.texts
                 }
         return self._kernels
 
-    def compiled_for(self, capability: int, wide: bool = False) -> Iterator[blocks.Compiled]:
+    def _taken(self, text: BlockText) -> blocks.Taken:
+        return blocks.Taken(
+            pointers=tuple(_POINTERS[self.memory_dtypes[n].name] for n in text.tensors),
+            dividing=tuple(n in text.dividing for n in text.sizes),
+            numbers=len(text.numbers),
+            warps=text.warps,
+        )
+
+    def cubins(self, capability: int, wide: bool = False) -> Iterator[Cubin]:
         """The kernels for GPUs of a capability; on any machine. `wide`: counting in 64 bits."""
         functions = blocks.load(self.source, interpreted=False)
         for t in self.texts:
-            pointers = {f"p_{n}": _POINTERS[self.memory_dtypes[n].name] for n in t.tensors}
-            parameters = {
-                **pointers,
-                **{f"z_{n}": "i32" for n in t.sizes},
-                **{f"v_{n}": "fp64" for n in t.numbers},
-            }
-            widths = dict.fromkeys(t.widths, _USUAL_WIDTH)
-            yield blocks.compile_for(
-                functions[t.name], parameters, widths, capability, t.warps, wide
-            )
+            taken = self._taken(t)
+            aligned = [ALIGNED] * (len(taken.pointers) + len(taken.dividing))
+            kernel = CompiledKernel(functions[t.name], taken)
+            widths = (_USUAL_WIDTH,) * len(t.widths)
+            form = kernel.form(torch.device("cuda"), wide, aligned, widths)
+            yield cubin_for(kernel.function, taken, form, capability)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """See the base class."""
@@ -117,7 +125,7 @@ class BlockExecutable(Executable):
 
     def launches(self, run: StepRun) -> list[Launch]:
         """See the base class."""
-        return block_launches(run, self.bound(), self.texts, self.memory_dtypes)
+        return block_launches(run, self.bound(), self.texts)
 
     def run_steps(self, steps: Steps, room: Room) -> None:
         """See the base class."""

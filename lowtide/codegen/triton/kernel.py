@@ -44,14 +44,16 @@ MANY_POINTS = 4096  # a program with blocks of so many points has eight warps
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockText:
     """What a launch hands over, in order: `tensors`, `sizes`, `numbers`, then by name `widths`: of
-    axes that a program holds in full, the points. `programs`: how many there are; `reach`: no
-    number that it counts places with is larger than the largest of these."""
+    axes that a program holds in full, the points. `dividing`: sizes by which memory is strided.
+    `programs`: how many there are; `reach`: no number that it counts places with is larger than the
+    largest of these."""
 
     name: str
     text: str
     tensors: list[str]
     sizes: list[str]
     numbers: list[str]
+    dividing: frozenset[str]
     widths: dict[str, Index]
     programs: Index
     reach: tuple[Index, ...]
@@ -155,6 +157,12 @@ class _Printer:
             tensors=tensors,
             sizes=sizes,
             numbers=numbers,
+            dividing=frozenset(
+                name
+                for tensor in tensors
+                for stride in self.blocks.strides[tensor]
+                for name in size_names(stride)
+            ),
             widths=self.widths,
             programs=programs,
             reach=tuple(_greatest(bound for i in self._indices() for bound in reach(i))),

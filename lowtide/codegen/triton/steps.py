@@ -6,30 +6,27 @@ Out: nothing; the steps have been launched.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from lowtide.codegen.indexing import size_names
 from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.codegen.triton.kernel import BlockText
-from lowtide.ir.dtypes import DType
-from lowtide.runtime.blocks import BlockKernel, power
+from lowtide.runtime.blocks import BlockKernel, Form, is_wide, power
 from lowtide.runtime.steps import Launch, Moving, Slot, Steps
 from lowtide.texpr.sizes import evaluate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLaunch:
-    """What the slots of a launch are for: addresses of `dtypes`, then sizes, then numbers.
-
-    `sizes`: those that no step changes, too."""
+    """What the slots of a launch are for: the text's tensors, of which they hold addresses, sizes
+    and numbers. `sizes`: those that no step changes, too."""
 
     kernel: BlockKernel
     text: BlockText
-    dtypes: Sequence[DType]
     sizes: Mapping[str, int]
 
 
@@ -37,7 +34,6 @@ def block_launches(
     run: StepRun,
     kernels: Mapping[str, BlockKernel],
     texts: Sequence[BlockText],
-    memory: Mapping[str, DType],
 ) -> list[Launch]:
     """A launch of each kernel, in order."""
     return [
@@ -45,7 +41,6 @@ def block_launches(
             function=BlockLaunch(
                 kernel=kernels[text.name],
                 text=text,
-                dtypes=[memory[n] for n in text.tensors],
                 sizes=run.sizes,
             ),
             layout="",
@@ -66,10 +61,10 @@ def run_blocks(steps: Steps, room: Room) -> None:
 
 class _Runner:
     def __init__(self, room: Room) -> None:
-        storages = {x.untyped_storage().data_ptr(): x for x in room.tensors}
-        self.begins = sorted(storages)
-        self.storages = storages
+        self.device = room.device
+        self.nbytes = [t.untyped_storage().nbytes() for t in room.tensors]
         self.now: dict[int, tuple[int, int]] = {}  # by level: which step it is, the k-th that runs
+        self.prepared: dict[int, _Prepared] = {}  # by id of a launch, which `Steps` keep alive
 
     def loop(self, steps: Steps) -> None:
         for k in range(steps.trips):
@@ -81,16 +76,10 @@ class _Runner:
                     self.launch(launch)
 
     def launch(self, launch: Launch) -> None:
-        made: BlockLaunch = launch.function
-        count = len(made.dtypes)
-        values = [self.value(x) for x in launch.slots]
-        tensors = map(self.tensor, map(int, values[:count]), made.dtypes)
-        names = made.text.sizes
-        sizes = {**made.sizes, **dict(zip(names, map(int, values[count:]), strict=False))}
-        widths = {w: power(evaluate(n, sizes)) for w, n in made.text.widths.items()}
-        programs = evaluate(made.text.programs, sizes)
-        reach = max((evaluate(n, sizes) for n in made.text.reach), default=0)
-        made.kernel(programs, reach, *tensors, *values[count:], **widths)
+        made = self.prepared.get(id(launch))
+        if made is None:
+            made = self.prepared[id(launch)] = _Prepared(launch, self.nbytes, self.device)
+        made.launch([self.value(x) for x in launch.slots])
 
     def value(self, slot: float | Slot) -> float:
         """What a slot holds at this step."""
@@ -101,11 +90,49 @@ class _Runner:
             return self.value(slot.first)
         return self.value(slot.base) + slot.stride * ((t + slot.shift) % slot.rows)
 
-    def tensor(self, address: int, dtype: DType) -> Tensor:
-        """The memory from an address on."""
-        begin = self.begins[bisect_right(self.begins, address) - 1]
-        storage = self.storages[begin].untyped_storage()
-        offset = (address - begin) // dtype.itemsize
-        room = storage.nbytes() // dtype.itemsize - offset
-        made = torch.empty(0, dtype=dtype.torch, device=storage.device)
-        return made.set_(storage, offset, (room,), (1,))
+
+class _Prepared:
+    """What all steps have in common of a launch: its form and how many programs there are, unless
+    a size that moves has a say in that. `nbytes`: of the tensors that addresses may be of."""
+
+    def __init__(self, launch: Launch, nbytes: Sequence[int], device: torch.device) -> None:
+        made: BlockLaunch = launch.function
+        self.kernel, self.text, self.device = made.kernel, made.text, device
+        slots = dict(zip(self.text.sizes, launch.slots[len(self.text.tensors) :], strict=False))
+        most = {**made.sizes, **{n: int(_greatest(x)) for n, x in slots.items()}}
+        reach = max((evaluate(n, most) for n in self.text.reach), default=0)
+        self.wide = is_wide(reach, (most[n] for n in slots), nbytes)
+        self.like = [_common(x) for x in launch.slots]
+        moving = {n for n, x in slots.items() if isinstance(x, Moving)}
+        asked = (self.text.programs, *self.text.widths.values())
+        self.is_steady = moving.isdisjoint(n for index in asked for n in size_names(index))
+        self.sizes = made.sizes
+        self.known = self._found({})
+
+    def launch(self, values: Sequence[float]) -> None:
+        """One step's."""
+        programs, form = self.known
+        if not self.is_steady:
+            rest = map(int, values[len(self.text.tensors) :])
+            programs, form = self._found(dict(zip(self.text.sizes, rest, strict=False)))
+        self.kernel.launch(programs, form, values)
+
+    def _found(self, moved: Mapping[str, int]) -> tuple[int, Form]:
+        sizes = {**self.sizes, **moved}
+        widths = tuple(power(evaluate(n, sizes)) for n in self.text.widths.values())
+        form = self.kernel.form(self.device, self.wide, self.like, widths)
+        return evaluate(self.text.programs, sizes), form
+
+
+def _common(slot: float | Slot) -> float:
+    """A number of which a slot holds a multiple at each step."""
+    if not isinstance(slot, Moving):
+        return slot
+    return math.gcd(int(_common(slot.first)), int(_common(slot.base)), slot.stride)
+
+
+def _greatest(slot: float | Slot) -> float:
+    """What a slot holds is never more."""
+    if not isinstance(slot, Moving):
+        return slot
+    return max(_greatest(slot.first), _greatest(slot.base) + slot.stride * (slot.rows - 1))
