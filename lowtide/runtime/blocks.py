@@ -145,7 +145,7 @@ class BlockKernel(ABC):
         sizes, numbers.
 
         Raises KernelFault where the compiler or the driver refuses it, with one warning."""
-        if form in self.faults:
+        if self.faults and form in self.faults:
             raise KernelFault(self.faults[form])
         if programs == 0:
             return

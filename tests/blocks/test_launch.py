@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
+from lowtide import config
 from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.pipeline.abstract import Abs
+from lowtide.pipeline.signature import Binding
+from lowtide.texpr.build import Builder
 from tests.blocks.stand_in import Gpu
 
 
@@ -89,3 +93,36 @@ def test_a_captured_call(gpu: Gpu) -> None:
         warnings.simplefilter("error")
         check(compiled(x, y, 0.5), shifted(x, y, 0.5))
     assert len(gpu.launched) == 2
+
+
+def looked_up(t: Tensor, i: Tensor) -> Tensor:
+    return t[i] * 2
+
+
+def test_a_captured_call_waits_for_no_check(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Binding.abstract
+
+    def abstract(self: Binding) -> tuple[Builder, list[Abs]]:
+        builder, live = real(self)
+        builder.device = torch.device("cuda", 0)
+        return builder, live
+
+    monkeypatch.setattr(Binding, "abstract", abstract)
+    compiled = lt.script(looked_up)
+    t, i = torch.randn(64), torch.arange(40)
+    check(compiled(t, i), looked_up(t, i))
+    count = len(gpu.launched)
+    assert count
+    gpu.capturing = True
+    check(compiled(t, i), looked_up(t, i))
+    assert len(gpu.launched) == count
+
+
+def test_the_machine_is_part_of_the_key() -> None:
+    compiled = lt.script(shifted)
+    x, y = torch.randn(40), torch.randn(50)
+    with config.override(interpret_blocks=False):
+        check(compiled(x, y, 0.5), shifted(x, y, 0.5))
+        assert compiled.stages(x, y, 0.5)[-1][0] == "C"
+    check(compiled(x, y, 0.5), shifted(x, y, 0.5))
+    assert compiled.stages(x, y, 0.5)[-1][0] == "Triton"
