@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -95,12 +95,11 @@ class BlockExecutable(Executable):
             if not self._kernels:
                 functions = blocks.load(self.source, self.interpreted)
                 kind = InterpretedKernel if self.interpreted else CompiledKernel
-                self._kernels = {
-                    t.name: kind(functions[t.name], self._taken(t)) for t in self.texts
-                }
+                self._kernels = {t.name: kind(functions[t.name], self.taken(t)) for t in self.texts}
         return self._kernels
 
-    def _taken(self, text: BlockText) -> blocks.Taken:
+    def taken(self, text: BlockText) -> blocks.Taken:
+        """What a kernel takes."""
         return blocks.Taken(
             pointers=tuple(_POINTERS[self.memory_dtypes[n].name] for n in text.tensors),
             dividing=tuple(n in text.dividing for n in text.sizes),
@@ -108,16 +107,15 @@ class BlockExecutable(Executable):
             warps=text.warps,
         )
 
-    def cubins(self, capability: int, wide: bool = False) -> Iterator[Cubin]:
-        """The kernels for GPUs of a capability; on any machine. `wide`: counting in 64 bits."""
-        functions = blocks.load(self.source, interpreted=False)
-        for t in self.texts:
-            taken = self._taken(t)
-            aligned = [ALIGNED] * (len(taken.pointers) + len(taken.dividing))
-            kernel = CompiledKernel(functions[t.name], taken)
-            widths = (_USUAL_WIDTH,) * len(t.widths)
-            form = kernel.form(torch.device("cuda"), wide, aligned, widths)
-            yield cubin_for(kernel.function, taken, form, capability)
+    def cubin(self, text: BlockText, capability: int, wide: bool = False) -> Cubin:
+        """A kernel for GPUs of a capability, all that it takes being multiples of 16; on any
+        machine. `wide`: counting in 64 bits."""
+        taken = self.taken(text)
+        kernel = CompiledKernel(blocks.load(self.source, interpreted=False)[text.name], taken)
+        aligned = [ALIGNED] * (len(taken.pointers) + len(taken.dividing))
+        widths = (_USUAL_WIDTH,) * len(text.widths)
+        form = kernel.form(torch.device("cuda"), wide, aligned, widths)
+        return cubin_for(kernel.function, taken, form, capability)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """See the base class."""
