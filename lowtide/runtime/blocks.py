@@ -79,23 +79,25 @@ class KernelFault(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a function takes, in order: tensors, sizes, numbers, then constants.
+    """What a function takes, in order: tensors, sizes, numbers, `more`, then constants.
 
     `pointers`: Triton's types of the tensors; `dividing`: of each size, whether memory is strided
-    by it, so that it helps to know it a multiple of 16; `numbers`: how many, all float64; `warps`:
-    of each program."""
+    by it, so that it helps to know it a multiple of 16; `numbers`: how many, all float64; `more`:
+    Triton's types of other integers and pointers; `warps`: of each program."""
 
     pointers: tuple[str, ...]
     dividing: tuple[bool, ...]
     numbers: int
     warps: int
+    more: tuple[str, ...] = ()
 
     def types(self, form: Form) -> list[str]:
         """Triton's types of all parameters."""
         size = "i64" if form.wide else "i32"
         sizes = [size for _ in self.dividing]
         fixed = ["constexpr" for _ in constants(form)]
-        return [*self.pointers, *sizes, *("fp64" for _ in range(self.numbers)), *fixed]
+        numbers = ["fp64" for _ in range(self.numbers)]
+        return [*self.pointers, *sizes, *numbers, *self.more, *fixed]
 
 
 class Form(NamedTuple):

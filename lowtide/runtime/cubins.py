@@ -32,14 +32,18 @@ class CompiledKernel(BlockKernel):
     def __init__(self, function: Any, taken: Taken) -> None:
         super().__init__(function, taken)
         self._made: dict[Form, tuple[Any, tuple[Any, ...]]] = {}
+        self._divide = (
+            *(True for _ in taken.pointers),
+            *taken.dividing,
+            *(False for _ in range(taken.numbers)),
+            *(kind != "i32" for kind in taken.more),
+        )
         self._lock = threading.Lock()
 
     def _multiples(self, like: Sequence[Any]) -> int:
-        count = len(self.taken.pointers)
-        matters = (*(True for _ in range(count)), *self.taken.dividing)
         return sum(
             1 << k
-            for k, (x, counts) in enumerate(zip(like, matters, strict=False))
+            for k, (x, counts) in enumerate(zip(like, self._divide, strict=False))
             if counts and x % ALIGNED == 0
         )
 

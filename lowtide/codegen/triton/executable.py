@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor
 
 from lowtide.codegen.executable import Executable, Fusion
+from lowtide.codegen.indexing import size_names
 from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.codegen.triton.driver import driver_text
 from lowtide.codegen.triton.kernel import BlockText, block_text
+from lowtide.codegen.triton.looped import COUNTS, Looped, looped_text
 from lowtide.codegen.triton.module import module_text
 from lowtide.codegen.triton.steps import block_launches, run_blocks
 from lowtide.runtime import blocks
@@ -49,7 +52,9 @@ class BlockExecutable(Executable):
         super().__init__(fusion, symbols, scalars, hints, moving)
         self.interpreted = machine == "interpreter"
         self._texts = [block_text(p, self.memory_dtypes, self.strides) for p in self.plans]
-        self.source = module_text(self.texts)
+        self.looped = self._looped()
+        looped = [self.looped.text] if self.looped else []
+        self.source = module_text([*(t.text for t in self.texts), *looped])
         self.driver = driver_text(
             self.normal,
             self.shaped,
@@ -61,6 +66,7 @@ class BlockExecutable(Executable):
             {} if self.interpreted else self.products,
         )
         self._kernels: dict[str, blocks.BlockKernel] = {}
+        self._all_steps: blocks.BlockKernel | None = None
 
     @property
     def texts(self) -> list[BlockText]:
@@ -95,8 +101,27 @@ class BlockExecutable(Executable):
             if not self._kernels:
                 functions = blocks.load(self.source, self.interpreted)
                 kind = InterpretedKernel if self.interpreted else CompiledKernel
+                if (x := self.looped) is not None:
+                    taken = dataclasses.replace(self.taken(self.texts[0]), more=self._moves(x))
+                    self._all_steps = kind(functions[x.name], taken)
                 self._kernels = {t.name: kind(functions[t.name], self.taken(t)) for t in self.texts}
         return self._kernels
+
+    def _looped(self) -> Looped | None:
+        """All steps in one launch, where a step is one kernel."""
+        if not self.is_step or len(self.texts) != 1:
+            return None
+        (text,) = self.texts
+        asked = (text.programs, *text.widths.values())
+        is_steady = self.moving.isdisjoint(n for index in asked for n in size_names(index))
+        return looped_text(text, self.moving) if is_steady else None
+
+    def _moves(self, looped: Looped) -> tuple[str, ...]:
+        """Triton's types of how tensors and sizes move."""
+        pointers = (_POINTERS[self.memory_dtypes[n].name] for n in looped.tensors)
+        firsts = (*pointers, *("i64" for _ in looped.sizes))
+        moves = (kind for first in firsts for kind in (first, "i64", "i32", "i32"))
+        return (*moves, *("i32" for _ in COUNTS))
 
     def taken(self, text: BlockText) -> blocks.Taken:
         """What a kernel takes."""
@@ -123,7 +148,9 @@ class BlockExecutable(Executable):
 
     def launches(self, run: StepRun) -> list[Launch]:
         """See the base class."""
-        return block_launches(run, self.bound(), self.texts)
+        kernels = self.bound()
+        sizes = {n: dtype.itemsize for n, dtype in self.memory_dtypes.items()}
+        return block_launches(run, kernels, self.texts, sizes, self.looped, self._all_steps)
 
     def run_steps(self, steps: Steps, room: Room) -> None:
         """See the base class."""
