@@ -83,21 +83,21 @@ class Taken:
 
     `pointers`: Triton's types of the tensors; `dividing`: of each size, whether memory is strided
     by it, so that it helps to know it a multiple of 16; `numbers`: how many, all float64; `more`:
-    Triton's types of other integers and pointers; `warps`: of each program."""
+    Triton's types of other integers and pointers; `warps`: of each program; `widths`: how many of
+    the constants a launch names."""
 
     pointers: tuple[str, ...]
     dividing: tuple[bool, ...]
     numbers: int
     warps: int
+    widths: int
     more: tuple[str, ...] = ()
 
-    def types(self, form: Form) -> list[str]:
-        """Triton's types of all parameters."""
-        size = "i64" if form.wide else "i32"
-        sizes = [size for _ in self.dividing]
-        fixed = ["constexpr" for _ in constants(form)]
+    def types(self, wide: bool) -> list[str]:
+        """Triton's types of all that is no constant."""
+        sizes = ["i64" if wide else "i32" for _ in self.dividing]
         numbers = ["fp64" for _ in range(self.numbers)]
-        return [*self.pointers, *sizes, *numbers, *self.more, *fixed]
+        return [*self.pointers, *sizes, *numbers, *self.more]
 
 
 class Form(NamedTuple):

@@ -77,7 +77,7 @@ def compile_form(function: Any, taken: Taken, form: Form, target: Any = None) ->
 
     names: list[str] = function.arg_names
     known = constants(form)
-    types = taken.types(form)
+    types = [*taken.types(form.wide), *("constexpr" for _ in known)]
     multiples = [k for k in range(len(types)) if form.multiples >> k & 1]
     source = ASTSource(
         fn=function,

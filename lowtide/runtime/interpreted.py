@@ -30,16 +30,23 @@ class InterpretedKernel(BlockKernel):
         return 0  # no code is made for that
 
     def _launch(self, programs: int, form: Form, handed: Sequence[Any]) -> None:
-        interpret(self.function, programs, self.taken.types(form), (*handed, *constants(form)))
+        types = self.taken.types(form.wide)
+        interpret(self.function, programs, types, handed, constants(form))
 
 
-def interpret(function: Any, programs: int, types: Sequence[str], given: Sequence[Any]) -> None:
-    """Runs so many programs one after another. `types`: Triton's, of what is given."""
+def interpret(
+    function: Any,
+    programs: int,
+    types: Sequence[str],
+    handed: Sequence[Any],
+    constants: Sequence[Any],
+) -> None:
+    """Runs so many programs one after another. `types`: Triton's, of what is handed over."""
     made: list[Any] = []
-    for kind, x in zip(types, given, strict=True):
+    for kind, x in zip(types, handed, strict=True):
         is_pointer = kind.startswith("*")
         made.append(_pointer(kind, x) if is_pointer else _double(x) if kind == "fp64" else x)
-    function[(programs,)](*made)
+    function[(programs,)](*made, *constants)
 
 
 def _pointer(kind: str, address: int) -> Any:

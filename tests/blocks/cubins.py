@@ -17,7 +17,6 @@ import torch
 import lowtide as lt
 from lowtide import config
 from lowtide.codegen.triton.executable import BlockExecutable
-from lowtide.codegen.triton.kernel import BlockText
 from lowtide.runtime import blocks
 from lowtide.runtime.cubins import SHARED_BYTES, Cubin
 from tests.blocks.programs import CASES, Case
@@ -26,20 +25,25 @@ from tests.blocks.test_values import backward, leaves, results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One of a program's kernels."""
+    """One of a program's kernels: a function, by name."""
 
     executable: BlockExecutable
-    text: BlockText
+    name: str
+
+    @property
+    def text(self) -> str:
+        """What stands behind its name."""
+        _, _, rest = self.executable.source.partition(f"def {self.name}(")
+        return rest.partition("@jit")[0]
 
     @property
     def key(self) -> object:
         """Kernels of one key are the same but for their names."""
-        _, _, body = self.text.text.partition("(")
-        return body, self.executable.taken(self.text)
+        return self.text, self.executable.taken()[self.name]
 
     def compiled(self, capability: int) -> Cubin:
         """Raises AssertionError for one that such a GPU cannot run."""
-        made = self.executable.cubin(self.text, capability)
+        made = self.executable.cubin(self.name, capability)
         assert made.code[:4] == b"\x7fELF"
         assert made.shared_bytes <= SHARED_BYTES[capability]
         return made
@@ -67,8 +71,8 @@ def kernels_of(case: Case) -> Iterator[Kernel]:
         if case.grad:
             backward(given)
     for executable in found.values():
-        for text in executable.texts:
-            yield Kernel(executable=executable, text=text)
+        for name in executable.taken():
+            yield Kernel(executable=executable, name=name)
 
 
 def main(names: list[str]) -> None:
@@ -83,7 +87,7 @@ def main(names: list[str]) -> None:
                 start = time.perf_counter()
                 made = kernel.compiled(capability)
                 seconds = time.perf_counter() - start
-                head = f"{name:16}{kernel.text.name:5}sm_{capability:<5}"
+                head = f"{name:16}{kernel.name:9}sm_{capability:<5}"
                 print(f"{head}{made.shared_bytes:7} B shared  {seconds:6.2f} s", flush=True)
 
 

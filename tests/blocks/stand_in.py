@@ -32,7 +32,9 @@ class Launched:
         fn = self.source.fn
         lines = linecache.getlines(fn.fn.__code__.co_filename)
         twin = load("".join(lines), interpreted=True)[fn.__name__]
-        interpret(twin, self.programs, list(self.source.signature.values()), self.given)
+        types = [x for x in self.source.signature.values() if x != "constexpr"]
+        handed, constants = self.given[: len(types)], self.given[len(types) :]
+        interpret(twin, self.programs, types, handed, constants)
 
 
 @dataclass(slots=True)

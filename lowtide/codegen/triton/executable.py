@@ -66,7 +66,6 @@ class BlockExecutable(Executable):
             {} if self.interpreted else self.products,
         )
         self._kernels: dict[str, blocks.BlockKernel] = {}
-        self._all_steps: blocks.BlockKernel | None = None
 
     @property
     def texts(self) -> list[BlockText]:
@@ -101,10 +100,7 @@ class BlockExecutable(Executable):
             if not self._kernels:
                 functions = blocks.load(self.source, self.interpreted)
                 kind = InterpretedKernel if self.interpreted else CompiledKernel
-                if (x := self.looped) is not None:
-                    taken = dataclasses.replace(self.taken(self.texts[0]), more=self._moves(x))
-                    self._all_steps = kind(functions[x.name], taken)
-                self._kernels = {t.name: kind(functions[t.name], self.taken(t)) for t in self.texts}
+                self._kernels = {n: kind(functions[n], x) for n, x in self.taken().items()}
         return self._kernels
 
     def _looped(self) -> Looped | None:
@@ -123,22 +119,30 @@ class BlockExecutable(Executable):
         moves = (kind for first in firsts for kind in (first, "i64", "i32", "i32"))
         return (*moves, *("i32" for _ in COUNTS))
 
-    def taken(self, text: BlockText) -> blocks.Taken:
-        """What a kernel takes."""
+    def taken(self) -> dict[str, blocks.Taken]:
+        """What each function of the module takes: kernels, then that for all steps."""
+        found = {t.name: self._taken(t) for t in self.texts}
+        if self.looped is not None:
+            more = self._moves(self.looped)
+            found[self.looped.name] = dataclasses.replace(self._taken(self.texts[0]), more=more)
+        return found
+
+    def _taken(self, text: BlockText) -> blocks.Taken:
         return blocks.Taken(
             pointers=tuple(_POINTERS[self.memory_dtypes[n].name] for n in text.tensors),
             dividing=tuple(n in text.dividing for n in text.sizes),
             numbers=len(text.numbers),
             warps=text.warps,
+            widths=len(text.widths),
         )
 
-    def cubin(self, text: BlockText, capability: int, wide: bool = False) -> Cubin:
-        """A kernel for GPUs of a capability, all that it takes being multiples of 16; on any
+    def cubin(self, name: str, capability: int, wide: bool = False) -> Cubin:
+        """A function for GPUs of a capability, all that it takes being multiples of 16; on any
         machine. `wide`: counting in 64 bits."""
-        taken = self.taken(text)
-        kernel = CompiledKernel(blocks.load(self.source, interpreted=False)[text.name], taken)
-        aligned = [ALIGNED] * (len(taken.pointers) + len(taken.dividing))
-        widths = (_USUAL_WIDTH,) * len(text.widths)
+        taken = self.taken()[name]
+        kernel = CompiledKernel(blocks.load(self.source, interpreted=False)[name], taken)
+        aligned = [ALIGNED] * len(taken.types(wide))
+        widths = (_USUAL_WIDTH,) * taken.widths
         form = kernel.form(torch.device("cuda"), wide, aligned, widths)
         return cubin_for(kernel.function, taken, form, capability)
 
@@ -150,7 +154,7 @@ class BlockExecutable(Executable):
         """See the base class."""
         kernels = self.bound()
         sizes = {n: dtype.itemsize for n, dtype in self.memory_dtypes.items()}
-        return block_launches(run, kernels, self.texts, sizes, self.looped, self._all_steps)
+        return block_launches(run, kernels, self.texts, sizes, self.looped)
 
     def run_steps(self, steps: Steps, room: Room) -> None:
         """See the base class."""

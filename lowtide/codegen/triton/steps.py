@@ -41,7 +41,6 @@ def block_launches(
     texts: Sequence[BlockText],
     itemsizes: Mapping[str, int],
     looped: Looped | None,
-    all_steps: BlockKernel | None,
 ) -> list[Launch]:
     """A launch of each kernel, in order."""
     return [
@@ -52,7 +51,7 @@ def block_launches(
                 sizes=run.sizes,
                 itemsizes=itemsizes,
                 looped=looped,
-                all_steps=all_steps,
+                all_steps=kernels[looped.name] if looped is not None else None,
             ),
             layout="",
             slots=[
