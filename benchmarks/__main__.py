@@ -3,6 +3,7 @@
 python -m benchmarks                                  everything; takes a quarter of an hour
 python -m benchmarks --quick                          small sizes, to see that it works
 python -m benchmarks chamfer boxes --only lowtide     some programs, some variants
+python -m benchmarks --device cuda                    on the current GPU
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
+
+import torch
 
 from benchmarks.files import write_results
 from benchmarks.measure import Effort, ProgramResult, measure_program
@@ -31,21 +34,23 @@ def main() -> int:
         only=tuple(options.only.split(",")) if options.only else (),
         with_peak=not options.no_peak,
         with_first_call=not options.no_first_call,
+        device=options.device,
     )
-    machine = this_machine()
+    machine = this_machine(options.device)
     print(machine, flush=True)
     results: list[ProgramResult] = []
     for name in options.programs or PROGRAMS:
         results.append(measure_program(PROGRAMS[name], effort, _say))
         print(f"\n{full_table(results[-1])}", flush=True)
     _say("overhead")
-    overhead, import_ms = launch_overhead(), import_time_ms()
+    overhead, import_ms = launch_overhead(options.device), import_time_ms()
     table = summary_table(results)
     footer = f"{overhead_lines(overhead, import_ms)}\n\n{how_lines(machine)}"
     print(f"\n{table}\n\n{footer}")
     report = {
         "how": HOW,
         "is_quick": effort.is_quick,
+        "device": effort.device,
         "programs": [dataclasses.asdict(result) for result in results],
         "launch_us": overhead,
         "import_ms": import_ms,
@@ -67,11 +72,15 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="most seconds of each (3)")
     parser.add_argument("--no-peak", action="store_true", help="leave out peak memory")
     parser.add_argument("--no-first-call", action="store_true", help="leave out compile times")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where (cpu)")
     parser.add_argument("--output", type=Path, help="the JSON file (benchmarks/results/…)")
     parser.add_argument("--update-readme", action="store_true", help="rewrite the README's table")
     options = parser.parse_args()
-    if options.update_readme and (options.quick or options.programs or options.only):
-        parser.error("--update-readme needs all programs and variants at full size")
+    is_partial = options.quick or options.programs or options.only or options.device != "cpu"
+    if options.update_readme and is_partial:
+        parser.error("--update-readme needs all programs and variants at full size on the CPU")
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"there is no GPU that PyTorch {torch.__version__} can use")
     return options
 
 

@@ -1,4 +1,4 @@
-"""Where results go: benchmarks/results/<date>-<cpu>[-<kind>].json."""
+"""Where results go: benchmarks/results/<date>-<cpu or gpu>[-<kind>].json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_results(
 ) -> Path:
     """Writes the report, with date and machine, to `output` or where results go; gives the path."""
     whole = {"date": datetime.date.today().isoformat(), "machine": machine.to_dict(), **report}
-    slug = re.sub(r"[^a-z0-9]+", "-", machine.cpu.lower()).strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", (machine.gpu or machine.cpu).lower()).strip("-")
     suffix = f"-{kind}" if kind else ""
     path = output or RESULTS / f"{whole['date']}-{slug}{suffix}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

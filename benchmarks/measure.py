@@ -55,7 +55,8 @@ class ProgramResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much is measured: repeats and seconds of timing each, and which of the slow parts."""
+    """How much is measured: repeats and seconds of timing each, and which of the slow parts; and
+    where, `"cpu"` or `"cuda"`."""
 
     is_quick: bool = False
     repeats: int = 15
@@ -63,12 +64,14 @@ class Effort:
     only: tuple[str, ...] = ()
     with_peak: bool = True
     with_first_call: bool = True
+    device: str = "cpu"
 
 
 def measure_program(program: Program, effort: Effort, say: Say) -> ProgramResult:
     """Measure every variant of `program`."""
     sizes = program.quick if effort.is_quick else program.full
-    names = [name for name in variant_names(program) if not effort.only or name in effort.only]
+    known = variant_names(program, effort.device)
+    names = [name for name in known if not effort.only or name in effort.only]
     result = ProgramResult(
         name=program.name,
         title=program.title,
@@ -88,7 +91,8 @@ def measure_program(program: Program, effort: Effort, say: Say) -> ProgramResult
 
 
 def _fill_peak(program: Program, variant: VariantResult, effort: Effort) -> None:
-    found = measure("peak", program.name, variant.name, "quick" if effort.is_quick else "full")
+    sizes = "quick" if effort.is_quick else "full"
+    found = measure("peak", program.name, variant.name, sizes, effort.device)
     variant.error = found.get("error", "")
     if not variant.error:
         variant.peak_bytes = found["peak_bytes"]
@@ -100,8 +104,9 @@ def _fill_first_call(program: Program, variant: VariantResult, effort: Effort) -
     """The first call with empty caches on disk, in a process that has compiled before."""
     sizes = "quick" if effort.is_quick else "full"
     with tempfile.TemporaryDirectory() as folder:
-        env = {"LOWTIDE_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": folder}
-        found = measure("first-call", program.name, variant.name, sizes, env=env)
+        caches = ("LOWTIDE_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+        env = dict.fromkeys(caches, folder)
+        found = measure("first-call", program.name, variant.name, sizes, effort.device, env=env)
     variant.error = found.get("error", "")
     variant.first_call_ms = found.get("first_call_ms")
 
@@ -109,7 +114,7 @@ def _fill_first_call(program: Program, variant: VariantResult, effort: Effort) -
 def _fill_times(
     program: Program, variants: list[VariantResult], sizes: tuple[int, ...], effort: Effort
 ) -> None:
-    tensors = program.make_inputs(*sizes)
+    tensors = tuple(x.to(effort.device) for x in program.make_inputs(*sizes))
     reference: object = None
     calls: dict[str, Callable[[], object]] = {}
     for variant in variants:

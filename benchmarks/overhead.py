@@ -24,9 +24,9 @@ def _tiny(x: torch.Tensor) -> torch.Tensor:
     return x * 2 + 1
 
 
-def launch_overhead() -> dict[str, Any]:
+def launch_overhead(device: str = "cpu") -> dict[str, Any]:
     """Median microseconds a call, by variant; an error's text where one does not run."""
-    x = torch.ones(8)
+    x = torch.ones(8, device=device)
     found: dict[str, Any] = {}
     calls: dict[str, Any] = {"eager": partial(_tiny, x)}
     for name, make in (("torch.compile", _compiled), ("lowtide", _scripted)):

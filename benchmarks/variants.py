@@ -34,10 +34,10 @@ HOW = {
 }
 
 
-def variant_names(program: Program) -> list[str]:
-    """The variants that this installation can run, eager first."""
+def variant_names(program: Program, device: str = "cpu") -> list[str]:
+    """The variants that this installation can run, eager first; JAX's is that for the CPU."""
     names = [EAGER, COMPILE]
-    if importlib.util.find_spec("jax") is not None:
+    if device == "cpu" and importlib.util.find_spec("jax") is not None:
         from benchmarks.jax_programs import JAX_PROGRAMS
 
         names += [JAX] if program.name in JAX_PROGRAMS else []

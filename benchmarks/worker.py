@@ -1,9 +1,9 @@
 """One measurement in a process of its own, so that nothing another variant left behind is in it.
 
-In: `peak|first-call <program> <variant> full|quick`, or `import <module>`. Out: one JSON object as
-the last line of stdout; a fault is in it as `error`.
+In: `peak|first-call <program> <variant> full|quick cpu|cuda`, or `import <module>`. Out: one JSON
+object as the last line of stdout; a fault is in it as `error`.
 
-    $ python -m benchmarks.worker peak chamfer lowtide full
+    $ python -m benchmarks.worker peak chamfer lowtide full cpu
     {"peak_bytes": 1234567, "output_bytes": 80000, "method": "resident"}
 """
 
@@ -64,8 +64,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _peak(program_name: str, variant: str, sizes: str) -> dict[str, Any]:
+def _peak(program_name: str, variant: str, sizes: str, device: str) -> dict[str, Any]:
     """Peak memory of a warm call, over inputs; the output's bytes beside it."""
+    import torch
+
     from benchmarks.variants import EAGER, JAX, make_variant, prepare
     from lowtide.comparison import release_caches
     from lowtide.memory.available import available_bytes
@@ -74,15 +76,17 @@ def _peak(program_name: str, variant: str, sizes: str) -> dict[str, Any]:
 
     program = PROGRAMS[program_name]
     chosen = program.full if sizes == "full" else program.quick
-    needed, free = program.eager_peak_bytes(chosen), available_bytes()
+    free = available_bytes() if device == "cpu" else int(torch.cuda.mem_get_info()[0])
+    needed = program.eager_peak_bytes(chosen)
     if variant == EAGER and free is not None and free < needed + (256 << 20):
         return {"error": f"skipped: needs {needed >> 20} MiB, {free >> 20} MiB are free"}
-    tensors = program.make_inputs(*chosen)
+    tensors = _inputs(program, chosen, device)
     # Eager compiles nothing: small inputs warm it up as well, and spare a long run.
-    warm = program.make_inputs(*program.quick) if variant == EAGER else tensors
+    warm = _inputs(program, program.quick, device) if variant == EAGER else tensors
     function, args = make_variant(program, variant), prepare(variant, tensors)
     function(*prepare(variant, warm))
-    peak, result = measure_peak(lambda: function(*args), release=release_caches)
+    where = torch.device(device)
+    peak, result = measure_peak(lambda: function(*args), release=release_caches, device=where)
     if variant == JAX:
         arrays: Any = result if isinstance(result, tuple) else (result,)
         output_bytes = sum(int(array.nbytes) for array in arrays)
@@ -99,7 +103,11 @@ def _peak(program_name: str, variant: str, sizes: str) -> dict[str, Any]:
     return found
 
 
-def _first_call(program_name: str, variant: str, sizes: str) -> dict[str, Any]:
+def _inputs(program: Any, sizes: tuple[int, ...], device: str) -> tuple[Any, ...]:
+    return tuple(x.to(device) for x in program.make_inputs(*sizes))
+
+
+def _first_call(program_name: str, variant: str, sizes: str, device: str) -> dict[str, Any]:
     """Time of the first call, less that of a warm one, after another program warmed the process."""
     import torch
 
@@ -110,8 +118,8 @@ def _first_call(program_name: str, variant: str, sizes: str) -> dict[str, Any]:
     program = PROGRAMS[program_name]
     if variant in (COMPILE, LOWTIDE):
         warm_up = dataclasses.replace(program, name="warm-up", function=_warm_up)
-        make_variant(warm_up, variant)(torch.ones(1000))
-    tensors = program.make_inputs(*(program.full if sizes == "full" else program.quick))
+        make_variant(warm_up, variant)(torch.ones(1000, device=device))
+    tensors = _inputs(program, program.full if sizes == "full" else program.quick, device)
     function, args = make_variant(program, variant), prepare(variant, tensors)
     first_ns, _ = time_call(lambda: function(*args))
     warm_ns, _ = time_call(lambda: function(*args))

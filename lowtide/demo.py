@@ -59,7 +59,7 @@ def run_demo(*, is_quick: bool = False, as_json: bool = False, device: str = "cp
             "`lowtide demo` runs on the CPU"
         )
     out, progress_console = Console(), Console(stderr=True)
-    machine = this_machine()
+    machine = this_machine(device)
     if not as_json:
         _say(out, str(machine))
     report: list[dict[str, Any]] = []

@@ -24,7 +24,7 @@ from lowtide.tables import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One machine and the software on it."""
+    """One machine and the software on it. `gpu`: "" where nothing runs on one."""
 
     cpu: str
     logical_cpus: int
@@ -34,11 +34,14 @@ class Machine:
     python: str
     torch: str
     lowtide: str
+    gpu: str = ""
 
     def __str__(self) -> str:
+        head = f"{self.gpu} · " if self.gpu else ""
         return (
-            f"{self.cpu}, {self.logical_cpus} logical CPUs ({self.torch_threads} torch threads), "
-            f"{format_bytes(self.memory_bytes)} · {self.system} · Python {self.python} · "
+            f"{head}{self.cpu}, {self.logical_cpus} logical CPUs "
+            f"({self.torch_threads} torch threads), {format_bytes(self.memory_bytes)} · "
+            f"{self.system} · Python {self.python} · "
             f"torch {self.torch} · lowtide {self.lowtide}"
         )
 
@@ -47,8 +50,9 @@ class Machine:
         return dataclasses.asdict(self)
 
 
-def this_machine() -> Machine:
-    """Describe the machine that this runs on."""
+def this_machine(device: str = "cpu") -> Machine:
+    """Describe the machine that this runs on; `device`: `"cpu"`, or `"cuda"` for the current GPU
+    beside it."""
     return Machine(
         cpu=cpu_name(),
         logical_cpus=_usable_cpus(),
@@ -58,6 +62,7 @@ def this_machine() -> Machine:
         python=platform.python_version(),
         torch=torch.__version__,
         lowtide=__version__,
+        gpu="" if device == "cpu" else f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}",
     )
 
 

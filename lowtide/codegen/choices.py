@@ -22,7 +22,7 @@ def choice_lines(name: str, m: Matmul, launch: str) -> list[str]:
         f"    if {m.points} < {LEAST_POINTS}:",
         f"        {launch}",
         "    else:",
-        f"        choice_{name}.run(({sizes}), lambda: {launch},",
+        f"        choice_{name}.run(({sizes}), {m.left.source}.device, lambda: {launch},",
         f"            lambda: matmul({left}, {right}, out={result}))",
     ]
 

@@ -124,8 +124,8 @@ class Executable(ABC):
         """How many share the work, each with work memory of its own."""
 
     @abstractmethod
-    def settle(self) -> bool:
-        """Waits until all that was launched is done; False where that is not allowed now."""
+    def settle(self, device: torch.device) -> bool:
+        """Waits until all that was launched there is done; False where that is not allowed now."""
 
     @abstractmethod
     def identity(self, tensors: Sequence[Tensor]) -> str:

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lowtide.codegen.executable import Executable, KernelInfo
@@ -106,7 +107,7 @@ class Tuned:
         numbers: Sequence[float],
     ) -> Found:
         usual = _parts(self.usual)
-        if not usual or not usual[0].settle():
+        if not usual or not usual[0].settle(_device(tensors)):
             return self._latest  # nothing may wait now: asked again by the next call
         with self._lock:
             if key not in self._found:
@@ -209,6 +210,10 @@ def _parts(way: Executable | Staged) -> list[Executable]:
     return list(way.executables()) if isinstance(way, Staged) else [way]
 
 
+def _device(tensors: Sequence[Tensor]) -> torch.device:
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
 def _is_made(kernels: Any) -> bool:
     """Did the compiler take it?"""
     return not isinstance(kernels.exception(), BackendError)
@@ -216,7 +221,7 @@ def _is_made(kernels: Any) -> bool:
 
 def _run(way: Executable | Staged, call: tuple[Any, ...]) -> float:
     """Milliseconds of one call; endless where the machine refuses a kernel."""
-    settle = _parts(way)[0].settle
+    settle = functools.partial(_parts(way)[0].settle, _device(call[0]))
     settle()
     start = time.perf_counter_ns()
     try:

@@ -197,7 +197,9 @@ def _allocator_peak(call: Callable[[], T], device: torch.device) -> tuple[Peak, 
 def _settle() -> None:
     """A call to a GPU only begins what is to be done."""
     if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+        for device in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(device):  # to wait for another would start it
+                torch.cuda.synchronize(device)
 
 
 def _profiled_peak(call: Callable[[], T]) -> tuple[Peak, T]:

@@ -44,7 +44,8 @@ from lowtide.texpr.index import Atom, Clamp, FloorDiv, Index, Mod, as_index, non
 
 
 class CheckFailed(Exception):
-    """A data-dependent index was out of bounds, or a size did not fit."""
+    """A data-dependent index was out of bounds, or a size did not fit; or that cannot be known, as
+    a CUDA graph is being captured."""
 
 
 class HostFault(Exception):
@@ -118,6 +119,7 @@ def write(
 
 def _compiled(text: str, name: str, constants: Mapping[str, Any]) -> Any:
     space: dict[str, Any] = {**constants, "CheckFailed": CheckFailed, "HostFault": HostFault}
+    space["capturing"] = torch.cuda.is_current_stream_capturing
     exec(compile(text, f"<lowtide {name}>", "exec"), space)
     return space[name]
 
@@ -194,7 +196,10 @@ class _Writer:
         numbers = ", ".join(self.of(x) for x in scalars)
         before, self.lines, self._names = self.lines, rest, names
         inputs = ", ".join(_place(tensors[name]) for name in program.inputs)
-        lines = [*self.guarded(before), f"    o = exe([{inputs}], sizes, [{numbers}]{more})"]
+        lines = self.guarded(before)
+        if program.checks and self.builder.device.type == "cuda":
+            lines.append("    if capturing(): raise CheckFailed")
+        lines.append(f"    o = exe([{inputs}], sizes, [{numbers}]{more})")
         for k in range(len(program.outputs), len(program.outputs) + len(program.checks)):
             lines.append(f"    if not o[{k}]: raise CheckFailed")
         return lines

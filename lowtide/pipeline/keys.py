@@ -7,8 +7,9 @@ for such values, without asking each what it is; None for kinds that are looked 
                           a, b, = values
                           if not a.is_cpu or a.layout is not strided or a.is_neg():
                               return exact(values)
-                          return (default_dtype(), a.dtype, a.shape, a.is_contiguous() or
-                                  a.stride(), a.requires_grad and grad_on(), int, b,)
+                          return (default_dtype(), settings().interpret_blocks, a.dtype, a.shape,
+                                  a.is_contiguous() or a.stride(),
+                                  a.requires_grad and grad_on(), int, b,)
 
 Always holds: the key equals that of `exact_key`, which decides wherever a tensor is special.
 """
@@ -20,18 +21,20 @@ from typing import Any, Final
 
 import torch
 
+from lowtide import config
 from lowtide.pipeline.signature import PLAIN_TYPES, TENSOR_TYPES, exact_key
 
 Key = tuple[Any, ...]
 KeyOf = Callable[[Sequence[Any]], Key]
 
+_settings = config.current
 _default_dtype = torch.get_default_dtype
 _SPECIAL: Final = "not {0}.is_cpu or {0}.layout is not strided or {0}.is_neg() or {0}.is_nested"
 
 
 def whole_key(values: Sequence[Any], floats: bool) -> Key:
     """The key of a call; `floats`: the values of floats count. Raises Ineligible."""
-    return tuple(exact_key(values, [_default_dtype()], floats))
+    return tuple(exact_key(values, [_default_dtype(), _settings().interpret_blocks], floats))
 
 
 def key_function(kinds: Sequence[type], floats: bool) -> KeyOf | None:
@@ -41,9 +44,10 @@ def key_function(kinds: Sequence[type], floats: bool) -> KeyOf | None:
         "strided": torch.strided,
         "grad_on": torch.is_grad_enabled,
         "default_dtype": _default_dtype,
+        "settings": _settings,
         "exact": lambda values: whole_key(values, floats),  # pyright: ignore[reportUnknownArgumentType]
     }
-    parts, special = ["default_dtype()"], list[str]()
+    parts, special = ["default_dtype()", "settings().interpret_blocks"], list[str]()
     for name, kind in zip(names, kinds, strict=True):
         known[f"t_{name}"] = kind
         if kind in TENSOR_TYPES:

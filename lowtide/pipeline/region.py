@@ -277,7 +277,7 @@ class Region:
 
     def _way(self, binding: Binding) -> _Way:
         """The way to where a specialisation for these live-ins is, or is to be put."""
-        way = _Way(key=(_default_dtype(), binding.device, *binding.key))
+        way = _Way(key=(_default_dtype(), binding.device, binding.machine, *binding.key))
         node = self.classes.get(way.key)
         while isinstance(node, Split):
             way.parent, holds = node, evaluate(node.index, binding.numbers) >= 0

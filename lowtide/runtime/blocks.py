@@ -3,21 +3,21 @@
 In:  the source of a module (`codegen/triton/module`), the name of a function in it.
 Out: a `BlockKernel`, called with the number of programs, then what the function takes.
 
-Triton itself is imported here only, and when the first kernel is made. The interpreter has no
-libdevice: PyTorch's functions stand in for it there.
+Triton itself is imported when the first kernel is made. What differs: `runtime/cubins` compiles
+kernels and launches them, `runtime/interpreted` has what the interpreter lacks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.util
 import linecache
 import warnings
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +26,6 @@ from lowtide.errors import BackendError
 
 SLACK = 1 << 16  # by which a block may stand out beyond the end
 LARGE = 1 << 31  # bytes of a tensor, or a place: then places are counted in 64 bits
-_NAMES = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "rsqrt", "sqrt", "sin", "cos", "tan",
-    "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
-    "erfc", "pow", "floor", "ceil", "trunc", "copysign", "fmod",
-)  # fmt: skip
-_OTHER_NAMES = {"rint": torch.round}
 
 
 def power(n: int) -> int:
@@ -69,19 +63,22 @@ def _loaded(source: str, interpreted: bool) -> dict[str, Any]:
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     filename = f"<lowtide blocks {digest}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    code = compile(source, filename, "exec", dont_inherit=True)  # its annotations are values
     scope: dict[str, Any] = {"__name__": f"lowtide_blocks_{digest}"}
-    if interpreted:
-        from triton.runtime.interpreter import InterpretedFunction
-
-        scope |= {"jit": InterpretedFunction, "lib": _stand_in()}
-    else:
+    if not interpreted:
         import triton
         from triton.language.extra import libdevice
 
         scope |= {"jit": triton.jit, "lib": libdevice}
-    exec(compile(source, filename, "exec"), scope)
-    if interpreted:
-        scope |= _in_place_of_tritons()
+        exec(code, scope)
+        return scope
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from lowtide.runtime.interpreted import in_place_of_tritons, stand_in
+
+    scope |= {"jit": InterpretedFunction, "lib": stand_in()}
+    exec(code, scope)
+    scope |= in_place_of_tritons()
     return scope
 
 
@@ -89,50 +86,108 @@ class KernelFault(Exception):
     """A kernel cannot be launched; nothing was written. PyTorch must run what it stands for."""
 
 
-class BlockKernel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a function takes, in order: tensors, sizes, numbers, `more`, then constants.
+
+    `pointers`: Triton's types of the tensors; `dividing`: of each size, whether memory is strided
+    by it, so that it helps to know it a multiple of 16; `numbers`: how many, all float64; `more`:
+    Triton's types of other integers and pointers; `warps`: of each program; `widths`: how many of
+    the constants a launch names."""
+
+    pointers: tuple[str, ...]
+    dividing: tuple[bool, ...]
+    numbers: int
+    warps: int
+    widths: int
+    more: tuple[str, ...] = ()
+
+    def types(self, wide: bool) -> list[str]:
+        """Triton's types of all that is no constant."""
+        sizes = ["i64" if wide else "i32" for _ in self.dividing]
+        numbers = ["fp64" for _ in range(self.numbers)]
+        return [*self.pointers, *sizes, *numbers, *self.more]
+
+
+class Form(NamedTuple):
+    """What a kernel is compiled for. `wide`: places are counted in 64 bits; `multiples`: which of
+    tensors and sizes are known to be multiples of 16, as bits."""
+
+    device: torch.device
+    wide: bool
+    precision: str
+    widths: tuple[int, ...]
+    multiples: int
+
+
+class BlockKernel(ABC):
     """One function of a module."""
 
-    def __init__(self, function: Any, warps: int, interpreted: bool) -> None:
+    def __init__(self, function: Any, taken: Taken) -> None:
         self.function = function
-        self.warps = warps
-        self.interpreted = interpreted
-        self.faults: dict[tuple[int, ...], str] = {}  # why it was refused, by its widths
+        self.taken = taken
+        self.faults: dict[Form, str] = {}  # why it was refused
 
     def __call__(self, programs: int, reach: int, *given: Any, **widths: int) -> None:
         """Launches so many programs on the current stream of the tensors' device. `reach`: the
-        largest place that they count.
-
-        Raises KernelFault where the compiler or the driver refuses it, with one warning."""
+        largest place that they count. Raises KernelFault, see `launch`."""
         if programs == 0:
             return
-        key = tuple(widths.values())
-        if key in self.faults:
-            raise KernelFault(self.faults[key])
-        import triton.language as tl
+        count = len(self.taken.pointers)
+        tensors: Sequence[Tensor] = given[:count]
+        handed = [*(t.data_ptr() for t in tensors), *given[count:]]
+        sizes: Sequence[int] = given[count : count + len(self.taken.dividing)]
+        wide = is_wide(reach, sizes, (t.untyped_storage().nbytes() for t in tensors))
+        form = self.form(tensors[0].device, wide, handed, tuple(widths.values()))
+        self.launch(programs, form, handed)
 
-        tensors = [x for x in given if isinstance(x, Tensor)]
-        wide = max(reach + SLACK, *(t.untyped_storage().nbytes() for t in tensors)) >= LARGE
-        options: dict[str, Any] = {
-            **widths,
-            "INDEX": tl.int64 if wide else tl.int32,
-            "PRECISION": _precision(),
-        }
-        if self.interpreted:
-            given = tuple(_as_double(x) if isinstance(x, float) else x for x in given)
-            place: Any = contextlib.nullcontext()
-        else:
-            options |= {"num_warps": self.warps, "enable_fp_fusion": False}
-            place = torch.cuda.device_of(tensors[0])
+    def form(
+        self,
+        device: torch.device,
+        wide: bool,
+        like: Sequence[Any],
+        widths: tuple[int, ...],
+    ) -> Form:
+        """The form for what is handed over, or for values of which that are multiples."""
+        return Form(device, wide, precision(), widths, self._multiples(like))
+
+    def launch(self, programs: int, form: Form, handed: Sequence[Any]) -> None:
+        """Launches so many programs in a form that suits what is handed over: addresses of tensors,
+        sizes, numbers.
+
+        Raises KernelFault where the compiler or the driver refuses it, with one warning."""
+        if self.faults and form in self.faults:
+            raise KernelFault(self.faults[form])
+        if programs == 0:
+            return
         try:
-            with place:
-                self.function[(programs,)](*given, **options)
-        except torch.OutOfMemoryError:
+            self._launch(programs, form, handed)
+        except (torch.OutOfMemoryError, KernelFault):
             raise
         except Exception as error:
-            fault = f"a kernel for {tensors[0].device} is refused: {_in_short(error)}"
-            self.faults[key] = fault
+            fault = f"a kernel for {form.device} is refused: {_in_short(error)}"
+            self.faults[form] = fault
             warnings.warn(f"{fault}; PyTorch runs it instead", RuntimeWarning, stacklevel=2)
             raise KernelFault(fault) from error
+
+    @abstractmethod
+    def _multiples(self, like: Sequence[Any]) -> int:
+        """See `Form`."""
+
+    @abstractmethod
+    def _launch(self, programs: int, form: Form, handed: Sequence[Any]) -> None: ...
+
+
+def constants(form: Form) -> tuple[Any, ...]:
+    """The constants of a function, in order."""
+    import triton.language as tl
+
+    return (*form.widths, tl.int64 if form.wide else tl.int32, form.precision)
+
+
+def is_wide(reach: int, sizes: Iterable[int], nbytes: Iterable[int]) -> bool:
+    """Must places be counted in 64 bits? `nbytes`: of the tensors."""
+    return max(reach + SLACK, *sizes, *nbytes) >= LARGE
 
 
 def _in_short(error: Exception) -> str:
@@ -140,118 +195,6 @@ def _in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
 
-def _precision() -> str:
+def precision() -> str:
     """What torch says of products of float32."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-
-
-# ---- the interpreter ------------------------------------------------------------------------
-
-
-def _as_double(x: float) -> Any:
-    """A number as the interpreter takes it: it would round a Python float to float32."""
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
-
-    return tl.tensor(TensorHandle(np.array([x], dtype=np.float64), tl.float64), tl.float64)
-
-
-class _Functions:
-    """Stands where libdevice does in compiled kernels."""
-
-
-def _stand_in() -> _Functions:
-    found = _Functions()
-    for name in _NAMES:
-        setattr(found, name, _interpreted(getattr(torch, name)))
-    for name, function in _OTHER_NAMES.items():
-        setattr(found, name, _interpreted(function))
-    return found
-
-
-def _in_place_of_tritons() -> dict[str, Any]:
-    """Folds, which Triton has in a library that is not interpreted; roundings, which the
-    interpreter cuts off; and comparisons of plain numbers, which it takes for numbers."""
-    functions: dict[str, Callable[..., Tensor]] = {
-        "sum": torch.sum,
-        "prod": torch.prod,
-        "greatest": torch.amax,
-        "least": torch.amin,
-        "bf16": lambda x: x.bfloat16().float(),
-        "f16": lambda x: x.half().float(),
-    }
-    found = {f"lt_{name}": _interpreted(function) for name, function in functions.items()}
-    return found | {"lt_flag": _flag}
-
-
-def _flag(x: Any) -> Any:
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
-
-    return tl.tensor(TensorHandle(x.handle.data.astype(bool), tl.int1), tl.int1)
-
-
-def _interpreted(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    """A function of blocks, and of numbers after them, by one of PyTorch."""
-
-    def call(*given: Any) -> Any:
-        import numpy as np
-        import triton.language as tl
-        from triton.runtime.interpreter import TensorHandle
-
-        blocks: list[Any] = [x for x in given if isinstance(x, tl.tensor)]
-        tensors = [torch.from_numpy(np.ascontiguousarray(x.handle.data)) for x in blocks]
-        numbers = [int(getattr(x, "value", x)) for x in given if not isinstance(x, tl.tensor)]
-        found = function(*tensors, *numbers).to(tensors[0].dtype)
-        kind = blocks[0].dtype.scalar
-        is_block = found.ndim and any(x.type.is_block() for x in blocks)
-        shaped = tl.block_type(kind, list(found.shape)) if is_block else kind
-        return tl.tensor(TensorHandle(np.atleast_1d(found.numpy()), kind), shaped)
-
-    return call
-
-
-# ---- without a GPU --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
-    """What a kernel became for one kind of GPU."""
-
-    capability: int
-    cubin: bytes
-    shared_bytes: int
-
-
-SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # that one program may have
-
-
-def compile_for(
-    function: Any, parameters: Mapping[str, str], widths: Mapping[str, int], capability: int,
-    warps: int, wide: bool = False,
-) -> Compiled:  # fmt: skip
-    """A function of a module for GPUs of a capability, 90 for an H100, on any machine.
-
-    `parameters`: Triton's type of each one that is no constant; `widths`: the constants."""
-    import triton
-    import triton.language as tl
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    constants: dict[str, Any] = {
-        **widths, "INDEX": tl.int64 if wide else tl.int32, "PRECISION": _precision(),
-    }  # fmt: skip
-    source = ASTSource(
-        fn=function,
-        signature={**parameters, **dict.fromkeys(constants, "constexpr")},
-        constexprs=constants,
-    )
-    made = cast("Any", triton).compile(
-        source,
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": warps, "enable_fp_fusion": False},
-    )
-    return Compiled(
-        capability=capability, cubin=made.asm["cubin"], shared_bytes=made.metadata.shared
-    )

@@ -9,30 +9,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import torch
+
 ROUNDS = 3
 
 
 class Choice:
-    """`names` of the two ways, for reports. `settle` waits until all that was begun is done, since
-    on a GPU a call only begins it; it gives False where waiting is not allowed now."""
+    """`names` of the two ways, for reports. `settle` waits until all that was begun on a device is
+    done, since on a GPU a call only begins it; it gives False where waiting is not allowed now."""
 
     __slots__ = ("_faster", "_settle", "names")
 
-    def __init__(self, names: tuple[str, str], settle: Callable[[], bool]) -> None:
+    def __init__(self, names: tuple[str, str], settle: Callable[[torch.device], bool]) -> None:
         self.names = names
         self._settle = settle
         self._faster: dict[tuple[int, ...], int] = {}
 
     def run(
-        self, sizes: tuple[int, ...], first: Callable[[], object], second: Callable[[], object]
+        self,
+        sizes: tuple[int, ...],
+        device: torch.device,
+        first: Callable[[], object],
+        second: Callable[[], object],
     ) -> None:
         """Run the faster way, or both in turn, a few times, where that is not known yet."""
         key = tuple(n.bit_length() for n in sizes)
         found = self._faster.get(key)
-        if found is None and not self._settle():
+        if found is None and not self._settle(device):
             second()
         elif found is None:
-            self._faster[key] = _measured(first, second, self._settle)
+            self._faster[key] = _measured(first, second, lambda: self._settle(device))
         else:
             (first, second)[found]()
 
@@ -42,7 +48,7 @@ class Choice:
 
 
 def _measured(
-    first: Callable[[], object], second: Callable[[], object], settle: Callable[[], bool]
+    first: Callable[[], object], second: Callable[[], object], settle: Callable[[], object]
 ) -> int:
     best = [float("inf"), float("inf")]
     for _ in range(ROUNDS):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from lowtide import config
 from lowtide.codegen.triton.executable import BlockExecutable
+
+if TYPE_CHECKING:
+    from tests.blocks.stand_in import Gpu
 
 pytest.importorskip("triton")
 
@@ -28,6 +33,18 @@ def _interpreted() -> Iterator[None]:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Where the tensors of a test are: kernels run in Triton's interpreter, and on a GPU."""
     return torch.device("cpu" if request.param == "interpreter" else request.param)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
+    """The machine of all programs of the test."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from tests.blocks.stand_in import Gpu  # needs Triton
+
+    found = Gpu()
+    found.install(monkeypatch)
+    yield found
+    found.remove()
 
 
 @pytest.fixture

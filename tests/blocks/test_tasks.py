@@ -14,7 +14,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen.triton.executable import BlockExecutable
-from lowtide.runtime.blocks import BlockKernel
+from lowtide.runtime.blocks import BlockKernel, Form
 from lowtide.tile.blocks import MOST_POINTS
 
 LEAST_PROGRAMS = 30  # of kernels that sweep over much
@@ -83,13 +83,17 @@ def test_tasks(
     made: list[BlockExecutable],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    launched: dict[BlockKernel, tuple[int, int, dict[str, int]]] = {}
+    launched: dict[BlockKernel, tuple[int, int, tuple[int, ...]]] = {}
 
     def call(self: BlockKernel, programs: int, reach: int, *given: object, **widths: int) -> None:
         read = max(x.numel() for x in given if isinstance(x, Tensor))
-        launched[self] = programs, read, widths
+        launched[self] = programs, read, tuple(widths.values())
+
+    def step(self: BlockKernel, programs: int, form: Form, handed: object) -> None:
+        launched[self] = programs, MUCH, form.widths
 
     monkeypatch.setattr(BlockKernel, "__call__", call)
+    monkeypatch.setattr(BlockKernel, "launch", step)
     given = [torch.empty(s, requires_grad=True) for s in sizes]
     found = lt.script(fn)(*given)
     found.backward(torch.empty_like(found))
@@ -97,6 +101,7 @@ def test_tasks(
     for executable in list(made):
         for text in executable.texts:
             programs, read, widths = launched[executable.bound()[text.name]]
-            assert points(text.text, widths) <= MOST_POINTS, text.text
+            known = dict(zip(text.widths, widths, strict=True))
+            assert points(text.text, known) <= MOST_POINTS, text.text
             is_long = "for b_" in text.text and read >= MUCH
             assert programs >= LEAST_PROGRAMS or not is_long, text.text

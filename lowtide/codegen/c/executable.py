@@ -70,7 +70,7 @@ class HostExecutable(Executable):
         """See the base class."""
         return torch.get_num_threads()
 
-    def settle(self) -> bool:
+    def settle(self, device: torch.device) -> bool:
         """See the base class."""
         return True  # a call returns when its work is done
 

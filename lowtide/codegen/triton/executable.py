@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowtide.codegen.executable import Executable, Fusion
+from lowtide.codegen.indexing import size_names
 from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.codegen.triton.driver import driver_text
 from lowtide.codegen.triton.kernel import BlockText, block_text
+from lowtide.codegen.triton.looped import COUNTS, Looped, looped_text
 from lowtide.codegen.triton.module import module_text
 from lowtide.codegen.triton.steps import block_launches, run_blocks
 from lowtide.runtime import blocks
+from lowtide.runtime.cubins import ALIGNED, CompiledKernel, Cubin, cubin_for
+from lowtide.runtime.interpreted import InterpretedKernel
 from lowtide.runtime.steps import Launch, Steps
 from lowtide.tile.blocks import BlockArrangement
 from lowtide.tile.group import Group
@@ -49,7 +54,9 @@ class BlockExecutable(Executable):
         self.interpreted = machine == "interpreter"
         points = self.target.blocks.warp_points
         self._texts = [block_text(p, self.memory_dtypes, self.strides, points) for p in self.plans]
-        self.source = module_text(self.texts)
+        self.looped = self._looped()
+        looped = [self.looped.text] if self.looped else []
+        self.source = module_text([*(t.text for t in self.texts), *looped])
         self.driver = driver_text(
             self.normal,
             self.shaped,
@@ -71,11 +78,13 @@ class BlockExecutable(Executable):
         """See the base class."""
         return 1
 
-    def settle(self) -> bool:
+    def settle(self, device: torch.device) -> bool:
         """See the base class."""
-        if not self.interpreted and torch.cuda.is_current_stream_capturing():
-            return False  # into a CUDA graph
-        if not self.interpreted:
+        if self.interpreted:
+            return True
+        with torch.cuda.device(device):
+            if torch.cuda.is_current_stream_capturing():
+                return False  # into a CUDA graph
             torch.cuda.synchronize()
         return True
 
@@ -96,26 +105,52 @@ class BlockExecutable(Executable):
         with self._lock:
             if not self._kernels:
                 functions = blocks.load(self.source, self.interpreted)
-                self._kernels = {
-                    t.name: blocks.BlockKernel(functions[t.name], t.warps, self.interpreted)
-                    for t in self.texts
-                }
+                kind = InterpretedKernel if self.interpreted else CompiledKernel
+                self._kernels = {n: kind(functions[n], x) for n, x in self.taken().items()}
         return self._kernels
 
-    def compiled_for(self, capability: int, wide: bool = False) -> Iterator[blocks.Compiled]:
-        """The kernels for GPUs of a capability; on any machine. `wide`: counting in 64 bits."""
-        functions = blocks.load(self.source, interpreted=False)
-        for t in self.texts:
-            pointers = {f"p_{n}": _POINTERS[self.memory_dtypes[n].name] for n in t.tensors}
-            parameters = {
-                **pointers,
-                **{f"z_{n}": "i32" for n in t.sizes},
-                **{f"v_{n}": "fp64" for n in t.numbers},
-            }
-            widths = dict.fromkeys(t.widths, _USUAL_WIDTH)
-            yield blocks.compile_for(
-                functions[t.name], parameters, widths, capability, t.warps, wide
-            )
+    def _looped(self) -> Looped | None:
+        """All steps in one launch, where a step is one kernel."""
+        if not self.is_step or len(self.texts) != 1:
+            return None
+        (text,) = self.texts
+        asked = (text.programs, *text.widths.values())
+        is_steady = self.moving.isdisjoint(n for index in asked for n in size_names(index))
+        return looped_text(text, self.moving) if is_steady else None
+
+    def _moves(self, looped: Looped) -> tuple[str, ...]:
+        """Triton's types of how tensors and sizes move."""
+        pointers = (_POINTERS[self.memory_dtypes[n].name] for n in looped.tensors)
+        firsts = (*pointers, *("i64" for _ in looped.sizes))
+        moves = (kind for first in firsts for kind in (first, "i64", "i32", "i32"))
+        return (*moves, *("i32" for _ in COUNTS))
+
+    def taken(self) -> dict[str, blocks.Taken]:
+        """What each function of the module takes: kernels, then that for all steps."""
+        found = {t.name: self._taken(t) for t in self.texts}
+        if self.looped is not None:
+            more = self._moves(self.looped)
+            found[self.looped.name] = dataclasses.replace(self._taken(self.texts[0]), more=more)
+        return found
+
+    def _taken(self, text: BlockText) -> blocks.Taken:
+        return blocks.Taken(
+            pointers=tuple(_POINTERS[self.memory_dtypes[n].name] for n in text.tensors),
+            dividing=tuple(n in text.dividing for n in text.sizes),
+            numbers=len(text.numbers),
+            warps=text.warps,
+            widths=len(text.widths),
+        )
+
+    def cubin(self, name: str, capability: int, wide: bool = False) -> Cubin:
+        """A function for GPUs of a capability, all that it takes being multiples of 16; on any
+        machine. `wide`: counting in 64 bits."""
+        taken = self.taken()[name]
+        kernel = CompiledKernel(blocks.load(self.source, interpreted=False)[name], taken)
+        aligned = [ALIGNED] * len(taken.types(wide))
+        widths = (_USUAL_WIDTH,) * taken.widths
+        form = kernel.form(torch.device("cuda"), wide, aligned, widths)
+        return cubin_for(kernel.function, taken, form, capability)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """See the base class."""
@@ -123,7 +158,9 @@ class BlockExecutable(Executable):
 
     def launches(self, run: StepRun) -> list[Launch]:
         """See the base class."""
-        return block_launches(run, self.bound(), self.texts, self.memory_dtypes)
+        kernels = self.bound()
+        sizes = {n: dtype.itemsize for n, dtype in self.memory_dtypes.items()}
+        return block_launches(run, kernels, self.texts, sizes, self.looped)
 
     def run_steps(self, steps: Steps, room: Room) -> None:
         """See the base class."""

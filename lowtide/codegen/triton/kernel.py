@@ -17,11 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lowtide.codegen.indexing import index_text, size_names
-from lowtide.codegen.reads import indices_of, numbers_of, tensors_of
+from lowtide.codegen.reads import indices_of, nodes_of, numbers_of, tensors_of
 from lowtide.codegen.triton.blocks import Blocks
 from lowtide.codegen.triton.body import Body, Wide, fold_lines, product_of
 from lowtide.codegen.triton.pointwise import literal, type_of
 from lowtide.ir.dtypes import DType
+from lowtide.texpr.expr import Load
 from lowtide.texpr.index import (
     Atom,
     Axis,
@@ -35,31 +36,53 @@ from lowtide.texpr.index import (
     floordiv,
     product,
 )
-from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Sweep
+from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Store, Sweep, Tiled
 
 INDEX, PRECISION = "INDEX", "PRECISION"  # constants of a launch: the index type, that of products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockText:
-    """What a launch hands over, in order: `tensors`, `sizes`, `numbers`, then by name `widths`: of
-    axes that a program holds in full, the points. `programs`: how many there are; `reach`: no
-    number that it counts places with is larger than the largest of these."""
+    """What a launch hands over, in order: `tensors`, those in `outputs` last, `sizes`, `numbers`,
+    then by name `widths`: of axes that a program holds in full, the points. `dividing`: sizes by
+    which memory is strided. `programs`: how many there are; `reach`: no number that it counts
+    places with is larger than the largest of these. `own`: pairs of what is read and what is
+    written, if a program, where these lie in the same memory, reads there but what it writes
+    itself. `body`: lines of the text."""
 
     name: str
     text: str
     tensors: list[str]
+    outputs: list[str]
     sizes: list[str]
     numbers: list[str]
+    dividing: frozenset[str]
     widths: dict[str, Index]
     programs: Index
     reach: tuple[Index, ...]
     warps: int
+    own: frozenset[tuple[str, str]]
+    body: tuple[str, ...]
 
     @property
     def thread_bytes(self) -> Index:
         """A program has registers only."""
         return as_index(0)
+
+
+def number_parameter(name: str) -> str:
+    """A number among the parameters."""
+    return f'v_{name}: "fp64"'
+
+
+def constant_parameters(widths: Iterable[str]) -> list[str]:
+    """What a function is compiled for: its last parameters."""
+    return [f"{w}: tl.constexpr" for w in (*widths, INDEX, PRECISION)]
+
+
+def size_line(name: str) -> str:
+    """Sizes are counted in what places are."""
+    return f"z_{name} = lt_wide(z_{name}, {INDEX})"
 
 
 def block_text(
@@ -145,26 +168,53 @@ class _Printer:
         parameters = [
             *(f"p_{n}" for n in tensors),
             *(f"z_{n}" for n in sizes),
-            *(f'v_{n}: "fp64"' for n in numbers),
-            *(f"{w}: tl.constexpr" for w in (*self.widths, INDEX, PRECISION)),
+            *map(number_parameter, numbers),
+            *constant_parameters(self.widths),
         ]
         lines = [
             "@jit",
             f"def {self.kernel.name}({', '.join(parameters)}):",
-            *(f"    z_{n} = lt_wide(z_{n}, {INDEX})" for n in sizes),
+            *(f"    {size_line(n)}" for n in sizes),
             *("    " + line for line in body),
         ]
         return BlockText(
             name=self.kernel.name,
             text="\n".join(lines) + "\n",
             tensors=tensors,
+            outputs=self.kernel.outputs,
             sizes=sizes,
             numbers=numbers,
+            dividing=frozenset(
+                name
+                for tensor in tensors
+                for stride in self.blocks.strides[tensor]
+                for name in size_names(stride)
+            ),
             widths=self.widths,
             programs=programs,
             reach=tuple(_greatest(bound for i in self._indices() for bound in reach(i))),
             warps=8 if self._most_points() >= self.warp_points else 4,
+            own=frozenset(self._own()),
+            body=tuple(body),
         )
+
+    def _is_whole(self, t: Tiled) -> bool:
+        """Does every program have all points of the axis?"""
+        return t.axis.extent.const is not None and t.axis.extent.const <= (t.tile or 1)
+
+    def _own(self) -> Iterator[tuple[str, str]]:
+        """See `BlockText`: along each axis that programs share both are at the same place."""
+        grid = [as_index(t.axis) for t in self.kernel.grid if not self._is_whole(t)]
+        stores = [w for n in self.kernel.nests() for w in n.writes if isinstance(w, Store)]
+        loads = [x for x in nodes_of(self.kernel) if isinstance(x, Load)]
+        for written in self.kernel.outputs:
+            own = [w.index for w in stores if w.target == written]
+            for read in tensors_of(self.kernel):
+                if self.blocks.strides[read] != self.blocks.strides[written] or read == written:
+                    continue
+                places = [x.index for x in loads if x.source == read]
+                if all(_meet(x, y, grid) for x in own for y in places):
+                    yield read, written
 
     def _most_points(self) -> int:
         most = 1
@@ -257,6 +307,12 @@ class _Printer:
         """Every polynomial that the text prints."""
         yield from (a.extent for a in self._axes())
         yield from indices_of(self.kernel, self.blocks.strides)
+
+
+def _meet(a: tuple[Index, ...], b: tuple[Index, ...], axes: Iterable[Index]) -> bool:
+    """Are two places the same along each of these axes?"""
+    same = [x for x, y in zip(a, b, strict=True) if x == y]
+    return all(axis in same for axis in axes)
 
 
 def reach(index: Index) -> Iterator[Index]:

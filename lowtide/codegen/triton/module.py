@@ -1,14 +1,12 @@
 """Kernels of blocks as one Python module: imports, what Triton lacks, the functions.
 
-In: `BlockText`s. Out: the source of a module, whose functions are Triton's where `jit` is.
+In: texts of functions. Out: the source of a module, whose functions are Triton's where `jit` is.
 `jit` and `lib` come from `runtime/blocks`: compiled for a GPU, or interpreted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from lowtide.codegen.triton.kernel import BlockText
 
 PRELUDE = """\
 import triton.language as tl
@@ -27,6 +25,12 @@ def lt_flag(x):
 @jit
 def lt_like(x, y):
     return tl.full((), x, y.dtype)
+
+
+@jit
+def lt_row(k, t, first, origin, stride, shift, rows):
+    row = ((t + shift) % rows).to(tl.int64)
+    return tl.where(k == 0, first, origin + row * stride)
 
 
 @jit
@@ -178,6 +182,6 @@ def lt_where_best(x, best, at, axis: tl.constexpr):
 """
 
 
-def module_text(texts: Iterable[BlockText]) -> str:
-    """The source of a module with these kernels."""
-    return "\n\n".join([PRELUDE, *(t.text for t in texts)])
+def module_text(texts: Iterable[str]) -> str:
+    """The source of a module with these functions."""
+    return "\n\n".join([PRELUDE, *texts])

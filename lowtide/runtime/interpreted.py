@@ -1,0 +1,124 @@
+"""Kernels of blocks in Triton's interpreter, on tensors of the CPU.
+
+In:  functions of a module (`runtime/blocks`). Out: `InterpretedKernel`s, and what the functions
+     call that the interpreter lacks: PyTorch's functions stand in for libdevice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.runtime.blocks import BlockKernel, Form, constants
+
+_NAMES = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "rsqrt", "sqrt", "sin", "cos", "tan",
+    "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
+    "erfc", "pow", "floor", "ceil", "trunc", "copysign", "fmod",
+)  # fmt: skip
+_INTEGERS = {"i1": "int1", "u8": "uint8", "i32": "int32", "i64": "int64"}  # elsewhere it says fp32
+_OTHER_NAMES = {"rint": torch.round}
+
+
+class InterpretedKernel(BlockKernel):
+    """See the base class."""
+
+    def _multiples(self, like: Sequence[Any]) -> int:
+        return 0  # no code is made for that
+
+    def _launch(self, programs: int, form: Form, handed: Sequence[Any]) -> None:
+        types = self.taken.types(form.wide)
+        interpret(self.function, programs, types, handed, constants(form))
+
+
+def interpret(
+    function: Any,
+    programs: int,
+    types: Sequence[str],
+    handed: Sequence[Any],
+    constants: Sequence[Any],
+) -> None:
+    """Runs so many programs one after another. `types`: Triton's, of what is handed over."""
+    made: list[Any] = []
+    for kind, x in zip(types, handed, strict=True):
+        is_pointer = kind.startswith("*")
+        made.append(_pointer(kind, x) if is_pointer else _double(x) if kind == "fp64" else x)
+    function[(programs,)](*made, *constants)
+
+
+def _pointer(kind: str, address: int) -> Any:
+    """The address of values of Triton's type "*fp32", say."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    name = kind.removeprefix("*")
+    dtype = tl.pointer_type(tl.dtype(_INTEGERS.get(name, name)))
+    return tl.tensor(TensorHandle(np.array([address], dtype=np.uint64), dtype), dtype)
+
+
+def _double(x: float) -> Any:
+    """A number as the interpreter takes it: it would round a Python float to float32."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    return tl.tensor(TensorHandle(np.array([x], dtype=np.float64), tl.float64), tl.float64)
+
+
+class _Functions:
+    """Stands where libdevice does in compiled kernels."""
+
+
+def stand_in() -> _Functions:
+    found = _Functions()
+    for name in _NAMES:
+        setattr(found, name, _interpreted(getattr(torch, name)))
+    for name, function in _OTHER_NAMES.items():
+        setattr(found, name, _interpreted(function))
+    return found
+
+
+def in_place_of_tritons() -> dict[str, Any]:
+    """Folds, which Triton has in a library that is not interpreted; roundings, which the
+    interpreter cuts off; and comparisons of plain numbers, which it takes for numbers."""
+    functions: dict[str, Callable[..., Tensor]] = {
+        "sum": torch.sum,
+        "prod": torch.prod,
+        "greatest": torch.amax,
+        "least": torch.amin,
+        "bf16": lambda x: x.bfloat16().float(),
+        "f16": lambda x: x.half().float(),
+    }
+    found = {f"lt_{name}": _interpreted(function) for name, function in functions.items()}
+    return found | {"lt_flag": _flag}
+
+
+def _flag(x: Any) -> Any:
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    return tl.tensor(TensorHandle(x.handle.data.astype(bool), tl.int1), tl.int1)
+
+
+def _interpreted(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    """A function of blocks, and of numbers after them, by one of PyTorch."""
+
+    def call(*given: Any) -> Any:
+        import numpy as np
+        import triton.language as tl
+        from triton.runtime.interpreter import TensorHandle
+
+        blocks: list[Any] = [x for x in given if isinstance(x, tl.tensor)]
+        tensors = [torch.from_numpy(np.ascontiguousarray(x.handle.data)) for x in blocks]
+        numbers = [int(getattr(x, "value", x)) for x in given if not isinstance(x, tl.tensor)]
+        found = function(*tensors, *numbers).to(tensors[0].dtype)
+        kind = blocks[0].dtype.scalar
+        is_block = found.ndim and any(x.type.is_block() for x in blocks)
+        shaped = tl.block_type(kind, list(found.shape)) if is_block else kind
+        return tl.tensor(TensorHandle(np.atleast_1d(found.numpy()), kind), shaped)
+
+    return call

@@ -1,0 +1,95 @@
+"""The kernels of the programs of `programs`, compiled for GPUs; none is needed for that.
+
+python -m tests.blocks.cubins [NAME …]    each kernel for sm_80, sm_90 and sm_100: minutes
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import lowtide as lt
+from lowtide import config
+from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.runtime import blocks
+from lowtide.runtime.cubins import SHARED_BYTES, Cubin
+from tests.blocks.programs import CASES, Case
+from tests.blocks.test_values import backward, leaves, results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One of a program's kernels: a function, by name."""
+
+    executable: BlockExecutable
+    name: str
+
+    @property
+    def text(self) -> str:
+        """What stands behind its name."""
+        _, _, rest = self.executable.source.partition(f"def {self.name}(")
+        return rest.partition("@jit")[0]
+
+    @property
+    def key(self) -> object:
+        """Kernels of one key are the same but for their names."""
+        return self.text, self.executable.taken()[self.name]
+
+    def compiled(self, capability: int) -> Cubin:
+        """Raises AssertionError for one that such a GPU cannot run."""
+        made = self.executable.cubin(self.name, capability)
+        assert made.code[:4] == b"\x7fELF"
+        assert made.shared_bytes <= SHARED_BYTES[capability]
+        return made
+
+
+def kernels_of(case: Case) -> Iterator[Kernel]:
+    """Those of a program and its gradient, of which none is run."""
+    found: dict[str, BlockExecutable] = {}
+    bound = BlockExecutable.bound
+
+    def noted(self: BlockExecutable) -> Any:
+        found[self.source] = self
+        return bound(self)
+
+    def unrun(self: blocks.BlockKernel, programs: int, reach: int, *given: Any, **_: int) -> None:
+        for x in given:
+            if isinstance(x, torch.Tensor) and not x.is_floating_point():
+                x.fill_(1)  # indices in bounds, checks that hold
+
+    with pytest.MonkeyPatch.context() as patch, config.override(interpret_blocks=True):
+        patch.setattr(BlockExecutable, "bound", noted)
+        patch.setattr(blocks.BlockKernel, "__call__", unrun)
+        patch.setattr(blocks.BlockKernel, "launch", lambda *_: None)
+        given = results(lt.script(case.fn)(*leaves(case)))
+        if case.grad:
+            backward(given)
+    for executable in found.values():
+        for name in executable.taken():
+            yield Kernel(executable=executable, name=name)
+
+
+def main(names: list[str]) -> None:
+    """Compiles the kernels of these programs, or of all; a line each."""
+    seen: set[object] = set()
+    for name in names or CASES:
+        for kernel in kernels_of(CASES[name]):
+            if kernel.key in seen:
+                continue
+            seen.add(kernel.key)
+            for capability in SHARED_BYTES:
+                start = time.perf_counter()
+                made = kernel.compiled(capability)
+                seconds = time.perf_counter() - start
+                head = f"{name:16}{kernel.name:9}sm_{capability:<5}"
+                print(f"{head}{made.shared_bytes:7} B shared  {seconds:6.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
