@@ -42,9 +42,10 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     g, x, w, _, stride, padding, dilation, is_transposed, _, _, wanted = args
     copied = sum(nbytes(v) for v in (g, x) if not is_dense(v))
     if not _is_onednns(x):
-        halves = x.itemsize < 4
         columns = _columns(x, w, g, stride, padding, dilation, is_transposed)
-        return copied + (columns * 3 // 2 if halves else columns)
+        if is_transposed:
+            return copied + columns // max(x.shape[0], 1)  # image by image
+        return copied + (columns * 3 // 2 if x.itemsize < 4 else columns)
     if _is_channels_last(x, w):
         return nbytes(g) if not _is_channels_last(g, g) else 0
     if is_transposed:

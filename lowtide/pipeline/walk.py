@@ -53,6 +53,7 @@ UNKNOWN: Final = Unknown()
 _STAND_INS: Final[dict[t.Type, Any]] = {t.BOOL: True, t.FLOAT: 1.0, t.NUMBER: 1.0}
 
 
+_ASKS: Final = "`{}` asks the data for a number, which is taken to be 1, or False"
 _DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
 
 
@@ -307,16 +308,21 @@ class Walk:
         runs = op.name not in OBJECT_OPS or op.name in PURE_OPS
         why = _DATA_DECIDE
         if runs and not any(scratch[v] is UNKNOWN for v in op.operands):
-            try:
-                run_op(op, scratch)
-                return [scratch[v] for v in op.results]
-            except (RuntimeError, NotImplementedError, ValueError) as error:
-                why = _of_the_data(error)  # the data decide; PyTorch has many words for it
+            for road in (contextlib.nullcontext(), self.ledger.answering()):
+                try:
+                    self.ledger.was_asked = False
+                    with road:
+                        run_op(op, scratch)
+                    return [scratch[v] for v in op.results]
+                except (RuntimeError, NotImplementedError, ValueError) as error:
+                    why = _of_the_data(error)  # the data decide; PyTorch has many words for it
+                    if not (self.ledger.was_asked and _gives_tensors(op)):
+                        break
+                    self.notes.append(f"{op.loc}: {_ASKS.format(_name(op))}")
         known: list[Any] = []
         for result in op.results:
             if t.may_be_tensor(result.type):
-                name = op.name.removeprefix("torch.")
-                raise WalkEnds(f"{op.loc}: {why.format(name)}; nothing after it is counted")
+                raise WalkEnds(f"{op.loc}: {why.format(_name(op))}; nothing after it is counted")
             known.append(UNKNOWN)
         return known
 
@@ -466,6 +472,14 @@ def _is_torch(op: Op) -> bool:
 
 def _is_unseen(op: Op) -> bool:
     return op.name in _UNSEEN or op.name.partition(".")[0] in ("py", "list", "math")
+
+
+def _name(op: Op) -> str:
+    return str(op.attrs.get("target") or op.name).removeprefix("torch.")
+
+
+def _gives_tensors(op: Op) -> bool:
+    return _is_torch(op) and all(t.may_be_tensor(r.type) for r in op.results)
 
 
 def _of_the_data(error: Exception) -> str:
