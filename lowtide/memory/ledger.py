@@ -28,7 +28,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory import attention, linalg
+from lowtide.memory import attention, linalg, losses
 from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
 from lowtide.memory.plan import Event, Held
@@ -234,8 +234,8 @@ class Ledger(TorchDispatchMode):
         func = self._as_without_a_mode(func, args)
         result, note = largest(func, args)
         if result is None:
-            makers = layer_results, attention.results, linalg.results
-            result = next((r for make in makers if (r := make(func, args))), None)
+            makers = layer_results, attention.results, linalg.results, losses.results
+            result = next((r for make in makers if (r := make(func, args)) is not None), None)
         if result is None:
             result = func(*args, **kwargs)
         elif note:

@@ -8,6 +8,7 @@ by measuring: `tests/memory/test_prediction.py` compares them with what is resid
     median(x, dim)     a copy, unless `dim` is the last
     conv2d(x, w)       see `memory/convolution`
     svd(x), inv(x)     see `memory/linalg`
+    huber_loss(x, y)   see `memory/losses`
     abs(z)             of complex numbers, as complex numbers
     x + y              of different dtypes: those of another than the result's, converted
     sum(x, dtype)      x, converted
@@ -22,7 +23,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from lowtide.memory import attention, convolution, linalg, onednn
+from lowtide.memory import attention, convolution, linalg, losses, onednn
 
 aten = torch.ops.aten
 Bound = Callable[[Sequence[Any], Any], int]
@@ -174,23 +175,6 @@ def _reads_as_it_lies(x: torch.Tensor) -> bool:
     return 1 in x.stride()[-2:] and not (x.is_conj() and x.stride(-1) == 1)
 
 
-def _loss(of_each: int, of_one: int, reduction: int) -> Bound:
-    """Copies of the operand where a loss is for each element, or one number; the mean of half
-    precision in single. `reduction`: the argument that tells."""
-
-    def bound(args: Sequence[Any], _: Any) -> int:
-        x = args[0] if args[0].dim() else args[1]
-        how = args[reduction] if len(args) > reduction else _MEAN
-        single = 4 * x.numel() if how == _MEAN and x.itemsize < 4 else 0
-        return (of_one if how else of_each) * _bytes(x) + single
-
-    return bound
-
-
-def _logistic_gradient(args: Sequence[Any], _: Any) -> int:
-    return 2 * _bytes(args[1])
-
-
 def _in_single(args: Sequence[Any], _: Any) -> int:
     """What half precision is written onto."""
     x = args[0]
@@ -241,11 +225,6 @@ def _homogeneous(_: Sequence[Any], result: torch.Tensor) -> int:
     return _bytes(result) // max(dims, 1) * (dims + 1)
 
 
-def _log_alpha(args: Sequence[Any], _: Any) -> int:
-    """As much again as the forward pass has kept."""
-    return _bytes(args[6])
-
-
 def _complex(args: Sequence[Any], _: Any) -> int:
     return _bytes(args[0]) if args[0].is_complex() else 0
 
@@ -282,7 +261,6 @@ def _mask_written(args: Sequence[Any], result: Any) -> int:
     return _mask_indices(args, result)
 
 
-_MEAN: Final = 1  # the number of this reduction of a loss
 _TENSOR_BYTES: Final = 240  # of a tensor, besides its elements
 _CONVERT = {aten.sum, aten.prod, aten.cumsum, aten.cumprod, aten.linalg_vector_norm}
 _SOFTMAX = {aten._softmax, aten._log_softmax}
@@ -328,15 +306,7 @@ _BOUNDS: dict[Any, Bound] = {
         ),
         _made_contiguous,
     ),
-    aten.binary_cross_entropy_with_logits.default: _loss(1, 2, 4),
-    aten.huber_loss.default: _loss(0, 1, 2),
-    aten.mse_loss.default: _loss(0, 0, 2),
-    aten.smooth_l1_loss.default: _loss(0, 0, 2),
-    aten.soft_margin_loss.default: _loss(0, 0, 2),
-    aten.binary_cross_entropy.default: _loss(0, 0, 3),
-    aten.soft_margin_loss_backward.default: _logistic_gradient,
-    aten._ctc_loss_backward.default: _log_alpha,
-    aten._ctc_loss_backward.Tensor: _log_alpha,
+    **losses.BOUNDS,
     aten.masked_select.default: _select_by_mask,
     aten.masked_scatter.default: _source_copy,
     aten.masked_scatter_.default: _source_copy,
