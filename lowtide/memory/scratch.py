@@ -198,6 +198,16 @@ def _reduced_onto(args: Sequence[Any], _: Any) -> int:
     return _added(args, None) + (counts if how == "mean" else 0)
 
 
+def _sorted_bags(args: Sequence[Any], _: Any) -> int:
+    """Indices sorted beside the bags that they are in, which may have to be found first."""
+    indices, bags = args[1], args[3]
+    return (32 if bags.numel() else 40) * indices.numel()
+
+
+def _bags(args: Sequence[Any], _: Any) -> int:
+    return 16 * args[2].numel()
+
+
 def _first_dims(args: Sequence[Any], _: Any) -> int:
     """All dims but the last of a transform, in complex numbers."""
     return _bytes(args[0]) if len(args[1]) > 1 else 0
@@ -279,6 +289,8 @@ _BOUNDS: dict[Any, Bound] = {
     aten.mkldnn_rnn_layer_backward.default: onednn.layer_backward_scratch,
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention.scratch,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention.backward_scratch,
+    aten._native_multi_head_attention.default: attention.native_scratch,
+    aten._transformer_encoder_layer_fwd.default: attention.layer_scratch,
     aten.abs.default: _complex,
     **dict.fromkeys(
         (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), _for_blas
@@ -332,6 +344,8 @@ _BOUNDS: dict[Any, Bound] = {
         _added,
     ),
     **dict.fromkeys((aten.scatter_reduce.two, aten.scatter_reduce_.two), _reduced_onto),
+    aten._embedding_bag_backward.default: _sorted_bags,
+    aten._embedding_bag_per_sample_weights_backward.default: _bags,
     aten._fft_c2r.default: _first_dims,
     aten.unfold_backward.default: _places_along,
     aten._upsample_bilinear2d_aa.default: _one_dim_less,

@@ -660,6 +660,22 @@ def lstm_double() -> nn.Module:
     return Directions(nn.LSTM(64, 128, proj_size=64).double())
 
 
+@module("encoder at rest", lambda: (torch.rand(8, 300, 128),))
+def encoder_at_rest() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(128, 8, 512, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+
+@module("bags", lambda: (torch.randint(0, 20_000, (4000, 64)),))
+def bags() -> nn.Module:
+    return nn.EmbeddingBag(20_000, 128)
+
+
+@module("groups of channels", lambda: (torch.rand(8, 24, 96, 96),))
+def groups_of_channels() -> nn.Module:
+    return nn.Conv2d(24, 48, 3, padding=1, groups=4)
+
+
 @module("masked attention", lambda: (torch.rand(8, 400, 128),))
 def masked_attention() -> nn.Module:
     class Masked(nn.Module):
