@@ -34,7 +34,8 @@ def _lstsq(a: Tensor, b: Tensor, *_: Any) -> tuple[Tensor, ...]:
     rows, columns = a.shape[-2:]
     is_vector = b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]
     right = (b.unsqueeze(-1) if is_vector else b).shape
-    batch: tuple[int, ...] = tuple(torch.broadcast_shapes(a.shape[:-2], right[:-2]))
+    together: Any = torch.broadcast_shapes
+    batch: tuple[int, ...] = together(a.shape[:-2], right[:-2])
     room = b.new_empty((*batch, max(rows, columns), right[-1]))
     solution = room[..., :columns, :]
     rank = a.new_empty(a.shape[:-2], dtype=torch.int64)
