@@ -12,7 +12,7 @@ Found by measuring, PyTorch 2.13 with MKL: `tests/memory/test_prediction`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -34,8 +34,7 @@ def _lstsq(a: Tensor, b: Tensor, *_: Any) -> tuple[Tensor, ...]:
     rows, columns = a.shape[-2:]
     is_vector = b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]
     right = (b.unsqueeze(-1) if is_vector else b).shape
-    together: Any = torch.broadcast_shapes
-    batch: tuple[int, ...] = together(a.shape[:-2], right[:-2])
+    batch: Any = cast("Any", torch).broadcast_shapes(a.shape[:-2], right[:-2])
     room = b.new_empty((*batch, max(rows, columns), right[-1]))
     solution = room[..., :columns, :]
     rank = a.new_empty(a.shape[:-2], dtype=torch.int64)
