@@ -364,6 +364,11 @@ def pooled(x):
     return F.max_pool2d(x * 2, 2)
 
 
+@case(lambda: (torch.rand(16, 32, 10_000),))
+def pooled_1d(x):
+    return F.max_pool1d(x, 2)
+
+
 @case(images)
 def averaged(x):
     return F.avg_pool2d(x, 3, 1, 1)
