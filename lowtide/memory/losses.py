@@ -44,8 +44,9 @@ def _ctc(log_probs: Tensor, targets: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, 2 * longest + 1))
 
 
-def _ctc_backward(_: Tensor, log_probs: Tensor, *__: Any) -> Tensor:
-    return torch.empty_like(log_probs)
+def _like_operand(_: Tensor, x: Tensor, *__: Any) -> Tensor:
+    """A gradient."""
+    return torch.empty_like(x)
 
 
 def _loss(of_each: int, of_one: int, reduction: int) -> Bound:
@@ -74,8 +75,10 @@ _MAKERS: Final[dict[Any, Callable[..., Any]]] = {
     aten.soft_margin_loss.default: _soft_margin,
     aten._ctc_loss.default: _ctc,
     aten._ctc_loss.Tensor: _ctc,
-    aten._ctc_loss_backward.default: _ctc_backward,
-    aten._ctc_loss_backward.Tensor: _ctc_backward,
+    aten._ctc_loss_backward.default: _like_operand,
+    aten._ctc_loss_backward.Tensor: _like_operand,
+    aten.multi_margin_loss_backward.default: _like_operand,
+    aten.multilabel_margin_loss_backward.default: _like_operand,
 }
 
 BOUNDS: Final[dict[Any, Bound]] = {
