@@ -36,7 +36,7 @@ def attended(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """See the module's text; None where the CPU takes the other road, too."""
-    if dropout_p or enable_gqa or not _is_taken(q, k, v):
+    if dropout_p or not _is_taken(q, k, v, enable_gqa):
         return None
     if attn_mask is not None:
         if attn_mask.requires_grad:
@@ -47,14 +47,16 @@ def attended(
     return op(q, k, v, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
-def _is_taken(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def _is_taken(q: Tensor, k: Tensor, v: Tensor, shares_heads: bool) -> bool:
     given = (q, k, v)
     alike = all(x.dim() == 4 and x.shape[-1] == q.shape[-1] and x.numel() for x in given)
     return (
         alike
         and q.is_floating_point()
         and all(x.is_meta and x.stride(-1) == 1 for x in given)
-        and q.shape[:2] == k.shape[:2] == v.shape[:2]
+        and q.shape[0] == k.shape[0]
+        and k.shape[:2] == v.shape[:2]
+        and (q.shape[1] % k.shape[1] == 0 if shares_heads else q.shape[1] == k.shape[1])
     )
 
 
