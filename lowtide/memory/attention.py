@@ -6,6 +6,9 @@ meta tensors. Out: the CPU's op; what that and its gradient give, and what they 
     attended    sdpa(q, k, v, mask)  ──►  aten._scaled_dot_product_flash_attention_for_cpu, or None
     results     this op and its gradient  ──►  empty results
     scratch, backward_scratch     scores of a tile, for each thread
+
+Without gradients, in eval mode, `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` are one op
+each, which makes all scores: `native_scratch`, `layer_scratch`.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def attended(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """See the module's text; None where the CPU takes the other road, too."""
-    if dropout_p or enable_gqa or not _is_taken(q, k, v):
+    if dropout_p or not _is_taken(q, k, v, enable_gqa):
         return None
     if attn_mask is not None:
         if attn_mask.requires_grad:
@@ -44,18 +47,20 @@ def attended(
     return op(q, k, v, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
-def _is_taken(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def _is_taken(q: Tensor, k: Tensor, v: Tensor, shares_heads: bool) -> bool:
     given = (q, k, v)
     alike = all(x.dim() == 4 and x.shape[-1] == q.shape[-1] and x.numel() for x in given)
     return (
         alike
         and q.is_floating_point()
         and all(x.is_meta and x.stride(-1) == 1 for x in given)
-        and q.shape[:2] == k.shape[:2] == v.shape[:2]
+        and q.shape[0] == k.shape[0]
+        and k.shape[:2] == v.shape[:2]
+        and (q.shape[1] % k.shape[1] == 0 if shares_heads else q.shape[1] == k.shape[1])
     )
 
 
-def results(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...] | None:
+def results(func: Any, args: Sequence[Any]) -> Any:
     """What the op or its gradient gives, on the meta device; None for any other op."""
     make = _MAKERS.get(func)
     return None if make is None else make(*args)
@@ -76,6 +81,46 @@ def _lines(x: Tensor) -> Tensor:
     """One like it, the heads of a place side by side."""
     batch, heads, length, width = x.shape
     return x.new_empty((batch, length, heads, width)).transpose(1, 2)
+
+
+def _native(q: Tensor, k: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """`nn.MultiheadAttention` in one op, as it runs without gradients."""
+    heads = given[2]
+    _, needs, averages, *_ = _options(given[7:])
+    batch, length, _width = q.shape
+    dims = (batch, length, k.shape[1]) if averages else (batch, heads, length, k.shape[1])
+    return torch.empty_like(q), q.new_empty(dims if needs else 0)
+
+
+def _options(given: Sequence[Any]) -> Sequence[Any]:
+    """mask, need_weights, average_attn_weights, mask_type: those at the end may be left out."""
+    return *given, *(None, True, True, None)[len(given) :]
+
+
+def _encoder_layer(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def native_scratch(args: Sequence[Any], _: Any) -> int:
+    """Of `aten._native_multi_head_attention`: queries, keys and values twice, then scores."""
+    mask, needs, *_ = _options(args[9:])
+    more = 2 * args[0].numel() * args[0].itemsize if needs else 0
+    return more + _native_bytes(args[0], args[4], mask)
+
+
+def layer_scratch(args: Sequence[Any], _: Any) -> int:
+    """Of `aten._transformer_encoder_layer_fwd`: attention, or what is between its linear maps."""
+    x, heads, mask = args[0], args[2], args[18] if len(args) > 18 else None
+    between = x.numel() // x.shape[-1] * args[14].shape[0] * x.itemsize
+    return max(_native_bytes(x, heads, mask), between + x.numel() * x.itemsize)
+
+
+def _native_bytes(x: Tensor, heads: int, mask: Tensor | None) -> int:
+    batch, length, _width = x.shape
+    whole = x.numel() * x.itemsize
+    places = batch * heads * length * length
+    masked = 0 if mask is None else places * (x.itemsize + (mask.dtype is not torch.bool))
+    return max(places * x.itemsize + masked + 2 * whole, 5 * whole)
 
 
 def scratch(args: Sequence[Any], _: Any) -> int:
@@ -99,7 +144,9 @@ def _tiles(q: Tensor, k: Tensor, count: int) -> int:
     return packed + floats * itemsize
 
 
-_MAKERS: Final[dict[Any, Callable[..., tuple[Tensor, ...]]]] = {
+_MAKERS: Final[dict[Any, Callable[..., Any]]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _backward,
+    aten._native_multi_head_attention.default: _native,
+    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
 }

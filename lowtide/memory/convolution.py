@@ -20,15 +20,18 @@ import torch
 Tensor = torch.Tensor
 _CHANNELS: Final = 16
 _FEW: Final = 4
+_LARGEST_DEPTHWISE: Final = 3
+_LEAST_GROUP: Final = 8
 _LAYOUTS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     """Of `aten.convolution`."""
-    x, w, _, stride, padding, dilation, is_transposed, *_ = args
+    x, w, _, stride, padding, dilation, is_transposed, _, groups, *_ = args
     copied = 0 if is_dense(x) else nbytes(x)
     if not _is_onednns(x):
-        return copied + _columns(x, w, result, stride, padding, dilation, is_transposed)
+        columns = _columns(x, w, result, stride, padding, dilation, is_transposed)
+        return copied + _by_groups(columns, (x,), result, groups)
     if is_transposed:
         return copied + max(2 * nbytes(result), nbytes(x))
     if _is_channels_last(x, w):
@@ -39,14 +42,19 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
 
 def backward_scratch(args: Sequence[Any], _: object) -> int:
     """Of `aten.convolution_backward`."""
-    g, x, w, _, stride, padding, dilation, is_transposed, _, _, wanted = args
+    g, x, w, _, stride, padding, dilation, is_transposed, _, groups, wanted = args
     copied = sum(nbytes(v) for v in (g, x) if not is_dense(v))
     if not _is_onednns(x):
-        halves = x.itemsize < 4
         columns = _columns(x, w, g, stride, padding, dilation, is_transposed)
-        return copied + (columns * 3 // 2 if halves else columns)
+        if is_transposed:
+            return copied + columns // max(x.shape[0], 1)  # image by image
+        columns = columns * 3 // 2 if x.itemsize < 4 else columns
+        return copied + _by_groups(columns, (x, g), x, groups)
     if _is_channels_last(x, w):
         return nbytes(g) if not _is_channels_last(g, g) else 0
+    of_halves = _blocked(g) if x.itemsize < 4 else 0
+    if groups > 1 and not is_transposed:
+        return copied + _grouped(g, x, w, groups) + of_halves
     if is_transposed:
         g, x = x, g  # the result plays the part of the input
     channels = x.shape[1]
@@ -60,8 +68,23 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     else:
         for_input = _blocked(g) + _blocked(x) - nbytes(x)
     again = _blocked(x) if is_strided and channels >= _CHANNELS else 0
-    of_halves = _blocked(g) if x.itemsize < 4 else 0
     return copied + max(for_weights, for_input, of_x + again) + of_halves
+
+
+def _grouped(g: Tensor, x: Tensor, w: Tensor, groups: int) -> int:
+    """In the blocked layout, if oneDNN has a kernel for such groups; else one of both is copied."""
+    each = x.shape[1] // groups
+    is_depthwise = each == 1 and max(w.shape[2:]) <= _LARGEST_DEPTHWISE
+    if is_depthwise or each % _LEAST_GROUP == 0:
+        return _blocked(g) + _blocked(x)
+    return max(nbytes(g), nbytes(x))
+
+
+def _by_groups(columns: int, given: Sequence[Tensor], made: Tensor, groups: int) -> int:
+    """A group after the other, of copied operands; then the results are joined."""
+    if groups == 1:
+        return columns
+    return max(columns + sum(nbytes(v) for v in given) // groups, nbytes(made))
 
 
 def nbytes(x: Tensor) -> int:

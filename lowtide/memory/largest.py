@@ -36,9 +36,27 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return x.new_empty((torch.logical_and(x, mask).numel(),))
 
 
-def _unique(x: torch.Tensor, *flags: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-    counts = x.new_empty((x.numel(),), dtype=torch.int64)
-    return x.new_empty((x.numel(),)), x.new_empty(x.shape, dtype=torch.int64), counts
+def _unique(
+    x: torch.Tensor, _: bool = True, inverse: bool = False, counts: bool = False
+) -> tuple[torch.Tensor, ...]:
+    return _consecutive(x, inverse, counts)
+
+
+def _consecutive(
+    x: torch.Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
+) -> tuple[torch.Tensor, ...]:
+    values = x.new_empty(x.numel() if dim is None else x.shape)
+    length = x.numel() if dim is None else x.shape[dim]
+    places = x.shape if dim is None else (length,)
+    return (
+        values,
+        x.new_empty(places if inverse else 0, dtype=torch.int64),
+        x.new_empty(length if counts else 0, dtype=torch.int64),
+    )
+
+
+def _unique_dim(x: torch.Tensor, dim: int, *_: bool) -> tuple[torch.Tensor, ...]:
+    return _consecutive(x, True, True, dim)
 
 
 def _masked(args: Sequence[Any]) -> tuple[Any, str]:
@@ -60,5 +78,6 @@ _MAKERS: dict[Any, Any] = {
     aten.nonzero.default: _nonzero,
     aten.masked_select.default: _masked_select,
     aten._unique2.default: _unique,
-    aten.unique_consecutive.default: _unique,
+    aten.unique_consecutive.default: _consecutive,
+    aten.unique_dim.default: _unique_dim,
 }

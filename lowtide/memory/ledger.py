@@ -28,7 +28,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory import attention
+from lowtide.memory import attention, linalg, losses
 from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
 from lowtide.memory.plan import Event, Held
@@ -37,13 +37,17 @@ from lowtide.memory.scratch import scratch_bytes
 _NODE = "lowtide.place"
 _META = torch.device("meta")
 _FOREVER = 1 << 62
+_HEAP_BYTES = 1 << 16  # what is smaller lies among others, and its place stays resident
+_NODE_BYTES = 1 << 10  # of an op in autograd's graph: the node, its edges, the tensor's own fields
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
+_ASK = {aten._local_scalar_dense.default, aten.equal.default}
 _ONTO_ZEROS: dict[Any, Any] = {
     aten.scatter.src: aten.scatter_.src,
     aten.scatter_add.default: aten.scatter_add_.default,
     aten.index_add.default: aten.index_add_.default,
     aten.index_put.default: aten.index_put_.default,
+    aten.put.default: aten.put_.default,
     aten.masked_scatter.default: aten.masked_scatter_.default,
 }
 
@@ -89,6 +93,8 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.arena = arena
         self.torch_bytes = 0
+        self._heap_room = 0  # places in the heap, of what was small and is gone
+        self._graph_bytes = 0
         self.asked_bytes = 0  # of what is alive, without pages and warm blocks
         self.peak_bytes = 0
         self.entries: list[Entry] = []
@@ -100,6 +106,8 @@ class Ledger(TorchDispatchMode):
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_paused = False
+        self.was_asked = False  # for a number that only the data know
+        self._answers = False
         self._zeros = 0  # the storage of the zeros that were made last
 
     # -- what the run tells --
@@ -111,7 +119,8 @@ class Ledger(TorchDispatchMode):
     @property
     def live_bytes(self) -> int:
         """What is held now, blocks that the arena keeps warm counted."""
-        return self.torch_bytes + self.arena.reserved_bytes
+        small = self._heap_room + self._graph_bytes
+        return self.torch_bytes + small + self.arena.reserved_bytes
 
     def spike(self, nbytes: int) -> None:
         """So many bytes are there for a moment, within an op."""
@@ -169,6 +178,15 @@ class Ledger(TorchDispatchMode):
         finally:
             self._is_paused = before
 
+    @contextlib.contextmanager
+    def answering(self) -> Generator[None]:
+        """Inside, an op that asks the data for a number gets 1, or False, and goes on."""
+        before, self._answers = self._answers, True
+        try:
+            yield
+        finally:
+            self._answers = before
+
     def mark(self, results: Sequence[torch.Tensor]) -> None:
         """What the backward pass of these results allocates is at this op's line too."""
         todo: list[Any] = [x.grad_fn for x in results if x.grad_fn is not None]
@@ -187,7 +205,7 @@ class Ledger(TorchDispatchMode):
             found.append(self._peak_inside)
         rest = self.peak_bytes - sum(e.nbytes for e in found)
         if rest > 0:
-            name = "whole pages, and blocks kept warm"
+            name = "whole pages, what is kept warm, autograd's nodes"
             found.append(Held(name=name, nbytes=rest, kind="arena", loc=UNKNOWN_LOC))
         return sorted(found, key=lambda e: -e.nbytes)
 
@@ -209,10 +227,15 @@ class Ledger(TorchDispatchMode):
         if self._is_paused:
             return func(*args, **kwargs)
         args, kwargs = self._on_meta(func, args, kwargs)
+        if func in _ASK and args[0].is_meta:
+            self.was_asked = True
+            if self._answers:
+                return _answer(func, args[0])
         func = self._as_without_a_mode(func, args)
         result, note = largest(func, args)
         if result is None:
-            result = layer_results(func, args) or attention.results(func, args)
+            makers = layer_results, attention.results, linalg.results, losses.results
+            result = next((r for make in makers if (r := make(func, args)) is not None), None)
         if result is None:
             result = func(*args, **kwargs)
         elif note:
@@ -222,6 +245,8 @@ class Ledger(TorchDispatchMode):
             self._zeros = _key(result)
         for x in _tensors(result):
             self._book(x)
+        if _is_recorded(args):
+            self._graph_bytes += _NODE_BYTES
         inside = scratch_bytes(func, args, kwargs, result)
         if inside:
             self.spike(inside)
@@ -306,6 +331,8 @@ class Ledger(TorchDispatchMode):
         self.asked_bytes += entry.nbytes
         if entry.block is None:
             self.torch_bytes += entry.nbytes
+            if entry.nbytes < _HEAP_BYTES:
+                self._heap_room = max(self._heap_room - entry.nbytes, 0)
         self.spike(0)
 
     def end(self, entry: Entry) -> None:
@@ -315,6 +342,8 @@ class Ledger(TorchDispatchMode):
         self.asked_bytes -= entry.nbytes
         if entry.block is None:
             self.torch_bytes -= entry.nbytes
+            if entry.nbytes < _HEAP_BYTES:
+                self._heap_room += entry.nbytes
         else:
             self.arena.give_back(entry.block)
 
@@ -325,6 +354,18 @@ class Ledger(TorchDispatchMode):
                 del self._storages[key]
 
         return end
+
+
+def _is_recorded(args: Sequence[Any]) -> bool:
+    """Whether autograd has a node for such an op, which stays; what is computed again in a backward
+    pass has its nodes for a moment."""
+    records = torch.is_grad_enabled() and torch._C._current_autograd_node() is None  # pyright: ignore
+    return records and any(x.requires_grad for x in _tensors(args))
+
+
+def _answer(func: Any, x: torch.Tensor) -> Any:
+    is_truth = func is aten.equal.default or x.dtype is torch.bool
+    return False if is_truth else torch.ones((), dtype=x.dtype).item()
 
 
 def like(x: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """PyTorch's road on the CPU, where it takes another one on meta tensors.
 
 Entered while a call is rehearsed: recurrent layers and attention are then made of the ops that the
-CPU would run, so that what these keep is seen. See `memory/recurrent` and `memory/attention`.
+CPU would run, so that what these keep is seen. See `memory/recurrent` and `memory/attention`. Where
+PyTorch makes what only a gradient would need, it does so under a mode without gradients, too.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
+import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -36,9 +38,42 @@ class LikeTheCpu(TorchFunctionMode):
         found = None
         if func is F.scaled_dot_product_attention:
             found = attended(*args, **named)
+        elif func in _WITHOUT_GRADIENTS and not torch.is_grad_enabled():
+            found = _WITHOUT_GRADIENTS[func](*args, **named)
         elif not named:
             found = layers(func, args)
         return func(*args, **named) if found is None else found
+
+
+def _max_pool1d(
+    x: torch.Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> torch.Tensor | None:
+    """Without places: as large as means are."""
+    if dilation not in (1, (1,), [1]) or return_indices:
+        return None
+    return F.avg_pool1d(x, kernel_size, stride, padding, ceil_mode)
+
+
+def _eigvalsh(x: torch.Tensor, UPLO: str = "L") -> torch.Tensor:
+    return torch.ops.aten._linalg_eigh(x, UPLO, False)[0]
+
+
+def _svdvals(x: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten._linalg_svd(x, False, False)[1]
+
+
+_WITHOUT_GRADIENTS: Final[dict[Any, Callable[..., Any]]] = {
+    F.max_pool1d: _max_pool1d,
+    torch.max_pool1d: _max_pool1d,
+    torch.linalg.eigvalsh: _eigvalsh,
+    torch.linalg.svdvals: _svdvals,
+}
 
 
 @functools.cache

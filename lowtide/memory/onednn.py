@@ -101,7 +101,9 @@ def layer_scratch(args: Sequence[Any], _: Any) -> int:
     x, hidden, is_reverse, keeps = args[0], args[5].shape[-1], args[7], args[-1]
     if keeps:
         return _weight_bytes(args) + _rows(x, _GATES * hidden)
-    return 2 * _weight_bytes(args) + _rows(x, 3 * _wide(x, hidden) if is_reverse else _row(hidden))
+    states = 3 * _wide(x, hidden) if is_reverse else _row(hidden)
+    gates = _GATES * hidden if x.shape[1] == 1 else 0  # of all steps at once
+    return 2 * _weight_bytes(args) + _rows(x, states + gates)
 
 
 def layer_backward_scratch(args: Sequence[Any], _: Any) -> int:

@@ -7,7 +7,8 @@ by measuring: `tests/memory/test_prediction.py` compares them with what is resid
     kthvalue(x, k)     a copy of x, and the indices of all
     median(x, dim)     a copy, unless `dim` is the last
     conv2d(x, w)       see `memory/convolution`
-    inv(x)             a copy for LAPACK
+    svd(x), inv(x)     see `memory/linalg`
+    huber_loss(x, y)   see `memory/losses`
     abs(z)             of complex numbers, as complex numbers
     x + y              of different dtypes: those of another than the result's, converted
     sum(x, dtype)      x, converted
@@ -18,11 +19,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 
-from lowtide.memory import attention, convolution, onednn
+from lowtide.memory import attention, convolution, linalg, losses, onednn
 
 aten = torch.ops.aten
 Bound = Callable[[Sequence[Any], Any], int]
@@ -86,6 +87,12 @@ def _copy_and_indices(args: Sequence[Any], _: Any) -> int:
     return _bytes(args[0]) + 8 * args[0].numel()
 
 
+def _sampled(args: Sequence[Any], result: Any) -> int:
+    """Without replacement, the largest quotients are kept beside their places."""
+    replaces = len(args) > 2 and args[2] is True
+    return _bytes(args[0]) + (0 if replaces else args[0].itemsize * result.numel())
+
+
 def _copy_unless_last(args: Sequence[Any], result: Any) -> int:
     dim = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
     return 0 if dim in (-1, args[0].dim() - 1) else _copy(args, result)
@@ -133,9 +140,19 @@ def _has_digits(x: torch.Tensor) -> bool:
 
 
 def _distinct(args: Sequence[Any], result: Any) -> int:
-    """Integers are sorted before anything of the result is there."""
+    """Sorted values, their places, and marks of where a new one begins; integers are sorted before
+    anything of the result is there."""
     x = args[0]
-    return max(2 * (x.itemsize + 8) * x.numel() - _bytes(result), 0) if _has_digits(x) else 0
+    values, inverse, counts = (v.numel() > 0 for v in result)
+    each = x.itemsize * (1 + (inverse or counts)) + 16 + 8 * counts * (1 + inverse)
+    sorted_first = 2 * (x.itemsize + 8) if _has_digits(x) else 0
+    return max(max(each, sorted_first) * x.numel() - _bytes(result), 0) if values else 0
+
+
+def _distinct_rows(args: Sequence[Any], _: Any) -> int:
+    """A copy, and a tensor for each row."""
+    x, dim = args[:2]
+    return _bytes(x) + _TENSOR_BYTES * x.shape[dim]
 
 
 def _contained(args: Sequence[Any], _: Any) -> int:
@@ -145,14 +162,77 @@ def _contained(args: Sequence[Any], _: Any) -> int:
 
 
 def _for_blas(args: Sequence[Any], _: Any) -> int:
-    """Copies of matrices of which neither rows nor columns lie side by side."""
+    """Copies of matrices of which neither rows nor columns lie side by side, and of rows that are
+    to be conjugated; turned ones of float16 in single precision."""
     matrices = [x for x in args if isinstance(x, torch.Tensor)][-2:]
-    return sum(_bytes(x) for x in matrices if 1 not in x.stride()[-2:])
+    copied = sum(_bytes(x) for x in matrices if not _reads_as_it_lies(x))
+    first, second = matrices
+    is_turned = first.dtype is torch.float16 and first.dim() == 2 and first.stride(-1) != 1
+    return copied + (4 * first.numel() if is_turned and second.stride(-1) == 1 else 0)
 
 
-def _times(count: int) -> Bound:
-    """So many matrices of the operand's size."""
-    return lambda args, _: count * _bytes(args[0])
+def _reads_as_it_lies(x: torch.Tensor) -> bool:
+    return 1 in x.stride()[-2:] and not (x.is_conj() and x.stride(-1) == 1)
+
+
+def _in_single(args: Sequence[Any], _: Any) -> int:
+    """What half precision is written onto."""
+    x = args[0]
+    return 4 * x.numel() if x.is_floating_point() and x.itemsize < 4 else 0
+
+
+def _added(args: Sequence[Any], _: Any) -> int:
+    """Rows that are sorted by where they go; else see `_in_single`."""
+    x, dim, index, source = args[:4]
+    is_rows = dim == 0 and source.dim() > 1 and source.numel() > source.shape[0]
+    is_same_along = index.dim() == 1 or not any(index.stride()[1:])
+    if is_rows and is_same_along:
+        return 32 * index.shape[0] + 8 * x.shape[0]
+    return 0 if index.dim() == 1 else _in_single(args, None)
+
+
+def _reduced_onto(args: Sequence[Any], _: Any) -> int:
+    """The mean counts what came to each place."""
+    x, source, how = args[0], args[3], args[4]
+    counts = _bytes(x) + _bytes(source) + (x.numel() if x.itemsize >= 4 else 0)
+    return _added(args, None) + (counts if how == "mean" else 0)
+
+
+def _sorted_bags(args: Sequence[Any], _: Any) -> int:
+    """Indices sorted beside the bags that they are in, which may have to be found first."""
+    indices, bags = args[1], args[3]
+    return (32 if bags.numel() else 40) * indices.numel()
+
+
+def _bags(args: Sequence[Any], _: Any) -> int:
+    return 16 * args[2].numel()
+
+
+def _first_dims(args: Sequence[Any], _: Any) -> int:
+    """All dims but the last of a transform, in complex numbers."""
+    return _bytes(args[0]) if len(args[1]) > 1 else 0
+
+
+def _places_along(args: Sequence[Any], _: Any) -> int:
+    """A number for each place of the dim that was unfolded."""
+    return 8 * args[1][args[2]]
+
+
+def _one_dim_less(args: Sequence[Any], result: torch.Tensor) -> int:
+    """Rows are made narrower or wider, then columns."""
+    x = args[0]
+    return x.numel() // max(x.shape[-1], 1) * result.shape[-1] * x.itemsize
+
+
+def _line_weights(_: Sequence[Any], result: torch.Tensor) -> int:
+    """Two neighbours of each place, and their weights."""
+    return 24 * result.shape[-1]
+
+
+def _homogeneous(_: Sequence[Any], result: torch.Tensor) -> int:
+    """Each place, and a one."""
+    dims = result.shape[-1]
+    return _bytes(result) // max(dims, 1) * (dims + 1)
 
 
 def _complex(args: Sequence[Any], _: Any) -> int:
@@ -191,6 +271,7 @@ def _mask_written(args: Sequence[Any], result: Any) -> int:
     return _mask_indices(args, result)
 
 
+_TENSOR_BYTES: Final = 240  # of a tensor, besides its elements
 _CONVERT = {aten.sum, aten.prod, aten.cumsum, aten.cumprod, aten.linalg_vector_norm}
 _SOFTMAX = {aten._softmax, aten._log_softmax}
 
@@ -208,6 +289,8 @@ _BOUNDS: dict[Any, Bound] = {
     aten.mkldnn_rnn_layer_backward.default: onednn.layer_backward_scratch,
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention.scratch,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention.backward_scratch,
+    aten._native_multi_head_attention.default: attention.native_scratch,
+    aten._transformer_encoder_layer_fwd.default: attention.layer_scratch,
     aten.abs.default: _complex,
     **dict.fromkeys(
         (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), _for_blas
@@ -215,7 +298,7 @@ _BOUNDS: dict[Any, Bound] = {
     aten.mean.default: _mean,
     aten.mean.dim: _mean,
     aten.logsumexp.default: _copy,
-    aten.multinomial.default: _copy,
+    aten.multinomial.default: _sampled,
     aten.roll.default: _copies_between,
     aten._safe_softmax.default: _flags,
     **dict.fromkeys(
@@ -229,11 +312,13 @@ _BOUNDS: dict[Any, Bound] = {
             aten.max_pool2d_with_indices.default,
             aten.max_pool3d_with_indices.default,
             aten.im2col.default,
+            aten._softmax_backward_data.default,
+            aten._log_softmax_backward_data.default,
             aten.col2im.default,
         ),
         _made_contiguous,
     ),
-    aten.binary_cross_entropy_with_logits.default: _times(2),
+    **losses.BOUNDS,
     aten.masked_select.default: _select_by_mask,
     aten.masked_scatter.default: _source_copy,
     aten.masked_scatter_.default: _source_copy,
@@ -242,15 +327,30 @@ _BOUNDS: dict[Any, Bound] = {
     aten.sort.stable: _sorted,
     aten.topk.default: _best,
     aten._unique2.default: _distinct,
+    aten.unique_dim.default: _distinct_rows,
     aten.isin.Tensor_Tensor: _contained,
     aten.index.Tensor: _mask_indices,
     aten.index_put.default: _mask_written,
     aten.index_put_.default: _mask_written,
     aten._index_put_impl_.default: _mask_written,
-    aten.linalg_inv_ex.default: _copy,
-    aten.linalg_matrix_exp.default: _times(10),
-    aten.linalg_pinv.atol_rtol_tensor: _times(3),
-    aten._linalg_svd.default: _copy,
-    aten._linalg_eigh.default: _copy,
-    aten.linalg_qr.default: _copy,
+    **dict.fromkeys((aten.scatter.src, aten.scatter_.src), _in_single),
+    **dict.fromkeys(
+        (
+            aten.scatter_add.default,
+            aten.scatter_add_.default,
+            aten.index_add.default,
+            aten.index_add_.default,
+        ),
+        _added,
+    ),
+    **dict.fromkeys((aten.scatter_reduce.two, aten.scatter_reduce_.two), _reduced_onto),
+    aten._embedding_bag_backward.default: _sorted_bags,
+    aten._embedding_bag_per_sample_weights_backward.default: _bags,
+    aten._fft_c2r.default: _first_dims,
+    aten.unfold_backward.default: _places_along,
+    aten._upsample_bilinear2d_aa.default: _one_dim_less,
+    aten._upsample_bicubic2d_aa.default: _one_dim_less,
+    aten.upsample_linear1d.default: _line_weights,
+    aten.affine_grid_generator.default: _homogeneous,
+    **linalg.BOUNDS,
 }

@@ -50,9 +50,11 @@ class Unknown:
 
 
 UNKNOWN: Final = Unknown()
+_META: Final = torch.device("meta")
 _STAND_INS: Final[dict[t.Type, Any]] = {t.BOOL: True, t.FLOAT: 1.0, t.NUMBER: 1.0}
 
 
+_ASKS: Final = "`{}` asks the data for a number, which is taken to be 1, or False"
 _DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
 
 
@@ -307,18 +309,27 @@ class Walk:
         runs = op.name not in OBJECT_OPS or op.name in PURE_OPS
         why = _DATA_DECIDE
         if runs and not any(scratch[v] is UNKNOWN for v in op.operands):
-            try:
-                run_op(op, scratch)
-                return [scratch[v] for v in op.results]
-            except (RuntimeError, NotImplementedError, ValueError) as error:
-                why = _of_the_data(error)  # the data decide; PyTorch has many words for it
+            for road in (contextlib.nullcontext(), self.ledger.answering()):
+                try:
+                    self.ledger.was_asked = False
+                    with road, _unseen_by_modes(op):
+                        run_op(op, scratch)
+                    return [self._where(scratch[v]) for v in op.results]
+                except (RuntimeError, NotImplementedError, ValueError) as error:
+                    why = _of_the_data(error)  # the data decide; PyTorch has many words for it
+                    if not (self.ledger.was_asked and _gives_tensors(op)):
+                        break
+                    self.notes.append(f"{op.loc}: {_ASKS.format(_name(op))}")
         known: list[Any] = []
         for result in op.results:
             if t.may_be_tensor(result.type):
-                name = op.name.removeprefix("torch.")
-                raise WalkEnds(f"{op.loc}: {why.format(name)}; nothing after it is counted")
+                raise WalkEnds(f"{op.loc}: {why.format(_name(op))}; nothing after it is counted")
             known.append(UNKNOWN)
         return known
+
+    def _where(self, value: Any) -> Any:
+        """A program that asks where a tensor is learns where it would be."""
+        return self.device if isinstance(value, torch.device) and value == _META else value
 
     def _if(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         condition = env[op.operands[0]]
@@ -466,6 +477,20 @@ def _is_torch(op: Op) -> bool:
 
 def _is_unseen(op: Op) -> bool:
     return op.name in _UNSEEN or op.name.partition(".")[0] in ("py", "list", "math")
+
+
+def _unseen_by_modes(op: Op) -> contextlib.AbstractContextManager[object]:
+    """A program that asks whether PyTorch's functions are overridden learns nothing of the walk."""
+    asks = not any(t.may_be_tensor(r.type) for r in op.results)
+    return torch._C.DisableTorchFunction() if asks else contextlib.nullcontext()  # pyright: ignore
+
+
+def _name(op: Op) -> str:
+    return str(op.attrs.get("target") or op.name).removeprefix("torch.")
+
+
+def _gives_tensors(op: Op) -> bool:
+    return _is_torch(op) and all(t.may_be_tensor(r.type) for r in op.results)
 
 
 def _of_the_data(error: Exception) -> str:

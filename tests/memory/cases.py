@@ -364,6 +364,11 @@ def pooled(x):
     return F.max_pool2d(x * 2, 2)
 
 
+@case(lambda: (torch.rand(16, 32, 10_000),))
+def pooled_1d(x):
+    return F.max_pool1d(x, 2)
+
+
 @case(images)
 def averaged(x):
     return F.avg_pool2d(x, 3, 1, 1)
@@ -444,6 +449,80 @@ def mixed(x):
     y = torch.cumsum(x, 1).log()
     z = torch.sort(y, 0).values
     return (z * y).sum(0)
+
+
+@case(lambda: (torch.rand(900, 500),))
+def singular_parts(x):
+    return torch.linalg.svd(x, full_matrices=False)
+
+
+@case(lambda: (torch.rand(1200, 1200),))
+def own_vectors(x):
+    values, vectors = torch.linalg.eigh(x + x.t())
+    return vectors * values
+
+
+@case(lambda: (torch.rand(40, 300, 200), torch.rand(40, 300, 100)), grad=False)
+def least_squares(x, y):
+    return torch.linalg.lstsq(x, y).solution
+
+
+@case(lambda: (torch.rand(900, 900), torch.rand(900, 900)))
+def solved_by_its_root(x, y):
+    return torch.cholesky_solve(y, torch.linalg.cholesky(x @ x.t() + torch.eye(900) * 900))
+
+
+@case()
+def covariance(x):
+    return torch.cov(x)
+
+
+@case(lambda: (torch.rand(8, 100_000),))
+def sound_and_back(x):
+    w = torch.hann_window(512)
+    s = torch.stft(x, 512, 128, window=w, return_complex=True)
+    return torch.istft(s * 0.5, 512, 128, window=w)
+
+
+@case(lambda: (torch.rand(1200, 1024),))
+def frequencies_and_back(x):
+    return torch.fft.irfft2(torch.fft.rfft2(x))
+
+
+@case(lambda: (torch.rand(N, N), torch.randint(0, N, (N, N))))
+def mean_of_each(x, i):
+    return torch.zeros(N, N).scatter_reduce(0, i, x, "mean")
+
+
+@case(lambda: (torch.rand(300_000, 16), torch.randint(0, 1000, (300_000,))))
+def sums_of_segments(x, i):
+    return torch.zeros(1000, 16).index_add(0, i, x)
+
+
+@case(lambda: (torch.rand(1_000_000),), grad=False)
+def distinct_with_counts(x):
+    return torch.unique(x, return_inverse=True, return_counts=True)
+
+
+@case(lambda: (torch.randint(0, 5, (100_000, 8)),), grad=False)
+def distinct_rows(x):
+    return torch.unique(x, dim=0)
+
+
+@case(lambda: (torch.randn(400, 16, 200), torch.randint(1, 200, (16, 100))))
+def aligned(x, t):
+    steps = torch.full((16,), 400), torch.full((16,), 100)
+    return F.ctc_loss(F.log_softmax(x, -1), t, *steps)
+
+
+@case(two_squares)
+def margins(x, y):
+    return F.soft_margin_loss(x, y.detach())
+
+
+@case(images)
+def smaller(x):
+    return F.interpolate(x, size=(48, 48), mode="bilinear", antialias=True)
 
 
 # -- control flow ----------------------------------------------------------------------------------
@@ -571,9 +650,35 @@ def gru() -> nn.Module:
     return Directions(nn.GRU(64, 128, num_layers=2, bidirectional=True))
 
 
+@module("gru_of_little", lambda: (torch.rand(600, 4, 20),))
+def gru_of_little() -> nn.Module:
+    return Directions(nn.GRU(20, 30, num_layers=2))
+
+
+@module("lstm_of_one", lambda: (torch.rand(3000, 64),))
+def lstm_of_one() -> nn.Module:
+    return Directions(nn.LSTM(64, 128))
+
+
 @module("lstm_double", lambda: (torch.rand(6, 400, 64).double(),))
 def lstm_double() -> nn.Module:
     return Directions(nn.LSTM(64, 128, proj_size=64).double())
+
+
+@module("encoder at rest", lambda: (torch.rand(8, 300, 128),))
+def encoder_at_rest() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(128, 8, 512, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+
+@module("bags", lambda: (torch.randint(0, 20_000, (4000, 64)),))
+def bags() -> nn.Module:
+    return nn.EmbeddingBag(20_000, 128)
+
+
+@module("groups of channels", lambda: (torch.rand(8, 24, 96, 96),))
+def groups_of_channels() -> nn.Module:
+    return nn.Conv2d(24, 48, 3, padding=1, groups=4)
 
 
 @module("masked attention", lambda: (torch.rand(8, 400, 128),))

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import lowtide as lt
+from lowtide.memory.ledger import Ledger
 from lowtide.memory.measure import can_measure_resident, measure_peak
+from lowtide.runtime.played_arena import PlayedArena
 from tests.memory.cases import CASES, Case
 
 ROOM_BYTES = 8_000_000
@@ -151,6 +153,45 @@ def test_what_data_decide_is_bounded() -> None:
     plan = lt.script(f).memory(torch.rand(1000, 100))
     assert any("largest" in n for n in plan.notes)
     assert plan.peak_bytes >= 2 * 400_000
+
+
+def test_a_number_asked_for_inside_does_not_end_it() -> None:
+    def f(x):
+        return torch.cumsum(torch.cov(x), 0)
+
+    n = 1000
+    plan = lt.script(f).memory(torch.empty(n, n, device="meta"))
+    assert any("asks the data for a number" in note for note in plan.notes)
+    assert not any("nothing after it" in note for note in plan.notes)
+    assert plan.peak_bytes > 2 * 4 * n * n
+
+
+def test_places_of_small_tensors_stay() -> None:
+    ledger = Ledger(PlayedArena())
+    with ledger:
+        small = [torch.empty(1000, device="meta") for _ in range(50)]
+        before = ledger.live_bytes
+        del small
+        assert ledger.live_bytes == before == 50 * 4000
+        again = torch.empty(1000, device="meta")
+        assert ledger.live_bytes == before
+        large = torch.empty(100_000, device="meta")
+        assert ledger.live_bytes == before + 400_000
+        del large
+    assert ledger.live_bytes == before
+    del again
+
+
+def test_nodes_of_autograd_are_counted() -> None:
+    def peak(grad: bool) -> int:
+        ledger = Ledger(PlayedArena())
+        with ledger:
+            x = torch.empty(1000, device="meta", requires_grad=grad)
+            for _ in range(300):
+                x = x * 2
+        return ledger.peak_bytes
+
+    assert peak(True) >= peak(False) + 300 * 1000
 
 
 def test_the_first_call_lets_its_tensors_go() -> None:
