@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lowtide.codegen.machines import CUDA, executable, fused
+from lowtide.codegen.machines import CUDA, Kind, executable, fused
 from lowtide.codegen.triton.executable import BlockExecutable
 from lowtide.texpr.build import Builder
 from tests.emit.test_kernels import HINTS, PROGRAMS
@@ -15,7 +15,8 @@ from tests.emit.test_kernels import HINTS, PROGRAMS
 def made(name: str) -> BlockExecutable:
     b = Builder()
     b.program.outputs = [v.name for v in PROGRAMS[name](b)]
-    found = executable(fused(b.program, HINTS, CUDA), list(HINTS), [], HINTS, CUDA)
+    kind = Kind(machine=CUDA)
+    found = executable(fused(b.program, HINTS, kind), list(HINTS), [], HINTS, kind)
     assert isinstance(found, BlockExecutable)
     return found
 
