@@ -17,6 +17,7 @@ from lowtide.codegen.executable import Executable, Fusion
 from lowtide.texpr.expr import Program
 from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.normalise import normalise
+from lowtide.texpr.terms import products_apart
 from lowtide.tile.group import group
 from lowtide.tile.target import BLOCK_TILINGS, TILINGS
 
@@ -41,7 +42,7 @@ def fused(program: Program, hints: Mapping[str, int], kind: Kind) -> Fusion:
     apart = kind.machine != CPU
     normal = normalise(program, hints)
     if apart:
-        normal = in_two_steps(normal, hints)
+        normal = products_apart(in_two_steps(normal, hints), hints)
     groups = group(normal, hints, torch.get_num_threads(), apart=apart)
     return Fusion(program=program, normal=normal, groups=groups)
 
