@@ -18,7 +18,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,7 +70,7 @@ class Tuned:
         self.program = program
         self.symbols = tuple(symbols)
         self.kind = Kind(machine=machine)
-        self._planned = functools.cache(
+        self._compile = functools.cache(
             functools.partial(
                 compile_program,
                 program,
@@ -86,7 +86,7 @@ class Tuned:
         self._lock = threading.RLock()
 
     def _plan(self, tiling: str) -> Executable | Staged:
-        return self._planned(tiling=tiling)
+        return self._compile(tiling=tiling)
 
     def __call__(
         self, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
@@ -112,12 +112,11 @@ class Tuned:
         with self._lock:
             if key not in self._found:
                 call = (tensors, sizes, numbers)
+                known = dict(zip(self.symbols, sizes, strict=True))
                 name = self._name(key, tensors)
-                known = facts.read(_FACTS, name).get("tiling")
-                if known in self.kind.tilings:
-                    found = Found(tiling=known, executable=self._plan(known), times={})
-                else:
-                    found = self._measured(dict(zip(self.symbols, sizes, strict=True)), call)
+                found = self._remembered(name, known)
+                if found is None:
+                    found = self._measured(known, call)
                     facts.write(_FACTS, name, {"tiling": found.tiling})
                 self._found[key] = self._latest = found
             return self._found[key]
@@ -128,26 +127,28 @@ class Tuned:
         parts = (usual[0].identity(tensors), repr(key), *(x.source for x in usual))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
+    def _remembered(self, name: str, sizes: Mapping[str, int]) -> Found | None:
+        """What an earlier process has found, if it can be had today."""
+        tiling = facts.read(_FACTS, name).get("tiling", "?")
+        if tiling not in self.kind.tilings:
+            return None
+        ways = _compiled(dict(self._ways(sizes, [tiling])))
+        return Found(tiling=tiling, executable=ways[tiling], times={}) if ways else None
+
     def _measured(self, sizes: Mapping[str, int], call: tuple[Any, ...]) -> Found:
-        ways = dict(self._ways(sizes))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            made = {n: [pool.submit(x.bound) for x in _parts(w)] for n, w in ways.items()}
-        ways = {n: w for n, w in ways.items() if not n or all(map(_is_made, made[n]))}
+        ways = _compiled(dict(self._ways(sizes, self.kind.tilings)))
         times = _times({n: functools.partial(_run, w, call) for n, w in ways.items()})
         best = min(times, key=times.__getitem__)
         best = best if times[best] < GAIN * times[""] else ""
         return Found(tiling=best, executable=ways[best], times=times)
 
-    def _ways(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, Executable | Staged]]:
-        """Tilings that give kernels of their own, and need hardly more memory; one that the
-        planner fails at is none."""
+    def _ways(
+        self, sizes: Mapping[str, int], tilings: Iterable[str]
+    ) -> Iterator[tuple[str, Executable | Staged]]:
+        """Of these, tilings that give kernels of their own, and need hardly more memory."""
         most = (1 + SHARE) * self.usual.memory(sizes).peak_bytes + ROOM
         seen: set[tuple[str, ...]] = set()
-        for tiling in self.kind.tilings:
-            try:
-                made = self._plan(tiling)
-            except AssertionError:
-                continue
+        for tiling, made in _planned(self._plan, tilings):
             text = tuple(x.source for x in _parts(made))
             if text not in seen and made.memory(sizes).peak_bytes <= most:
                 yield tiling, made
@@ -156,8 +157,9 @@ class Tuned:
     def _at(self, sizes: Mapping[str, int]) -> Executable | Staged:
         """The one that runs at these sizes; where that is not known, what needs most."""
         bits = tuple(sizes[n].bit_length() for n in self.symbols)
-        known = [f.executable for key, f in self._found.items() if key[1:] == bits]
-        ways = known or [way for _, way in self._ways(sizes)]
+        found = list(self._found.items())  # at once: another thread may add to them
+        known = [f.executable for key, f in found if key[1:] == bits]
+        ways = known or [way for _, way in self._ways(sizes, self.kind.tilings)]
         return max(ways, key=lambda way: way.memory(sizes).peak_bytes)
 
     # -- telling --
@@ -192,18 +194,30 @@ def compile_least(
     machine: str,
 ) -> Executable | Staged:
     """The tiling with the least peak at sizes like `hints`; as for `staged.compile_program`."""
-    ways = (
-        compile_program(
-            program,
-            symbols=symbols,
-            scalars=scalars,
-            hints=hints,
-            machine=machine,
-            tiling=tiling,
-        )
-        for tiling in Kind(machine=machine).tilings
+    plan = functools.partial(
+        compile_program,
+        program,
+        symbols=symbols,
+        scalars=scalars,
+        hints=hints,
+        machine=machine,
     )
+    ways = (way for _, way in _planned(lambda n: plan(tiling=n), Kind(machine=machine).tilings))
     return min(ways, key=lambda way: way.memory(hints).peak_bytes)
+
+
+def _planned(
+    plan: Callable[[str], Executable | Staged], tilings: Iterable[str]
+) -> Iterator[tuple[str, Executable | Staged]]:
+    """The program in each of these; one that the planner fails at, if not the usual, is none."""
+    for tiling in tilings:
+        try:
+            made = plan(tiling)
+        except AssertionError:
+            if not tiling:
+                raise
+            continue
+        yield tiling, made
 
 
 def _parts(way: Executable | Staged) -> list[Executable]:
@@ -212,6 +226,13 @@ def _parts(way: Executable | Staged) -> list[Executable]:
 
 def _device(tensors: Sequence[Tensor]) -> torch.device:
     return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _compiled(ways: Mapping[str, Executable | Staged]) -> dict[str, Executable | Staged]:
+    """Those that the compiler takes, and the usual one: its error is the caller's."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = {n: [pool.submit(x.bound) for x in _parts(w)] for n, w in ways.items()}
+    return {n: w for n, w in ways.items() if not n or all(map(_is_made, made[n]))}
 
 
 def _is_made(kernels: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,11 @@ from torch import Tensor
 import lowtide as lt
 from lowtide import config
 from lowtide.codegen import tuned
+from lowtide.codegen.executable import Executable
+from lowtide.codegen.staged import Staged
+from lowtide.errors import BackendError
 from lowtide.programs import PROGRAMS
+from lowtide.texpr.expr import Program
 from lowtide.tile.target import BLOCK_TILINGS, TILINGS
 
 
@@ -157,6 +162,53 @@ def test_remembered_on_disk(take: Callable[[str], list[list[str]]], cache: Path)
     kept.write_text("{")
     lt.script(gaussian, tune=True)(*args)
     assert len(measured) == 2
+
+
+@pytest.mark.parametrize("error", [AssertionError("no plan"), BackendError("refused")])
+def test_remembered_but_not_to_be_had(
+    error: Exception,
+    take: Callable[[str], list[list[str]]],
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the planner or by the compiler: the others are measured, and that is remembered."""
+    measured = take("few rows")
+    args = clouds(301, 455)
+    lt.script(gaussian, tune=True)(*args)
+    real = tuned.compile_program
+
+    def refuse() -> None:
+        raise error
+
+    def broken(program: Program, *, tiling: str, **asked: Any) -> Executable | Staged:
+        made = real(program, tiling=tiling, **asked)
+        if tiling == "few rows" and isinstance(error, AssertionError):
+            raise error
+        if tiling == "few rows":
+            monkeypatch.setattr(made, "bound", refuse)
+        return made
+
+    monkeypatch.setattr(tuned, "compile_program", broken)
+    torch.testing.assert_close(
+        lt.script(gaussian, tune=True)(*args), gaussian(*args), rtol=1e-4, atol=1e-4
+    )
+    assert len(measured) == 2
+    assert "few rows" not in measured[1]
+    (kept,) = cache.glob("lowtide-1/tilings/*.json")
+    assert kept.read_text() == '{"tiling": ""}'
+
+
+def test_least_memory_of_those_that_can_be_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tuned.compile_program
+
+    def broken(program: Program, *, tiling: str, **asked: Any) -> Executable | Staged:
+        if tiling == "few rows":
+            raise AssertionError("no plan")
+        return real(program, tiling=tiling, **asked)
+
+    monkeypatch.setattr(tuned, "compile_program", broken)
+    with pytest.raises(lt.BudgetError, match="needs at least"):
+        lt.script(gaussian, budget=1)(*clouds(301, 455))
 
 
 def test_a_little_faster_is_noise(monkeypatch: pytest.MonkeyPatch) -> None:
