@@ -22,7 +22,6 @@ from lowtide.passes.reroll import reroll
 from lowtide.passes.rows import read_rows
 from lowtide.passes.run import Pass, run
 from lowtide.passes.split_tuples import split_tuples
-from lowtide.passes.turns import take_turns_together
 
 TIDY: tuple[Pass, ...] = (
     inline_no_grad,
@@ -37,7 +36,6 @@ TIDY: tuple[Pass, ...] = (
     carry_last_items,
     eliminate_common_subexpressions,
     peel_last_steps,  # `n - 1` is one value now
-    take_turns_together,
     eliminate_dead_code,
     ask_again,  # in the end: what is asked twice is a common subexpression
 )

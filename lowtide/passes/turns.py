@@ -25,6 +25,7 @@ from typing import Final
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.passes.constants import fold_constants
+from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
 from lowtide.passes.making import (
     Makers,
@@ -56,7 +57,9 @@ def take_turns_together(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
     makers = makers_of(result)
-    return fold_constants(result) if _rewrite(result.block, makers) else result
+    if not _rewrite(result.block, makers):
+        return fn
+    return eliminate_dead_code(fold_constants(result))
 
 
 def _rewrite(block: Block, makers: Makers) -> bool:

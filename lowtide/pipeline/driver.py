@@ -22,6 +22,7 @@ from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
 from lowtide.ir.interpret import Entered, run_block, run_op, suppressed
+from lowtide.passes.turns import take_turns_together
 from lowtide.pipeline import plain, stats
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.section import SECTION, run_section
@@ -359,7 +360,8 @@ class Driver:
 def make_driver(function: Function, options: Options) -> Driver:
     """A driver for a function, within a budget if there is one."""
     if options.budget_bytes is None:
-        return Driver(function, tiles=options.tiles)
+        # a budget does a loop in stretches, which know `x[t]`, not `x[2 * u]`
+        return Driver(take_turns_together(function), tiles=options.tiles)
     from lowtide.pipeline.budget.budgeted import BudgetedDriver  # it derives from Driver
 
     return BudgetedDriver(function, options.budget_bytes, options.tiles)

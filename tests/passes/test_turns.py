@@ -129,3 +129,12 @@ def test_no_step_at_all() -> None:
     compiled, x = lt.script(f), torch.ones(3)
     for n in (0, -3, 1, 2, 5, 40, 41):
         assert torch.equal(compiled(x, n), f(x, n))
+
+
+def test_within_a_budget_loops_are_as_they_were_written() -> None:
+    """Its stretches know `x[t]`."""
+    x, w = arguments(40)
+    compiled, limited = lt.script(two_cells), lt.script(two_cells, budget="1GB")
+    torch.testing.assert_close(limited(x, w), two_cells(x, w))
+    assert "once for each of" in str(compiled.explain(x, w))
+    assert "once for each of" not in str(limited.explain(x, w))
