@@ -21,8 +21,8 @@ from lowtide.memory.measure import can_measure_resident
 from lowtide.pipeline.budget.search import path
 from lowtide.pipeline.driver import Driver
 from lowtide.programs import PROGRAMS
+from tests.memory.calls import tensors
 from tests.memory.cases import CASES, Block
-from tests.memory.test_prediction import tensors
 
 ENTRIES = {
     "script": lambda budget: lt.script(rows, budget=budget),

@@ -14,8 +14,9 @@ import torch
 
 import lowtide as lt
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.measure import can_measure_resident, measure_peak
+from lowtide.memory.measure import can_measure_resident
 from lowtide.runtime.played_arena import PlayedArena
+from tests.memory.calls import Call, measured_alone
 from tests.memory.cases import CASES, Case
 
 ROOM_BYTES = 8_000_000
@@ -38,50 +39,6 @@ def variants() -> list[Any]:
     return found
 
 
-def tensors(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [x for v in value for x in tensors(v)] if isinstance(value, list | tuple) else []
-
-
-class Call:
-    """A case, compiled: `predicted` and `run` are about the same call."""
-
-    def __init__(self, case: Case, grad: bool) -> None:
-        torch.manual_seed(0)
-        self.grad = grad
-        self.compiled: Any = lt.script(case.make())
-        self.args = case.inputs()
-        self.leaves = [x for x in tensors(list(self.args)) if x.is_floating_point()]
-        for x in self.leaves:
-            x.requires_grad_(grad)
-        if isinstance(self.compiled, torch.nn.Module):
-            self.leaves += list(self.compiled.parameters())
-
-    def predicted(self) -> Any:
-        with torch.set_grad_enabled(self.grad):
-            return self.compiled.memory(*self.args)
-
-    def run(self) -> object:
-        with torch.set_grad_enabled(self.grad):
-            result = self.compiled(*self.args)
-            carrying = [x for x in tensors(result) if x.requires_grad]
-            if carrying:
-                torch.autograd.backward(carrying, [torch.ones_like(x) for x in carrying])
-        return result
-
-    def measured(self) -> int:
-        """The least of three: each run allocates the same, and what other tests have left in the
-        heap can only add to what becomes resident."""
-        self.run()
-        found: list[int] = []
-        for _ in range(3):
-            for x in self.leaves:
-                x.grad = None
-            found.append(measure_peak(self.run, release=lt.empty_cache)[0].peak_bytes)
-        return min(found)
-
-
 def test_there_are_enough() -> None:
     assert len({c.name for c in CASES}) >= 60
 
@@ -91,6 +48,8 @@ def test_the_peak_is_as_predicted(case: Case, grad: bool) -> None:
     call = Call(case, grad)
     plan = call.predicted()
     measured = call.measured()
+    if measured > plan.peak_bytes + NOISE_BYTES:
+        measured = min(measured, measured_alone(case, grad))
     assert measured <= plan.peak_bytes + NOISE_BYTES, str(plan)
     assert plan.peak_bytes <= 1.1 * measured + ROOM_BYTES, str(plan)
 

@@ -15,7 +15,7 @@ from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.rewrite import with_sections
 from lowtide.pipeline.budget.search import Plan, path
 from lowtide.pipeline.driver import Driver
-from tests.memory.test_prediction import tensors
+from tests.memory.calls import tensors
 
 BATCH, WIDTH, STEPS = 8, 16, 120
 
