@@ -16,11 +16,11 @@ import pytest
 
 Golden = Callable[[str, str], None]
 
-# Folders of many programs, whose kernels are compiled in half the time: what the C compiler is
-# given is the same text. In others they are as they are shipped; with `--optimize=-O2` in all.
+# Folders and files of many programs, whose kernels are compiled in half the time: what the C
+# compiler is given is the same text. In others they are as shipped; with `--optimize=-O2` in all.
 QUICKLY_COMPILED = {
-    "deploy", "dynamo", "fuzz", "grad", "language", "loops", "memory", "modules", "passes",
-    "pipeline",
+    "deploy", "dynamo", "fuzz", "grad", "language", "loops", "memory/test_budget.py",
+    "memory/test_stretches.py", "modules", "passes", "pipeline",
 }  # fmt: skip
 
 
@@ -54,8 +54,8 @@ def guard(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
     """See `QUICKLY_COMPILED`."""
-    folder = Path(request.path).relative_to(Path(__file__).parent).parts[0]
-    if folder not in QUICKLY_COMPILED:
+    file = Path(request.path).relative_to(Path(__file__).parent)
+    if QUICKLY_COMPILED.isdisjoint((file.parts[0], file.as_posix())):
         yield
         return
     from lowtide.runtime import toolchain
