@@ -25,7 +25,7 @@ from typing import Final
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.types import ListType
-from lowtide.passes.making import Makers, constant, drop, final, makers_of, users_of, with_inner
+from lowtide.passes.making import ahead_of, constant, drop, final, makers_of, users_of, with_inner
 
 _READERS: Final = ("torch.stack", "torch.cat", "list.get", "py.len", "list.slice", "list.of")
 _WRITERS: Final = ("list.append", "list.insert", "list.extend", "list.reverse")
@@ -192,28 +192,11 @@ class _Items:
             if in_front:
                 return at if at >= 0 else None
             return -at - 1 if at < 0 else None
-        ahead = _ahead(index, body.args[0], self.makers)
+        ahead = ahead_of(index, body.args[0], self.makers)
         if ahead is None or length is None or in_front:
             return None
         found = length + is_after - ahead - 1
         return found if ahead >= 0 and found >= 0 else None
-
-
-def _ahead(index: Value, step: Value, makers: Makers) -> int | None:
-    """c of an index that is step + c."""
-    if index is step:
-        return 0
-    maker = makers.get(index)
-    if maker is None or maker.name not in ("py.add", "py.sub"):
-        return None
-    a, b = maker.operands
-    for x, y in ((a, b), (b, a)):
-        more, inner = constant(y, makers), _ahead(x, step, makers)
-        if inner is not None and isinstance(more, int) and not isinstance(more, bool):
-            if maker.name == "py.add":
-                return inner + more
-            return inner - more if x is a else None
-    return None
 
 
 def _touches(op: Op, xs: Value) -> bool:

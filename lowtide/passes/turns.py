@@ -29,6 +29,7 @@ from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
 from lowtide.passes.making import (
     Makers,
+    ahead_of,
     constant,
     copied_ops,
     if_it_runs,
@@ -122,24 +123,8 @@ def _modulo(value: Value, step: Value, makers: Makers, test: str, limit: int) ->
     number, length = maker.operands[0], constant(maker.operands[1], makers)
     if isinstance(length, bool) or not isinstance(length, int) or not 1 < length <= MOST_TURNS:
         return None
-    offset = _offset(number, step, makers)
+    offset = ahead_of(number, step, makers)
     return None if offset is None else _Turn(length, offset, test, limit)
-
-
-def _offset(value: Value, step: Value, makers: Makers) -> int | None:
-    """What is added to the number of the step; None for any other value."""
-    if value is step:
-        return 0
-    maker = makers.get(value)
-    if maker is None or maker.name not in ("py.add", "py.sub"):
-        return None
-    a, b = maker.operands
-    if maker.name == "py.add" and isinstance(constant(a, makers), int):
-        a, b = b, a
-    inner, more = _offset(a, step, makers), constant(b, makers)
-    if inner is None or isinstance(more, bool) or not isinstance(more, int):
-        return None
-    return inner + (more if maker.name == "py.add" else -more)
 
 
 class _Together:

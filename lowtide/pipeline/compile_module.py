@@ -23,7 +23,7 @@ from lowtide.pipeline.script_module import ScriptModule, make_or_get, method_sou
 
 
 def script_module(
-    module: torch.nn.Module, example_inputs: object = None, options: Options | None = None
+    module: torch.nn.Module, example_inputs: object, options: Options
 ) -> ScriptModule:
     """Compiles a module: forward and all methods marked `@lt.export`, by their annotations.
 
@@ -49,9 +49,9 @@ def script_module(
     return made
 
 
-def keep_module_to(module: ScriptModule, options: Options | None) -> None:
+def keep_module_to(module: ScriptModule, options: Options) -> None:
     """From now on a call of any method is as these ask for; nothing asked changes nothing."""
-    if options is None or options == Options():
+    if options == Options():
         return
     module.__dict__["_lowtide_asked"] = options
     for method in list(module.__dict__.values()):

@@ -81,21 +81,21 @@ class Solution:
 
 def are_apart(solutions: Sequence[Solution]) -> bool:
     """Whether two of them never let two iterations write one element."""
-    first, *others = solutions or (None,)
-    if first is None or not others:
+    if len(solutions) < 2:
         return True
+    first = solutions[0]
     step = first.step.const
-    rows = [((s.target - first.target).const, s.step.const, s.width.const) for s in solutions]
     if step is None or step > LARGEST_STEP:
         return False
+    rows: list[tuple[int, int]] = []
+    for s in solutions:
+        shift, width = (s.target - first.target).const, s.width.const
+        if shift is None or width is None or s.step.const != step:
+            return False
+        rows.append((shift, width))
     for r in range(step):
-        iterations: set[int] = set()
-        for shift, own, width in rows:
-            if shift is None or width is None or own != step:
-                return False
-            if (r + shift) % step < width:
-                iterations.add((r + shift) // step)
-        if len(iterations) > 1:
+        writers = {(r + shift) // step for shift, width in rows if (r + shift) % step < width}
+        if len(writers) > 1:
             return False
     return True
 
