@@ -563,6 +563,13 @@ def _alignment(
         if not all(link(a, b) for a, b in zip(mine, theirs, strict=True)):
             renaming.clear()
             renaming.update(before)
+    # Groups may have axes in common that are not the same here: parts of one sum, say. What another
+    # axis becomes must not be an axis that stays.
+    taken = set(renaming.values())
+    for d in second.defs.values():
+        for a in (*d.axes, *reduced_axes(d)):
+            if a in taken and a not in renaming:
+                renaming[a] = Axis(a.name, a.extent)
     return renaming
 
 

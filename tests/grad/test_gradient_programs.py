@@ -178,6 +178,16 @@ def logs(x: Tensor):
     return y.log() + y.log2() * y.log10() + y.log1p(), y.rsqrt() + y.sqrt(), x.exp2() - x.expm1()
 
 
+def squared(x: Tensor):
+    """Both parts of the gradient read the product, the one by rows and the other by columns."""
+    return (x @ x).relu()
+
+
+def self_similar(x: Tensor):
+    y = torch.where(x @ x.t() > 0, x, x * 0.5)
+    return (y.t() @ y).tanh() @ x
+
+
 def outer_products(x: Tensor, y: Tensor):
     return torch.outer(x[:, 0], y[0]).sum(0), torch.kron(x[:3, :2], y[:2, :3])
 
@@ -228,6 +238,7 @@ CASES: list[tuple[Any, tuple[Any, ...]]] = [
     (two_layers, (X, randn(6, 34), randn(34, 5))), (shaped, (X,)),
     (moments, (X,)), (losses, (X, Y)), (contrastive, (X, Y)), (waves, (X * 0.5,)), (arcs, (X,)),
     (logs, (X,)), (outer_products, (X, Y)), (reused, (X,)), (chosen, (X, Y)), (interleaved, (X,)),
+    (squared, (randn(34, 34),)), (squared, (randn(4, 4),)), (self_similar, (randn(34, 34),)),
     (softmaxes, (X,)), (grouped, (randn(34, 4),)),
     (programs.gaussian, (POINTS, OTHERS, randn(36, 5))),
     (programs.attention, HEADS), (programs.boxes_intersection, (randn(35, 4), randn(34, 4))),
