@@ -2,8 +2,8 @@
 
     torch.arange(n)   →   t[i] = i          zeros_like(x)   →   t[i, j] = 0
 
-Only where the other tensors are: `device` must name that, or be left out on the CPU. `empty`
-gives zeros.
+Only where the other tensors are: `device` must name that, or be the default where it is left out.
+`empty` gives zeros.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, as_index, floordiv
 
-CPU: Final = torch.device("cpu")
 OPTIONS: Final = (
     "*, dtype: dtype? = None, layout: any? = None, device: device? = None, "
     "requires_grad: bool = False, pin_memory: bool? = None"
@@ -58,7 +57,7 @@ def _check_options(
 ) -> None:
     """`like`: without a device, it is that of a tensor."""
     if device is not None or not like:
-        check_device(b, CPU if device is None else device)
+        check_device(b, b.default_device if device is None else device)
     if layout not in (None, torch.strided) or requires_grad or rest not in (None, False):
         raise Unsupported("layout, requires_grad, pin_memory or memory_format")
 

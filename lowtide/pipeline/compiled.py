@@ -19,6 +19,7 @@ import torch
 from lowtide import config
 from lowtide.ir.core import Function
 from lowtide.ir.python_text import python_text
+from lowtide.memory import watching
 from lowtide.pipeline import plain
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.explain import Explanation, explain
@@ -98,10 +99,11 @@ class Compiled(ABC):
         return walk.stages()
 
     def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
-        driver, values = self.resolve(self.bind(args, kwargs))
-        plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
-        why = plain.reason() or ineligible(plain_values)
-        return why, Walk(driver.planned(values), values)
+        with watching.aside():
+            driver, values = self.resolve(self.bind(args, kwargs))
+            plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
+            why = plain.reason() or ineligible(plain_values)
+            return why, Walk(driver.planned(values), values)
 
     def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call from code that is being traced: the program's ops, control flow kept, become

@@ -22,6 +22,7 @@ from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
 from lowtide.ir.interpret import Entered, run_block, run_op, suppressed
+from lowtide.memory import watching
 from lowtide.passes.turns import take_turns_together
 from lowtide.pipeline import plain, stats
 from lowtide.pipeline.backend import Tiles
@@ -190,17 +191,18 @@ class BlockPlan:
         of the op that the driver has to run, or `~position` of where the next region begins."""
         values = [env[v] for v in region.live_ins]
         try:
-            entry = region.find(values)
+            if plain.function_modes_on():
+                with watching.aside():
+                    entry, results = _launch(region, values)
+                watching.told(results)
+            else:
+                entry, results = _launch(region, values)
         except Ineligible:
             return ~self.run_eager(pos, region.end, env)
         spec = entry.spec
+        del values
         if entry.run is None:
             return ~self.run_eager(pos, region.end, env) if entry.eager else pos
-        try:
-            results = entry.run(values, entry.z, entry.sizes)
-        except (CheckFailed, HostFault, KernelFault):
-            results = None  # PyTorch's own error shall not be "during handling of" ours
-        del values
         if results is None:
             return ~self.run_eager(pos, min(spec.stop, self.last), env)
         if spec.finished:
@@ -261,9 +263,12 @@ class BlockPlan:
         plan = self.inner(block)
         values = [env[v] for v in op.operands]
         _drop(env, alive, op.operands)
-        return run_section(
-            op, values, lambda given: plan.run(dict(zip(block.args, given, strict=True)))
-        )
+        with watching.aside():
+            results = run_section(
+                op, values, lambda given: plan.run(dict(zip(block.args, given, strict=True)))
+            )
+        watching.told(results)
+        return results
 
     def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         manager = env[op.operands[0]]
@@ -328,7 +333,7 @@ class Driver:
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function; raises Ineligible, before anything ran, if PyTorch must do it."""
         first = self._first
-        if first is None:
+        if first is None or plain.function_modes_on():
             return self._walk(args)
         entry: Entry = first.find(args)
         run: Callable[..., tuple[Any, ...]] | None = entry.run
@@ -375,6 +380,17 @@ def _is_work(op: Op) -> bool:
     if op.blocks:
         return any(_is_work(inner) for block in op.blocks for inner in block.ops)
     return op.name.startswith("torch.") and not static_reason(op)
+
+
+def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ...] | None]:
+    """What the region compiled to, and its results; None where PyTorch is to run it."""
+    entry = region.find(values)
+    if entry.run is None:
+        return entry, None
+    try:
+        return entry, entry.run(values, entry.z, entry.sizes)
+    except (CheckFailed, HostFault, KernelFault):
+        return entry, None  # PyTorch's own error shall not be "during handling of" ours
 
 
 def _drop(env: Env, alive: set[Value], candidates: Sequence[Value]) -> None:

@@ -341,7 +341,7 @@ def _place(place: Place) -> str:
 
 
 def _shape_only(dtype: torch.dtype, sizes: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty((), dtype=dtype).expand(sizes)
+    return torch.empty((), dtype=dtype, device="cpu").expand(sizes)
 
 
 # ---- what of the program is needed -------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from lowtide import config
 
@@ -25,7 +26,9 @@ def _flag(name: str) -> Callable[..., Any]:
     return getattr(_C, name, _never)
 
 
-_function_mode = _flag("_is_torch_function_mode_enabled")
+function_modes_on: Callable[[], bool] = _flag("_is_torch_function_mode_enabled")
+_depth: Callable[[], int] = getattr(_C, "_len_torch_function_stack", lambda: 0)
+_mode_at: Callable[[int], Any] = getattr(_C, "_get_function_stack_at", _never)
 _dispatch_modes = _flag("_len_torch_dispatch_stack")
 _transform = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 _autocast: Callable[[], bool] = getattr(
@@ -51,9 +54,24 @@ def keeps_graph() -> bool:
     return _keeps_graph()
 
 
+def default_device() -> torch.device | None:
+    """Where this thread makes tensors that name no device; None where nobody has said."""
+    return next((mode.device for mode in _modes() if type(mode) is DeviceContext), None)
+
+
+def _modes() -> list[Any]:
+    return [_mode_at(k) for k in range(_depth())]
+
+
+def _is_harmless(mode: Any) -> bool:
+    """PyTorch's default device, which decides where tensors are made; a dispose scope, which is
+    told what compiled code gives (`memory/watching`)."""
+    return type(mode) is DeviceContext or getattr(mode, "may_be_told", False)
+
+
 def reason() -> str:
     """Why nothing is compiled just now."""
-    if _function_mode() or _dispatch_modes():
+    if _dispatch_modes() or (function_modes_on() and not all(map(_is_harmless, _modes()))):
         return "a TorchFunctionMode or TorchDispatchMode is on"
     if _transform() is not None:
         return "inside a torch.func transform"

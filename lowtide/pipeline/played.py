@@ -20,7 +20,7 @@ from lowtide.memory.ledger import Ledger
 from lowtide.memory.plan import Event, Held
 from lowtide.texpr.sizes import evaluate
 
-_TRUE = torch.tensor(True)
+_TRUE = torch.tensor(True, device="cpu")
 Tensor = torch.Tensor
 
 

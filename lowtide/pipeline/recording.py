@@ -21,6 +21,7 @@ import torch
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.ir.named_results import build
+from lowtide.memory import watching
 from lowtide.pipeline import plain
 from lowtide.pipeline.abstract import Abs, Map, Place, Seq
 from lowtide.pipeline.faults import survive
@@ -215,10 +216,11 @@ class _Region(torch.autograd.Function):
         kept = ctx.saved_tensors
         given = cotangents[: len(r.gradient.carrying)]
         needed = tuple(bool(ctx.needs_input_grad[1 + k]) for k in r.wanted)
-        if torch.is_grad_enabled() or plain.in_transform(given):
-            found = _by_eager(call, kept[:count], given, needed)
-        else:
-            found = _by_kernels(call, kept, given, needed)
+        with watching.aside():
+            if torch.is_grad_enabled() or plain.in_transform(given):
+                found = _by_eager(call, kept[:count], given, needed)
+            else:
+                found = _by_kernels(call, kept, given, needed)
         gradients: list[Tensor | None] = [None] * len(r.names)
         for k, value in zip(r.wanted, found, strict=True):
             gradients[k] = value

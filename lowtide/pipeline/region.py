@@ -21,14 +21,14 @@ import torch
 
 from lowtide.errors import Loc, LowtideError
 from lowtide.ir.core import Block, Value
-from lowtide.pipeline import backend, debug, hostcode, stats
+from lowtide.pipeline import backend, debug, hostcode, plain, stats
 from lowtide.pipeline.abstract import Place
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.differences import Facts, differences, signature_facts
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
-from lowtide.pipeline.keys import KeyOf, key_function, whole_key
+from lowtide.pipeline.keys import Key, KeyOf, key_function, whole_key
 from lowtide.pipeline.outgrown import OUTGROWN, Plan, room_bytes
 from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, launched
 from lowtide.pipeline.signature import CPU, Binding, Levels, Spot, escalated, with_varying
@@ -147,6 +147,7 @@ class Region:
         except KeyError:
             key_of = self._new_key(kinds)
         key = key_of(values) if key_of is not None else whole_key(values, self.floats_constant)
+        key = _with_default_device(key)
         return self.exact.get(key) or self._miss(values, key)
 
     def _new_key(self, kinds: tuple[type, ...]) -> KeyOf | None:
@@ -169,7 +170,7 @@ class Region:
             if len(self.exact) >= MAX_EXACT:
                 self.exact.clear()
             if self.floats_constant:  # perhaps only since this call
-                key = whole_key(values, True)
+                key = _with_default_device(whole_key(values, True))
             self.exact[key] = entry
             return entry
 
@@ -277,7 +278,8 @@ class Region:
 
     def _way(self, binding: Binding) -> _Way:
         """The way to where a specialisation for these live-ins is, or is to be put."""
-        way = _Way(key=(_default_dtype(), binding.device, binding.machine, *binding.key))
+        where = (plain.default_device(), binding.device, binding.machine)
+        way = _Way(key=(_default_dtype(), *where, *binding.key))
         node = self.classes.get(way.key)
         while isinstance(node, Split):
             way.parent, holds = node, evaluate(node.index, binding.numbers) >= 0
@@ -456,6 +458,10 @@ def _plan(spec: Specialisation, host: HostCode) -> Plan:
         gradient=spec.gradient,
         room=spec.suits,
     )
+
+
+def _with_default_device(key: Key) -> Key:
+    return (plain.default_device(), *key) if plain.function_modes_on() else key
 
 
 def _at(values: list[Any], place: Place) -> Any:

@@ -83,7 +83,8 @@ class ScriptFunction(TorchJitMembers):
             values = self.bind(args, kwargs)
         driver = self._plain_drivers.get(tuple(map(type, values)))
         if driver is None:
-            driver = self.driver(values)
+            with watching.aside():
+                driver = self.driver(values)
         try:
             if driver.captured is not None:
                 values = (*values, *driver.captured()[0])

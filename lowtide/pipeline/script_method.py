@@ -28,6 +28,7 @@ from lowtide.frontend.script.script import check_syntax
 from lowtide.frontend.script.source import decorated
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
+from lowtide.memory import watching
 from lowtide.pipeline import debug, plain
 from lowtide.pipeline.captures import Reader, Values, hook_count, type_of_value
 from lowtide.pipeline.differences import attribute, guard_told, told
@@ -185,8 +186,11 @@ class ScriptMethod(ScriptFunction):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the Python method would return."""
-        if _is_compiling() or _reason():
+        if _is_compiling():
             return self._python(*args, **kwargs)
+        if _reason():
+            again = MethodType(ScriptMethod.__call__, self)
+            return watching.call(self.__qualname__, again, self._python, _reason, args, kwargs)
         values = args
         if kwargs or len(args) != self._arity:
             values = self.bind(args, kwargs)
@@ -195,7 +199,8 @@ class ScriptMethod(ScriptFunction):
         if variant is not None and RemovableHandle.next_id == self._hooks_seen:
             captured = variant.values()
         if variant is None or captured is None:
-            variant, captured = self._find(values)
+            with watching.aside():
+                variant, captured = self._find(values)
         try:
             return variant.driver((*values, *captured))
         except Ineligible:

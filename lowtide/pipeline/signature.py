@@ -24,6 +24,7 @@ import torch
 from lowtide import config
 from lowtide.ir import dtypes
 from lowtide.ir.python_ops.numbers import UNBOUND
+from lowtide.pipeline import plain
 from lowtide.pipeline.abstract import OPAQUE, Abs, Map, Place, Seq, constant
 from lowtide.runtime import blocks
 from lowtide.texpr import expr as ex
@@ -227,6 +228,7 @@ class Binding:
         """A builder with the tensors as inputs, and the abstract live-ins."""
         builder = Builder()
         builder.device = self.device
+        builder.default_device = plain.default_device() or CPU
         source = _Source(builder, iter(self._forms), iter(self.tensors), iter(self.floats))
         live = [self._abstract(v, Place(i), source) for i, v in enumerate(self.values)]
         return source.builder, live

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import lowtide as lt
 from lowtide.runtime import arena
 from tests.profiler.programs import line_of, row_of, similarity
+
+
+class _Mode(TorchFunctionMode):
+    """A user's, which wants to see each op."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_compiled_function_is_one_operator_with_its_arena_bytes() -> None:
@@ -51,9 +62,35 @@ def test_what_the_arena_gets_back_is_freed() -> None:
 def test_other_modes_still_make_it_plain_python() -> None:
     compiled = lt.script(similarity)
     x = torch.rand(8, 40)
+    with lt.profile() as prof, _Mode():
+        compiled(x, x)
+    assert row_of(prof, "aten::sub").calls == 1
+
+
+def test_a_default_device_does_not() -> None:
+    compiled = lt.script(similarity)
+    x = torch.rand(8, 40)
     with lt.profile() as prof, torch.device("cpu"):
         compiled(x, x)
-    assert row_of(prof, "aten::sub").source == line_of(similarity, "difference = ")
+    assert row_of(prof, "lowtide::similarity").calls == 1
+
+
+class _Similarity(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return similarity(x, x)
+
+
+@pytest.mark.parametrize("way", ["script", "trace"])
+def test_modules_and_traced_functions_are_operators_too(way: str) -> None:
+    x = torch.rand(40, 600)
+    module = _Similarity()
+    compiled = lt.script(module) if way == "script" else lt.trace(module, (x,))
+    compiled(x)
+    with lt.profile() as prof:
+        compiled(x)
+    assert prof.peak_bytes < 40 * 600 * 600
+    assert all(r.op != "aten::sub" for r in prof.rows())
+    assert [r.calls for r in prof.rows() if r.op.startswith("lowtide::")] == [1]
 
 
 def test_memory_stats_are_of_all_programs_together() -> None:

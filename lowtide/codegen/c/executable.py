@@ -123,7 +123,7 @@ class HostExecutable(Executable):
         for name, d in self.shaped.items():
             shape = small_shape(d)
             if shape is not None:
-                scope[f"like_{name}"] = torch.empty(shape, dtype=d.dtype.torch)
+                scope[f"like_{name}"] = torch.empty(shape, dtype=d.dtype.torch, device="cpu")
         for name, choice in self.choices.items():
             scope[f"choice_{name}"] = choice
         for name, kernel in self.bound().items():

@@ -19,6 +19,9 @@ import os
 import sys
 import threading
 import weakref
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import CodeType, FrameType, MethodType
 from typing import Any
@@ -54,7 +57,14 @@ def _count_of_fresh_shared() -> int:
     return sys.getrefcount(made) + 0 * len(view)
 
 
+def _count_else() -> int:
+    """References to a tensor besides those by nests: a variable of a loop, an argument."""
+    nest = [torch.empty(0)]
+    return max(sys.getrefcount(made) for made in nest) - 1
+
+
 FRESH = _count_of_fresh()
+_FRESH_ELSE = _count_else()
 FRESH_SHARED = _count_of_fresh_shared()
 
 
@@ -114,6 +124,7 @@ class _Mode:
 
     # Bound once: PyTorch asks for it twice a call.
     __slots__ = ("__torch_function__", "code", "thread")
+    may_be_told = True  # by `told`: compiled code may run `aside`
 
     def __init__(self, thread: ThreadState) -> None:
         self.thread = thread
@@ -187,6 +198,39 @@ def see(made: Any, frame: FrameType | None) -> None:
         for tensor in tensors_in(made):
             if _is_ours(tensor):
                 _record(thread, tensor, frame)
+
+
+@contextmanager
+def aside() -> Generator[None]:
+    """Nothing that this thread makes inside is seen."""
+    thread: ThreadState | None = getattr(_threads, "state", None)
+    if thread is None or not thread.open:
+        yield
+        return
+    holders, thread.open = thread.open, []
+    was_on = _is_on_stack(thread.mode)
+    if was_on:
+        _remove(thread.mode)
+    try:
+        yield
+    finally:
+        thread.open = holders
+        if was_on:
+            _insert(thread.mode)
+
+
+def told(made: Any) -> None:
+    """Record what was made `aside` and is handed out now. What somebody else refers to as well was
+    there before."""
+    thread: ThreadState | None = getattr(_threads, "state", None)
+    if thread is None or not thread.open:
+        return
+    found = list(tensors_in(made))
+    times = Counter(map(id, found))
+    for tensor in found:
+        twice = 2 * times[id(tensor)]  # by the nest and by `found`
+        if sys.getrefcount(tensor) - twice <= _FRESH_ELSE and _is_ours(tensor):
+            _record(thread, tensor, _getframe(1))
 
 
 def _record(thread: ThreadState, made: torch.Tensor, frame: FrameType | None) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from lowtide.errors import BudgetError
 from lowtide.ir.core import Function
+from lowtide.memory import watching
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.search import Plan, search
 from lowtide.pipeline.driver import Driver
@@ -54,7 +55,8 @@ class BudgetedDriver(Driver):
 
     def _found(self, args: Sequence[Any]) -> Plan | BudgetError:
         try:
-            plan = search(self._plain, args, self.budget_bytes)
+            with watching.aside():
+                plan = search(self._plain, args, self.budget_bytes)
             if plan.driver.is_tight:
                 arena.keep_tight()
             return plan

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.ir.core import Op
+from lowtide.memory import watching
 from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.pipeline.budget.stretches import Stretches
 
@@ -57,9 +58,10 @@ class _Recomputed(torch.autograd.Function):
         now = torch.get_rng_state()
         torch.set_rng_state(ctx.random)
         try:
-            if torch.is_grad_enabled():
-                return None, *section.differentiable(values, wanted, cotangents)
-            return None, *section.gradients(values, saved[count:], wanted, cotangents)
+            with watching.aside():
+                if torch.is_grad_enabled():
+                    return None, *section.differentiable(values, wanted, cotangents)
+                return None, *section.gradients(values, saved[count:], wanted, cotangents)
         finally:
             torch.set_rng_state(now)
 

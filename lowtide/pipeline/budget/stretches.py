@@ -41,7 +41,7 @@ class Stretches(Chunks):
         self.carried = slice(1, 1 + count)  # operands
         self.last = slice(0, count)  # results
         self._starts: list[Tensor] = []
-        self._random = torch.empty(0)  # [stretches, state]
+        self._random = torch.empty(0, device="cpu")  # [stretches, state]
 
     def extent(self, values: Sequence[Any]) -> int:
         """The number of steps."""
