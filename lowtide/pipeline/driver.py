@@ -280,7 +280,7 @@ class BlockPlan:
         _drop(env, alive, tuple(env))
         with manager as entered:
             inner[block.args[0]] = entered
-            if plain.reason():  # the manager has turned autocast on, say
+            if plain.reason():  # the manager is a mode of PyTorch's, say
                 return run_block(block, inner)
             return plan.run(inner)
         raise suppressed(op)

@@ -7,7 +7,7 @@ In: a function or an nn.Module. Out: what `torch.compile` returns for it.
     torch.compile(model, backend="lowtide")       the same, by name, once the package is installed
 
 Each captured graph becomes a `CompiledGraph`, run by a `Driver`. Always holds: where the driver
-cannot run it (modes, autocast, another device) PyTorch runs the captured graph as it is, and a
+cannot run it (modes, another device) PyTorch runs the captured graph as it is, and a
 graph that does not become a Function is never anything else, which is said once.
 """
 

@@ -31,7 +31,7 @@ _depth: Callable[[], int] = getattr(_C, "_len_torch_function_stack", lambda: 0)
 _mode_at: Callable[[int], Any] = getattr(_C, "_get_function_stack_at", _never)
 _dispatch_modes = _flag("_len_torch_dispatch_stack")
 _transform = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", lambda: None)
-_autocast: Callable[[], bool] = getattr(
+autocast_on: Callable[[], bool] = getattr(
     _C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu")
 )
 _keeps_graph: Callable[[], bool] = getattr(
@@ -59,6 +59,19 @@ def default_device() -> torch.device | None:
     return next((mode.device for mode in _modes() if type(mode) is DeviceContext), None)
 
 
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The lower dtype of autocast on such devices; None where it is off."""
+    on = autocast_on() and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if on else None
+
+
+def surroundings() -> tuple[Any, ...]:
+    """What a call means depends on these, too; () for PyTorch's defaults."""
+    if not (function_modes_on() or autocast_on()):
+        return ()
+    return default_device(), autocast_dtype("cpu"), autocast_dtype("cuda")
+
+
 def _modes() -> list[Any]:
     return [_mode_at(k) for k in range(_depth())]
 
@@ -75,8 +88,6 @@ def reason() -> str:
         return "a TorchFunctionMode or TorchDispatchMode is on"
     if _transform() is not None:
         return "inside a torch.func transform"
-    if _autocast():
-        return "autocast is on"
     if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return "inside forward-mode differentiation"
     if torch.get_default_dtype() is not torch.float32:

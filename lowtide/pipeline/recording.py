@@ -38,22 +38,25 @@ Launch = Callable[[Any, list[Tensor], Sequence[int], Sequence[float]], Sequence[
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerRegion:
     """The ops of a region, to be run by PyTorch. `outputs`: for each output of the kernels, the
-    value that it is and subscripts into it."""
+    value that it is and subscripts into it; `autocast`: the lower dtype of the forward pass."""
 
     ops: tuple[Op, ...]
     live_ins: tuple[Value, ...]
     outputs: tuple[tuple[Value, Path], ...]
+    device_type: str
+    autocast: torch.dtype | None
 
     def __call__(self, values: Values) -> list[Tensor]:
         env: dict[Value, Any] = dict(zip(self.live_ins, values, strict=True))
-        for op in self.ops:
-            run_op(op, env)
+        with torch.autocast(self.device_type, self.autocast, enabled=self.autocast is not None):
+            for op in self.ops:
+                run_op(op, env)
         return [_item(env[v], path) for v, path in self.outputs]
 
 
 def eager_region(
     block: Block, start: int, stop: int, live_ins: Sequence[Value], env: Mapping[Value, Abs],
-    outputs: Sequence[Abs],
+    outputs: Sequence[Abs], device_type: str,
 ) -> EagerRegion | None:  # fmt: skip
     """How PyTorch computes these outputs; None where one of them is no value of the block."""
     ops = tuple(op for op in block.ops[start:stop] if op is not block.terminator)
@@ -62,7 +65,11 @@ def eager_region(
     if any(p is None for p in places):
         return None
     return EagerRegion(
-        ops=ops, live_ins=tuple(live_ins), outputs=tuple(p for p in places if p is not None)
+        ops=ops,
+        live_ins=tuple(live_ins),
+        outputs=tuple(p for p in places if p is not None),
+        device_type=device_type,
+        autocast=plain.autocast_dtype(device_type),
     )
 
 

@@ -28,7 +28,7 @@ from lowtide.pipeline.differences import Facts, differences, signature_facts
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
-from lowtide.pipeline.keys import Key, KeyOf, key_function, whole_key
+from lowtide.pipeline.keys import KeyOf, key_function, whole_key
 from lowtide.pipeline.outgrown import OUTGROWN, Plan, room_bytes
 from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, launched
 from lowtide.pipeline.signature import CPU, Binding, Levels, Spot, escalated, with_varying
@@ -147,7 +147,7 @@ class Region:
         except KeyError:
             key_of = self._new_key(kinds)
         key = key_of(values) if key_of is not None else whole_key(values, self.floats_constant)
-        key = _with_default_device(key)
+        key = (*plain.surroundings(), *key)
         return self.exact.get(key) or self._miss(values, key)
 
     def _new_key(self, kinds: tuple[type, ...]) -> KeyOf | None:
@@ -170,7 +170,7 @@ class Region:
             if len(self.exact) >= MAX_EXACT:
                 self.exact.clear()
             if self.floats_constant:  # perhaps only since this call
-                key = _with_default_device(whole_key(values, True))
+                key = (*plain.surroundings(), *whole_key(values, True))
             self.exact[key] = entry
             return entry
 
@@ -278,7 +278,7 @@ class Region:
 
     def _way(self, binding: Binding) -> _Way:
         """The way to where a specialisation for these live-ins is, or is to be put."""
-        where = (plain.default_device(), binding.device, binding.machine)
+        where = (plain.surroundings(), binding.device, binding.machine)
         way = _Way(key=(_default_dtype(), *where, *binding.key))
         node = self.classes.get(way.key)
         while isinstance(node, Split):
@@ -368,8 +368,9 @@ class Region:
                 host = self._host(trace, binding, results, False)
             elif gradient is not None:
                 again = eager_region(
-                    self.block, self.start, trace.stop, self.live_ins, trace.env, host.outputs
-                )
+                    self.block, self.start, trace.stop, self.live_ins, trace.env, host.outputs,
+                    binding.device.type,
+                )  # fmt: skip
                 if again is None:
                     return self._eager("gradients of a value from within a branch or a loop")
         self.count += 1
@@ -458,10 +459,6 @@ def _plan(spec: Specialisation, host: HostCode) -> Plan:
         gradient=spec.gradient,
         room=spec.suits,
     )
-
-
-def _with_default_device(key: Key) -> Key:
-    return (plain.default_device(), *key) if plain.function_modes_on() else key
 
 
 def _at(values: list[Any], place: Place) -> Any:

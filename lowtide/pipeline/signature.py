@@ -229,6 +229,8 @@ class Binding:
         builder = Builder()
         builder.device = self.device
         builder.default_device = plain.default_device() or CPU
+        lower = plain.autocast_dtype(self.device.type)
+        builder.autocast = None if lower is None else dtypes.from_torch(lower)
         source = _Source(builder, iter(self._forms), iter(self.tensors), iter(self.floats))
         live = [self._abstract(v, Place(i), source) for i, v in enumerate(self.values)]
         return source.builder, live

@@ -26,6 +26,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value, free_values
 from lowtide.ir.named_results import RESULTS, class_of_result, field_names
 from lowtide.ir.python_ops.numbers import UNBOUND
+from lowtide.ops.autocast import under_autocast
 from lowtide.ops.cells import ONLY_IN_LOOPS
 from lowtide.pipeline import late, mappings, scalars
 from lowtide.pipeline.abstract import (
@@ -437,6 +438,8 @@ class _Specialiser:
         mark = self.mark()
         self.activity.before(record.name, (*leading, *operands))
         try:
+            if self.b.autocast is not None:
+                args = under_autocast(self.b, record.name, args)
             found = record.lower(self.b, *args)
         except Unsupported as why:
             self.reset(mark)

@@ -7,7 +7,7 @@ parameters are read from at each call. Out: the callable.
     TracedModule(root, {"forward": function})(x)        a ScriptModule around the root
 
 Always holds: there is no Python function to fall back to, so where the driver cannot run the
-program (gradients, autocast, another device) PyTorch runs the recorded ops, one by one.
+program (a mode of PyTorch's, another device) PyTorch runs the recorded ops, one by one.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.memory.ledger import Ledger, like
 from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.pipeline import plain
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
 from lowtide.pipeline.gradient import Pass
@@ -140,6 +141,8 @@ class Walk:
         on_host = self.device == CPU
         self.ledger = Ledger(PlayedArena(driver.is_tight or arena.is_tight(), is_used=on_host))
         self._known: dict[int, torch.Tensor] = {}
+        if plain.autocast_on():
+            self.notes.append("autocast is on: its casts within PyTorch's ops are not counted")
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
         self._objects = WalkedObjects(self.ledger.paused)
         env = dict(zip(driver.function.params, map(self._meta, args), strict=True))

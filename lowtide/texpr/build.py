@@ -70,6 +70,7 @@ class Builder:
         self.op = ""
         self.records = False  # are gradients of these definitions wanted?
         self.device = torch.device("cpu")  # where all of its tensors are
+        self.autocast: DType | None = None  # the lower dtype
         self.default_device = torch.device("cpu")  # where a new one is that names no device
         self.lifts = False  # is the body of a loop followed, of which no view outlives the region?
         self._serial = 0

@@ -297,7 +297,7 @@ def test_plain_calls_say_that_no_budget_is_kept(entry: str) -> None:
     limited = ENTRIES[entry](10_000_000)
     with (
         torch.autocast("cpu", torch.bfloat16),
-        pytest.warns(RuntimeWarning, match="its budget is not kept, .*: autocast is on"),
+        pytest.warns(RuntimeWarning, match="its budget is not kept: autocast is on"),
     ):
         limited(torch.rand(40, 30))
     with warnings.catch_warnings():

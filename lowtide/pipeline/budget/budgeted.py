@@ -9,6 +9,7 @@ Always holds: where no plan fits, BudgetError is raised before anything is run o
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
@@ -17,6 +18,7 @@ import torch
 from lowtide.errors import BudgetError
 from lowtide.ir.core import Function
 from lowtide.memory import watching
+from lowtide.pipeline import plain
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.search import Plan, search
 from lowtide.pipeline.driver import Driver
@@ -34,6 +36,7 @@ class BudgetedDriver(Driver):
         self._plain = Driver(function, tiles=tiles)
         self._plans: dict[Any, Plan | BudgetError] = {}
         self._searching = threading.Lock()
+        self._has_told = False
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function within the budget; raises BudgetError, and what a Driver raises."""
@@ -41,6 +44,9 @@ class BudgetedDriver(Driver):
 
     def planned(self, args: Sequence[Any]) -> Driver:
         """The driver that these arguments are run by; raises BudgetError."""
+        if plain.autocast_on():
+            self._tell()
+            return self._plain
         key = _key(args)
         found = self._plans.get(key)
         if found is None:
@@ -52,6 +58,15 @@ class BudgetedDriver(Driver):
         if isinstance(found, BudgetError):
             raise found
         return found.driver
+
+    def _tell(self) -> None:
+        """Says once why a call keeps to no budget."""
+        if not self._has_told:
+            self._has_told = True
+            why = "autocast is on, whose copies of weights are nobody's to plan"
+            warnings.warn(
+                f"{self.function.name}: its budget is not kept: {why}", RuntimeWarning, stacklevel=6
+            )
 
     def _found(self, args: Sequence[Any]) -> Plan | BudgetError:
         try:
