@@ -52,9 +52,8 @@ from lowtide.pipeline.handed import (
     viewed,
     with_floats,
 )
-from lowtide.pipeline.lifting import inplace, rows
-from lowtide.pipeline.lifting.lift import Lift, NotLifted
-from lowtide.pipeline.lifting.match import UNROLL_TRIPS
+from lowtide.pipeline.lifting import inplace, peel, rows
+from lowtide.pipeline.lifting.match import UNROLL_TRIPS, NotLifted
 from lowtide.pipeline.signature import Binding, size_symbol
 from lowtide.pipeline.stopping import ends_region, is_short, only_prepares
 from lowtide.texpr import expr as ex
@@ -568,7 +567,7 @@ class _Specialiser:
             return carried
         try:
             with self.activity.loop():
-                return Lift(self, op, trips, carried, env, scans).results()
+                return peel.lifted(self, op, trips, carried, env, scans)
         except NotLifted as why:
             return f"is not lifted: {why}"
 

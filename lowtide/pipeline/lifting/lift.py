@@ -52,8 +52,12 @@ class StandIn:
     value: Val
 
 
+class Unlike(NotLifted):
+    """A step leaves a tensor that is not of the form that it found."""
+
+
 class Lift:
-    """One attempt at one loop; `run` is the specialiser."""
+    """One attempt at one loop; `run` is the specialiser, `first` the number of the first step."""
 
     def __init__(
         self,
@@ -63,8 +67,10 @@ class Lift:
         carried: Sequence[Abs],
         env: dict[Value, Abs],
         scans: bool,
+        first: int = 0,
     ) -> None:
         self.run = run
+        self.first = first
         self.b: Builder = run.b
         self.op = op
         self.carried = list(carried)
@@ -122,7 +128,7 @@ class Lift:
             self._argument(p, x, index) for p, x in zip(self.plan, self.carried, strict=True)
         ]
         (block,) = self.op.blocks
-        self.env.update(zip(block.args, (Abs(index), *args), strict=True))
+        self.env.update(zip(block.args, (Abs(index + self.first), *args), strict=True))
         going, *yields = self.run.inline(block, self.env)
         if not is_constant(going) or not going.value:
             raise NotLifted("it ends where the data or the index say so")
@@ -197,7 +203,7 @@ class Lift:
                 named = isinstance(plan, StandIn)
                 return plan if named else StandIn(self._named(value.shape, value.dtype))
             if isinstance(x.value, Val):
-                raise NotLifted("a carried tensor changes its shape or dtype")
+                raise Unlike("a carried tensor changes its shape or dtype")
         if plan == _KEPT or isinstance(plan, StandIn):
             return StandIn(self._named(value.shape, value.dtype))
         raise NotLifted("a number is carried that becomes a tensor")

@@ -1,0 +1,47 @@
+"""A loop whose state is of another shape or dtype after its first step: that step, then a loop.
+
+In: what `lift` takes. Out: what it leaves behind.
+
+    h = torch.zeros(H)                          h = tanh(x[0] @ w + zeros)        [B, H]
+    for t in range(T):                   ->     for t in range(1, T):
+        h = torch.tanh(x[t] @ w + h)                h = tanh(x[t] @ w + h)        [B, H]
+
+So it is with zeros that the first step broadcasts, and, under autocast, with a state in float32
+that the step makes half of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lowtide.ir.core import Op, Value
+from lowtide.pipeline.abstract import Abs, is_constant
+from lowtide.pipeline.lifting.lift import Lift, Unlike
+from lowtide.texpr.index import Index
+
+
+def lifted(
+    run: Any, op: Op, trips: Index, carried: Sequence[Abs], env: dict[Value, Abs], scans: bool
+) -> list[Abs]:
+    """The carried values after the loop; raises NotLifted, and what specialising raises."""
+    try:
+        return Lift(run, op, trips, carried, env, scans).results()
+    except Unlike:
+        if not run.decide(trips - 3):  # what is left must be a loop
+            raise
+        mark, derived, known = run.mark(), len(run.derived), set(env)
+        (block,) = op.blocks
+        env.update(zip(block.args, (Abs(0), *carried), strict=True))
+        going, *after = run.inline(block, env)
+        for v in [v for v in env if v not in known]:
+            del env[v]
+        try:
+            if not is_constant(going) or not going.value:
+                raise
+            return Lift(run, op, trips - 1, after, env, scans, first=1).results()
+        except Exception:
+            run.reset(mark)
+            for name in list(run.derived)[derived:]:
+                del run.derived[name]
+            raise
