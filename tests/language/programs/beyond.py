@@ -281,3 +281,19 @@ def facts_of_dtypes(x: Tensor, z: Tensor) -> Tuple[bool, bool, bool, Tensor]:
 @program(args=lambda: (torch.ones(2),), torchscript=False)
 def forward_mode_is_off(x: Tensor) -> bool:
     return torch.autograd.forward_ad.unpack_dual(x).tangent is None
+
+
+def _needing(x: Tensor) -> Tensor:
+    return x.requires_grad_()
+
+
+@program(args=lambda: (_needing(torch.ones(2)), _needing(torch.ones(2))), torchscript=False)
+def gradients_that_there_are(x: Tensor, y: Tensor) -> Tuple[bool, bool, Tensor]:
+    found = torch.autograd.grad([(x * x).sum()], [x, y], allow_unused=True)
+    return isinstance(found, tuple), found[1] is None, found[0] * 2
+
+
+@program(args=lambda: (torch.ones(2),), torchscript=False)
+def nobody_looks_on(x: Tensor) -> Tuple[bool, bool, bool]:
+    compiling = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    return compiling, torch._C._get_tracing_state() is None, x.device.index is None
