@@ -62,7 +62,7 @@ _DEEPEST = 200  # calls within calls
 @expression(ast.Call)
 def compile_call(c: Context, node: ast.Call) -> Node:
     """`callee(args)`."""
-    callee = c.expr(node.func)
+    callee = c.callee(node.func)
     if isinstance(callee, PythonObject) and callee.obj in (any, all):
         match node.args:
             case [ast.GeneratorExp() as generator]:

@@ -72,9 +72,10 @@ def call_forward(c: Context, ref: ModuleRef, call: Call) -> Node:
 
 
 def _or_python(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
-    forward, is_part = forward_of(ref.module), method == "__call__"
+    forward = forward_of(ref.module)
     is_torch = _is_torch(forward) or _has_torch_hooks(ref.module)
-    if not is_torch and not (is_part and is_installed(unwrap(forward))):
+    may_leave = method == "__call__" and state_of(c).knowledge.leaves_parts
+    if not is_torch and not (may_leave and is_installed(unwrap(forward))):
         return _compiled(c, ref, call, method)
     otherwise = t.TENSOR if is_torch else t.ANY
     return attempt_or(

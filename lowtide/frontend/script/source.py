@@ -105,9 +105,10 @@ def is_stdlib(fn: FunctionType | MethodType) -> bool:
 
 def is_installed(obj: object) -> bool:
     """Whether it comes from an installed package other than PyTorch and this one."""
-    module: object = getattr(obj, "__module__", None)
-    root = str(module).partition(".")[0]
-    return root not in _KNOWN and is_installed_file(getattr(sys.modules.get(root), "__file__", ""))
+    module = str(getattr(obj, "__module__", None))
+    root = module.partition(".")[0]
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in (module, root)]
+    return root not in _KNOWN and any(map(is_installed_file, files))
 
 
 def is_installed_file(file: str | None) -> bool:

@@ -4,11 +4,12 @@ import functools
 import itertools
 import operator
 from collections import OrderedDict, defaultdict, deque
-from typing import Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from tests.language import jit as jit
 from tests.language.support import module_program, program
 
 
@@ -297,3 +298,16 @@ def gradients_that_there_are(x: Tensor, y: Tensor) -> Tuple[bool, bool, Tensor]:
 def nobody_looks_on(x: Tensor) -> Tuple[bool, bool, bool]:
     compiling = torch.compiler.is_compiling() or torch.compiler.is_exporting()
     return compiling, torch._C._get_tracing_state() is None, x.device.index is None
+
+
+@jit.ignore
+def _doubled(x: Tensor) -> Any:
+    return x * 2, x.shape
+
+
+@program(args=lambda: (torch.ones(2, 3),), torchscript=False)
+def attributes_of_what_only_the_run_knows(x: Tensor) -> Tuple[int, int, Tensor]:
+    y, shape = _doubled(x)
+    rows, columns = y.shape
+    total = sum(n for n in y.shape)
+    return y.shape[0] + len(y.shape) + rows * columns, total, y.view(shape[1], -1) * y.T.shape[0]
