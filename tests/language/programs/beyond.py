@@ -311,3 +311,18 @@ def attributes_of_what_only_the_run_knows(x: Tensor) -> Tuple[int, int, Tensor]:
     rows, columns = y.shape
     total = sum(n for n in y.shape)
     return y.shape[0] + len(y.shape) + rows * columns, total, y.view(shape[1], -1) * y.T.shape[0]
+
+
+@program(calls=lambda: [(torch.tensor([1, 2]),), (torch.tensor([0, 0]),)])
+def as_many_steps_as_a_number(x: Tensor) -> Tensor:
+    for i in range(x.sum().item()):
+        x = x + i
+    return x
+
+
+@program(args=lambda: (torch.ones(2, 3), 3, 0.5), torchscript=False)
+def a_count_among_floats(x: Tensor, k: int, e: float) -> Tensor:
+    rows, columns, steps, factor = *x.shape, k, e
+    for _ in range(steps):
+        x = x * factor
+    return x.view(columns, rows)
