@@ -104,6 +104,9 @@ _KNOWN: dict[str, Type] = {
     "torch.promote_types": t.DTYPE,
     "torch.result_type": t.DTYPE,
     "torch.manual_seed": t.ANY,
+    # A tuple, in which there may be None; and an object or None: their schemas say otherwise.
+    "torch.autograd.grad": t.ANY,
+    "torch._C._get_tracing_state": t.ANY,
     "torch.autograd.forward_ad.unpack_dual": t.TupleType(
         (t.TENSOR, t.optional(t.TENSOR)), ("primal", "tangent")
     ),

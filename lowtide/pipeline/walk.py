@@ -311,7 +311,7 @@ class Walk:
             scratch.update((v, 0) for v in op.operands[1:] if _is_position(scratch[v]))
         runs = op.name not in OBJECT_OPS or op.name in PURE_OPS
         why = _DATA_DECIDE
-        if runs and not any(scratch[v] is UNKNOWN for v in op.operands):
+        if runs and not _asks_the_run(op, scratch):
             for road in (contextlib.nullcontext(), self.ledger.answering()):
                 try:
                     self.ledger.was_asked = False
@@ -437,6 +437,13 @@ class Walk:
         if type(value) is dict:
             return {k: self._meta(v) for k, v in cast("dict[Any, Any]", value).items()}
         return value
+
+
+def _asks_the_run(op: Op, env: Env) -> bool:
+    """Whether the op, or one in its blocks, reads what only the run knows, or calls Python."""
+    inner = [o for block in op.blocks for o in block.ops]
+    is_unknown = any(env.get(v) is UNKNOWN for v in op.operands)
+    return is_unknown or any(o.name == "py.call" or _asks_the_run(o, env) for o in inner)
 
 
 def _is_position(value: Any) -> bool:

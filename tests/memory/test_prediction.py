@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import lowtide as lt
 from lowtide.memory.ledger import Ledger
@@ -186,3 +187,26 @@ def test_tuples_that_are_sometimes_none() -> None:
     args = torch.rand(39, 4, 6), torch.rand(6, 6) * 0.3
     compiled = lt.script(now_and_then, budget="50MB")
     torch.testing.assert_close(compiled(*args), now_and_then(*args))
+
+
+_seen_sizes: list[int] = []
+
+
+@lt.ignore
+def _seen(x: Tensor) -> Any:
+    _seen_sizes.append(x.numel())
+    return x * 2
+
+
+def _in_a_context(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        y = _seen(x)
+        z = y.to(y.dtype) + 1
+    return z.exp()
+
+
+def test_python_in_a_context_is_not_called_by_a_prediction() -> None:
+    compiled, x = lt.script(_in_a_context), torch.rand(1000)
+    assert compiled.memory(x).peak_bytes >= 0
+    assert not _seen_sizes
+    torch.testing.assert_close(compiled(x), _in_a_context(x))

@@ -195,23 +195,6 @@ def test_random_numbers_are_drawn_at_each_call() -> None:
     assert not torch.equal(traced(R(3)), traced(R(3)))
 
 
-def test_custom_autograd_function_is_seen_through() -> None:
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, g):
-            return g * 2
-
-    traced = lt.trace(lambda x: Double.apply(x) + 1, R(2, requires_grad=True))
-    x = R(3, requires_grad=True)
-    traced(x).sum().backward()
-    assert x.grad is not None
-    assert x.grad.tolist() == [2, 2, 2]
-
-
 def test_torch_ops_are_recorded() -> None:
     traced = lt.trace(lambda x: torch.ops.aten.add.Tensor(x, x) + torch.ops.aten.exp(x), R(2))
     x = R(4)

@@ -43,7 +43,7 @@ def compile_arguments(c: Context, node: ast.Call) -> Call:
     spread: list[Value] = []
     for arg in node.args:
         if not isinstance(arg, ast.Starred):
-            call.args.append(c.kept(c.expr(arg), arg))
+            call.args.append(c.expr(arg))
             continue
         found = c.expr(arg.value)
         if isinstance(found, Members):
@@ -60,7 +60,7 @@ def compile_arguments(c: Context, node: ast.Call) -> Call:
         if keyword.arg is None:
             call.keywords |= _spread_keywords(c, keyword.value)
         else:
-            call.keywords[keyword.arg] = c.kept(c.expr(keyword.value), keyword.value)
+            call.keywords[keyword.arg] = c.expr(keyword.value)
     return call
 
 

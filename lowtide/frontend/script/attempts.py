@@ -13,6 +13,7 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script.context import Context
 
 Result = TypeVar("Result")
+Other = TypeVar("Other")
 
 
 def attempt(c: Context, compile_it: Callable[[], Result]) -> Result | CompileError:
@@ -25,3 +26,19 @@ def attempt(c: Context, compile_it: Callable[[], Result]) -> Result | CompileErr
         del block.ops[op_count:], c.frames[depth:]
         c.frame.vars = variables
         return error
+
+
+def attempt_or(
+    c: Context,
+    compile_it: Callable[[], Result],
+    otherwise: Callable[[str], Other],
+    is_theirs: Callable[[str], bool],
+) -> Result | Other:
+    """`compile_it`; `otherwise`, given why, where a file that `is_theirs` does not compile: not
+    the user's own code, whose CompileError is raised."""
+    found = attempt(c, compile_it)
+    if not isinstance(found, CompileError):
+        return found
+    if found.loc.line and not is_theirs(found.loc.file):
+        raise found
+    return otherwise(found.problem)

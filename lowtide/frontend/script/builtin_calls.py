@@ -12,7 +12,7 @@ import typing
 
 import torch
 
-from lowtide.frontend.script import class_operators, language
+from lowtide.frontend.script import class_operators, classes, language
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import (
     plain,
@@ -62,13 +62,19 @@ _COUNTS = (t.INT, t.BOOL, t.NUMBER, t.TENSOR)
 def _as_count(c: Context, node: ast.AST, value: Value) -> Value:
     """An int, if that is known only at run time: Python tells if it is none."""
     is_vague = t.is_dynamic(value.type) and value.type != t.NUMBER
+    is_vague = t.is_dynamic(value.type) or value.type == t.NUMBER or _has_index(value.type)
     return c.py(node, "py.index", value) if is_vague else value
+
+
+def _has_index(type_: t.Type) -> bool:
+    """Whether it is a class whose objects stand for an int, as NumPy's integers do."""
+    return hasattr(classes.class_of(type_), "__index__")
 
 
 def _range(c: Context, call: Call) -> Node:
     values = _values(c, call)
     for value in values:
-        if not (value.type in _COUNTS or t.is_dynamic(value.type)):
+        if not (value.type in _COUNTS or t.is_dynamic(value.type) or _has_index(value.type)):
             raise c.error(call.node, f"range() of {value.type}", "an int")
     values = [_as_count(c, call.node, v) for v in values]
     match values:
@@ -251,6 +257,7 @@ BUILTINS: dict[object, Builtin] = {
     torch.device: _device,
     torch.compiler.is_compiling: _false,
     torch.compiler.is_dynamo_compiling: _false,
+    torch.compiler.is_exporting: _false,
     torch.jit.is_scripting: _true,  # pyright: ignore[reportPrivateImportUsage]
     torch.jit.annotate: _annotate,
     typing.cast: _annotate,

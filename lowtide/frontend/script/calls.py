@@ -46,7 +46,7 @@ from lowtide.frontend.script.nodes import (
 )
 from lowtide.frontend.script.programs import call_program, call_saved, program_of
 from lowtide.frontend.script.remedies import CALLABLES, IGNORED
-from lowtide.frontend.script.source import is_stdlib, unwrap
+from lowtide.frontend.script.source import is_installed, is_stdlib, unwrap
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.torch_calls import source_of, torch_call
 from lowtide.ir import opdefs
@@ -62,7 +62,7 @@ _DEEPEST = 200  # calls within calls
 @expression(ast.Call)
 def compile_call(c: Context, node: ast.Call) -> Node:
     """`callee(args)`."""
-    callee = c.expr(node.func)
+    callee = c.callee(node.func)
     if isinstance(callee, PythonObject) and callee.obj in (any, all):
         match node.args:
             case [ast.GeneratorExp() as generator]:
@@ -88,7 +88,7 @@ def call_any(callee: Callable[..., object], *args: object, **keywords: object) -
     return callee(*args, **keywords)
 
 
-def _py_call(c: Context, fn: FunctionType, call: Call) -> Node:
+def _py_call(c: Context, fn: Callable[..., object], call: Call) -> Node:
     from lowtide.frontend.script import left_to_python  # it reads this module
 
     return left_to_python.python_call(c, fn, call, left_to_python.returned(fn, t.ANY))
@@ -114,6 +114,15 @@ def _method_call(c: Context, method: Method, call: Call) -> Node:
 
 
 def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
+    obj = callee.obj
+    if not callable(obj) or not is_installed(obj):
+        return _object_call(c, callee, call)
+    from lowtide.frontend.script import left_to_python  # it reads this module
+
+    return left_to_python.call_of_package(c, obj, call, lambda: _object_call(c, callee, call))
+
+
+def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     obj = callee.obj
     builtin = _hashable_get(BUILTINS, obj)
     if builtin is not None:
@@ -160,6 +169,8 @@ def object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         return inline(c, obj.__func__, call.node, args, call.keywords, unpacked=call.unpacked)
     if isinstance(obj, FunctionType) or hasattr(obj, "__lowtide_function__"):
         return inline(c, unwrap(obj), call.node, call.args, call.keywords, unpacked=call.unpacked)  # pyright: ignore[reportArgumentType]
+    if callable(obj) and is_installed(obj):
+        return _py_call(c, obj, call)
     raise c.error(
         call.node,
         f"{describe(callee)} cannot be called in compiled code",

@@ -25,6 +25,7 @@ from lowtide.frontend.script.context import Context, Frame
 from lowtide.frontend.script.left_to_python import operand
 from lowtide.frontend.script.node_tables import VALUE_OF
 from lowtide.frontend.script.nodes import Call, LocalFunction, Node, PythonObject, describe
+from lowtide.frontend.script.source import is_installed
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
@@ -135,10 +136,12 @@ def _first_code(code: CodeType) -> CodeType:
     return next(found for found in code.co_consts if isinstance(found, CodeType))
 
 
-@functools.cache
+_givers: dict[int, Callable[[], object]] = {}  # by identity: equal objects may be of two types
+
+
 def _giver(obj: object) -> Callable[[], object]:
     """A function that gives this object, the same one for the same object."""
-    return functools.partial(_itself, obj)
+    return _givers.setdefault(id(obj), functools.partial(_itself, obj))
 
 
 def _itself(obj: object) -> object:
@@ -146,14 +149,15 @@ def _itself(obj: object) -> object:
 
 
 def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
-    """A function, a class, a tuple of classes, `...` or the limits of a dtype, as it is."""
+    """A function, a class, a tuple of classes, `...`, the limits of a dtype, or an object of an
+    installed package (a number or an array of NumPy), as it is."""
     if isinstance(found.obj, torch.finfo | torch.iinfo):
         dtype = c.const(getattr(torch, found.obj.dtype))
         target = f"torch.{type(found.obj).__name__}"
         return c.builder.emit("call_torch", [dtype], [t.ANY], target=target, kwnames=()).result
     is_tuple = isinstance(found.obj, tuple)
     parts = cast("tuple[object, ...]", found.obj) if is_tuple else (found.obj,)
-    if not all(callable(p) or p is Ellipsis for p in parts):
+    if not all(callable(p) or p is Ellipsis or is_installed(type(p)) for p in parts):
         given = "an argument, or a function marked `@lt.ignore` that gives it"
         raise c.error(node, f"{describe(found)} cannot be used as a value", given)
     target = python_objects.name_of(_giver(found.obj))

@@ -88,7 +88,15 @@ class Context:
         return self.frames[-1]
 
     def expr(self, node: ast.expr) -> Node:
-        """Compiles an expression."""
+        """Compiles an expression; an attribute of which only the run knows whether it is a method
+        is read now, for it may change."""
+        found = self.callee(node)
+        if isinstance(found, Method) and t.is_dynamic(found.receiver.type):
+            return self.as_value(found, node)
+        return found
+
+    def callee(self, node: ast.expr) -> Node:
+        """Compiles an expression that is about to be called."""
         handler = EXPRESSIONS.get(type(node))
         if handler is None:
             raise self.outside(node)
@@ -140,13 +148,6 @@ class Context:
     def is_iterator(self, found: Node | Poison | None) -> bool:
         """Whether Python has an iterator here, which can be read only once."""
         return isinstance(found, ITERATORS) or found in self.iterators
-
-    def kept(self, found: Node, node: ast.AST) -> Node:
-        """What an expression is where it is kept for later: an attribute of which only the run
-        knows whether it is a method is read now, for it may change."""
-        if isinstance(found, Method) and t.is_dynamic(found.receiver.type):
-            return self.as_value(found, node)
-        return found
 
     def step(self, node: ast.stmt) -> Step:
         """The compiling of one statement, to be given to `run`."""

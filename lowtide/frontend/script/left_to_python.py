@@ -28,13 +28,14 @@ from torch.nn.modules import module as torch_module
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import decorators
+from lowtide.frontend.script.attempts import attempt_or
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_attributes import state_of
 from lowtide.frontend.script.module_state import Restart
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
-from lowtide.frontend.script.source import read_source
+from lowtide.frontend.script.source import is_installed_file, read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
@@ -96,13 +97,19 @@ def is_torch_hook(hook: object) -> bool:
 
 
 def python_module(
-    c: Context, ref: ModuleRef, call: Call, why: str, method: str = "__call__"
+    c: Context,
+    ref: ModuleRef,
+    call: Call,
+    why: str,
+    method: str = "__call__",
+    otherwise: t.Type = t.TENSOR,
 ) -> Node:
-    """The module run by PyTorch, as one op."""
+    """The module run by PyTorch, as one op; `otherwise`: what it gives, where nothing tells."""
     state_of(c).guard("hooks", ref.path)
     module = state_of(c).object(ref.path, ref.module)
     operands, kwnames = operands_of(c, call)
-    type_ = result_type(ref.module, forward_of(ref.module), call)
+    _note_assigned(c, forward_of(ref.module), [ref.module])
+    type_ = result_type(ref.module, forward_of(ref.module), call, otherwise)
     op = c.builder.emit(
         "call_module",
         [module, *operands],
@@ -114,14 +121,16 @@ def python_module(
     return op.result
 
 
-def result_type(module: torch.nn.Module, forward: Any, call: Call) -> t.Type:
-    """The type of what a module that PyTorch runs gives."""
+def result_type(
+    module: torch.nn.Module, forward: Any, call: Call, otherwise: t.Type = t.TENSOR
+) -> t.Type:
+    """The type of what a module that PyTorch runs gives; `otherwise`, where nothing tells it."""
     given = [*call.args, *(v for k, v in call.keywords.items() if k == "input")]
     for cls in type(module).__mro__:
         if cls in _OF_SEQUENCES and given and isinstance(given[0], Value):
             return t.tuple_of(given[0].type, _OF_SEQUENCES[cls])
     known = (_RESULTS[cls] for cls in type(module).__mro__ if cls in _RESULTS)
-    return next(known, None) or returned(forward, t.TENSOR)
+    return next(known, None) or returned(forward, otherwise)
 
 
 def forward_of(module: torch.nn.Module) -> Any:
@@ -179,7 +188,7 @@ def _given_back(fn: FunctionType, call: Call) -> t.Type | None:
 
 def python_call(
     c: Context,
-    fn: FunctionType,
+    fn: Callable[..., Any],
     call: Call,
     type_: t.Type,
     *,
@@ -189,16 +198,29 @@ def python_call(
     """The call of a Python function when the program runs; `target`: what is called if it is not
     `fn` itself, `modules`: those that it sees beside its arguments."""
     operands, kwnames = operands_of(c, call)
-    if c.modules is not None:
-        given = [*modules, *(a.module for a in call.args if isinstance(a, ModuleRef))]
-        classes = frozenset(type(m) for module in given for m in module.modules())
-        assigned, knowledge = _assigned_attributes(fn, classes), c.modules.knowledge
-        if not assigned <= knowledge.dynamic:
-            knowledge.dynamic |= assigned
-            raise Restart(fn.__name__)
+    _note_assigned(c, fn, [*modules, *(a.module for a in call.args if isinstance(a, ModuleRef))])
     name = python_objects.name_of(fn if target is None else target)
     op = c.builder.emit("py.call", operands, [type_], target=name, kwnames=kwnames)
     return c.const(None) if type_ == t.NONE else op.result
+
+
+def _note_assigned(c: Context, fn: Callable[..., Any], modules: Sequence[torch.nn.Module]) -> None:
+    """What `fn`, given these modules, assigns is dynamic; begins again if that was not known."""
+    if c.modules is None or not isinstance(fn, FunctionType):
+        return
+    classes = frozenset(type(m) for module in modules for m in module.modules())
+    assigned, knowledge = _assigned_attributes(fn, classes), c.modules.knowledge
+    if not assigned <= knowledge.dynamic:
+        knowledge.dynamic |= assigned
+        raise Restart(fn.__name__)
+
+
+def call_of_package(
+    c: Context, obj: Callable[..., Any], call: Call, compile_it: Callable[[], Node]
+) -> Node:
+    """A call of what comes from an installed package: compiled if that can be done, else run by
+    Python. What it is annotated to give is not relied on."""
+    return attempt_or(c, compile_it, lambda _: python_call(c, obj, call, t.ANY), is_installed_file)
 
 
 def is_autograd_function(obj: object) -> bool:

@@ -7,22 +7,20 @@ In: a ModuleRef or BoundMethod, and a call's arguments. Out: the ops of the meth
     self.rnn(x)      call_module(%rnn, %x) {why="…"} where torch.nn's own forward does not compile
 
 Always holds: a module of the user's that cannot be compiled is a CompileError at its own line; only
-PyTorch's own modules are left to PyTorch.
+PyTorch's own modules, and parts that come from installed packages, are left to Python.
 """
 
 from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable
 from types import FunctionType
 from typing import Any, cast
 
 import torch
 
-from lowtide.errors import CompileError
 from lowtide.frontend.script import hooks
-from lowtide.frontend.script.attempts import attempt
+from lowtide.frontend.script.attempts import attempt_or
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.left_to_python import (
@@ -48,7 +46,8 @@ from lowtide.frontend.script.nodes import (
     Super,
 )
 from lowtide.frontend.script.programs import call_module_program, module_program
-from lowtide.frontend.script.source import unwrap
+from lowtide.frontend.script.source import is_installed, is_installed_file, unwrap
+from lowtide.ir import types as t
 from lowtide.ir.core import Value
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
@@ -73,12 +72,17 @@ def call_forward(c: Context, ref: ModuleRef, call: Call) -> Node:
 
 
 def _or_python(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
-    if not _is_torch(forward_of(ref.module)) and not _has_torch_hooks(ref.module):
+    forward = forward_of(ref.module)
+    is_torch = _is_torch(forward) or _has_torch_hooks(ref.module)
+    may_leave = method == "__call__" and state_of(c).knowledge.leaves_parts
+    if not is_torch and not (may_leave and is_installed(unwrap(forward))):
         return _compiled(c, ref, call, method)
-    return _attempt(
+    otherwise = t.TENSOR if is_torch else t.ANY
+    return attempt_or(
         c,
         lambda: _compiled(c, ref, call, method),
-        lambda why: python_module(c, ref, call, why, method),
+        lambda why: python_module(c, ref, call, why, method, otherwise),
+        _is_torch_file if is_torch else is_installed_file,
     )
 
 
@@ -87,19 +91,13 @@ def _has_torch_hooks(module: torch.nn.Module) -> bool:
     return any(map(is_torch_hook, hooks))
 
 
-def _attempt(c: Context, compile_it: Callable[[], Node], otherwise: Callable[[str], Node]) -> Node:
-    """`compile_it`; `otherwise` if it is PyTorch's own source that does not compile."""
-    found = attempt(c, compile_it)
-    if not isinstance(found, CompileError):
-        return found
-    if found.loc.line and not found.loc.file.startswith(_TORCH_FOLDER):
-        raise found
-    return otherwise(found.problem)
+def _is_torch_file(file: str) -> bool:
+    return file.startswith(_TORCH_FOLDER)
 
 
 def _is_torch(fn: object) -> bool:
     code = getattr(unwrap(fn), "__code__", None) if callable(fn) else None
-    return code is not None and code.co_filename.startswith(_TORCH_FOLDER)
+    return code is not None and _is_torch_file(code.co_filename)
 
 
 def _compiled(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
@@ -131,7 +129,12 @@ def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
         return _method(c, method, call)
     bound = Call(node=call.node, args=[owner, *call.args], keywords=call.keywords)
     type_ = result_type(owner.module, fn, call)
-    return _attempt(c, lambda: _method(c, method, call), lambda _: python_call(c, fn, bound, type_))
+    return attempt_or(
+        c,
+        lambda: _method(c, method, call),
+        lambda _: python_call(c, fn, bound, type_),
+        _is_torch_file,
+    )
 
 
 def call_finished(c: Context, method: FinishedMethod, call: Call) -> Node:

@@ -81,21 +81,21 @@ def compile_method(
 
     Raises CompileError, with the place in the user's file."""
     literal_types = _LITERALS if frozen else ()
-
-    def settled(*constants: type) -> MethodProgram:
-        knowledge = Knowledge(
-            literal_types=constants, captured_names=preserved, as_declared=as_declared
-        )
-        return _settled(module, name, fn, arg_types, knowledge)
-
-    try:
-        return settled(*literal_types)
-    except CompileError:
-        try:
-            return settled(*literal_types, bool, str)
-        except CompileError:
-            pass
-        raise
+    first: CompileError | None = None
+    for leaves_parts in (False, True):
+        for constants in (literal_types, (*literal_types, bool, str)):
+            knowledge = Knowledge(
+                literal_types=constants,
+                captured_names=preserved,
+                as_declared=as_declared,
+                leaves_parts=leaves_parts,
+            )
+            try:
+                return _settled(module, name, fn, arg_types, knowledge)
+            except CompileError as error:
+                first = first or error
+    assert first is not None
+    raise first
 
 
 def _settled(

@@ -51,7 +51,8 @@ class Restart(Exception):
 class Knowledge:
     """What outlives a Restart. `literal_types`: attributes of these types are constants.
 
-    `as_declared`: what a class declares Optional is read as such, whatever it is now."""
+    `as_declared`: what a class declares Optional is read as such, whatever it is now.
+    `leaves_parts`: parts from installed packages may be left to Python."""
 
     dynamic: set[str] = field(default_factory=set[str])
     attribute_types: dict[tuple[int, str], t.Type] = field(
@@ -60,6 +61,7 @@ class Knowledge:
     literal_types: tuple[type, ...] = ()
     captured_names: frozenset[str] = frozenset()  # never constants: `freeze(preserved_attrs=)`
     as_declared: bool = False
+    leaves_parts: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

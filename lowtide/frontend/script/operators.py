@@ -73,7 +73,7 @@ _INPLACE = {"and_": "iand", "or_": "ior"}
 @expression(ast.BinOp)
 def compile_binary(c: Context, node: ast.BinOp) -> Node:
     """`left op right`."""
-    sides = c.kept(c.expr(node.left), node.left), c.expr(node.right)
+    sides = c.expr(node.left), c.expr(node.right)
     if isinstance(node.op, ast.BitOr) and all(_is_class(s) for s in sides):
         a, b = (s.obj for s in sides if isinstance(s, PythonObject))
         return PythonObject(cast("Any", a) | b)
@@ -171,7 +171,7 @@ def truth(c: Context, node: ast.AST, value: Value) -> Value:
 @expression(ast.Compare)
 def compile_compare(c: Context, node: ast.Compare) -> Node:
     """`a < b`, chains of comparisons, `is`, `in`."""
-    left = c.kept(c.expr(node.left), node.left)
+    left = c.expr(node.left)
     return _chain(c, node, left, list(zip(node.ops, node.comparators, strict=True)))
 
 
@@ -179,7 +179,7 @@ def _chain(
     c: Context, node: ast.Compare, left: Node, rest: Sequence[tuple[ast.cmpop, ast.expr]]
 ) -> Value:
     (op, right_node), *more = rest
-    right = c.kept(c.expr(right_node), right_node)
+    right = c.expr(right_node)
     first = _compare(c, node, op, left, right)
     if not more:
         return first

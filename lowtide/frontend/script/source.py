@@ -12,6 +12,7 @@ import functools
 import inspect
 import linecache
 import re
+import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable, Mapping
@@ -89,6 +90,9 @@ _STDLIB = sysconfig.get_path("stdlib")
 _OWN = str(Path(__file__).parents[2])  # of the package, whose tests are elsewhere
 _PACKAGES = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
 
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_KNOWN = frozenset({"torch", "lowtide"})
+
 
 def is_stdlib(fn: FunctionType | MethodType) -> bool:
     """Whether the function is one of Python's own library, or of this one."""
@@ -97,6 +101,19 @@ def is_stdlib(fn: FunctionType | MethodType) -> bool:
         return True
     is_own = file.startswith((_STDLIB, "<frozen"))
     return is_own and not file.startswith(_PACKAGES)
+
+
+def is_installed(obj: object) -> bool:
+    """Whether it comes from an installed package other than PyTorch and this one."""
+    module = str(getattr(obj, "__module__", None))
+    root = module.partition(".")[0]
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in (module, root)]
+    return root not in _KNOWN and any(map(is_installed_file, files))
+
+
+def is_installed_file(file: str | None) -> bool:
+    """Whether a file lies where packages are installed."""
+    return not _INSTALLED.isdisjoint(Path(file or "").parts)
 
 
 @functools.lru_cache(maxsize=2048)

@@ -184,7 +184,7 @@ def compile_if(c: Context, node: ast.If, rest: Sequence[Step]) -> bool:
 @statement(ast.Return)
 def compile_return(c: Context, node: ast.Return, rest: Sequence[Step]) -> None:
     """`return value`."""
-    found = c.const(None) if node.value is None else c.kept(c.expr(node.value), node.value)
+    found = c.const(None) if node.value is None else c.expr(node.value)
     is_outermost = c.frame.fn is c.frames[0].fn
     if is_outermost or c.builder.block is not c.frame.block:  # or the run decides which returns
         found = c.as_value(found, node.value or node)

@@ -34,7 +34,7 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
     """Assigns a compiled value to a target."""
     match target:
         case ast.Name(id):
-            c.bind(id, c.kept(value, target))
+            c.bind(id, value)
         case ast.Tuple(elts) | ast.List(elts):
             if type(value) in ELEMENTS_OF:
                 _unpack_nodes(c, target, elts, ELEMENTS_OF[type(value)](c, target, value))

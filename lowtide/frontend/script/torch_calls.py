@@ -94,7 +94,7 @@ _CLASSES: dict[object, torch.dtype] = {
 
 
 def _argument(c: Context, node: ast.AST, found: Node) -> Value:
-    if isinstance(found, PythonObject) and found.obj in _CLASSES:
+    if isinstance(found, PythonObject) and isinstance(found.obj, type) and found.obj in _CLASSES:
         return c.const(_CLASSES[found.obj])
     return c.as_value(found, node)
 

@@ -14,4 +14,6 @@ In: a callable and example inputs. Out: the PyTorch calls it made, as IR.
     captures  tensors that were there before: parameters, buffers, constants
     places    the user's line, and warnings about what is frozen there
     active    which recorder is at work in this thread; `torch.jit.is_tracing`
+    cached_calls        whether a size is about to be looked up in a cache of functools
+    autograd_functions  functions with a backward of their own, as one call each
 """

@@ -1,9 +1,10 @@
 """Which recorder is at work in this thread, and `is_tracing`.
 
     with recording(recorder): ...      is_tracing() and torch.jit.is_tracing() are True inside,
-                                       torch._C._is_tracing() too, which some packages ask
+                                       torch._C._is_tracing() too, which some packages ask;
+                                       Spike.apply(x) of an autograd.Function is recorded
 
-Always holds: other threads see nothing of it; `torch.jit` is as it was once no thread records.
+Always holds: other threads see nothing of it; PyTorch is as it was once no thread records.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import functools
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.jit
+from torch.autograd import function as torch_function
 
 if TYPE_CHECKING:
     from lowtide.frontend.trace.recorder import Recorder
@@ -71,9 +73,11 @@ def _patch(step: int) -> None:
         if _depth == 1 and step == 1:
             for names, name in _ASKED:
                 names[name] = functools.partial(_is_tracing, names[name])
+            _Base.apply = classmethod(_apply)
         elif _depth == 0:
             for names, name in _ASKED:
                 names[name] = names[name].args[0]
+            del _Base.apply
 
 
 # Past the properties of `lowtide.patch`.
@@ -81,6 +85,26 @@ _ASKED: tuple[tuple[Any, str], ...] = (
     (vars(torch.jit), "is_tracing"),
     (vars(torch._C), "_is_tracing"),  # pyright: ignore[reportPrivateUsage]
 )
+
+
+# Functions find their `apply`, which is C, behind this class: also one that was looked up before.
+_Base: Any = torch_function._SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    from lowtide.frontend.trace import autograd_functions  # its recorder reads this module
+
+    run = cast("Callable[..., Any]", super(_Base, cls).apply)
+    recorder = active()
+    is_seen = recorder is not None and recorder.is_live() and not kwargs
+    if not is_seen or not autograd_functions.is_recorded(cls):
+        return run(*args, **kwargs)
+
+    def unseen(*given: Any) -> Any:
+        with paused():
+            return run(*given)
+
+    return autograd_functions.record_apply(cast("Recorder", recorder), cls, args, unseen)
 
 
 def _is_tracing(original: Callable[[], bool]) -> bool:

@@ -9,15 +9,18 @@ takes for a plain one; what Python's operators make of it is recorded and rememb
 
 Where Python makes a plain number of one (`int(n)`, `math.sqrt(n)`, a comparison), the way back is
 lost: the result is a constant, and a `TracerWarning` says so. `range(n)` and `len(x)` are lost
-without Python telling us.
+without Python telling us. A function of `functools.lru_cache` runs again for a size, whatever it
+gave for its number before.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from lowtide.frontend.trace.cached_calls import is_cached_call
 from lowtide.ir import opdefs
 from lowtide.ir.core import Value
 
@@ -146,6 +149,14 @@ def _float(self: Any) -> float:
     return result
 
 
+def _hash(self: Any) -> int:
+    """That of the number; to a cached function, a size is like no other, and like no number."""
+    is_live = isinstance(self, Traced) and self.traced_recorder.is_live()
+    if is_live and is_cached_call(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
+        return object.__hash__(self)
+    return hash(plain_number(self))
+
+
 def _round(self: Any, digits: int | None = None) -> Any:
     return _recorded("py.round", [self] if digits is None else [self, digits])
 
@@ -179,7 +190,7 @@ def _fill(kind: type, base: type) -> None:
         assert hasattr(math, name)
         setattr(kind, f"__{name}__", _itself if base is int else _unary(f"math.{name}"))
     others: dict[str, Any] = {
-        "hash": base.__hash__, "bool": _bool, "int": _int, "float": _float,
+        "hash": _hash, "bool": _bool, "int": _int, "float": _float,
         "round": _round, "divmod": _divmod,
     }  # fmt: skip
     for name, method in others.items():

@@ -152,6 +152,10 @@ class Recorder:
         operands = [*values, *named.values()]
         self._plain(op_name, operands, result, target=source, kwnames=tuple(named))
 
+    def python_call(self, target: str, operands: Sequence[Value], result: Any) -> None:
+        """Records a call of a Python object, of this name, that gave the result."""
+        self._plain("py.call", operands, result, target=target, kwnames=())
+
     def constant(self, result: Any) -> None:
         """A tensor made of Python data: a captured copy, so that each call gets a fresh one."""
         for tensor in tensors_in(result):

@@ -4,11 +4,12 @@ import functools
 import itertools
 import operator
 from collections import OrderedDict, defaultdict, deque
-from typing import Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from tests.language import jit as jit
 from tests.language.support import module_program, program
 
 
@@ -281,3 +282,47 @@ def facts_of_dtypes(x: Tensor, z: Tensor) -> Tuple[bool, bool, bool, Tensor]:
 @program(args=lambda: (torch.ones(2),), torchscript=False)
 def forward_mode_is_off(x: Tensor) -> bool:
     return torch.autograd.forward_ad.unpack_dual(x).tangent is None
+
+
+def _needing(x: Tensor) -> Tensor:
+    return x.requires_grad_()
+
+
+@program(args=lambda: (_needing(torch.ones(2)), _needing(torch.ones(2))), torchscript=False)
+def gradients_that_there_are(x: Tensor, y: Tensor) -> Tuple[bool, bool, Tensor]:
+    found = torch.autograd.grad([(x * x).sum()], [x, y], allow_unused=True)
+    return isinstance(found, tuple), found[1] is None, found[0] * 2
+
+
+@program(args=lambda: (torch.ones(2),), torchscript=False)
+def nobody_looks_on(x: Tensor) -> Tuple[bool, bool, bool]:
+    compiling = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    return compiling, torch._C._get_tracing_state() is None, x.device.index is None
+
+
+@jit.ignore
+def _doubled(x: Tensor) -> Any:
+    return x * 2, x.shape
+
+
+@program(args=lambda: (torch.ones(2, 3),), torchscript=False)
+def attributes_of_what_only_the_run_knows(x: Tensor) -> Tuple[int, int, Tensor]:
+    y, shape = _doubled(x)
+    rows, columns = y.shape
+    total = sum(n for n in y.shape)
+    return y.shape[0] + len(y.shape) + rows * columns, total, y.view(shape[1], -1) * y.T.shape[0]
+
+
+@program(calls=lambda: [(torch.tensor([1, 2]),), (torch.tensor([0, 0]),)])
+def as_many_steps_as_a_number(x: Tensor) -> Tensor:
+    for i in range(x.sum().item()):
+        x = x + i
+    return x
+
+
+@program(args=lambda: (torch.ones(2, 3), 3, 0.5), torchscript=False)
+def a_count_among_floats(x: Tensor, k: int, e: float) -> Tensor:
+    rows, columns, steps, factor = *x.shape, k, e
+    for _ in range(steps):
+        x = x * factor
+    return x.view(columns, rows)

@@ -1,0 +1,83 @@
+"""Functions with a backward of their own, as calls in a recorded program.
+
+In: a class derived from `torch.autograd.Function`, what its `apply` is called with, and how it is
+run. Out: its result, and one op in the recorder; what its `forward` calls is not recorded, for its
+gradient is another one.
+
+    y = Spike.apply(x, 2.0)     →  %1: Tensor = py.call(%x, 2.0) {target="net.Spike.apply"}
+    z = Step.apply(net, x)      →  %2: Tensor = py.call(%x) {target="functools.partial"}
+
+Always holds: an argument that the program has no constant for (a module, a function) is kept as the
+object that it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from lowtide.frontend.trace.encode import encode, is_encodable, plain
+from lowtide.frontend.trace.places import here
+from lowtide.frontend.trace.recorder import Recorder, tensors_in
+from lowtide.ir import python_objects
+
+
+def is_recorded(cls: type) -> bool:
+    """Whether a call of the class is one op: Lowtide's own are seen through."""
+    return not cls.__module__.startswith("lowtide.")
+
+
+def record_apply(recorder: Recorder, cls: Any, args: Sequence[Any], run: Callable[..., Any]) -> Any:
+    """`cls.apply(*args)`, recorded; `run` does it, unseen."""
+    place = here(recorder.stop)
+    kept = {k: a for k, a in enumerate(args) if not is_encodable(a)}
+    if any(map(_holds_tensors, kept.values())):
+        what = f"a function that {cls.__name__}.apply is given holds a tensor of the traced run"
+        raise recorder.error(place, f"{what}, which cannot be recorded", "an argument")
+    recorder.builder.loc = place.loc
+    values = [encode(recorder, a) for k, a in enumerate(args) if k not in kept]
+    target = _applied(cls, tuple((k, _Same(a)) for k, a in kept.items()))
+    result = run(*map(plain, args))
+    recorder.python_call(python_objects.name_of(target), values, result)
+    return result
+
+
+def _holds_tensors(x: object) -> bool:
+    cells = x.__closure__ or () if isinstance(x, FunctionType) else ()
+    return any(tensors_in(cell.cell_contents) for cell in cells)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """An object that equals itself only, and a function that one made by the same `def`."""
+
+    obj: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def _parts(self) -> tuple[int, ...]:
+        if not isinstance(self.obj, FunctionType):
+            return (id(self.obj),)
+        cells = [cell.cell_contents for cell in self.obj.__closure__ or ()]
+        return tuple(map(id, (self.obj.__code__, *cells, *(self.obj.__defaults__ or ()))))
+
+
+@functools.cache
+def _applied(cls: Any, kept: tuple[tuple[int, _Same], ...]) -> Callable[..., Any]:
+    """One object for each class, and what it is always given, to be named."""
+    if not kept:
+        return cls.apply
+    return functools.partial(_apply_with, cls, {k: same.obj for k, same in kept})
+
+
+def _apply_with(cls: Any, kept: dict[int, Any], *args: Any) -> Any:
+    """`cls.apply` with these arguments at these places."""
+    rest = iter(args)
+    return cls.apply(*(kept[k] if k in kept else next(rest) for k in range(len(kept) + len(args))))
