@@ -39,9 +39,9 @@ _META = torch.device("meta")
 _FOREVER = 1 << 62
 _HEAP_BYTES = 1 << 16  # what is smaller lies among others, and its place stays resident
 _OBJECT_BYTES = 448  # of a tensor, besides its elements
-_NODE_BYTES = 512  # of an op in autograd's graph
+_NODE_BYTES = 384  # of an op in autograd's graph
 _EDGE_BYTES = 160  # of each of its operands, which it may save
-_HOLES_BYTES = 4 << 20  # left between small ones that come and go, at most
+_HOLES_BYTES = 3 << 20  # left between small ones that come and go, at most
 _TORN_BYTES = 20_000  # of a place from which small ones may take a part: it is too short then
 _ONCE_BYTES = 1 << 20  # stacks, heaps and buffers of threads, from PyTorch's first op on
 aten = torch.ops.aten
@@ -128,7 +128,7 @@ class Ledger(TorchDispatchMode):
     @property
     def live_bytes(self) -> int:
         """What is held now, blocks that the arena keeps warm counted."""
-        holes = min(self._taken_again // 2, _HOLES_BYTES) + self._torn // 6
+        holes = min(self._taken_again // 2, _HOLES_BYTES) + self._torn // 7
         small = self._heap_room + holes + self._graph_bytes + self._once_bytes
         return self.torch_bytes + small + self.arena.reserved_bytes
 
