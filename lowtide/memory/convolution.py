@@ -20,7 +20,7 @@ import torch
 Tensor = torch.Tensor
 _CHANNELS: Final = 16
 _FEW: Final = 4
-_LARGEST_DEPTHWISE: Final = 3
+_BOTH_AT_ONCE: Final = 3  # the largest depthwise kernel of which both gradients are there at once
 _LEAST_GROUP: Final = 8
 _LAYOUTS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -31,12 +31,18 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     copied = 0 if is_dense(x) else nbytes(x)
     if not _is_onednns(x):
         columns = _columns(x, w, result, stride, padding, dilation, is_transposed)
-        return copied + _by_groups(columns, (x,), result, groups)
+        single = 2 * _of_threads(columns, x) if is_transposed and x.itemsize < 4 else 0
+        return copied + _by_groups(columns + single, (x,), result, groups)
     if is_transposed:
         return copied + max(2 * nbytes(result), nbytes(x))
     if _is_channels_last(x, w):
         return 0
-    given = 0 if x.shape[1] <= _FEW else _blocked(x)
+    given = 0 if x.shape[1] <= _FEW and groups == 1 else _blocked(x)
+    if (
+        max(w.shape[2:]) == 1 and max(stride) > 1
+    ):  # the places that are read, of an image per thread
+        images = min(torch.get_num_threads(), x.shape[0])
+        copied += images * x.shape[1] * math.prod(result.shape[2:]) * x.itemsize
     return copied + max(given + _blocked(result) - nbytes(result), _blocked(result))
 
 
@@ -48,13 +54,14 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
         columns = _columns(x, w, g, stride, padding, dilation, is_transposed)
         if is_transposed:
             return copied + columns // max(x.shape[0], 1)  # image by image
-        columns = columns * 3 // 2 if x.itemsize < 4 else columns
+        if x.itemsize < 4:  # an image's, and those in single precision
+            columns = max(columns, 3 * _of_threads(columns, x))
         return copied + _by_groups(columns, (x, g), x, groups)
     if _is_channels_last(x, w):
         return nbytes(g) if not _is_channels_last(g, g) else 0
-    of_halves = _blocked(g) if x.itemsize < 4 else 0
+    of_halves = _blocked(g) if x.itemsize < 4 and not is_transposed else 0
     if groups > 1 and not is_transposed:
-        return copied + _grouped(g, x, w, groups) + of_halves
+        return copied + _grouped(g, x, w, groups, wanted[0]) + of_halves
     if is_transposed:
         g, x = x, g  # the result plays the part of the input
     channels = x.shape[1]
@@ -67,17 +74,24 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
         for_input = _blocked(g)
     else:
         for_input = _blocked(g) + _blocked(x) - nbytes(x)
-    again = _blocked(x) if is_strided and channels >= _CHANNELS else 0
+    again = _blocked(x) if is_strided and channels % _CHANNELS == 0 and not is_transposed else 0
     return copied + max(for_weights, for_input, of_x + again) + of_halves
 
 
-def _grouped(g: Tensor, x: Tensor, w: Tensor, groups: int) -> int:
+def _grouped(g: Tensor, x: Tensor, w: Tensor, groups: int, wants_input: bool) -> int:
     """In the blocked layout, if oneDNN has a kernel for such groups; else one of both is copied."""
     each = x.shape[1] // groups
-    is_depthwise = each == 1 and max(w.shape[2:]) <= _LARGEST_DEPTHWISE
-    if is_depthwise or each % _LEAST_GROUP == 0:
+    if each == 1 and g.shape[1] == groups:
+        is_large = max(w.shape[2:]) > _BOTH_AT_ONCE
+        return _blocked(g) + _blocked(x) - (nbytes(x) if is_large and wants_input else 0)
+    if each % _LEAST_GROUP == 0:
         return _blocked(g) + _blocked(x)
     return max(nbytes(g), nbytes(x))
+
+
+def _of_threads(columns: int, x: Tensor) -> int:
+    """Of the columns of all images, those of one for each thread."""
+    return columns // max(x.shape[0], 1) * min(x.shape[0], torch.get_num_threads())
 
 
 def _by_groups(columns: int, given: Sequence[Tensor], made: Tensor, groups: int) -> int:

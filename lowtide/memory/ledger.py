@@ -38,7 +38,12 @@ _NODE = "lowtide.place"
 _META = torch.device("meta")
 _FOREVER = 1 << 62
 _HEAP_BYTES = 1 << 16  # what is smaller lies among others, and its place stays resident
-_NODE_BYTES = 1 << 10  # of an op in autograd's graph: the node, its edges, the tensor's own fields
+_OBJECT_BYTES = 448  # of a tensor, besides its elements
+_NODE_BYTES = 384  # of an op in autograd's graph
+_EDGE_BYTES = 160  # of each of its operands, which it may save
+_HOLES_BYTES = 3 << 20  # left between small ones that come and go, at most
+_TORN_BYTES = 20_000  # of a place from which small ones may take a part: it is too short then
+_ONCE_BYTES = 1 << 20  # stacks, heaps and buffers of threads, from PyTorch's first op on
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
 _ASK = {aten._local_scalar_dense.default, aten.equal.default}
@@ -94,7 +99,10 @@ class Ledger(TorchDispatchMode):
         self.arena = arena
         self.torch_bytes = 0
         self._heap_room = 0  # places in the heap, of what was small and is gone
+        self._taken_again = 0  # of these places, since the beginning
+        self._torn = 0  # the same in backward passes, which leave gradients behind in between
         self._graph_bytes = 0
+        self._once_bytes = 0
         self.asked_bytes = 0  # of what is alive, without pages and warm blocks
         self.peak_bytes = 0
         self.entries: list[Entry] = []
@@ -104,6 +112,7 @@ class Ledger(TorchDispatchMode):
         self._peak_clock = 0
         self._peak_inside = Held(name="", nbytes=0, kind="", loc=UNKNOWN_LOC)
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._views: dict[int, weakref.ref[torch.Tensor]] = {}
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_paused = False
         self.was_asked = False  # for a number that only the data know
@@ -119,7 +128,8 @@ class Ledger(TorchDispatchMode):
     @property
     def live_bytes(self) -> int:
         """What is held now, blocks that the arena keeps warm counted."""
-        small = self._heap_room + self._graph_bytes
+        holes = min(self._taken_again // 2, _HOLES_BYTES) + self._torn // 7
+        small = self._heap_room + holes + self._graph_bytes + self._once_bytes
         return self.torch_bytes + small + self.arena.reserved_bytes
 
     def spike(self, nbytes: int) -> None:
@@ -244,9 +254,11 @@ class Ledger(TorchDispatchMode):
         if func in _MAKE_ZEROS:
             self._zeros = _key(result)
         for x in _tensors(result):
-            self._book(x)
+            if not any(x is given for given in args):  # as the ops in place return
+                self._book(x)
+        self._once_bytes = _ONCE_BYTES
         if _is_recorded(args):
-            self._graph_bytes += _NODE_BYTES
+            self._graph_bytes += _node_bytes(args, result)
         inside = scratch_bytes(func, args, kwargs, result)
         if inside:
             self.spike(inside)
@@ -303,7 +315,10 @@ class Ledger(TorchDispatchMode):
     def _book(self, x: torch.Tensor) -> None:
         key = _key(x)
         known = self._storages.get(key)
-        if not x.is_meta or (known is not None and known() is not None):
+        if not x.is_meta:
+            return
+        if known is not None and known() is not None:
+            self._see_view(x)
             return
         storage = x.untyped_storage()
         name, loc = self._place()
@@ -319,6 +334,26 @@ class Ledger(TorchDispatchMode):
         self._storages[key] = weakref.ref(storage, self._end_of(key, entry))
         self._enter(entry)
 
+    def _see_view(self, x: torch.Tensor) -> None:
+        """It has no elements of its own."""
+        key = id(x)
+
+        def end(_: object) -> None:
+            del self._views[key]
+            self._take_small(-_OBJECT_BYTES)
+
+        self._views[key] = weakref.ref(x, end)
+        self._take_small(_OBJECT_BYTES)
+
+    def _take_small(self, nbytes: int) -> None:
+        """A place in the heap is taken, or is free for others: it stays resident."""
+        again = min(self._heap_room, nbytes)
+        self._heap_room -= again
+        self._taken_again += max(again, 0)
+        if again >= _TORN_BYTES and torch._C._current_autograd_node() is not None:  # pyright: ignore
+            self._torn += again
+        self.torch_bytes += nbytes
+
     def _place(self) -> tuple[str, Loc]:
         node: Any = torch._C._current_autograd_node()  # pyright: ignore
         place = None if node is None else node.metadata.get(_NODE)
@@ -330,10 +365,14 @@ class Ledger(TorchDispatchMode):
         self.entries.append(entry)
         self.asked_bytes += entry.nbytes
         if entry.block is None:
-            self.torch_bytes += entry.nbytes
-            if entry.nbytes < _HEAP_BYTES:
-                self._heap_room = max(self._heap_room - entry.nbytes, 0)
+            self._take(entry.nbytes, 1)
         self.spike(0)
+
+    def _take(self, nbytes: int, sign: int) -> None:
+        """The elements of a tensor, and the tensor."""
+        is_small = nbytes < _HEAP_BYTES
+        self._take_small(sign * (_OBJECT_BYTES + is_small * nbytes))
+        self.torch_bytes += sign * (not is_small) * nbytes
 
     def end(self, entry: Entry) -> None:
         """It is given back."""
@@ -341,9 +380,7 @@ class Ledger(TorchDispatchMode):
         entry.died = self._clock
         self.asked_bytes -= entry.nbytes
         if entry.block is None:
-            self.torch_bytes -= entry.nbytes
-            if entry.nbytes < _HEAP_BYTES:
-                self._heap_room += entry.nbytes
+            self._take(entry.nbytes, -1)
         else:
             self.arena.give_back(entry.block)
 
@@ -361,6 +398,12 @@ def _is_recorded(args: Sequence[Any]) -> bool:
     pass has its nodes for a moment."""
     records = torch.is_grad_enabled() and torch._C._current_autograd_node() is None  # pyright: ignore
     return records and any(x.requires_grad for x in _tensors(args))
+
+
+def _node_bytes(args: Sequence[Any], result: Any) -> int:
+    """Of a node, of what it saves beside tensors, and of its results but one, which are views."""
+    operands, results = len(_tensors(args)), len(_tensors(result))
+    return _NODE_BYTES + _EDGE_BYTES * operands + _OBJECT_BYTES * max(results - 1, 0)
 
 
 def _answer(func: Any, x: torch.Tensor) -> Any:

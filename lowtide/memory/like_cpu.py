@@ -68,11 +68,25 @@ def _svdvals(x: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten._linalg_svd(x, False, False)[1]
 
 
+def _norm(x: torch.Tensor, ord: Any = None, *more: Any, **named: Any) -> torch.Tensor | None:
+    """The one that is the sum of singular values."""
+    is_plain = not any((*more, *named.values()))
+    return _svdvals(x).sum(-1) if isinstance(ord, str) and ord == "nuc" and is_plain else None
+
+
+def _old_norm(x: torch.Tensor, p: Any = "fro", *more: Any, **named: Any) -> torch.Tensor | None:
+    return _norm(x, p, *more, **named)
+
+
 _WITHOUT_GRADIENTS: Final[dict[Any, Callable[..., Any]]] = {
     F.max_pool1d: _max_pool1d,
     torch.max_pool1d: _max_pool1d,
     torch.linalg.eigvalsh: _eigvalsh,
     torch.linalg.svdvals: _svdvals,
+    torch.linalg.matrix_norm: _norm,
+    torch.linalg.norm: _norm,
+    torch.norm: _old_norm,
+    torch.Tensor.norm: _old_norm,
 }
 
 

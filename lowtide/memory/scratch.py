@@ -18,6 +18,7 @@ by measuring: `tests/memory/test_prediction.py` compares them with what is resid
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -77,6 +78,15 @@ def _bytes(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(map(_bytes, cast("Sequence[Any]", value)))
     return 0
+
+
+def _sum(args: Sequence[Any], result: Any) -> int:
+    """In the gradient of an extreme or a median, equal ones are counted when the zeros that they
+    are written onto are there already."""
+    node: Any = torch._C._current_autograd_node()  # pyright: ignore
+    x = getattr(node, "_saved_self", None) if args[0].dtype is torch.bool else None
+    zeros = x.itemsize * args[0].numel() if isinstance(x, torch.Tensor) else 0
+    return _converted_first(args, result) + zeros
 
 
 def _copy(args: Sequence[Any], _: Any) -> int:
@@ -245,6 +255,25 @@ def _made_contiguous(args: Sequence[Any], _: Any) -> int:
     return sum(_bytes(x) for x in given if not convolution.is_dense(x))
 
 
+def _trilinear(args: Sequence[Any], _: Any) -> int:
+    """The first two multiplied, at one place of the dim that is gone through one by one."""
+    first, second, _third, lacks_first, lacks_second, lacks_third, summed, *rest = args
+    dims = range(first.dim() + len(lacks_first))
+    one_by_one = rest[0] if rest else 1
+    gone = {one_by_one, *(d for d in summed if d in lacks_third)}
+
+    def sizes(x: torch.Tensor, lacks: Sequence[int]) -> list[int]:
+        own = iter(x.shape)
+        return [1 if d in lacks else next(own) for d in dims]
+
+    wide = map(max, sizes(first, lacks_first), sizes(second, lacks_second))
+    return math.prod(n for d, n in enumerate(wide) if d not in gone) * first.itemsize
+
+
+def _second_made_contiguous(args: Sequence[Any], _: Any) -> int:
+    return _made_contiguous(args[1:2], None)
+
+
 def _flags(args: Sequence[Any], _: Any) -> int:
     """A flag for each element."""
     return args[0].numel()
@@ -295,6 +324,9 @@ _BOUNDS: dict[Any, Bound] = {
     **dict.fromkeys(
         (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), _for_blas
     ),
+    aten.native_batch_norm_backward.default: _second_made_contiguous,
+    aten._trilinear.default: _trilinear,
+    aten.sum.default: _sum,
     aten.mean.default: _mean,
     aten.mean.dim: _mean,
     aten.logsumexp.default: _copy,

@@ -27,8 +27,8 @@ MOST_IN_ALL: Final = 400  # with those of loops whose steps are planned by thems
 class Full(Unsupported):
     """A region has as much as one backward pass shall be made of: the op belongs to the next."""
 
-    def __init__(self) -> None:
-        super().__init__("is too much to differentiate in one piece")
+    def __init__(self, why: str = "is too much to differentiate in one piece") -> None:
+        super().__init__(why)
 
 
 class Activity:
@@ -108,6 +108,8 @@ class Activity:
             )
         for d in list(self.builder.program.defs.values())[first:]:
             self.diff.add(d)
+            if self.diff.scatters_terms(d):  # of what is there, only what is read is scattered
+                raise Full("reads at places that the data name what the same region sums up")
         return found
 
     def assume(self, value: Val) -> None:

@@ -121,10 +121,13 @@ def class_bytes(asked_bytes: int) -> int:
 
 
 def resident_bytes(asked_bytes: int) -> int:
-    """What a block takes of the machine once `asked_bytes` of it are written: whole pages."""
-    is_huge = class_bytes(max(asked_bytes, 1)) >= _HUGE_PAGE_BYTES and _HUGE_ADVICE is not None
-    page_bytes = _HUGE_PAGE_BYTES if is_huge else _PAGE_BYTES
-    return -(-asked_bytes // page_bytes) * page_bytes
+    """What a block takes of the machine once `asked_bytes` of it are written: huge pages as far as
+    they fit into the block whole, small ones behind them."""
+    small_bytes = -(-asked_bytes // _PAGE_BYTES) * _PAGE_BYTES
+    if _HUGE_ADVICE is None:
+        return small_bytes
+    huge_end = class_bytes(max(asked_bytes, 1)) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
+    return max(min(-(-asked_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES, huge_end), small_bytes)
 
 
 class _Pool:

@@ -97,6 +97,37 @@ class Differentiation:
         self.defs.update({a.name: a for a in pulled.aux})
         self._check(d, pulled)
 
+    def scatters_terms(self, d: Def) -> bool:
+        """Would more than what a definition reads at places that the data name be scattered: the
+        terms of sums that these values were, `x[i, k] * w[j, k]` for `(x @ w.T)[n]`?"""
+        return any(
+            self._are_terms(part, source)
+            for name in (p.name for p in isolated(d))
+            for source, part in self._handed_on(name)
+            if part.is_sparse and source in self.defs and not self._reads_few(part, source)
+        )
+
+    def _handed_on(self, name: str) -> list[tuple[str, Contribution]]:
+        pulled = self._pulled.get(name)
+        if pulled is None:
+            return []
+        d = self.defs[name]
+        return [(x.source, _handed(d, pulled, x, value)) for x, value in pulled.loads.items()]
+
+    def _reads_few(self, part: Contribution, source: str) -> bool:
+        """Are these certainly no more points than there are values?"""
+        points = product(a.extent for a in part.scope)
+        return nonnegative(product(self.shape(source)) - points)
+
+    def _are_terms(self, part: Contribution, name: str) -> bool:
+        if part.is_to_be_summed:
+            return True
+        for source, handed in self._handed_on(name):
+            on = part.through(self.defs[name], _seed(self.defs[name]), handed)
+            if on.is_sparse and self._are_terms(on, source):
+                return True
+        return False
+
     def _exact(self, d: Def) -> ExactBody | None:
         if not isinstance(d.expr, Reduce) or d.expr.fn not in ("min", "max"):
             return None

@@ -52,6 +52,12 @@ class Contribution:
         """Do the data say which element it is?"""
         return any(isinstance(a, Gather) for i in self.index for a in deep_atoms(i))
 
+    @property
+    def is_to_be_summed(self) -> bool:
+        """Do several points along an axis belong to one element, wherever the data say it is?"""
+        named = {a for i in self.index for a in ex.at(i, dtypes.i64).free}
+        return any(a not in named and a.extent.const != 1 for a in self.scope)
+
     def as_mask(self, y: tuple[Axis, ...]) -> bool:
         """Is there at most one point for each element, or only a few?"""
         try:

@@ -509,3 +509,28 @@ def collected(x):
     for i in range(4):
         found.append(torch.cumsum(x, 0) * i)
     return torch.stack(found)
+
+
+@case(lambda: (torch.rand(4, 3, 160, 160), torch.rand(3, 1, 11, 11)))
+def blurred(x, w):
+    return F.conv2d(x, w, padding=5, groups=3)
+
+
+@case(lambda: (torch.rand(800, 64), torch.rand(800, 64), torch.rand(16, 64, 64)))
+def bilinear(x, y, w):
+    return F.bilinear(x, y, w)
+
+
+@case(lambda: (torch.rand(2, 32, 64, 64).half(), torch.rand(32, 16, 4, 4).half()))
+def convolved_up_in_halves(x, w):
+    return F.conv_transpose2d(x, w, stride=2, padding=1)
+
+
+@case(lambda: (torch.rand(4, 96, 96, 32), torch.rand(96), torch.rand(96)))
+def normalised_over_turned(x, w, b):
+    return F.batch_norm(x.transpose(1, 2), None, None, w, b, True)
+
+
+@case()
+def middle_of_all(x):
+    return x.median()

@@ -131,15 +131,48 @@ def test_places_of_small_tensors_stay() -> None:
     with ledger:
         small = [torch.empty(1000, device="meta") for _ in range(50)]
         before = ledger.live_bytes
+        assert 50 * 4000 <= before <= 50 * 4500 + (1 << 20)
         del small
-        assert ledger.live_bytes == before == 50 * 4000
-        again = torch.empty(1000, device="meta")
         assert ledger.live_bytes == before
+        again = torch.empty(1000, device="meta")
+        assert before <= ledger.live_bytes <= before + 4500
         large = torch.empty(100_000, device="meta")
-        assert ledger.live_bytes == before + 400_000
+        assert before + 400_000 <= ledger.live_bytes <= before + 405_000
         del large
-    assert ledger.live_bytes == before
+    assert before <= ledger.live_bytes <= before + 5000
     del again
+
+
+def test_holes_between_small_tensors_are_bounded() -> None:
+    def peak(steps: int, grad: bool) -> int:
+        ledger = Ledger(PlayedArena())
+        w = torch.empty(100, 100, device="meta", requires_grad=grad)
+        x = torch.empty(steps, 100, device="meta")
+        ledger.given([w, x])
+        with ledger:
+            h = x[0]
+            for row in x:
+                h = torch.tanh(h @ w + row)
+            if grad:
+                h.sum().backward()
+        return ledger.peak_bytes
+
+    assert peak(3000, False) < 7_000_000
+    assert 300 * 10_000 < peak(600, True) - peak(300, True) < 300 * 30_000
+
+
+def test_views_are_tensors_too() -> None:
+    ledger = Ledger(PlayedArena())
+    x = torch.empty(1000, 100, device="meta")
+    ledger.given([x])
+    with ledger:
+        rows = x.unbind(0)
+        held = ledger.live_bytes
+        del rows
+        first = x[0]
+        assert ledger.live_bytes <= held + 500
+    assert 400_000 <= held <= 600_000 + (1 << 20)
+    del first
 
 
 def test_nodes_of_autograd_are_counted() -> None:
@@ -151,7 +184,26 @@ def test_nodes_of_autograd_are_counted() -> None:
                 x = x * 2
         return ledger.peak_bytes
 
-    assert peak(True) >= peak(False) + 300 * 1000
+    assert peak(True) >= peak(False) + 300 * 540
+
+
+def test_what_is_gathered_is_scattered_once() -> None:
+    def messages(x, w, u, source, target):
+        h = torch.relu(x @ w)
+        m = torch.tanh(h[source] @ u)
+        return torch.zeros_like(h).index_add(0, target, m)
+
+    torch.manual_seed(0)
+    edges = [torch.randint(0, 400, (3000,)) for _ in range(2)]
+    given = [torch.randn(400, 40), torch.randn(40, 40), torch.randn(40, 40)]
+    mine = [x.clone().requires_grad_() for x in given]
+    theirs = [x.clone().requires_grad_() for x in given]
+    compiled = lt.script(messages)
+    assert compiled.memory(*mine, *edges).peak_bytes < 10_000_000
+    compiled(*mine, *edges).square().sum().backward()
+    messages(*theirs, *edges).square().sum().backward()
+    for x, y in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-2)
 
 
 def test_the_first_call_lets_its_tensors_go() -> None:
