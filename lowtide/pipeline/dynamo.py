@@ -22,7 +22,7 @@ import torch
 from lowtide.errors import LowtideError
 from lowtide.frontend.dynamo.internals import BACKEND, register
 from lowtide.ir.core import Function
-from lowtide.pipeline import debug, faults, plain, stats
+from lowtide.pipeline import debug, faults, plain, rehearsed, stats
 from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.explain import Explanation
@@ -31,7 +31,6 @@ from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
 
 _reason = plain.reason
-_watchers: list[list[tuple[Any, tuple[Any, ...]]]] = []
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -50,8 +49,8 @@ class CompiledGraph(Compiled):
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        if _watchers:
-            watched(self, args)
+        if rehearsed.listeners and (found := rehearsed.hear(self, args)) is not rehearsed.RUN:
+            return found
         if _reason():
             self.without_budget(_reason())
             stats.count("calls_eager")
@@ -93,8 +92,7 @@ class PlainGraph:
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        if _watchers:
-            watched(self, args)
+        rehearsed.hear(self, args)
         stats.count("calls_eager")
         return self._forward(*args)
 
@@ -177,6 +175,7 @@ def compile(
 
         fast = lt.compile(model)
         fast(torch.rand(64, 8))
+        fast.memory(torch.rand(64, 8)).peak_bytes       # explain() and stages(), too
     """
     options = options_of(budget, tune)
     if model is None:
@@ -184,13 +183,14 @@ def compile(
             compile, budget=budget, tune=tune, fullgraph=fullgraph, dynamic=dynamic
         )
     register(backend)
-    return torch.compile(
+    made: Any = torch.compile(
         model,
         backend=BACKEND,
         fullgraph=fullgraph,
         dynamic=dynamic,
         options=cast("Any", options.given()) or None,
     )
+    return rehearsed.attach(made)
 
 
 def explain_compiled(
@@ -200,15 +200,14 @@ def explain_compiled(
 
     The function is called, since only a run tells which graphs it takes. Each entry prints."""
     seen: list[tuple[Graph, tuple[Any, ...]]] = []
-    _watchers.append(seen)
+
+    def listener(graph: Graph, given: tuple[Any, ...]) -> Any:
+        seen.append((graph, given))
+        return rehearsed.RUN
+
+    rehearsed.listeners.append(listener)
     try:
         compiled(*args, **kwargs)
     finally:
-        _watchers.remove(seen)
+        rehearsed.listeners.remove(listener)
     return tuple(g if isinstance(g, PlainGraph) else g.explain(*given) for g, given in seen)
-
-
-def watched(graph: Graph, args: tuple[Any, ...]) -> None:
-    """Tells those who watch that a graph is called."""
-    for seen in list(_watchers):
-        seen.append((graph, args))

@@ -137,6 +137,7 @@ class Walk:
         self.differences = driver.differences
         self.steps: list[Step] = []
         self.notes: list[str] = []
+        self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
         self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
         self.ledger = Ledger(PlayedArena(driver.is_tight or arena.is_tight(), is_used=on_host))
@@ -150,7 +151,7 @@ class Walk:
         try:
             road = LikeTheCpu() if on_host else contextlib.nullcontext()
             with self.ledger, road, torch.set_grad_enabled(self.records):
-                results = self._block(driver.plan, env)
+                self.results = results = self._block(driver.plan, env)
                 if self.records:
                     self.notes += backward(self.ledger, _tensors(results))
         except WalkEnds as why:
