@@ -177,3 +177,19 @@ def test_what_depends_on_a_sum_is_computed_after_it() -> None:
     want = torch.autograd.grad(batch_norm(*args), args, weight)
     for g, e in zip(got, want, strict=True):
         torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-4)
+
+
+def of_no_rows(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    last = x[-2:-1:3]
+    return last, last[0:-1:3, i]
+
+
+def test_a_cotangent_without_elements_is_not_read() -> None:
+    """Its memory is at no address, and on vectors it was read where a mask left nothing of it."""
+    x = torch.rand(5, 4, dtype=torch.float64).requires_grad_()
+    last, nothing = lt.script(of_no_rows)(x, torch.tensor([0, 2, 1]))
+    assert nothing.shape == (0, 3)
+    (gradient,) = torch.autograd.grad((last.sum() + nothing.sum()), x)
+    assert torch.equal(gradient, torch.eye(5, dtype=torch.float64)[3][:, None].expand(5, 4))
+    (gradient,) = torch.autograd.grad(lt.script(of_no_rows)(x, torch.tensor([1]))[1].sum(), x)
+    assert not gradient.any()
