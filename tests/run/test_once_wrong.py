@@ -193,3 +193,28 @@ def test_a_cotangent_without_elements_is_not_read() -> None:
     assert torch.equal(gradient, torch.eye(5, dtype=torch.float64)[3][:, None].expand(5, 4))
     (gradient,) = torch.autograd.grad(lt.script(of_no_rows)(x, torch.tensor([1]))[1].sum(), x)
     assert not gradient.any()
+
+
+def commutator(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b - b @ a
+
+
+def squared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ a + b
+
+
+def both_grams(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ a.t() + a.t() @ a + b
+
+
+@pytest.mark.parametrize("fn", [commutator, squared, both_grams])
+def test_two_products_over_the_same_axes(fn: Any) -> None:
+    """In one kernel an axis of the second product became one that it had itself."""
+    a, b = torch.rand(2, 20, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    given = (a.requires_grad_(), b.requires_grad_())
+    got, want = lt.script(fn)(*given), fn(*given)
+    torch.testing.assert_close(got, want)
+    weights = torch.linspace(-1, 1, 400, dtype=torch.float64).view(20, 20)
+    of_both = [torch.autograd.grad(y, given, weights, allow_unused=True) for y in (got, want)]
+    for ours, theirs in zip(*of_both, strict=True):
+        torch.testing.assert_close(ours, theirs)
