@@ -218,3 +218,19 @@ def test_two_products_over_the_same_axes(fn: Any) -> None:
     of_both = [torch.autograd.grad(y, given, weights, allow_unused=True) for y in (got, want)]
     for ours, theirs in zip(*of_both, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def doubled_sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * 2
+
+
+def test_cotangents_that_are_not_what_lies_in_memory() -> None:
+    """PyTorch's own zeros have no memory; the imaginary part of a conjugate is to be negated."""
+    x = torch.rand(3, dtype=torch.float64).requires_grad_()
+    nothing = torch._efficientzerotensor((3,), dtype=torch.float64)  # pyright: ignore
+    (gradient,) = torch.autograd.grad(lt.script(doubled_sine)(x), x, nothing)
+    assert not gradient.any()
+    negated = torch.complex(x.detach(), x.detach() + 1).conj().imag
+    assert negated.is_neg()
+    (gradient,) = torch.autograd.grad(lt.script(doubled_sine)(x), x, negated)
+    torch.testing.assert_close(gradient, -2 * (x.detach() + 1) * x.detach().cos())
