@@ -234,3 +234,15 @@ def test_cotangents_that_are_not_what_lies_in_memory() -> None:
     assert negated.is_neg()
     (gradient,) = torch.autograd.grad(lt.script(doubled_sine)(x), x, negated)
     torch.testing.assert_close(gradient, -2 * (x.detach() + 1) * x.detach().cos())
+
+
+def windows_of_one_row(x: torch.Tensor) -> torch.Tensor:
+    return F.unfold(x * 2, (2, 2), stride=3)
+
+
+def test_places_that_no_window_reaches() -> None:
+    """A remainder is below its divisor: the third row was given what is the next channel's."""
+    x = torch.rand(1, 4, 3, 6, dtype=torch.float64).requires_grad_()
+    (ours,) = torch.autograd.grad(lt.script(windows_of_one_row)(x).square().sum(), x)
+    (theirs,) = torch.autograd.grad(windows_of_one_row(x).square().sum(), x)
+    torch.testing.assert_close(ours, theirs)
