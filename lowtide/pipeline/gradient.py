@@ -290,7 +290,11 @@ class _Stepwise:
 
 
 def cotangent_pattern(g: torch.Tensor) -> tuple[torch.Tensor, tuple[bool, ...]]:
-    """The cotangent as the kernels read it, copied if need be, and its expanded dims."""
+    """The cotangent as the kernels read it, copied if need be, and its expanded dims. PyTorch hands
+    out zeros without memory, and memory whose values are to be negated."""
+    if g._is_zerotensor():  # pyright: ignore[reportPrivateUsage]
+        g = torch.zeros(g.shape, dtype=g.dtype, device=g.device)
+    g = g.resolve_neg()
     if g.is_contiguous():
         return g, (False,) * g.dim()
     expanded = tuple(s == 0 and n > 1 for s, n in zip(g.stride(), g.shape, strict=True))

@@ -159,9 +159,11 @@ class _Solver:
             whole = floordiv(atom.num, atom.den)
             for n, (high, p) in enumerate(self.equations):
                 if n != k and high is whole:
+                    self._require(q, atom.den)
                     return k, n, (atom.num, p * atom.den + q)
                 upper = _single(high)
                 if n != k and isinstance(upper, Mod) and upper.num is whole:
+                    self._require(q, atom.den)
                     merged = mod(atom.num, upper.den * atom.den)
                     return k, n, (merged, p * atom.den + q)
         return None
@@ -214,6 +216,7 @@ class _Solver:
         ((a, step),) = steps.items()
         if step.const not in (1, -1):
             raise Unsupported("the gradient of an index modulo a size")
+        self._require(rhs, atom.den)
         first = mod((rhs - offset) * step, atom.den)
         whole = exact_division(a.extent, atom.den)
         if whole is None:
@@ -267,15 +270,21 @@ class _Solver:
 
     def _set(self, a: Axis, value: Index, exact: bool = False) -> None:
         """The axis is this value, if that lies within its extent."""
-        low, high = exact or nonnegative(value), exact or _below(value, a.extent)
-        if not low:
-            self.conditions.append(place(value) >= place(as_index(0)))
-        if not high:
-            self.conditions.append(place(value) < place(a.extent))
-        inside = value if low and high else clamp(value, a.extent)
+        held = exact or self._require(value, a.extent)
+        inside = value if held else clamp(value, a.extent)
         for other, known in list(self.at.items()):
             self.at[other] = substitute(known, {a: inside})
         self.at[a] = inside
+
+    def _require(self, value: Index, extent: Index) -> bool:
+        """Makes it a condition that the value lies in [0, extent); True where it does anyway. A
+        remainder is asked too: `L % 2 == y` has no solution at the third place of a tensor."""
+        low, high = nonnegative(value), _below(value, extent)
+        if not low:
+            self.conditions.append(place(value) >= place(as_index(0)))
+        if not high:
+            self.conditions.append(place(value) < place(extent))
+        return low and high
 
 
 def _is_size(atom: Atom) -> bool:

@@ -51,7 +51,7 @@ INLINE_NODES = 600  # an expression that grew past this is stored instead of wri
 def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     """Inline, unroll, extract reductions, drop what is dead. `hints` are likely sizes."""
     roots = dict.fromkeys([*program.outputs, *program.checks])
-    current = [_without_units(d) for d in _live(program.defs, roots)]
+    current = [_without_units(d) for d in _live(program.defs, roots, _never_read(program))]
     current, bordered = with_borders(split_axes(_inlined(current, roots, hints)))
     current = _extracted(current)
     room = sum(_size(i.shape, hints) for i in program.inputs.values())
@@ -87,6 +87,20 @@ def _live(
             kept.append(d)
             needed.update(load.source for load in ex.loads(d.expr))
     return kept[::-1]
+
+
+def _never_read(program: Program) -> Callable[[Expr], Expr] | None:
+    """Takes out what is read of tensors without elements: it stands under conditions that never
+    hold, but on vectors both sides of those are computed, and there is no memory to read."""
+    shapes = {n: v.shape for n, v in (*program.inputs.items(), *program.defs.items())}
+    empty = {name for name, shape in shapes.items() if any(size.const == 0 for size in shape)}
+
+    def nothing(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source in empty:
+            return ex.const(0, node.dtype)
+        return None
+
+    return Rewriter(nothing) if empty else None
 
 
 def _renamed(d: Def, expr: Expr) -> Def:

@@ -563,14 +563,17 @@ def _alignment(
         if not all(link(a, b) for a, b in zip(mine, theirs, strict=True)):
             renaming.clear()
             renaming.update(before)
-    # Groups may have axes in common that are not the same here: parts of one sum, say. What another
-    # axis becomes must not be an axis that stays.
-    taken = set(renaming.values())
-    for d in second.defs.values():
-        for a in (*d.axes, *reduced_axes(d)):
-            if a in taken and a not in renaming:
-                renaming[a] = Axis(a.name, a.extent)
-    return renaming
+    return {**renaming, **_out_of_the_way(second, renaming)}
+
+
+def _out_of_the_way(second: Group, renaming: Mapping[Axis, Axis]) -> dict[Axis, Axis]:
+    """New axes for those of `second` that another one of it becomes.
+
+    a @ b - b @ a: both sums are over the same [i, j]; if the second's k becomes i, for both then
+    read a[i, ...], its own i is another axis from then on."""
+    axes = (a for d in second.defs.values() for a in (*d.axes, *reduced_axes(d)))
+    taken = set(renaming.values()) - renaming.keys()
+    return {a: Axis(a.name, a.extent) for a in dict.fromkeys(axes) if a in taken}
 
 
 def _walked(i: Index) -> Axis | None:

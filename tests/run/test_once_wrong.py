@@ -177,3 +177,72 @@ def test_what_depends_on_a_sum_is_computed_after_it() -> None:
     want = torch.autograd.grad(batch_norm(*args), args, weight)
     for g, e in zip(got, want, strict=True):
         torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-4)
+
+
+def of_no_rows(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    last = x[-2:-1:3]
+    return last, last[0:-1:3, i]
+
+
+def test_a_cotangent_without_elements_is_not_read() -> None:
+    """Its memory is at no address, and on vectors it was read where a mask left nothing of it."""
+    x = torch.rand(5, 4, dtype=torch.float64).requires_grad_()
+    last, nothing = lt.script(of_no_rows)(x, torch.tensor([0, 2, 1]))
+    assert nothing.shape == (0, 3)
+    (gradient,) = torch.autograd.grad((last.sum() + nothing.sum()), x)
+    assert torch.equal(gradient, torch.eye(5, dtype=torch.float64)[3][:, None].expand(5, 4))
+    (gradient,) = torch.autograd.grad(lt.script(of_no_rows)(x, torch.tensor([1]))[1].sum(), x)
+    assert not gradient.any()
+
+
+def commutator(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b - b @ a
+
+
+def squared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ a + b
+
+
+def both_grams(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ a.t() + a.t() @ a + b
+
+
+@pytest.mark.parametrize("fn", [commutator, squared, both_grams])
+def test_two_products_over_the_same_axes(fn: Any) -> None:
+    """In one kernel an axis of the second product became one that it had itself."""
+    a, b = torch.rand(2, 20, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    given = (a.requires_grad_(), b.requires_grad_())
+    got, want = lt.script(fn)(*given), fn(*given)
+    torch.testing.assert_close(got, want)
+    weights = torch.linspace(-1, 1, 400, dtype=torch.float64).view(20, 20)
+    of_both = [torch.autograd.grad(y, given, weights, allow_unused=True) for y in (got, want)]
+    for ours, theirs in zip(*of_both, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def doubled_sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * 2
+
+
+def test_cotangents_that_are_not_what_lies_in_memory() -> None:
+    """PyTorch's own zeros have no memory; the imaginary part of a conjugate is to be negated."""
+    x = torch.rand(3, dtype=torch.float64).requires_grad_()
+    nothing = torch._efficientzerotensor((3,), dtype=torch.float64)  # pyright: ignore
+    (gradient,) = torch.autograd.grad(lt.script(doubled_sine)(x), x, nothing)
+    assert not gradient.any()
+    negated = torch.complex(x.detach(), x.detach() + 1).conj().imag
+    assert negated.is_neg()
+    (gradient,) = torch.autograd.grad(lt.script(doubled_sine)(x), x, negated)
+    torch.testing.assert_close(gradient, -2 * (x.detach() + 1) * x.detach().cos())
+
+
+def windows_of_one_row(x: torch.Tensor) -> torch.Tensor:
+    return F.unfold(x * 2, (2, 2), stride=3)
+
+
+def test_places_that_no_window_reaches() -> None:
+    """A remainder is below its divisor: the third row was given what is the next channel's."""
+    x = torch.rand(1, 4, 3, 6, dtype=torch.float64).requires_grad_()
+    (ours,) = torch.autograd.grad(lt.script(windows_of_one_row)(x).square().sum(), x)
+    (theirs,) = torch.autograd.grad(windows_of_one_row(x).square().sum(), x)
+    torch.testing.assert_close(ours, theirs)

@@ -251,6 +251,16 @@ def test_autocast_inside() -> None:
     assert "autocast inside a traced function is not recorded" in told(fn, R(4, 4))
 
 
+def test_a_hook_inside() -> None:
+    def fn(x):
+        y = x * 2
+        y.register_hook(lambda gradient: gradient * 10)
+        return y.sin()
+
+    x = R(4).requires_grad_()
+    assert "a hook of a tensor inside a traced function is not recorded" in told(fn, x)
+
+
 def test_threads_do_not_see_each_other() -> None:
     seen: list[bool] = []
     errors: list[BaseException] = []

@@ -50,6 +50,7 @@ _READS: Final = {
 _FROM_PYTHON: Final = frozenset(
     {"torch.tensor", "torch.as_tensor", "torch.asarray", "torch.from_numpy", "torch.scalar_tensor"}
 )
+_HOOKS: Final = ("Tensor.register_hook", "Tensor.register_post_accumulate_grad_hook")
 _RESULTLESS: Final = ("Tensor.backward", "torch.autograd.backward", "Tensor.retain_grad")
 _ITERATE: Final = torch.Tensor.__iter__.__code__  # pyright: ignore[reportFunctionMemberAccess]
 
@@ -116,6 +117,9 @@ class TraceMode(TorchFunctionMode):
             recorder.call("Tensor.clone", args[:1], {}, result, mutates=False)
         elif source == "Tensor.__len__":
             self._frozen_len(result)
+        elif source in _HOOKS:
+            what = "a hook of a tensor inside a traced function is not recorded"
+            recorder.warn_frozen(what, here(recorder.stop), "a hook of what the call returns")
         elif tensors_in(result) or changed or source in _RESULTLESS:
             self._call(source, args, kwargs, result, changed)
         return result
