@@ -198,11 +198,10 @@ class _Checker:
     def py_call(self, op: Op) -> None:
         target = str(op.attrs["target"])
         if not target.startswith(WARN) or target.removeprefix(WARN) not in WARNINGS:
-            raise Refusal(
-                f"a call of the Python function {target[:80]}",
-                op.loc,
-                "@lt.unused, or a function that can be compiled",
-            )
+            remedy = "@lt.unused, or a function that can be compiled"
+            if target.endswith(".apply"):  # of an autograd.Function
+                remedy = "lt.trace under torch.no_grad(), where what its forward calls is recorded"
+            raise Refusal(f"a call of the Python function {target[:80]}", op.loc, remedy)
         if self.kwnames(op) or len(op.operands) != 1:
             raise Refusal("a warning of more than a message", op.loc)
 

@@ -256,7 +256,8 @@ class Ledger(TorchDispatchMode):
         for x in _tensors(result):
             if not any(x is given for given in args):  # as the ops in place return
                 self._book(x)
-        self._once_bytes = _ONCE_BYTES
+        if any(x.is_meta for x in _tensors(result)):  # the program's, and not what compiles it
+            self._once_bytes = _ONCE_BYTES
         if _is_recorded(args):
             self._graph_bytes += _node_bytes(args, result)
         inside = scratch_bytes(func, args, kwargs, result)

@@ -5,7 +5,7 @@ for such values, without asking each what it is; None for kinds that are looked 
 
     (Tensor, int)  →  def key(values):
                           a, b, = values
-                          if not a.is_cpu or a.layout is not strided or a.is_neg():
+                          if not a.is_cpu or a.layout is not strided or …:
                               return exact(values)
                           return (default_dtype(), settings().interpret_blocks, a.dtype, a.shape,
                                   a.is_contiguous() or a.stride(),
@@ -29,7 +29,10 @@ KeyOf = Callable[[Sequence[Any]], Key]
 
 _settings = config.current
 _default_dtype = torch.get_default_dtype
-_SPECIAL: Final = "not {0}.is_cpu or {0}.layout is not strided or {0}.is_neg() or {0}.is_nested"
+_SPECIAL: Final = (
+    "not {0}.is_cpu or {0}.layout is not strided or {0}.is_neg() or {0}._is_zerotensor() "
+    "or {0}.is_nested"
+)
 
 
 def whole_key(values: Sequence[Any], floats: bool) -> Key:

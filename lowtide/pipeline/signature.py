@@ -76,8 +76,8 @@ def exact_key(
                 raise Ineligible("a tensor that is not a dense one on the CPU or a GPU")
             if v.is_cuda:
                 parts.append(v.device)
-            if v.is_neg():
-                raise Ineligible("a lazily negated tensor")
+            if v.is_neg() or v._is_zerotensor():
+                raise Ineligible("a lazily negated tensor, or one of zeros without memory")
             if v.is_nested:
                 raise Ineligible("a nested tensor")
             records = v.requires_grad and _GRAD_ON()

@@ -69,8 +69,9 @@ def test_gradients() -> None:
         torch.rand(40, dtype=torch.complex64),
         torch.rand(40, dtype=torch.complex64).conj().imag,
         torch.ones(40, dtype=torch.int16),
+        torch._efficientzerotensor((40,)),
     ],
-    ids=["meta", "sparse", "subclass", "complex", "negated", "int16"],
+    ids=["meta", "sparse", "subclass", "complex", "negated", "int16", "zeros without memory"],
 )
 def test_other_tensors(x: torch.Tensor) -> None:
     assert is_plain(lambda: scripted(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,18 @@ def test_gradients_are_those_of_backward(fn: Callable[..., Tensor]) -> None:
         fn(theirs).sum().backward()
         assert ours.grad is not None
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_it_can_be_saved_where_it_is_traced_without_gradients(tmp_path: Path) -> None:
+    file = tmp_path / "halves.lt"
+    with pytest.raises(lt.CompileError, match=r"lt\.trace under torch\.no_grad"):
+        lt.save(lt.trace(halves, R(4, 2)), file)
+    told = pytest.warns(Warning, match="Halves.apply is recorded without its backward")
+    with torch.no_grad(), told:
+        traced = lt.trace(halves, R(4, 2))
+    lt.save(traced, file)
+    x = R(6, 2)
+    torch.testing.assert_close(lt.load(file)(x), halves(x))
 
 
 def test_a_function_around_a_tensor_of_the_run_is_refused() -> None:

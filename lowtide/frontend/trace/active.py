@@ -99,6 +99,9 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     is_seen = recorder is not None and recorder.is_live() and not kwargs
     if not is_seen or not autograd_functions.is_recorded(cls):
         return run(*args, **kwargs)
+    if not torch.is_grad_enabled():
+        autograd_functions.warn_of_backward(cast("Recorder", recorder), cls)
+        return run(*args, **kwargs)
 
     def unseen(*given: Any) -> Any:
         with paused():

@@ -7,6 +7,9 @@ gradient is another one.
     y = Spike.apply(x, 2.0)     →  %1: Tensor = py.call(%x, 2.0) {target="net.Spike.apply"}
     z = Step.apply(net, x)      →  %2: Tensor = py.call(%x) {target="functools.partial"}
 
+Under `torch.no_grad()` what `forward` calls is recorded, with a warning: such a program has no
+Python in it, and can be saved.
+
 Always holds: an argument that the program has no constant for (a module, a function) is kept as the
 object that it is.
 """
@@ -28,6 +31,12 @@ from lowtide.ir import python_objects
 def is_recorded(cls: type) -> bool:
     """Whether a call of the class is one op: Lowtide's own are seen through."""
     return not cls.__module__.startswith("lowtide.")
+
+
+def warn_of_backward(recorder: Recorder, cls: type) -> None:
+    """Says that the gradient of a call that is seen through is that of its forward."""
+    what = f"{cls.__name__}.apply is recorded without its backward, as gradients are off"
+    recorder.warn_frozen(what, here(recorder.stop), "lt.trace with gradients on, to train it")
 
 
 def record_apply(recorder: Recorder, cls: Any, args: Sequence[Any], run: Callable[..., Any]) -> Any:
