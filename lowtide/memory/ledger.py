@@ -38,12 +38,12 @@ _NODE = "lowtide.place"
 _META = torch.device("meta")
 _FOREVER = 1 << 62
 _HEAP_BYTES = 1 << 16  # what is smaller lies among others, and its place stays resident
+_TORCH = "PyTorch"
 _OBJECT_BYTES = 448  # of a tensor, besides its elements
 _NODE_BYTES = 384  # of an op in autograd's graph
 _EDGE_BYTES = 160  # of each of its operands, which it may save
 _HOLES_BYTES = 3 << 20  # left between small ones that come and go, at most
 _TORN_BYTES = 20_000  # of a place from which small ones may take a part: it is too short then
-_ONCE_BYTES = 1 << 20  # stacks, heaps and buffers of threads, from PyTorch's first op on
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
 _ASK = {aten._local_scalar_dense.default, aten.equal.default}
@@ -102,12 +102,11 @@ class Ledger(TorchDispatchMode):
         self._taken_again = 0  # of these places, since the beginning
         self._torn = 0  # the same in backward passes, which leave gradients behind in between
         self._graph_bytes = 0
-        self._once_bytes = 0
         self.asked_bytes = 0  # of what is alive, without pages and warm blocks
         self.peak_bytes = 0
         self.entries: list[Entry] = []
         self.notes: dict[str, None] = {}
-        self.name, self.loc, self.kind = "", UNKNOWN_LOC, "PyTorch"
+        self.name, self.loc, self.kind = "", UNKNOWN_LOC, _TORCH
         self._clock = 0
         self._peak_clock = 0
         self._peak_inside = Held(name="", nbytes=0, kind="", loc=UNKNOWN_LOC)
@@ -121,7 +120,7 @@ class Ledger(TorchDispatchMode):
 
     # -- what the run tells --
 
-    def at(self, name: str, loc: Loc, kind: str = "PyTorch") -> None:
+    def at(self, name: str, loc: Loc, kind: str = _TORCH) -> None:
         """What follows is done by this op."""
         self.name, self.loc, self.kind = name, loc, kind
 
@@ -129,7 +128,7 @@ class Ledger(TorchDispatchMode):
     def live_bytes(self) -> int:
         """What is held now, blocks that the arena keeps warm counted."""
         holes = min(self._taken_again // 2, _HOLES_BYTES) + self._torn // 7
-        small = self._heap_room + holes + self._graph_bytes + self._once_bytes
+        small = self._heap_room + holes + self._graph_bytes
         return self.torch_bytes + small + self.arena.reserved_bytes
 
     def spike(self, nbytes: int) -> None:
@@ -256,8 +255,6 @@ class Ledger(TorchDispatchMode):
         for x in _tensors(result):
             if not any(x is given for given in args):  # as the ops in place return
                 self._book(x)
-        if any(x.is_meta for x in _tensors(result)):  # the program's, and not what compiles it
-            self._once_bytes = _ONCE_BYTES
         if _is_recorded(args):
             self._graph_bytes += _node_bytes(args, result)
         inside = scratch_bytes(func, args, kwargs, result)
@@ -319,7 +316,8 @@ class Ledger(TorchDispatchMode):
         if not x.is_meta:
             return
         if known is not None and known() is not None:
-            self._see_view(x)
+            if self.kind == _TORCH:
+                self._see_view(x)
             return
         storage = x.untyped_storage()
         name, loc = self._place()
@@ -366,14 +364,15 @@ class Ledger(TorchDispatchMode):
         self.entries.append(entry)
         self.asked_bytes += entry.nbytes
         if entry.block is None:
-            self._take(entry.nbytes, 1)
+            self._take(entry, 1)
         self.spike(0)
 
-    def _take(self, nbytes: int, sign: int) -> None:
-        """The elements of a tensor, and the tensor."""
-        is_small = nbytes < _HEAP_BYTES
-        self._take_small(sign * (_OBJECT_BYTES + is_small * nbytes))
-        self.torch_bytes += sign * (not is_small) * nbytes
+    def _take(self, entry: Entry, sign: int) -> None:
+        """The elements of a tensor, and the tensor, of which PyTorch makes many."""
+        is_small = entry.nbytes < _HEAP_BYTES
+        own = _OBJECT_BYTES if entry.kind == _TORCH else 0
+        self._take_small(sign * (own + is_small * entry.nbytes))
+        self.torch_bytes += sign * (not is_small) * entry.nbytes
 
     def end(self, entry: Entry) -> None:
         """It is given back."""
@@ -381,7 +380,7 @@ class Ledger(TorchDispatchMode):
         entry.died = self._clock
         self.asked_bytes -= entry.nbytes
         if entry.block is None:
-            self._take(entry.nbytes, -1)
+            self._take(entry, -1)
         else:
             self.arena.give_back(entry.block)
 

@@ -69,7 +69,8 @@ def surroundings() -> tuple[Any, ...]:
     """What a call means depends on these, too; () for PyTorch's defaults."""
     if not (function_modes_on() or autocast_on()):
         return ()
-    return default_device(), autocast_dtype("cpu"), autocast_dtype("cuda")
+    found = default_device(), autocast_dtype("cpu"), autocast_dtype("cuda")
+    return () if found == (None, None, None) else found
 
 
 def _modes() -> list[Any]:

@@ -17,6 +17,7 @@ from tests.language import support
 REFUSED = {
     "classes.str_and_bool": "Bag.__str__",
     "beyond.VarargsForward": "*args",
+    "beyond.gradients_that_there_are": "torch.autograd.grad",
     "modules.IgnoredMethod": "IgnoredMethod.python_only",
     "modules.HooksOnModule": "hook",
     "scopes.raise_exception_with_arguments": "CodedError has a __init__ of its own",

@@ -660,13 +660,13 @@ LIFTED: list[Callable[..., Any]] = [
     slice_strided2, modulo_add, ij_conv, inner_reset, carried_index, last_value, expanded_write,
     list_mutated_after, buf_row_alias, requires, enum_zip, col_row, write_flat_view, diag_write,
     diag_antidiag, write_then_read_all_after, uninit_empty, reads_next,
-    same_row_add, list_two,
+    same_row_add, list_two, dtype_change, acc_bcast, shape_change_first,
 ]  # fmt: skip
 KEPT: list[Callable[..., Any]] = [
     neg_step_overlap, negative_index, wrap_neg, wrap_write, reads_prev,
-    in_place_input_alias, transposed_alias, diag_and_row, dtype_change, u8_acc, cond_write,
+    in_place_input_alias, transposed_alias, diag_and_row, u8_acc, cond_write,
     continue_, break_const, data_bounds, two_buffers_swap, write_scalar_read_later, min_and_read,
-    overlap_add_then_mul, sub_reversed, div_acc, abs_acc, acc_bcast, shape_change_first,
+    overlap_add_then_mul, sub_reversed, div_acc, abs_acc,
     slice_neg, slice_past_end, slice_past_end_w, same_row_twice,
     modulo_write, square_index, upper, upper_add, ij_overlap, inner_not_reset, carried_index_var,
     list_cond, list_view_of_buf, buf_row_alias_reused,

@@ -83,7 +83,8 @@ def test_memory_of_meta_tensors() -> None:
 
 def test_memory_across_regions() -> None:
     plan = lt.script(chain).memory(torch.empty(1000, 100, device="meta"))
-    assert 2 * 400_000 <= plan.peak_bytes <= 2 * 400_000 + 8
+    own = 2 * 448  # of the tensors that PyTorch makes
+    assert 2 * 400_000 <= plan.peak_bytes <= 2 * 400_000 + own
     assert any("cumsum" in n for n in plan.notes)
     assert plan.buffers
     assert "bytes" in str(plan)

@@ -259,7 +259,7 @@ def _assigned_attributes(fn: FunctionType, classes: frozenset[type]) -> frozense
     waiting = [fn]
     while waiting:
         method = waiting.pop()
-        if method in seen or method.__module__.startswith("torch."):
+        if method in seen or (method.__module__ or "").startswith("torch."):
             continue
         seen.add(method)
         try:
