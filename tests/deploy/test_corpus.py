@@ -18,6 +18,8 @@ REFUSED = {
     "classes.str_and_bool": "Bag.__str__",
     "beyond.VarargsForward": "*args",
     "beyond.gradients_that_there_are": "torch.autograd.grad",
+    "beyond.nobody_looks_on": "torch._C._get_tracing_state",
+    "beyond.attributes_of_what_only_the_run_knows": "_doubled",
     "modules.IgnoredMethod": "IgnoredMethod.python_only",
     "modules.HooksOnModule": "hook",
     "scopes.raise_exception_with_arguments": "CodedError has a __init__ of its own",
