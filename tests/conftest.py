@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,6 +37,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("after", "before"),
         help="all that kernels read and write ends, or begins, at a page that may not be touched",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The order in which workers take files: first that whose tests go through the whole heap,
+    then those with slow tests and with many, so that none is left to one worker at the end."""
+    weights = Counter[Path]()
+    for item in items:
+        weights[item.path] += 20 if item.get_closest_marker("slow") else 1
+    items.sort(key=lambda i: (i.path.name != "test_leaks.py", -weights[i.path], str(i.path)))
 
 
 @pytest.fixture(autouse=True)

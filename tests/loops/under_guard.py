@@ -17,6 +17,7 @@ import torch
 
 import lowtide as lt
 from lowtide.pipeline import faults
+from lowtide.runtime import toolchain
 from tests.loops import empties, test_lifted, test_not_lifted, test_scans, windows
 from tests.run.guarded import Guard, guarded, guarded_memory
 
@@ -88,6 +89,8 @@ def check(fn: Callable[..., Any], args: list[Any]) -> None:
 def main() -> None:
     """Prints each program before it runs."""
     faulthandler.enable()
+    # In half the time: what the C compiler is given is the same text.
+    toolchain._FLAGS = tuple("-O0" if f == toolchain.OPTIMIZE else f for f in toolchain._FLAGS)
     kind, *numbers = sys.argv[1:]
     for fn, args in runs(kind, list(map(int, numbers))):
         shown = [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args]

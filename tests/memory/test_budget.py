@@ -138,7 +138,7 @@ def test_every_budget_is_kept(name: str, grad: bool) -> None:
         for x in leaves:
             x.grad = None
         before = math.inf
-        for budget in sorted({peaks[0], peaks[len(peaks) // 2], min(peaks)}, reverse=True):
+        for budget in sorted({peaks[len(peaks) // 2], min(peaks)}, reverse=True):
             for x in leaves:
                 x.grad = None
             limited: Any = lt.script(made, budget=budget)
