@@ -38,9 +38,8 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     if _is_channels_last(x, w):
         return 0
     given = 0 if x.shape[1] <= _FEW and groups == 1 else _blocked(x)
-    if (
-        max(w.shape[2:]) == 1 and max(stride) > 1
-    ):  # the places that are read, of an image per thread
+    if max(w.shape[2:]) == 1 and max(stride) > 1:
+        # the places that are read, of an image per thread
         images = min(torch.get_num_threads(), x.shape[0])
         copied += images * x.shape[1] * math.prod(result.shape[2:]) * x.itemsize
     return copied + max(given + _blocked(result) - nbytes(result), _blocked(result))
