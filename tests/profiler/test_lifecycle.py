@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -249,3 +251,18 @@ def test_a_pool_whose_threads_were_started_in_an_earlier_profile() -> None:
             assert row_of(prof, "aten::ones").self_bytes == 40
         depth = pool.submit(lambda: torch._C._len_torch_function_stack()).result()
         assert depth <= 1  # the last one's, until the next work or the thread's end
+
+
+def test_what_is_put_around_a_profiles_patches_stays() -> None:
+    """The first dispose scope of a process opens within a profile."""
+    script = """
+import torch, lowtide as lt
+norms, layer = [], torch.nn.Linear(2, 2)
+layer.weight.register_hook(lambda g: norms.append(g.norm()))
+with lt.profile(), lt.dispose_scope():
+    torch.ones(3)
+with lt.dispose_scope():
+    layer(torch.ones(1, 2)).sum().backward()
+assert lt.is_disposed(norms[0])
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -34,7 +34,7 @@ class Patches:
     """Replaced attributes and what they were."""
 
     def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
+        self._before: list[tuple[Any, str, Any, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """`owner.name = make(owner.name)`; nothing if there is no such name."""
@@ -42,13 +42,15 @@ class Patches:
         if old is not None:
             new = make(old)
             setattr(owner, name, new)
-            self._before.append((owner, name, old))
+            self._before.append((owner, name, old, new))
 
     def undo(self) -> None:
-        """Everything as it was, the last first."""
+        """Everything as it was, the last first; what somebody else has put around ours since, as a
+        first dispose scope does, stays, with ours inside: it does nothing without a profile."""
         while self._before:
-            owner, name, old = self._before.pop()
-            setattr(owner, name, old)
+            owner, name, old, new = self._before.pop()
+            if vars(owner).get(name) is new:
+                setattr(owner, name, old)
 
 
 def apply(
