@@ -61,7 +61,6 @@ _COUNTS = (t.INT, t.BOOL, t.NUMBER, t.TENSOR)
 
 def _as_count(c: Context, node: ast.AST, value: Value) -> Value:
     """An int, if that is known only at run time: Python tells if it is none."""
-    is_vague = t.is_dynamic(value.type) and value.type != t.NUMBER
     is_vague = t.is_dynamic(value.type) or value.type == t.NUMBER or _has_index(value.type)
     return c.py(node, "py.index", value) if is_vague else value
 
