@@ -18,6 +18,7 @@ from lowtide.pipeline.driver import Driver
 from tests.memory.calls import tensors
 
 BATCH, WIDTH, STEPS = 8, 16, 120
+LARGE = 24  # a batch beside which the places of small tensors in the heap are little
 
 
 def padded(x, h, w, lengths):
@@ -92,12 +93,14 @@ STRETCHED = [
 ]  # fmt: skip
 
 
-def inputs(fn: Callable[..., Any], grad: bool, steps: int = STEPS) -> list[Tensor]:
+def inputs(
+    fn: Callable[..., Any], grad: bool, steps: int = STEPS, batch: int = BATCH
+) -> list[Tensor]:
     torch.manual_seed(0)
-    shape = (BATCH, steps, WIDTH) if fn is padded else (steps, BATCH, WIDTH)
-    made = [torch.randn(shape), torch.zeros(BATCH, WIDTH), torch.randn(WIDTH, WIDTH) / 5]
+    shape = (batch, steps, WIDTH) if fn is padded else (steps, batch, WIDTH)
+    made = [torch.randn(shape), torch.zeros(batch, WIDTH), torch.randn(WIDTH, WIDTH) / 5]
     leaves = [x.double().requires_grad_(grad) for x in made]
-    return [*leaves, torch.randint(1, STEPS, (BATCH,))]
+    return [*leaves, torch.randint(1, STEPS, (batch,))]
 
 
 def resolved(fn: Callable[..., Any], args: list[Tensor]) -> tuple[Driver, list[Any]]:
@@ -135,9 +138,9 @@ def test_the_same_in_stretches(fn: Callable[..., Any], grad: bool) -> None:
 
 @pytest.mark.parametrize("fn", [padded, last_only])
 def test_a_budget_is_kept(fn: Callable[..., Any]) -> None:
-    args = inputs(fn, True, 500)
+    args = inputs(fn, True, 500, LARGE)
     peaks = [p.memory.peak_bytes for p in found(fn, args)]
-    assert min(peaks) < 0.9 * peaks[0]
+    assert min(peaks) < 0.8 * peaks[0]
     limited = lt.script(fn, budget=min(peaks))
     assert limited.memory(*args).peak_bytes == min(peaks)
     for got, want in zip(results(limited, args), results(fn, args), strict=True):
