@@ -1,8 +1,10 @@
 """Abstract values: what is known about an SSA value while a region is specialised.
 
     Val       a tensor of the region           Index   an int made of sizes and free ints
-    Expr      a float known at the call        Seq     a tuple, list or torch.Size of these
+    Expr      a float known at the call, or a number or truth of each iteration of a lifted loop
+    Seq       a tuple, list or torch.Size of these
     Map       a dict whose keys are constants
+    Ragged    a number of steps that iterations differ in
     OPAQUE    a number known at the call of which nothing can be said now
     all else  a constant: None, bool, int, float, str, dtype, device, ...
 
@@ -17,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from lowtide.ir import dtypes
 from lowtide.ir.core import Op, Value
 from lowtide.ir.named_results import build
 from lowtide.texpr.build import Unsupported, Val
@@ -73,6 +76,13 @@ class Map:
         return dict(zip(self.keys, self.elems, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """A number of steps, another one in each iteration of a lifted loop; none if negative."""
+
+    count: Index
+
+
 class Pending:
     """A list whose elements a lifted loop makes: nothing but what lifting knows may look at it."""
 
@@ -105,7 +115,8 @@ def is_constant(x: Abs) -> bool:
     """Whether the value is the same in every run of the signature."""
     if isinstance(x.value, Seq | Map):
         return isinstance(x.value, Seq) and all(is_constant(e) for e in x.value.elems)
-    return not isinstance(x.value, Val | Index | Expr | Pending) and x.value is not OPAQUE
+    is_known = not isinstance(x.value, Val | Index | Expr | Ragged | Pending)
+    return is_known and x.value is not OPAQUE
 
 
 def holds_list(x: Abs) -> bool:
@@ -137,11 +148,13 @@ def concrete(x: Abs) -> Any:
 
 def raw(x: Abs) -> Any:
     """What a lowering is handed; raises Unsupported for a number that only the call knows."""
-    if x.value is OPAQUE or isinstance(x.value, Map | Pending):
+    if x.value is OPAQUE or isinstance(x.value, Map | Ragged | Pending):
         raise Unsupported("a value that is known only at run time")
     if isinstance(x.value, Seq):
         elems = [raw(e) for e in x.value.elems]
         return elems if x.value.kind is list else tuple(elems)
+    if isinstance(x.value, Expr) and x.value.dtype is dtypes.boolean:
+        raise Unsupported("a truth that is another one in each iteration")
     return x.value
 
 

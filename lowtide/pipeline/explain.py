@@ -15,6 +15,7 @@ from typing import Any
 
 from lowtide.errors import Loc
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
+from lowtide.pipeline.repeats import Repeat, folded
 from lowtide.pipeline.walk import KernelStep, Walk
 from lowtide.texpr.sizes import evaluate
 
@@ -124,16 +125,8 @@ class Explanation:
             lines.append(f"a call with these arguments runs as plain Python: {self.plain}")
         for again in self.compiled_again:
             lines.extend(f"compiled again at {again.loc}: {fact}" for fact in again.facts)
-        for step in self.steps:
-            if isinstance(step, TorchLine):
-                lines.append(f"PyTorch  {step.op:<20} {step.loc}  {step.reason}")
-                continue
-            lines.append(f"region at {step.loc}")
-            for k in step.kernels:
-                lines.append(f"  {k.name} -> {', '.join(k.outputs)}  {k.note}".rstrip())
-                lines.extend(f"    {op:<20} {loc}" for op, loc in k.ops)
-            if step.backward is not None:
-                lines.extend(_backward_text(step.backward))
+        for step in folded(self.steps):
+            lines.extend(_step_text(step))
         lines.append(f"peak {self.peak_bytes:,} bytes = {self.memory.formula}")
         lines.extend(f"note: {n}" for n in self.notes)
         return "\n".join(lines)
@@ -242,6 +235,21 @@ def _backward(step: KernelStep) -> BackwardLine | None:
         peak_bytes=made.executable.memory(step.numbers).peak_bytes,
         scatters=len(made.scatters),
     )
+
+
+def _step_text(step: object) -> list[str]:
+    if isinstance(step, TorchLine):
+        return [f"PyTorch  {step.op:<20} {step.loc}  {step.reason}"]
+    if isinstance(step, Repeat):
+        often = f"{step.most:,}" if step.least == step.most else f"{step.least:,} to {step.most:,}"
+        inner = (line for part in step.part for line in _step_text(part))
+        return [f"{often} times, one after another:", *(f"  {line}" for line in inner)]
+    assert isinstance(step, RegionLine)
+    lines = [f"region at {step.loc}"]
+    for k in step.kernels:
+        lines.append(f"  {k.name} -> {', '.join(k.outputs)}  {k.note}".rstrip())
+        lines.extend(f"    {op:<20} {loc}" for op, loc in k.ops)
+    return lines if step.backward is None else [*lines, *_backward_text(step.backward)]
 
 
 def _backward_text(b: BackwardLine) -> list[str]:

@@ -18,17 +18,18 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from lowtide.ir import dtypes
 from lowtide.ir import types as t
 from lowtide.ir.core import Op
 from lowtide.ir.opdefs import find
 from lowtide.ir.python_ops.row import OpDef
+from lowtide.pipeline import varying
 from lowtide.pipeline.abstract import (
     OPAQUE,
     Abs,
     Map,
     Origin,
     Pending,
+    Ragged,
     Seq,
     concrete,
     constant,
@@ -38,10 +39,9 @@ from lowtide.pipeline.abstract import (
     is_int,
     tensors_in,
 )
-from lowtide.texpr import expr as ex
-from lowtide.texpr.build import NeedConst, Unsupported, symbols
+from lowtide.texpr.build import NeedConst, Unsupported, Val, symbols
 from lowtide.texpr.expr import Expr
-from lowtide.texpr.index import Axis, Index, Size, as_index, deep_atoms, floordiv, mod, nonnegative
+from lowtide.texpr.index import Index, Size, as_index, floordiv, mod, nonnegative
 
 
 class Host(Protocol):
@@ -49,6 +49,10 @@ class Host(Protocol):
 
     def decide(self, index: Index) -> bool | None:
         """Is index >= 0? None where that is only known at run time."""
+        ...
+
+    def truth(self, x: Abs) -> Abs | None:
+        """bool(x) of a tensor, in a loop that is lifted."""
         ...
 
     def derive_int(self, origin: Origin) -> Abs: ...
@@ -67,6 +71,8 @@ def evaluate(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> 
             return result
     if any(isinstance(x.value, Pending) for x in operands):
         raise Unsupported("what a loop has collected is read as a list")
+    if any(isinstance(x.value, Ragged) for x in operands):
+        raise Unsupported("a number of steps that is another one in each iteration")
     layout = _SEQUENCES.get(op.name)
     if layout is not None and isinstance(operands[0].value, Seq):
         return _on_sequence(definition, layout, operands)
@@ -169,11 +175,15 @@ def _known(index: Index) -> Abs:
     return Abs(index if number is None else number)
 
 
-def _arithmetic(fn: Callable[[Index, Index], Index | None]) -> Callable[..., Abs | None]:
+def _arithmetic(
+    fn: Callable[[Index, Index], Index | None], name: str = ""
+) -> Callable[..., Abs | None]:
+    """`name`: what kernels call it, if they know it."""
+
     def rule(host: Host, a: Abs, b: Abs) -> Abs | None:
         x, y = _index(a), _index(b)
         if x is None or y is None:
-            return None
+            return varying.of_integers(name, a, b) if name else None
         found = fn(x, y)
         return None if found is None else _known(found)
 
@@ -206,7 +216,7 @@ def _concatenated(host: Host, a: Abs, b: Abs) -> Abs | None:
         if list in (a.value.kind, b.value.kind):
             kind = list
         return Abs(Seq(kind, (*a.value.elems, *b.value.elems)))
-    return _arithmetic(lambda x, y: x + y)(host, a, b)
+    return _arithmetic(lambda x, y: x + y, "add")(host, a, b)
 
 
 def _negated(host: Host, a: Abs) -> Abs | None:
@@ -219,7 +229,7 @@ def _absolute(host: Host, a: Abs) -> Abs | None:
     if x is None:
         return None
     positive = host.decide(x)
-    return None if positive is None else _known(x if positive else -x)
+    return varying.absolute(x) if positive is None else _known(x if positive else -x)
 
 
 def _same_int(host: Host, a: Abs) -> Abs | None:
@@ -233,10 +243,13 @@ def _truth(known: bool | None) -> Abs | None:
     return None if known is None else Abs(known)
 
 
-def _compare(difference: Callable[[Index, Index], Index]) -> Callable[..., Abs | None]:
+def _compare(difference: Callable[[Index, Index], Index], name: str) -> Callable[..., Abs | None]:
     def rule(host: Host, a: Abs, b: Abs) -> Abs | None:
         x, y = _index(a), _index(b)
-        return None if x is None or y is None else _truth(host.decide(difference(x, y)))
+        if x is None or y is None:
+            return varying.of_integers(name, a, b)
+        far = difference(x, y)
+        return _truth(host.decide(far)) or varying.not_negative(far)
 
     return rule
 
@@ -280,12 +293,20 @@ def _equal_sequences(host: Host, a: Seq, b: Seq) -> bool | None:
 
 
 def _eq(host: Host, a: Abs, b: Abs) -> Abs | None:
-    return _truth(_equal(host, a, b))
+    x, y = _index(a), _index(b)
+    same = _truth(_equal(host, a, b)) or varying.of_integers("eq", a, b)
+    return varying.equal(x, y) if same is None and x is not None and y is not None else same
 
 
 def _ne(host: Host, a: Abs, b: Abs) -> Abs | None:
-    same = _equal(host, a, b)
-    return None if same is None else Abs(not same)
+    same = _eq(host, a, b)
+    return None if same is None else _negation(same)
+
+
+def _negation(known: Abs) -> Abs:
+    if isinstance(known.value, Expr):
+        return Abs(varying.negated(known.value))
+    return Abs(not known.value)
 
 
 def _is(host: Host, a: Abs, b: Abs) -> Abs | None:
@@ -302,6 +323,10 @@ def _is_not(host: Host, a: Abs, b: Abs) -> Abs | None:
 
 
 def _bool(host: Host, a: Abs) -> Abs | None:
+    if isinstance(a.value, Val):
+        return host.truth(a)
+    if varying.truth(a) is not None:
+        return a
     if isinstance(a.value, Seq | Map):
         return Abs(bool(a.value.elems))
     return _ne(host, a, Abs(0)) if is_int(a) else None
@@ -309,7 +334,7 @@ def _bool(host: Host, a: Abs) -> Abs | None:
 
 def _not(host: Host, a: Abs) -> Abs | None:
     known = _bool(host, a)
-    return None if known is None else Abs(not known.value)
+    return None if known is None else _negation(known)
 
 
 def _contains(host: Host, xs: Abs, item: Abs) -> Abs | None:
@@ -342,7 +367,7 @@ def _extremum(sign: int) -> Callable[..., Abs | None]:
             assert top is not None
             keeps = host.decide((top - index) * sign)
             if keeps is None:
-                return None
+                return varying.extremum(top, index, sign) if len(xs) == 2 else None
             best = best if keeps else x
         return best
 
@@ -366,10 +391,11 @@ def _range_len(host: Host, start: Abs, stop: Abs, step: Abs) -> Abs | None:
     if low is None or high is None or by is None or not by.const:
         return None
     way, stride = (high - low, by.const) if by.const > 0 else (low - high, -by.const)
+    count = floordiv(way + (stride - 1), stride)
     some = host.decide(way)
     if some is None:
-        return None
-    return _known(floordiv(way + (stride - 1), stride)) if some else Abs(0)
+        return Abs(Ragged(count)) if varying.varies(way) else None
+    return _known(count) if some else Abs(0)
 
 
 def _size(host: Host, xs: Abs) -> Abs | None:
@@ -389,8 +415,8 @@ def _iterated(host: Host, xs: Abs) -> Abs | None:
 
 _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
     "py.add": _concatenated,
-    "py.sub": _arithmetic(lambda x, y: x - y),
-    "py.mul": _arithmetic(lambda x, y: x * y),
+    "py.sub": _arithmetic(lambda x, y: x - y, "sub"),
+    "py.mul": _arithmetic(lambda x, y: x * y, "mul"),
     "py.floordiv": _arithmetic(_floordiv),
     "py.mod": _arithmetic(_mod),
     "py.pow": _arithmetic(_power),
@@ -399,10 +425,10 @@ _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
     "py.int": _same_int,
     "py.index": _same_int,
     "py.abs": _absolute,
-    "py.lt": _compare(lambda x, y: y - x - 1),
-    "py.le": _compare(lambda x, y: y - x),
-    "py.gt": _compare(lambda x, y: x - y - 1),
-    "py.ge": _compare(lambda x, y: x - y),
+    "py.lt": _compare(lambda x, y: y - x - 1, "lt"),
+    "py.le": _compare(lambda x, y: y - x, "le"),
+    "py.gt": _compare(lambda x, y: x - y - 1, "gt"),
+    "py.ge": _compare(lambda x, y: x - y, "ge"),
     "py.eq": _eq,
     "py.ne": _ne,
     "py.is": _is,
@@ -428,44 +454,12 @@ def _derived(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> 
     """A number that the op's own function gives before the kernels run."""
     if any(tensors_in(x) for x in operands):
         raise Unsupported("it needs the values of a tensor")
-    if any(_has_axis(x) for x in operands):
-        found = _by_kernels(op, operands)
+    if any(varying.has_axis(x) for x in operands):
+        found = varying.by_kernels(op, operands)
         if found is not None:
             return found
     origin = Origin(definition.run, tuple(operands), op.name)
     return derived(host, op, origin)
-
-
-def _has_axis(x: Abs) -> bool:
-    """Is it another number in each iteration of a loop that is lifted?"""
-    if isinstance(x.value, Index):
-        return any(isinstance(a, Axis) for a in deep_atoms(x.value))
-    return isinstance(x.value, Expr) and bool(x.value.free)
-
-
-_BY_KERNELS: Final = {
-    "py.add": "add", "py.sub": "sub", "py.mul": "mul", "py.truediv": "div", "py.neg": "neg",
-}  # fmt: skip
-
-
-def _by_kernels(op: Op, operands: Sequence[Abs]) -> Abs | None:
-    """A float that the index of a loop is in: Python computes it in double precision, and so do
-    the kernels."""
-    fn = _BY_KERNELS.get(op.name)
-    if fn is None or op.result.type != t.FLOAT:
-        return None
-    args = [_as_double(x) for x in operands]
-    known = [x for x in args if x is not None]
-    return Abs(ex.apply(fn, known, dtypes.f64)) if len(known) == len(args) else None
-
-
-def _as_double(x: Abs) -> Expr | None:
-    if isinstance(x.value, Expr):
-        return ex.cast(x.value, dtypes.f64)
-    if isinstance(x.value, float):
-        return ex.const(x.value, dtypes.f64)
-    index = _index(x)
-    return None if index is None else ex.cast(ex.at(index, dtypes.i64), dtypes.f64)
 
 
 def derived(host: Host, op: Op, origin: Origin) -> Abs:

@@ -28,7 +28,7 @@ from lowtide.ir.named_results import RESULTS, class_of_result, field_names
 from lowtide.ir.python_ops.numbers import UNBOUND
 from lowtide.ops.autocast import under_autocast
 from lowtide.ops.cells import ONLY_IN_LOOPS
-from lowtide.pipeline import late, mappings, scalars
+from lowtide.pipeline import control, late, mappings, scalars
 from lowtide.pipeline.abstract import (
     OPAQUE,
     Abs,
@@ -52,21 +52,16 @@ from lowtide.pipeline.handed import (
     viewed,
     with_floats,
 )
-from lowtide.pipeline.lifting import inplace, peel, rows
-from lowtide.pipeline.lifting.match import UNROLL_TRIPS, NotLifted
+from lowtide.pipeline.lifting import inplace, rows
 from lowtide.pipeline.signature import Binding, size_symbol
-from lowtide.pipeline.stopping import ends_region, is_short, only_prepares
+from lowtide.pipeline.stopping import Stop, ends_region, only_prepares
+from lowtide.pipeline.varying import varies
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
-from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, nonnegative
+from lowtide.texpr.index import Index, as_index
 
-UNROLL_OPS: Final = 2000
 MAX_GUARDS: Final = 12
 MOST_SCALE: Final = 8  # of the size of a region that records gradients
-
-
-class Stop(Unsupported):
-    """This op ends the region; the text says why."""
 
 
 class NeedGuard(Exception):
@@ -145,6 +140,8 @@ class _Specialiser:
         self.views: dict[Abs, inplace.Made] = {}
         self.blocked: set[Abs] = set()  # tensors of which there may be copies, or not
         self.items: dict[Abs, rows.Item] = {}  # read from lists that a loop has filled
+        self.chosen: set[Abs] = set()  # one of several tensors, as the iteration says
+        self.loop: Op | None = None  # the innermost of those that are lifted
 
     def trace(self, block: Block, start: int, env: dict[Value, Abs]) -> Trace:
         stop, reason, misfit, is_cut = start, "", False, False
@@ -153,7 +150,7 @@ class _Specialiser:
             if op is block.terminator:  # of which the region may not have all operands
                 stop += all(v in env for v in op.operands)
                 break
-            if self.ops > UNROLL_OPS or self.activity.is_full:
+            if self.ops > control.UNROLL_OPS or self.activity.is_full:
                 is_cut = True
                 break
             mark = self.mark()
@@ -211,17 +208,25 @@ class _Specialiser:
 
     def decide(self, index: Index) -> bool | None:
         """Is index >= 0, in every run of this signature?"""
-        if nonnegative(index):
-            return True
-        if nonnegative(-index - 1):
-            return False
-        if any(isinstance(a, Axis) for a in deep_atoms(index)):
-            return None  # of a loop that is lifted: now so, now so
+        known = self.b.is_known(index)
+        if known is not None or varies(index):
+            return known  # of a loop that is lifted: now so, now so
         if index in self.assumed:
             return self.assumed[index]
         if not symbols(index) <= self.numbers.keys() or len(self.assumed) >= MAX_GUARDS:
             return None
         raise NeedGuard(index)
+
+    def truth(self, x: Abs) -> Abs | None:
+        """bool(x) of a tensor of one element, in a loop that is lifted."""
+        if self.loop is None or not isinstance(x.value, Val):
+            return None
+        if any(as_index(size).const != 1 for size in x.value.shape):
+            return None
+        element = self.b.load(x.value, [0] * x.value.ndim)
+        if x.value.dtype is dtypes.boolean:
+            return Abs(element)
+        return Abs(self.b.apply("ne", element, self.b.const(0, x.value.dtype)))
 
     def derive_int(self, origin: Origin) -> Abs:
         name = f"c{len(self.derived)}"
@@ -246,9 +251,9 @@ class _Specialiser:
         if self._undo:
             self.refresh(operands)
         if op.name == "if":
-            results = self._if(op, operands[0], env)
+            results = control.branched(self, op, operands[0], env)
         elif op.name == "loop":
-            results = self._loop(op, operands, env)
+            results = control.looped(self, op, operands, env)
         elif op.name == "assert":
             if operands[0].value is not True:
                 raise Stop("asserts what is known only at run time")
@@ -436,6 +441,7 @@ class _Specialiser:
         args = [raw(x) for x in (*leading, *operands)]
         mark = self.mark()
         self.activity.before(record.name, (*leading, *operands))
+        self.b.masks = kind if self.activity.records else None
         try:
             if self.b.autocast is not None:
                 args = under_autocast(self.b, record.name, args)
@@ -445,6 +451,10 @@ class _Specialiser:
             if self.floats and any(has_float(x) for x in args):
                 self._try_floats(record, args, why)
             raise
+        finally:
+            self.b.masks = None
+        if kind != "view":
+            self.b.unmasked.update(list(self.b.program.defs)[mark[0] :])
         found = self.activity.after(record.name, found, mark[0])
         origin = Origin(record.eager, (*leading, *operands), record.name)
         made = [*leading, *operands]
@@ -523,68 +533,6 @@ class _Specialiser:
         del program.equalities[mark[2] :]
         for name in list(program.delays)[mark[4] :]:
             del program.delays[name]
-
-    # -- control flow --
-
-    def _if(self, op: Op, condition: Abs, env: dict[Value, Abs]) -> list[Abs]:
-        if isinstance(condition.value, Val):
-            raise Stop("branches on the value of a tensor")
-        if not is_constant(condition):
-            raise Stop("branches on what is known only at run time")
-        taken = op.blocks[0 if condition.value else 1]
-        with self.activity.branch(any(o.name == "loop" for o in taken.ops)):
-            return self.inline(taken, env)
-
-    def _loop(self, op: Op, operands: list[Abs], env: dict[Value, Abs]) -> list[Abs]:
-        trips, going, *carried = operands
-        if not is_constant(going) or not isinstance(trips.value, int | Index):
-            raise Stop("loops as often as only the run knows")
-        short = is_short(op, trips.value, env, self.activity.in_loop)
-        lifted = self._lifted(op, as_index(trips.value), carried, env, not short)
-        if not isinstance(lifted, str):
-            return lifted
-        if not isinstance(trips.value, int):
-            raise Stop(lifted)
-        if UNROLL_TRIPS < trips.value < opdefs.MAX_TRIPS:
-            raise Stop(f"loops {trips.value} times: {lifted}")
-        return self._unrolled(op, trips.value, going, carried, env)
-
-    def _lifted(
-        self, op: Op, trips: Index, carried: list[Abs], env: dict[Value, Abs], scans: bool
-    ) -> list[Abs] | str:
-        """The results of a loop that is an axis or, with `scans`, runs step by step; or why it is
-        neither."""
-        if op in self.kept:
-            return self.kept[op]
-        if trips.const is not None and not 2 <= trips.const < opdefs.MAX_TRIPS:
-            return "is no loop of a fixed length"
-        some = self.decide(trips - 1)
-        if some is None:
-            if more := self.divisors(symbols(trips)):
-                raise NeedConst(more)
-            return "loops as often as only the run knows"
-        if not some:
-            return carried
-        try:
-            with self.activity.loop():
-                return peel.lifted(self, op, trips, carried, env, scans)
-        except NotLifted as why:
-            return f"is not lifted: {why}"
-
-    def _unrolled(
-        self, op: Op, trips: int, going: Abs, carried: list[Abs], env: dict[Value, Abs]
-    ) -> list[Abs]:
-        (block,) = op.blocks
-        for i in range(min(trips, UNROLL_TRIPS + 1)):
-            if not going.value:
-                return carried
-            if i == UNROLL_TRIPS or self.ops > UNROLL_OPS:
-                raise Stop("is too long to unroll")
-            env.update(zip(block.args, (Abs(i), *carried), strict=True))
-            going, *carried = self.inline(block, env)
-            if not is_constant(going):
-                raise Stop("loops until a tensor or the run says so")
-        return carried
 
     def inline(self, block: Block, env: dict[Value, Abs]) -> list[Abs]:
         for op in block.ops[:-1]:

@@ -14,6 +14,12 @@ from lowtide.ir.types import ClassType
 from lowtide.pipeline import late
 from lowtide.pipeline.abstract import Abs
 from lowtide.pipeline.lifting import inplace
+from lowtide.texpr.build import Unsupported
+
+
+class Stop(Unsupported):
+    """This op ends the region; the text says why."""
+
 
 SHORT_OPS: Final = 64  # a loop of so few tensor ops is unrolled rather than run step by step
 

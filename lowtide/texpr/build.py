@@ -18,7 +18,9 @@ from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Expr, Input, Program
 from lowtide.texpr.index import (
+    Atom,
     Axis,
+    Clamp,
     Index,
     Size,
     as_index,
@@ -27,6 +29,7 @@ from lowtide.texpr.index import (
     exact_division,
     gather,
     nonnegative,
+    rebuild,
 )
 
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf", "isfinite"})
@@ -73,6 +76,10 @@ class Builder:
         self.autocast: DType | None = None  # the lower dtype
         self.default_device = torch.device("cpu")  # where a new one is that names no device
         self.lifts = False  # is the body of a loop followed, of which no view outlives the region?
+        self.assumed: list[Index] = []  # not negative where the branch is taken that is followed
+        self.mask: Expr | None = None  # where that is
+        self.masks: str | None = None  # the kind of the op in it that reads what carries gradients
+        self.unmasked = set[str]()  # made in it, of what was masked
         self._serial = 0
 
     # -- values --
@@ -108,7 +115,15 @@ class Builder:
     def load(self, val: Val, idx: Sequence[Index | int]) -> Expr:
         if len(idx) != val.ndim:
             raise AssertionError(f"{val.name} has {val.ndim} dimensions, not {len(idx)}")
-        return ex.load(val.name, [as_index(i) for i in idx], val.dtype)
+        at = [as_index(i) for i in idx]
+        if self.mask is None:
+            return ex.load(val.name, at, val.dtype)
+        # kernels read there wherever the branch is not taken, too
+        held = [clamp(i, size) for i, size in zip(at, val.shape, strict=True)]
+        found = ex.load(val.name, held, val.dtype)
+        if self.masks is None or val.name in self.unmasked or (self.masks == "view" and held == at):
+            return found
+        return ex.select(self.mask, found, ex.const(0, val.dtype))
 
     def const(self, value: float | int | bool, dtype: DType) -> Expr:
         return ex.const(value, dtype)
@@ -165,12 +180,29 @@ class Builder:
         raise NeedConst(symbols(a) | symbols(b))
 
     def at_least(self, size: Index | int, least: int) -> bool:
-        size = as_index(size)
-        if nonnegative(size - least):
+        known = self.is_known(as_index(size) - least)
+        if known is None:
+            raise NeedConst(symbols(as_index(size)))
+        return known
+
+    def is_known(self, index: Index) -> bool | None:
+        """Is index >= 0, wherever the branch is taken that is followed? None if that is open."""
+        if nonnegative(index) or any(nonnegative(index - i) for i in self.assumed):
             return True
-        if nonnegative(as_index(least) - 1 - size):
-            return False
-        raise NeedConst(symbols(size))
+        below = -index - 1
+        found = nonnegative(below) or any(nonnegative(below - i) for i in self.assumed)
+        return False if found else None
+
+    def freed(self, index: Index) -> Index:
+        """The index without holding in bounds what lies there wherever the branch is taken."""
+
+        def inside(atom: Atom) -> Index | None:
+            if not isinstance(atom, Clamp):
+                return None
+            room = atom.extent - atom.num - 1
+            return atom.num if self.is_known(atom.num) and self.is_known(room) else None
+
+        return rebuild(index, inside) if self.assumed else index
 
     def divides(self, den: Index | int, num: Index | int) -> bool:
         """Is `num` a multiple of `den`?"""

@@ -123,9 +123,9 @@ def where_not_zero(value: Expr) -> list[Index]:
     """
     match value:
         case Select():
-            yes = [i for part in parts_of(value.cond) for i in _nonnegative_if(part)]
+            yes = nonnegative_if(value.cond)
             yes += where_not_zero(value.yes)
-            no = _nonnegative_unless(value.cond) + where_not_zero(value.no)
+            no = nonnegative_unless(value.cond) + where_not_zero(value.no)
             if _is_zero(value.yes) or _is_zero(value.no):
                 return no if _is_zero(value.yes) else yes
             return [i for i in yes if i in no]
@@ -150,6 +150,11 @@ def within(index: Index, extent: Index, known: Sequence[Index]) -> bool:
     )
 
 
+def nonnegative_if(cond: Expr) -> list[Index]:
+    """What is not negative where a condition holds."""
+    return [i for part in parts_of(cond) for i in _nonnegative_if(part)]
+
+
 def _nonnegative_if(part: Expr) -> list[Index]:
     if (found := sides(part, "ge")) is not None:
         return [found[0] - found[1]]
@@ -160,7 +165,8 @@ def _nonnegative_if(part: Expr) -> list[Index]:
     return []
 
 
-def _nonnegative_unless(part: Expr) -> list[Index]:
+def nonnegative_unless(part: Expr) -> list[Index]:
+    """What is not negative where a comparison does not hold."""
     if (found := sides(part, "ge")) is not None:
         return [found[1] - found[0] - 1]
     if (found := sides(part, "lt")) is not None:

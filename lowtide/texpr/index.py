@@ -444,8 +444,8 @@ def nonnegative(index: Index) -> bool:
         if isinstance(atom, FloorDiv) and (least := _least_with_division(index, atom)) is not None:
             return nonnegative(least)
     for atom in index.atoms():
-        if isinstance(atom, Axis) and (way := _way(index, atom)):
-            end = as_index(0) if way > 0 else atom.extent - 1
+        if isinstance(atom, Axis) and (step := way(index, atom)):
+            end = as_index(0) if step > 0 else atom.extent - 1
             return nonnegative(substitute(index, {atom: end}))
     if not all(_has_least(a) for a in index.atoms()):
         return False
@@ -460,7 +460,7 @@ def _is_inside(atom: Atom, index: Index) -> bool:
     return any(atom in deep_atoms(as_index(a)) for a in index.atoms() if a is not atom)
 
 
-def _way(index: Index, atom: Axis) -> int:
+def way(index: Index, atom: Axis) -> int:
     """1 where the index never falls as the axis grows, -1 where it never rises, else 0."""
     ways: set[int] = set()
     for monomial, factor in index.terms:

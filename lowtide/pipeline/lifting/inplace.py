@@ -191,11 +191,12 @@ def _apart(host: Host, x: Abs, part: Val, t: Abs) -> bool:
         return False
     mine, at = updates.index_map(host.b, part, whole)
     others, read = updates.index_map(host.b, t.value, whole)
+    places = ((host.b.freed(i), host.b.freed(j)) for i, j in zip(at, read, strict=True))
     return any(
         (i - j).const not in (None, 0)
         and deep_atoms(i).keys().isdisjoint(mine)
         and deep_atoms(j).keys().isdisjoint(others)
-        for i, j in zip(at, read, strict=True)
+        for i, j in places
     )
 
 

@@ -11,6 +11,7 @@ an index over the element's axes, and what must hold besides.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +20,7 @@ from lowtide.pipeline.lifting.updates import at_index, conjunction
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Builder
-from lowtide.texpr.conditions import parts_of, sides
+from lowtide.texpr.conditions import freed, nonnegative_if, parts_of, sides
 from lowtide.texpr.expr import Expr, Rewriter
 from lowtide.texpr.index import (
     Axis,
@@ -77,6 +78,44 @@ class Solution:
             held_offset = [a for a in e.atoms if isinstance(a, Clamp) and a.num is self.offset]
             e = Rewriter(atoms=dict.fromkeys(held_offset, clamp(rest, self.width)))(e)
         return at_indices(e, {self.axis: floordiv(held, self.step)})
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The iteration that may write an element, and the conditions under which it does."""
+
+    solution: Solution
+    conditions: tuple[Expr, ...]
+
+    def known(self) -> list[Index]:
+        """What is not negative where it writes."""
+        s = self.solution
+        here = [at_indices(c, {s.axis: s.target}) for c in self.conditions]
+        return [i for c in freed(here) for i in nonnegative_if(c)]
+
+
+def never_meet(alike: Sequence[Sequence[Writer]]) -> bool:
+    """Whether no element is written by two iterations. Of each group one iteration writes it, of
+    two groups the conditions show that it is the same:
+
+    out[i, j] and out[j, i], for j >= i:   r0 and r1 write, r1 - r0 >= 0 and r0 - r1 >= 0"""
+    if any(w.solution.step.const != 1 for ws in alike for w in ws):
+        return False
+    return all(
+        _is_same(a, b)
+        for k, first in enumerate(alike)
+        for second in alike[k + 1 :]
+        for a in first
+        for b in second
+    )
+
+
+def _is_same(a: Writer, b: Writer) -> bool:
+    """Where both write, is that in one iteration?"""
+    known = [*a.known(), *b.known()]
+    both = [*known, *(i + j for i, j in itertools.combinations(known, 2))]
+    apart = a.solution.target - b.solution.target
+    return all(any(nonnegative(way - i) for i in both) for way in (apart, -apart))
 
 
 def are_apart(solutions: Sequence[Solution]) -> bool:

@@ -16,17 +16,19 @@ changes in place, what it assigns, by how much an int grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lowtide.ir import dtypes
-from lowtide.ir.core import Op, Value
+from lowtide.ir.core import Block, Op, Value
+from lowtide.pipeline import varying
 from lowtide.pipeline.abstract import Abs, Map, Origin, Seq, is_constant
 from lowtide.pipeline.activity import Full
-from lowtide.pipeline.lifting import closing, scan, tables
+from lowtide.pipeline.lifting import branches, closing, scan, tables
 from lowtide.pipeline.lifting.inplace import root_of
 from lowtide.pipeline.lifting.match import Carried, Carry, NotLifted
+from lowtide.pipeline.lifting.ragged import Steps
 from lowtide.pipeline.lifting.rows import Chunk, Growing, Item, Rows, pieces_of, turned
 from lowtide.texpr import expr as ex
 from lowtide.texpr import nests
@@ -57,35 +59,36 @@ class Unlike(NotLifted):
 
 
 class Lift:
-    """One attempt at one loop; `run` is the specialiser, `first` the number of the first step."""
+    """One attempt at one loop; `run` is the specialiser."""
 
     def __init__(
         self,
         run: Any,
         op: Op,
-        trips: Index,
+        steps: Steps,
         carried: Sequence[Abs],
         env: dict[Value, Abs],
         scans: bool,
-        first: int = 0,
     ) -> None:
         self.run = run
-        self.first = first
         self.b: Builder = run.b
         self.op = op
         self.carried = list(carried)
         self.env = env
         self.scans = scans
-        self.axis = Axis(f"i{op.loc.line}", trips)
+        self.steps = steps
+        self.axis = Axis(f"i{op.loc.line}", steps.trips)
+        self.done = as_index(self.axis) + steps.first  # so many steps, before an iteration
         self.plan: list[object] = [_KEPT] * len(carried)
         self.changed: dict[Abs, Val | Growing] = {}
-        self.outer = _reachable([*env.values(), *carried])
+        self.outer = branches.reachable([*env.values(), *carried])
         self.args: list[Abs] = []
         self.yields: list[Abs] = []
 
     def results(self) -> list[Abs]:
         """The carried values after the loop; raises NotLifted, and what specialising raises."""
         mark, derived, known = self.run.mark(), len(self.run.derived), set(self.env)
+        around, self.run.loop = self.run.loop, self.op
         try:
             for _ in range(MAX_ATTEMPTS):
                 yields = self._follow()
@@ -104,6 +107,7 @@ class Lift:
                 del self.run.derived[name]
             raise reason from why
         finally:
+            self.run.loop = around
             for v in [v for v in self.env if v not in known]:
                 del self.env[v]
 
@@ -123,23 +127,37 @@ class Lift:
             if isinstance(x.value, Growing):
                 raise NotLifted("a list grows in two loops at once")
             self.run.change(x, stand_in)
-        index = as_index(self.axis)
         self.args = args = [
-            self._argument(p, x, index) for p, x in zip(self.plan, self.carried, strict=True)
+            self._argument(p, x) for p, x in zip(self.plan, self.carried, strict=True)
         ]
         (block,) = self.op.blocks
-        self.env.update(zip(block.args, (Abs(index + self.first), *args), strict=True))
-        going, *yields = self.run.inline(block, self.env)
+        number = Abs(self.done + self.steps.skipped)
+        self.env.update(zip(block.args, (number, *args), strict=True))
+        going, *yields = self._iterate(block)
         if not is_constant(going) or not going.value:
             raise NotLifted("it ends where the data or the index say so")
         self.run.refresh(yields)
         return yields
 
-    def _argument(self, plan: object, x: Abs, index: Index) -> Abs:
+    def _iterate(self, block: Block) -> list[Abs]:
+        """What the body yields; what it was given where there is no such step."""
+        count = self.steps.count
+        if count is None:
+            return self.run.inline(block, self.env)
+        there = varying.within(self.done, count)
+        return branches.chosen(
+            self.run,
+            there,
+            self.env,
+            lambda: self.run.inline(block, self.env),
+            lambda: [Abs(True), *self.args],
+        )
+
+    def _argument(self, plan: object, x: Abs) -> Abs:
         if isinstance(plan, Grows):
             start = x.value
             assert isinstance(start, int | Index)
-            return Abs(as_index(start) + index * plan.step)
+            return Abs(as_index(start) + self.done * plan.step)
         if isinstance(plan, StandIn):
             found = Abs(plan.value)
             self.run.blocked.add(found)  # the tensor of before the loop, or of an iteration
@@ -184,7 +202,7 @@ class Lift:
         if isinstance(start, int | Index) and isinstance(end, int | Index):
             if isinstance(start, bool) or isinstance(end, bool):
                 raise NotLifted("a bool is carried that changes")
-            first = plan.step * as_index(self.axis) if isinstance(plan, Grows) else as_index(0)
+            first = plan.step * self.done if isinstance(plan, Grows) else as_index(0)
             step = as_index(end) - as_index(start) - first
             if self.axis not in deep_atoms(step):
                 return plan if isinstance(plan, Grows) and plan.step is step else Grows(step)
@@ -213,7 +231,9 @@ class Lift:
         root = root_of(y)
         if y in self.outer or (root is not y and root in self.args):
             raise NotLifted("it carries a view, or a tensor from before it")
-        if y in self.run.items or root in self.changed:
+        item = self.run.items.get(y)
+        names = () if item is None else item.aliases
+        if names is None or not set(names) <= set(self.args) or root in self.changed:
             raise NotLifted("it carries a view, or an item of a list")
 
     def _check_start(self, x: Abs, y: Abs) -> None:
@@ -307,6 +327,7 @@ class Lift:
                 made = Abs(self._after(body, plan.value, y.value, start, delayed))
                 results.append(after_y.setdefault(y, made))
                 self._note_view(y, results[-1])
+                self._note_choice(x, y, results[-1])
             elif isinstance(plan, Grows):
                 start = x.value
                 assert isinstance(start, int | Index)
@@ -418,6 +439,22 @@ class Lift:
             self.run.items[result] = Item(self.op, None)
             self.run.blocked.update((result, root))
 
+    def _note_choice(self, x: Abs, y: Abs, result: Abs) -> None:
+        """Where no iteration may have changed it, the result is another name of what it began as,
+        and neither is changed."""
+        if y not in self.run.chosen:
+            return
+        if not isinstance(x.value, Val):
+            raise NotLifted("a number is carried that becomes a tensor in some iterations")
+        others = self.run.items[x].aliases if x in self.run.items else ()
+        if x.origin is not None or x.base is not None or others is None:
+            raise NotLifted(
+                "it carries a tensor from before it that some iterations leave as it is"
+            )
+        self.run.chosen.add(result)
+        self.run.blocked.update((result, x))
+        self.run.items[result] = Item(self.op, (x, *others), is_choice=True)
+
     def _aliases(
         self, grown: Growing, yields: Sequence[Abs], after: Mapping[Abs, Abs]
     ) -> tuple[Abs | None, tuple[Abs, ...]]:
@@ -519,19 +556,3 @@ def _knows(x: Abs, axis: Axis) -> bool:
     if isinstance(x.value, Seq | Map) and any(_knows(e, axis) for e in x.value.elems):
         return True
     return isinstance(x.origin, Origin) and any(_knows(o, axis) for o in x.origin.operands)
-
-
-def _reachable(values: Iterable[Abs]) -> set[Abs]:
-    """These, their elements, and the tensors that they view."""
-    found: set[Abs] = set()
-    stack = list(values)
-    while stack:
-        x = stack.pop()
-        if x in found:
-            continue
-        found.add(x)
-        if isinstance(x.value, Seq | Map):
-            stack.extend(x.value.elems)
-        if x.base is not None:
-            stack.append(x.base)
-    return found

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from lowtide.ir import dtypes
 from lowtide.pipeline.lifting import invert
-from lowtide.pipeline.lifting.invert import Solution
+from lowtide.pipeline.lifting.invert import Writer
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import COMBINE, at_indices, identity
 from lowtide.texpr.build import Builder
@@ -87,9 +87,9 @@ class Carry:
                 raise NotLifted("an iteration reads other elements of what the loop writes")
         if not self.has(e):
             return self.last(e)
-        solutions = self._solutions(e)
-        if solutions is not None:
-            return self._once(e, solutions)
+        writers = self._writers(e)
+        if writers is not None:
+            return self._once(e, writers)
         if not any(self.axis in c.free for c in _conditions(e)) and self._overwrites(e):
             return self.started(self.last(e))
         for fn in _REDUCING:
@@ -143,9 +143,11 @@ class Carry:
 
     def started(self, e: Expr) -> Expr:
         """The formula with what was there before the loop."""
+        return self._begun(e, self.before)
 
+    def _begun(self, e: Expr, before: Expr) -> Expr:
         def visit(node: Expr) -> Expr | None:
-            return self.before if isinstance(node, Load) and node.source == self.name else None
+            return before if isinstance(node, Load) and node.source == self.name else None
 
         return Rewriter(visit)(e)
 
@@ -155,36 +157,36 @@ class Carry:
 
     # -- each element by one iteration --
 
-    def _solutions(self, e: Expr) -> list[Solution] | None:
-        """Under which iterations the element changes; None where that is not known."""
+    def _writers(self, e: Expr, conditions: tuple[Expr, ...] = ()) -> list[Writer] | None:
+        """By which iterations the element changes, and under which conditions; None where that is
+        not known."""
         if isinstance(e, Load) and e.source == self.name:
             return []
         if not isinstance(e, Select) or self.has(e.cond):
             return None
-        found = invert.solve(e.cond, self.axis)
-        no = self._solutions(e.no)
-        if found is not None:
-            return None if no is None else [found, *no]
-        yes = self._solutions(e.yes)
+        inside = (*conditions, *parts_of(e.cond))
+        yes, no = self._writers(e.yes, inside), self._writers(e.no, conditions)
+        if yes is None and (found := invert.solve(e.cond, self.axis)) is not None:
+            yes = [Writer(found, inside)]
         return None if yes is None or no is None else [*yes, *no]
 
-    def _once(self, e: Expr, solutions: list[Solution]) -> Expr:
-        writers: dict[tuple[Index, Index, Index], list[Solution]] = {}
-        for s in solutions:
-            writers.setdefault((s.target, s.step, s.width), []).append(s)
-        if not invert.are_apart([alike[0] for alike in writers.values()]):
+    def _once(self, e: Expr, writers: list[Writer]) -> Expr:
+        alike: dict[tuple[Index, Index, Index], list[Writer]] = {}
+        for w in writers:
+            s = w.solution
+            alike.setdefault((s.target, s.step, s.width), []).append(w)
+        in_turns = invert.are_apart([ws[0].solution for ws in alike.values()])
+        if not in_turns and not (self._overwrites(e) and invert.never_meet(list(alike.values()))):
             raise NotLifted("iterations write parts that may overlap")
         found: Expr | None = None
-        for alike in writers.values():
+        for ws in alike.values():
             written = e
-            for s in alike:
-                written = s.put_in(self.b, written)
-            written = assumed(self.started(written), {})
-            valid = alike[0].valid(self.b)
-            if valid is not None:
-                before = self.before if found is None else found
-                written = self.b.select(valid, written, before)
-            found = written
+            for w in ws:
+                written = w.solution.put_in(self.b, written)
+            before = self.before if found is None else found
+            written = assumed(self._begun(written, self.before if in_turns else before), {})
+            valid = ws[0].solution.valid(self.b)
+            found = written if valid is None else self.b.select(valid, written, before)
         return self.before if found is None else found
 
     # -- accumulated --

@@ -18,17 +18,17 @@ from typing import Any
 from lowtide.ir.core import Op, Value
 from lowtide.pipeline.abstract import Abs, is_constant
 from lowtide.pipeline.lifting.lift import Lift, Unlike
-from lowtide.texpr.index import Index
+from lowtide.pipeline.lifting.ragged import Steps
 
 
 def lifted(
-    run: Any, op: Op, trips: Index, carried: Sequence[Abs], env: dict[Value, Abs], scans: bool
+    run: Any, op: Op, steps: Steps, carried: Sequence[Abs], env: dict[Value, Abs], scans: bool
 ) -> list[Abs]:
     """The carried values after the loop; raises NotLifted, and what specialising raises."""
     try:
-        return Lift(run, op, trips, carried, env, scans).results()
+        return Lift(run, op, steps, carried, env, scans).results()
     except Unlike:
-        if not run.decide(trips - 3):  # what is left must be a loop
+        if steps.count is not None or not run.decide(steps.trips - 3):  # the rest must be a loop
             raise
         mark, derived, known = run.mark(), len(run.derived), set(env)
         (block,) = op.blocks
@@ -39,7 +39,8 @@ def lifted(
         try:
             if not is_constant(going) or not going.value:
                 raise
-            return Lift(run, op, trips - 1, after, env, scans, first=1).results()
+            rest = Steps(trips=steps.trips - 1, skipped=1)
+            return Lift(run, op, rest, after, env, scans).results()
         except Exception:
             run.reset(mark)
             for name in list(run.derived)[derived:]:

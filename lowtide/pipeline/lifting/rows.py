@@ -70,10 +70,18 @@ class Rows(Pending):
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
     """What is known of an item that was read: the loop that made it, and what else may be the same
-    tensor; None if that is a view of what anybody may have."""
+    tensor; None if that is a view of what anybody may have. `is_choice`: it is no item, but a
+    tensor that iterations may have left as it was."""
 
     op: Op
     aliases: tuple[Abs, ...] | None
+    is_choice: bool = False
+
+    def may_be(self, other: Item) -> bool:
+        """Can both be one tensor? Items of lists are not told apart."""
+        if not self.is_choice or not other.is_choice:
+            return True
+        return other.aliases is None or not set(self.aliases or ()).isdisjoint(other.aliases)
 
 
 class Host(Protocol):
@@ -344,8 +352,8 @@ def escaping(
         if item.aliases is None:
             return item.op, "what it carries is a view of a tensor from before it"
         others = [y for y in roots if y is not x]
-        if any(y in item.aliases or y in items for y in others):
-            return item.op, "its list is needed as a list: two names of an item are"
+        if any(y in item.aliases or (y in items and item.may_be(items[y])) for y in others):
+            return item.op, "two names of what may be one tensor are needed"
     return None
 
 

@@ -88,13 +88,16 @@ def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc, why: str) -
 
 def _keeps_parts(d: Def, carry: str, defs: Mapping[str, Def]) -> bool:
     """Is an element of it chosen, by its place, to be what it was before, or what an earlier write
-    of the same iteration has kept?"""
+    of the same iteration has kept? The iterations are its first axis."""
+    places = frozenset(d.axes[1:])
     for node in ex.walk(d.expr):
         if isinstance(node, Select) and not any(ex.loads(node.cond)):
             for choice in (node.yes, node.no):
                 if not isinstance(choice, ex.Load):
                     continue
                 earlier = defs.get(choice.source)
-                if choice.source == carry or (earlier and _keeps_parts(earlier, carry, defs)):
+                if choice.source == carry and node.cond.free & places:
+                    return True
+                if earlier and _keeps_parts(earlier, carry, defs):
                     return True
     return False

@@ -103,7 +103,7 @@ def write(b: Builder, root: Val, view: Val, value: Val) -> Val:
     axes, places = index_map(b, view, root)
 
     def body(r: tuple[Index, ...]) -> Expr:
-        conditions, at = inverse(b, axes, places, r, root.shape)
+        conditions, at = inverse(b, axes, [b.freed(i) for i in places], r, root.shape)
         here = tuple(at_index(i, axes, at) for i in places)
         new = expanded(b, b.load(value, at), root.name)
         new = _in_place(new, root, here, r)

@@ -1,0 +1,79 @@
+"""A loop within a lifted one, of which each iteration of that one does another number of steps.
+
+In: the loop and its number of steps, in which axes of outer loops are free. Out: `Steps`: as many
+for all iterations, and what holds of those that are done.
+
+    for i in range(n):                      for i in range(n):
+        for j in range(i + 1, n):    ->         for l in range(n - 1):       j = l + 1
+            f(i, j)                                 if 0 <= l - i: f(i, l + 1)
+
+Where the first step differs from iteration to iteration, as here, steps are counted from where the
+first of all begins: then what lies beside one another in memory does so along `l`, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lowtide.ir.core import Op, Value
+from lowtide.pipeline.abstract import Abs, Ragged
+from lowtide.pipeline.varying import varies
+from lowtide.texpr.index import Atom, Axis, Index, as_index, deep_atoms, substitute, way
+
+ZERO = as_index(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """`trips` values of an axis; step number `axis + first` is done where it lies in [0, count),
+    always where `count` is None. `skipped`: so many steps were done before the loop."""
+
+    trips: Index
+    first: Index = ZERO
+    count: Index | None = None
+    skipped: int = 0
+
+
+def steps_of(op: Op, count: int | Index | Ragged, env: Mapping[Value, Abs]) -> Steps | None:
+    """The steps of a loop; None where nothing bounds them."""
+    number = as_index(count.count if isinstance(count, Ragged) else count)
+    if not varies(number):
+        return Steps(trips=number)
+    begin = _begin(op, env)
+    shift = begin - _without_axes(begin)
+    for first in dict.fromkeys((shift, ZERO)):
+        most = _most(number + first)
+        least = _most(-first)
+        if most is not None and least is not None and least.const == 0:
+            return Steps(trips=most, first=-first, count=number)
+    return None
+
+
+def _begin(op: Op, env: Mapping[Value, Abs]) -> Index:
+    """What the body adds to the number of a step, 0 if it is nothing that is known."""
+    (block,) = op.blocks
+    for inner in block.ops:
+        if inner.name == "py.add" and block.args[0] in inner.operands:
+            for v in inner.operands:
+                value = env[v].value if v in env else None
+                if isinstance(value, Index) and v is not block.args[0]:
+                    return value
+    return ZERO
+
+
+def _without_axes(index: Index) -> Index:
+    axes: dict[Atom, Index] = {a: ZERO for a in deep_atoms(index) if isinstance(a, Axis)}
+    return substitute(index, axes)
+
+
+def _most(index: Index) -> Index | None:
+    """The largest value over all axes, None if that is not known."""
+    for a in [a for a in deep_atoms(index) if isinstance(a, Axis)]:
+        if a not in deep_atoms(index):
+            continue
+        direction = way(index, a)
+        if not direction:
+            return None
+        index = substitute(index, {a: a.extent - 1 if direction > 0 else ZERO})
+    return None if varies(index) else index
