@@ -169,6 +169,17 @@ class _Draw:
             choices += [f"{s}[{i} + {shift}]", f"{s}[{i} : {i} + {shift}].sum(0)"] * 2
         return self.r.choice(choices)
 
+    def asked(self, i: str) -> str:
+        """A condition that holds in some iterations."""
+        least, n = self.r.randrange(5), f"{self.of('sequence')}.shape[0]"
+        text = self.pick(
+            "{i} > {least}", "{i} == {least}", "2 * {i} < {n}", "{i} % 11 > {least}",
+            "{i} + {least} < {n}",
+            "{i} >= {least} and {i} < {n} - 1", "not ({i} == {least} or {i} + 2 == {n})",
+            "abs({i} - {least}) > 1", "({row}).sum() > 0", "({row})[0, 0] > 0 and {i} != {least}",
+        )  # fmt: skip
+        return text.format(i=i, n=n, least=least, row=self.at(i))
+
     def bounded(self, text: str) -> str:
         """Something that does not grow from step to step."""
         return self.pick("torch.tanh({})", "torch.sin({})", "torch.sigmoid({})").format(text)
@@ -219,7 +230,8 @@ def _in_turns(d: _Draw, i: str, h: str, names: list[str]) -> Block:
     if d.r.random() < 0.75:
         return [step]
     turns = int(d.pick("2", "3", "4"))
-    asked = d.pick(f"({i} + 1) % {turns} == {d.r.randrange(turns)}", f"{i} % {turns}")
+    in_turns = d.pick(f"({i} + 1) % {turns} == {d.r.randrange(turns)}", f"{i} % {turns}")
+    asked = d.pick(in_turns, d.asked(i))
     chosen = Node(text=f"if {asked}:", inside=(step,))
     if d.r.random() < 0.4:
         return [chosen]
@@ -246,6 +258,11 @@ def _fills(d: _Draw) -> Block:
         f"{out}[{i}].add_({value}, alpha=0.5)",
     )  # fmt: skip
     inside = [Node(text=write)]
+    if d.r.random() < 0.3:
+        inside = [Node(text=f"if {d.asked(i)}:", inside=tuple(inside))]
+        if d.r.random() < 0.4:
+            other = Node(text=f"{out}[{i}] {d.pick('=', '+=')} {d.state(leaves, 1)}")
+            inside.append(Node(text="else:", inside=(other,)))
     if d.r.random() < 0.4:
         inside.append(Node(text=f"{out}[{i}] {d.pick('*=', '-=', '+=')} {d.state(leaves, 1)}"))
     begin = d.pick(f"torch.zeros_like({s})", f"torch.ones_like({s})", f"{s} * 2", f"{s}.clone()")
@@ -289,6 +306,37 @@ def _columns(d: _Draw) -> Block:
     outer = Node(text=f"for {i} in range(h.shape[0]):", inside=(inner,))
     d.made_as("state", out)
     return [Node(text=f"{out} = {d.pick('torch.zeros_like(h)', 'h * 0.5')}"), outer]
+
+
+def _triangle(d: _Draw) -> Block:
+    """Pairs of which each is looked at once, or those before each one."""
+    i, j, out = d.name("i"), d.name("j"), d.name("out")
+    s = d.of("sequence")
+    n = f"{s}.shape[0]"
+    steps = d.pick(
+        f"{i}", f"{i} + 1", f"{i} + 1, {n}", f"{i}, {n}", f"{i} + 2, {n}", f"{n} - {i}",
+        f"{i}, -1, -1",
+    )  # fmt: skip
+    pair = d.state([f"{s}[{i}]", f"{s}[{j}]", *d.values["state"]])
+    write = d.pick(
+        f"{out} = {out} + {pair}", f"{out} = {out} + ({pair}).tanh()",
+        f"{out}[{i}, {j}] = ({pair}).mean()",
+        f"{out}[{j}, {i}] += ({pair}).mean()", f"{out}[{i}] += ({pair}).sum(0)",
+    )  # fmt: skip
+    body = Node(text=write)
+    if d.r.random() < 0.3:
+        body = Node(text=f"if {d.pick(d.asked(i), d.asked(j), f'{i} != {j}')}:", inside=(body,))
+    begin = f"torch.zeros_like({s}[0])"
+    if "," in write.partition("]")[0]:
+        begin = f"torch.zeros_like({s}[:, 0, :1] * {s}[:, 0, 0])"
+    elif write.startswith(f"{out}["):
+        begin = f"torch.zeros_like({s}[:, 0])"
+    inner = Node(text=f"for {j} in range({steps}):", inside=(body,))
+    d.made.append(out)
+    return [
+        Node(text=f"{out} = {begin}"),
+        Node(text=f"for {i} in range({n}):", inside=(inner,)),
+    ]
 
 
 def _windows(d: _Draw) -> Block:
@@ -383,5 +431,5 @@ def _straight(d: _Draw) -> Block:
 
 _BLOCKS: list[tuple[Callable[[_Draw], Block], float]] = [
     (_carries, 5), (_fills, 4), (_shared_out, 1.5), (_columns, 2), (_windows, 3), (_table, 2),
-    (_nested_scan, 1.5), (_straight, 2),
+    (_nested_scan, 1.5), (_triangle, 1.5), (_straight, 2),
 ]  # fmt: skip
