@@ -17,8 +17,8 @@ from lowtide.ir import dtypes
 from lowtide.ops.operands import Size, broadcast, broadcast_index
 from lowtide.ops.registry import OpRecord, Param, register
 from lowtide.ops.views import view
-from lowtide.texpr.build import Builder, Unsupported, Val
-from lowtide.texpr.index import Index, as_index, floordiv
+from lowtide.texpr.build import Builder, Unsupported, Val, varies
+from lowtide.texpr.index import Index, as_index, floordiv, nonnegative
 
 INDEX_DTYPES = (dtypes.i64, dtypes.i32)
 
@@ -69,6 +69,8 @@ def slice_range(b: Builder, size: Size, start: Any, stop: Any, step: Any) -> Ran
         raise b.error("a slice step that is not positive")
     first = _bound(b, 0 if start is None else start, size)
     last = as_index(size) if stop is None else _bound(b, stop, size)
+    if varies(last - first) and nonnegative(last - first) and as_index(step).const == 1:
+        return Range(first, 1, last - first)  # in some iterations of a loop there may be nothing
     if not b.at_least(last - first, 1):
         return Range(as_index(0), 1, 0)
     return Range(first, step, floordiv(last - first + step - 1, step))

@@ -235,7 +235,7 @@ def broadcast(b: Builder, *shapes: Sequence[Size]) -> tuple[Size, ...]:
     for back in range(ndim, 0, -1):
         size: Size = 1
         for shape in shapes:
-            if back > len(shape) or b.equal(shape[-back], 1):
+            if back > len(shape) or b.is_one(shape[-back]):
                 continue
             if isinstance(size, int) and size == 1:
                 size = shape[-back]
@@ -248,7 +248,7 @@ def broadcast(b: Builder, *shapes: Sequence[Size]) -> tuple[Size, ...]:
 def broadcast_index(b: Builder, shape: Sequence[Size], idx: Sequence[Index]) -> list[Index]:
     """The index into a tensor of `shape` for an element `idx` of what it is broadcast to."""
     last = idx[len(idx) - len(shape) :]
-    return [as_index(0) if b.equal(s, 1) else i for s, i in zip(shape, last, strict=True)]
+    return [as_index(0) if b.is_one(s) else i for s, i in zip(shape, last, strict=True)]
 
 
 def ravel(idx: Sequence[Index], shape: Sequence[Size]) -> Index:

@@ -39,7 +39,7 @@ from lowtide.pipeline.abstract import (
     is_int,
     tensors_in,
 )
-from lowtide.texpr.build import NeedConst, Unsupported, Val, symbols
+from lowtide.texpr.build import NeedConst, Unsupported, Val, symbols, varies
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, Size, as_index, floordiv, mod, nonnegative
 
@@ -394,7 +394,7 @@ def _range_len(host: Host, start: Abs, stop: Abs, step: Abs) -> Abs | None:
     count = floordiv(way + (stride - 1), stride)
     some = host.decide(way)
     if some is None:
-        return Abs(Ragged(count)) if varying.varies(way) else None
+        return Abs(Ragged(count)) if varies(way) else None
     return _known(count) if some else Abs(0)
 
 

@@ -55,9 +55,8 @@ from lowtide.pipeline.handed import (
 from lowtide.pipeline.lifting import inplace, rows
 from lowtide.pipeline.signature import Binding, size_symbol
 from lowtide.pipeline.stopping import Stop, ends_region, only_prepares
-from lowtide.pipeline.varying import varies
 from lowtide.texpr import expr as ex
-from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
+from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols, varies
 from lowtide.texpr.index import Index, as_index
 
 MAX_GUARDS: Final = 12

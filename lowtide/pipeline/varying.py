@@ -17,15 +17,10 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Op
 from lowtide.pipeline.abstract import Abs
 from lowtide.texpr import expr as ex
-from lowtide.texpr.build import COMPARISONS
+from lowtide.texpr.build import COMPARISONS, varies
 from lowtide.texpr.conditions import joined, sides
 from lowtide.texpr.expr import Apply, Expr
-from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, nonnegative
-
-
-def varies(index: Index) -> bool:
-    """Does it depend on the number of an iteration?"""
-    return any(isinstance(a, Axis) for a in deep_atoms(index))
+from lowtide.texpr.index import Index, as_index, nonnegative
 
 
 def has_axis(x: Abs) -> bool:

@@ -179,6 +179,11 @@ class Builder:
             return False  # equal sizes of a signature share one symbol
         raise NeedConst(symbols(a) | symbols(b))
 
+    def is_one(self, size: Index | int) -> bool:
+        """Is it broadcast? A size that differs between iterations is not, even where it is 1: its
+        element 0 is read there as well."""
+        return not varies(as_index(size)) and self.equal(size, 1)
+
     def at_least(self, size: Index | int, least: int) -> bool:
         known = self.is_known(as_index(size) - least)
         if known is None:
@@ -255,6 +260,11 @@ def plain(sizes: Sequence[Index | int]) -> tuple[Index | int, ...]:
         number = s.const if isinstance(s, Index) else s
         result.append(s if number is None else number)
     return tuple(result)
+
+
+def varies(index: Index) -> bool:
+    """Does it depend on the number of an iteration, or on where in a value it stands?"""
+    return any(isinstance(a, Axis) for a in deep_atoms(index))
 
 
 def symbols(index: Index) -> frozenset[str]:

@@ -369,7 +369,6 @@ BY_NUMBER = [
     causal,
     gated,
     counted_down,
-    tetrahedron,
     sums_before,
     from_two_on,
     autocorrelation,

@@ -19,7 +19,7 @@ SLOW = [pytest.param(["windows", "100", "3"], marks=pytest.mark.slow, id="window
 
 @pytest.mark.parametrize(
     "kind",
-    [["lifted"], ["kept"], ["scans"], ["empties"], *WINDOWS, *SLOW],
+    [["lifted"], ["kept"], ["branches"], ["scans"], ["empties"], *WINDOWS, *SLOW],
     ids=lambda k: "-".join(k[:2]),
 )
 def test_memory_is_left_alone(kind: list[str]) -> None:

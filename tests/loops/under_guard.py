@@ -1,6 +1,6 @@
 """Runs loops and windows whose tensors and work memory end, and begin, at forbidden pages.
 
-python -m tests.loops.under_guard windows FIRST COUNT | lifted | kept | scans | empties
+python -m tests.loops.under_guard windows FIRST COUNT | lifted | kept | branches | scans | empties
 
 What touches memory that is not its own kills this process; the last line says which program it was.
 """
@@ -18,7 +18,15 @@ import torch
 import lowtide as lt
 from lowtide.pipeline import faults
 from lowtide.runtime import toolchain
-from tests.loops import empties, test_lifted, test_not_lifted, test_scans, windows
+from tests.loops import (
+    branching,
+    empties,
+    growing_slices,
+    test_lifted,
+    test_not_lifted,
+    test_scans,
+    windows,
+)
 from tests.run.guarded import Guard, guarded, guarded_memory
 
 Run = tuple[Callable[..., Any], list[Any]]
@@ -67,6 +75,8 @@ def runs(kind: str, numbers: list[int]) -> Iterator[Run]:
         return of_scans()
     if kind == "empties":
         return of_empties()
+    if kind == "branches":
+        return of_rows([*branching.BY_NUMBER, *branching.BY_DATA, *growing_slices.PROGRAMS])
     return of_rows({"lifted": test_lifted, "kept": test_not_lifted}[kind].PROGRAMS)
 
 

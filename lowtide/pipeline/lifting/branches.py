@@ -29,10 +29,10 @@ from lowtide.pipeline import varying
 from lowtide.pipeline.abstract import Abs, Map, Seq, concrete, is_constant
 from lowtide.pipeline.lifting import rows
 from lowtide.pipeline.lifting.inplace import root_of
-from lowtide.texpr.build import Builder, Unsupported, Val, symbols
+from lowtide.texpr.build import Builder, Unsupported, Val, symbols, varies
 from lowtide.texpr.conditions import joined, nonnegative_if, nonnegative_unless, parts_of
 from lowtide.texpr.expr import Expr, Reduce
-from lowtide.texpr.index import Index
+from lowtide.texpr.index import Axis, Index, deep_atoms, substitute
 from lowtide.texpr.sizes import evaluate
 
 Follow = Callable[[], list[Abs]]
@@ -104,7 +104,9 @@ def affordable(run: Any, follow: Follow) -> list[Abs]:
 
 
 def _likely(run: Any, size: Index) -> int:
-    """A size in this call; of one that is not known yet it says nothing."""
+    """A size in this call, the largest of all iterations; 1 of one that is not known yet."""
+    while varies(size):
+        size = substitute(size, {a: a.extent for a in deep_atoms(size) if isinstance(a, Axis)})
     return evaluate(size, run.numbers) if symbols(size) <= run.numbers.keys() else 1
 
 

@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from lowtide.ir import dtypes
 from lowtide.pipeline.lifting import updates
 from lowtide.pipeline.lifting.match import Carried, NotLifted
+from lowtide.pipeline.lifting.squared import squared
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Builder, Unsupported, Val
@@ -91,19 +92,22 @@ def closed(
     carries: Sequence[str],
     delayed: Collection[str],
     inner: Collection[str],
+    shapes: Mapping[str, Sequence[Index]],
 ) -> Body:
     """Gives every definition since `first_def` the loop axis as a dim where it depends on it.
     Carries that are `delayed` have it already: they are values of each iteration like others.
-    `inner`: the delays of loops inside."""
+    `inner`: the delays of loops inside; `shapes`: of what the loop carries, in an iteration."""
     body = Body(b, axis, carries, delayed)
     defs = b.program.defs
     body.in_steps = _in_steps(b, list(defs)[first_def:], inner)
     body.lifted |= body.in_steps
+    if any(axis in deep_atoms(n) for y in inner for n in b.program.delays[y].shape):
+        raise NotLifted("sizes of what a loop inside it carries change from iteration to iteration")
+    known = dict(shapes)
     for name in list(defs)[first_def:]:
-        d = defs[name]
+        d = squared(b, defs[name], axis, known)
+        known[name] = d.shape
         body.own.add(name)
-        if any(axis in deep_atoms(a.extent) for a in d.axes) or _ragged(d.expr, axis):
-            raise NotLifted(f"sizes change from iteration to iteration ({d.op} at {d.loc})")
         expr, axes = body.put(d.expr), d.axes
         if axis in expr.free or name in body.in_steps:
             fresh = Axis(axis.name, axis.extent)
@@ -188,15 +192,6 @@ def _side_by_side(body: Body, name: str) -> None:
         init = b.tensor((trips, *y.shape[1:]), y.dtype, first).name
     shape = (y.shape[0], trips, *y.shape[1:])
     b.program.delays[name] = dataclasses.replace(y, init=init, shape=shape)
-
-
-def _ragged(expr: Expr, axis: Axis) -> bool:
-    return any(
-        axis in deep_atoms(a.extent)
-        for node in ex.walk(expr)
-        if isinstance(node, Reduce)
-        for a in node.axes
-    )
 
 
 def _all(b: Builder, axis: Axis, name: str) -> Val:

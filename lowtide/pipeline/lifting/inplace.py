@@ -232,7 +232,7 @@ def _assigned(b: Builder, view: Val, x: Abs) -> Val:
     if value.ndim > view.ndim:
         raise Unsupported("assigns a tensor of more dimensions")
     for mine, size in zip(value.shape, view.shape[view.ndim - value.ndim :], strict=True):
-        if not b.equal(mine, 1):
+        if not b.is_one(mine):
             b.require_equal(mine, size, "assigned sizes differ")
     return b.tensor(
         view.shape,

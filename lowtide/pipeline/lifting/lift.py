@@ -189,9 +189,15 @@ class Lift:
         raise NotLifted("it changes what is no tensor and no list")
 
     def _named(self, shape: Sequence[Index | int], dtype: dtypes.DType) -> Val:
+        self._check_sizes(shape)
         found = Val(self.b.axis(0).name.replace("i", "carry"), tuple(shape), dtype)
         self.run.activity.assume(found)
         return found
+
+    def _check_sizes(self, shape: Sequence[Index | int]) -> None:
+        """What leaves an iteration is as large in all of them."""
+        if any(self.axis in deep_atoms(as_index(size)) for size in shape):
+            raise NotLifted("sizes change from iteration to iteration")
 
     def _planned(self, plan: object, x: Abs, y: Abs) -> object:
         if y is x and plan == _KEPT:
@@ -310,13 +316,18 @@ class Lift:
                 found[stand_in.name] = x.value
         return found
 
+    def _stand_ins(self) -> list[Val]:
+        carried = [p.value for p in self.plan if isinstance(p, StandIn)]
+        return [*carried, *(x for x in self.changed.values() if isinstance(x, Val))]
+
     def _finished(
         self, yields: Sequence[Abs], mark: Sequence[int], delayed: Mapping[str, str]
     ) -> list[Abs]:
         self.b.loc, self.b.op = self.op.loc, "loop"
         names = [n for n in self._values(yields) if n not in delayed]
         inner = [n for n in list(self.b.program.delays)[mark[4] :] if n not in delayed]
-        body = closing.closed(self.b, self.axis, mark[0], mark[1], names, delayed, inner)
+        shapes = {v.name: tuple(map(as_index, v.shape)) for v in self._stand_ins()}
+        body = closing.closed(self.b, self.axis, mark[0], mark[1], names, delayed, inner, shapes)
         before = self._before(mark[3])
         results: list[Abs] = []
         after_y: dict[Abs, Abs] = {}  # a tensor that two variables name stays one
@@ -490,6 +501,7 @@ class Lift:
         value = values[0]
         if any(x.dtype is not value.dtype or x.shape != value.shape for x in values):
             raise NotLifted("a list grows by tensors of several shapes")
+        self._check_sizes(value.shape)
         shape = (self.axis.extent * count, *value.shape)
 
         def element(idx: tuple[Index, ...]) -> Expr:

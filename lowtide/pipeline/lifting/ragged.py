@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from lowtide.ir.core import Op, Value
 from lowtide.pipeline.abstract import Abs, Ragged
-from lowtide.pipeline.varying import varies
+from lowtide.texpr.build import varies
 from lowtide.texpr.index import Atom, Axis, Index, as_index, deep_atoms, substitute, way
 
 ZERO = as_index(0)
