@@ -9,11 +9,16 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+# Threads that wait for others let go of the core: several workers, each with as many threads as
+# there are cores, spin away most of their time else. Before PyTorch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 Golden = Callable[[str, str], None]
 
