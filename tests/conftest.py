@@ -9,19 +9,24 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+# Threads that wait for others let go of the core: several workers, each with as many threads as
+# there are cores, spin away most of their time else. Before PyTorch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 Golden = Callable[[str, str], None]
 
-# Folders and files of many programs, whose kernels are compiled in half the time: what the C
-# compiler is given is the same text. In others they are as shipped; with `--optimize=-O2` in all.
+# Folders and files of many programs, whose kernels are compiled in half the time (`quickly`). In
+# others they are as shipped; with `--optimize=-O2` in all.
 QUICKLY_COMPILED = {
-    "deploy", "dynamo", "fuzz", "grad", "language", "loops", "memory/test_budget.py",
-    "memory/test_stretches.py", "modules", "passes", "pipeline",
+    "deploy", "dynamo", "fuzz", "grad", "language", "loops", "memory", "modules", "passes",
+    "pipeline", "run/test_tilings.py", "run/test_once_wrong.py", "training",
 }  # fmt: skip
 
 
@@ -30,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden", action="store_true", help="write the golden texts instead of comparing"
     )
     parser.addoption(
-        "--optimize", default="-O0", help="the C compiler's, in folders of many programs"
+        "--optimize", default="", help="the C compiler's flags, in folders of many programs"
     )
     parser.addoption(
         "--guard",
@@ -69,9 +74,9 @@ def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     from lowtide.runtime import toolchain
+    from tests import quickly
 
-    flag = request.config.getoption("--optimize")
-    flags = tuple(flag if f == toolchain.OPTIMIZE else f for f in toolchain._FLAGS)
+    flags = quickly.flags(request.config.getoption("--optimize"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toolchain, "_FLAGS", flags)
         toolchain._compiler.cache_clear()

@@ -39,6 +39,7 @@ from lowtide.passes.making import (
     users_of,
     with_inner,
 )
+from lowtide.passes.run import about
 
 LONGEST: Final = 300  # ops of a body that is written twice at most
 MOST_STEPS: Final = 3  # done before a loop
@@ -76,6 +77,7 @@ class _Counter:
     least: int
 
 
+@about("loop")
 def peel_first_steps(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

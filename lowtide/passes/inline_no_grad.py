@@ -21,6 +21,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, free_values, walk
 from lowtide.passes.making import Makers, constant, drop, final, makers_of
+from lowtide.passes.run import about
 
 _CARRY_NONE: Final = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.STR, t.NONE)
 _OF_TENSORS: Final = ("list.make", "tuple.make")
@@ -36,10 +37,9 @@ _VIEWS: Final = frozenset(
 )
 
 
+@about("with")
 def inline_no_grad(fn: Function) -> Function:
     """See the module's text."""
-    if not any(op.name == "with" for op in fn.walk()):
-        return fn
     result = clone(fn)
     makers, same = makers_of(result), dict[Value, Value]()
     managers = _visit(result.block, makers, same)

@@ -26,12 +26,14 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.types import ListType
 from lowtide.passes.making import ahead_of, constant, drop, final, makers_of, users_of, with_inner
+from lowtide.passes.run import about
 
 _READERS: Final = ("torch.stack", "torch.cat", "list.get", "py.len", "list.slice", "list.of")
 _WRITERS: Final = ("list.append", "list.insert", "list.extend", "list.reverse")
 _DEEPEST: Final = 8  # so many items are carried at most
 
 
+@about("loop")
 def carry_last_items(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

@@ -34,6 +34,7 @@ from lowtide.passes.making import (
     make_constant,
     makers_of,
 )
+from lowtide.passes.run import about
 
 MOST_STEPS: Final = 3  # done after a loop
 
@@ -54,6 +55,7 @@ class _Answer:
         return _Answer(None if self.earlier is None else not self.earlier, not self.last)
 
 
+@about("loop")
 def peel_last_steps(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

@@ -5,11 +5,13 @@ changed.
 
     run(fn, [fold_constants, eliminate_common_subexpressions, eliminate_dead_code])
 
-Always holds: what a pass gives is verified; a VerifyError names the pass.
+Always holds: what a pass gives is verified, unless it is what it was given; a VerifyError names the
+pass.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from lowtide.ir.core import Function
@@ -20,7 +22,23 @@ Pass = Callable[[Function], Function]
 
 def run(fn: Function, passes: Sequence[Pass]) -> Function:
     """The function after all passes; raises VerifyError, which names the pass at fault."""
+    verified: Function | None = None
     for step in passes:
         fn = step(fn)
-        verify(fn, after=getattr(step, "__name__", str(step)))
+        if fn is not verified:
+            verify(fn, after=getattr(step, "__name__", str(step)))
+            verified = fn
     return fn
+
+
+def about(name: str) -> Callable[[Pass], Pass]:
+    """Decorates a pass: a Function without an op of this name comes back as it is."""
+
+    def decorate(step: Pass) -> Pass:
+        @functools.wraps(step)
+        def where_it_applies(fn: Function) -> Function:
+            return step(fn) if any(op.name == name for op in fn.walk()) else fn
+
+        return where_it_applies
+
+    return decorate

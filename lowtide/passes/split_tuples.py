@@ -22,8 +22,10 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.ir.types import TupleType
 from lowtide.passes.making import Makers, constant, make_constant, makers_of
+from lowtide.passes.run import about
 
 
+@about("loop")
 def split_tuples(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import lowtide as lt
+from lowtide import config
+from lowtide.runtime import toolchain
 from tests.deploy.roundtrip import compiled, round_trip
 from tests.language import support
 
@@ -95,7 +97,9 @@ def test_programs_of(topic: str) -> None:
 ELSEWHERE = """
 import json, sys, torch
 import lowtide as lt
+from lowtide.runtime import toolchain
 assert not any(m.startswith("tests") for m in sys.modules)
+toolchain._FLAGS = tuple(json.loads(sys.argv[2]))  # those of the kernels in the cache
 for path, calls in json.loads(sys.argv[1]).items():
     m = lt.load(path)
     args = torch.load(calls)
@@ -133,9 +137,17 @@ def test_in_another_process_without_the_source(tmp_path: Path) -> None:
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     root = Path(lt.__file__).parent.parent
     subprocess.run(
-        [sys.executable, str(tmp_path / "elsewhere.py"), json.dumps(work)],
+        [
+            sys.executable,
+            str(tmp_path / "elsewhere.py"),
+            *map(json.dumps, (work, toolchain._FLAGS)),
+        ],
         cwd=tmp_path,
-        env={"PYTHONPATH": _only_lowtide(tmp_path, root), "PATH": "/usr/bin:/bin"},
+        env={
+            "PYTHONPATH": _only_lowtide(tmp_path, root),
+            "PATH": "/usr/bin:/bin",
+            "LOWTIDE_CACHE_DIR": config.current().cache_dir,
+        },
         check=True,
         timeout=300,
     )

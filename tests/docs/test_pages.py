@@ -15,6 +15,7 @@ import torch
 import lowtide as lt
 from lowtide.frontend import reference
 from tests.docs.blocks import run_page
+from tests.quickly import compile_quickly
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -45,6 +46,7 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
 
 
 def _run(path: Path, folder: Path) -> None:
+    compile_quickly()
     run_page(path, folder, given=GIVEN.get(path.name))
 
 

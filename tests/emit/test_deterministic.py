@@ -12,6 +12,7 @@ import torch
 import lowtide as lt
 from lowtide.runtime import cache
 from tests.loops import windows
+from tests.quickly import compile_quickly
 
 
 def chamfer(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -69,4 +70,5 @@ def test_the_same_in_every_process(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
+    compile_quickly()
     print(compile_all())

@@ -23,7 +23,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first program")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--show", action="store_true", help="print the programs, run nothing")
-    parser.add_argument("--optimize", default="-O0", help="the C compiler's; kernels ship with -O2")
+    parser.add_argument("--optimize", default="", help="the C compiler's; kernels ship with -O2")
     parser.add_argument("--keep", action="store_true", help="do not make failing programs small")
     parser.add_argument("--stop", type=int, default=20, help="stop after so many failures")
     parser.add_argument("--grad", action="store_true", help="compare gradients, in float64")
@@ -103,14 +103,13 @@ def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
 
 
 def _work(args: argparse.Namespace) -> int:
-    from lowtide.runtime import toolchain
     from tests.fuzz.check import Tally
+    from tests.quickly import compile_quickly
 
     generate, kind = _kind(args)
     check, failure, minimised = kind.check, kind.failure, kind.minimised
 
-    flags = [args.optimize if f == toolchain.OPTIMIZE else f for f in toolchain._FLAGS]
-    toolchain._FLAGS = tuple(flags)
+    compile_quickly(args.optimize)
     tally, failed = Tally(), 0
     for seed in range(args.seed, args.seed + args.programs):
         Path(args.worker).write_text(str(seed))

@@ -8,7 +8,7 @@ from lowtide.errors import VerifyError
 from lowtide.ir.core import Function, Op
 from lowtide.ir.parser import parse_function
 from lowtide.ir.verify import verify
-from lowtide.passes.run import run
+from lowtide.passes.run import about, run
 
 GOOD = """\
 def f(%x: Tensor, %n: int) -> Tensor:
@@ -85,3 +85,21 @@ def test_a_failing_pass_is_named_and_the_op_marked() -> None:
         run(parse_function(GOOD), [break_it])
     assert "the IR of 'f' is broken after pass 'break_it'" in str(caught.value)
     assert "  torch.sin(%n)\n  ^^^^^^^^^^^^^ %n: int for the parameter " in str(caught.value)
+
+
+def test_a_pass_about_an_op_leaves_functions_without_it() -> None:
+    given: list[Function] = []
+
+    @about("loop")
+    def note(fn: Function) -> Function:
+        given.append(fn)
+        return fn
+
+    looping = parse_function(GOOD)
+    straight = parse_function("def f(%x: Tensor) -> Tensor:\n  return(%x)\n")
+    assert run(straight, [note]) is straight
+    assert run(looping, [note]) is looping
+    assert given == [looping]
+    broken = parse_function("def f(%x: int) -> Tensor:\n  return(%x)\n")
+    with pytest.raises(VerifyError, match="after pass 'note'"):
+        run(broken, [note])

@@ -17,7 +17,6 @@ import torch
 
 import lowtide as lt
 from lowtide.pipeline import faults
-from lowtide.runtime import toolchain
 from tests.loops import (
     branching,
     empties,
@@ -27,6 +26,7 @@ from tests.loops import (
     test_scans,
     windows,
 )
+from tests.quickly import compile_quickly
 from tests.run.guarded import Guard, guarded, guarded_memory
 
 Run = tuple[Callable[..., Any], list[Any]]
@@ -99,8 +99,7 @@ def check(fn: Callable[..., Any], args: list[Any]) -> None:
 def main() -> None:
     """Prints each program before it runs."""
     faulthandler.enable()
-    # In half the time: what the C compiler is given is the same text.
-    toolchain._FLAGS = tuple("-O0" if f == toolchain.OPTIMIZE else f for f in toolchain._FLAGS)
+    compile_quickly()  # as the tests of the same programs do: their kernels are in the cache
     kind, *numbers = sys.argv[1:]
     for fn, args in runs(kind, list(map(int, numbers))):
         shown = [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args]

@@ -14,6 +14,7 @@ import torch
 import lowtide as lt
 from lowtide.memory.measure import measure_peak
 from tests.memory.cases import Unet
+from tests.quickly import compile_quickly
 
 
 def main() -> None:
@@ -29,4 +30,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    compile_quickly()
     main()

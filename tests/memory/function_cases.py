@@ -393,12 +393,12 @@ def mixed(x):
     return (z * y).sum(0)
 
 
-@case(lambda: (torch.rand(700, 400),))
+@case(lambda: (torch.rand(600, 300),))
 def singular_parts(x):
     return torch.linalg.svd(x, full_matrices=False)
 
 
-@case(lambda: (torch.rand(900, 900),))
+@case(lambda: (torch.rand(700, 700),))
 def own_vectors(x):
     values, vectors = torch.linalg.eigh(x + x.t())
     return vectors * values

@@ -89,7 +89,7 @@ def gru() -> nn.Module:
     return Directions(nn.GRU(64, 128, num_layers=2, bidirectional=True))
 
 
-@module("gru_of_little", lambda: (torch.rand(600, 4, 20),))
+@module("gru_of_little", lambda: (torch.rand(400, 4, 20),))
 def gru_of_little() -> nn.Module:
     return Directions(nn.GRU(20, 30, num_layers=2))
 

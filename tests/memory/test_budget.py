@@ -94,6 +94,10 @@ SMALLER: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 
 
+# Whose plans take long to find: a budget in between is `test_a_trained_block_is_the_same`.
+ONLY_LEAST = {("block", True)}
+
+
 def kept() -> list[Any]:
     """(name, with gradients): those whose kernels take long to plan with the slow tests."""
     slow = {("block", False), ("block", True), ("low_then_up", True), ("unet", True)}
@@ -138,7 +142,8 @@ def test_every_budget_is_kept(name: str, grad: bool) -> None:
         for x in leaves:
             x.grad = None
         before = math.inf
-        for budget in sorted({peaks[len(peaks) // 2], min(peaks)}, reverse=True):
+        between = [] if (name, grad) in ONLY_LEAST else [peaks[len(peaks) // 2]]
+        for budget in sorted({*between, min(peaks)}, reverse=True):
             for x in leaves:
                 x.grad = None
             limited: Any = lt.script(made, budget=budget)
