@@ -37,7 +37,10 @@ from lowtide.memory.scratch import scratch_bytes
 _NODE = "lowtide.place"
 _META = torch.device("meta")
 _FOREVER = 1 << 62
-_HEAP_BYTES = 1 << 16  # what is smaller lies among others, and its place stays resident
+HEAP_BYTES = 1 << 16  # what is smaller lies among others, and its place stays resident
+_MAPPED_BYTES = 32 << 20  # what is larger is never in the C library's heap
+_HOLES = 0.5  # of what the heap holds at most: what lies free between, as measured
+_HOLES_AROUND_BYTES = 1 << 20  # besides, however little that is
 _TORCH = "PyTorch"
 _OBJECT_BYTES = 448  # of a tensor, besides its elements
 _NODE_BYTES = 384  # of an op in autograd's graph
@@ -104,6 +107,9 @@ class Ledger(TorchDispatchMode):
         self._graph_bytes = 0
         self.asked_bytes = 0  # of what is alive, without pages and warm blocks
         self.peak_bytes = 0
+        self._heap_bytes = 0  # of what is alive: what leaves a hole
+        self._most_in_heap = 0
+        self._most_elsewhere = 0
         self.entries: list[Entry] = []
         self.notes: dict[str, None] = {}
         self.name, self.loc, self.kind = "", UNKNOWN_LOC, _TORCH
@@ -131,11 +137,23 @@ class Ledger(TorchDispatchMode):
         small = self._heap_room + holes + self._graph_bytes
         return self.torch_bytes + small + self.arena.reserved_bytes
 
+    @property
+    def with_holes_bytes(self) -> int:
+        """What may be resident at the peak where the C library keeps what was freed."""
+        if not self._most_in_heap:
+            return self.peak_bytes
+        heap_bytes = int((1 + _HOLES) * self._most_in_heap) + _HOLES_AROUND_BYTES
+        return max(self._most_elsewhere + heap_bytes, self.peak_bytes)
+
     def spike(self, nbytes: int) -> None:
         """So many bytes are there for a moment, within an op."""
         self._clock += 1
-        if self.live_bytes + nbytes > self.peak_bytes:
-            self.peak_bytes = self.live_bytes + nbytes
+        in_heap = self._heap_bytes + (nbytes < _MAPPED_BYTES) * nbytes
+        self._most_in_heap = max(self._most_in_heap, in_heap)
+        now_bytes = self.live_bytes + nbytes
+        self._most_elsewhere = max(self._most_elsewhere, now_bytes - in_heap)
+        if now_bytes > self.peak_bytes:
+            self.peak_bytes = now_bytes
             self._peak_clock = self._clock
             self._peak_inside = Held(
                 name=f"within {self.name}", nbytes=nbytes, kind=self.kind, loc=self.loc
@@ -369,7 +387,9 @@ class Ledger(TorchDispatchMode):
 
     def _take(self, entry: Entry, sign: int) -> None:
         """The elements of a tensor, and the tensor, of which PyTorch makes many."""
-        is_small = entry.nbytes < _HEAP_BYTES
+        is_small = entry.nbytes < HEAP_BYTES
+        if not is_small and entry.nbytes < _MAPPED_BYTES:
+            self._heap_bytes += sign * entry.nbytes
         own = _OBJECT_BYTES if entry.kind == _TORCH else 0
         self._take_small(sign * (own + is_small * entry.nbytes))
         self.torch_bytes += sign * (not is_small) * entry.nbytes

@@ -302,6 +302,7 @@ class Driver:
     none is derived from them."""
 
     is_tight: bool = False  # whether the arena keeps no free block while it needs another
+    keeps_holes: bool = True  # whether the C library may keep what PyTorch frees
     differences: tuple[str, ...] = ()
     leaves: tuple[type[Any], ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None

@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lowtide as lt
 from lowtide.errors import LowtideError
 from lowtide.memory.measure import can_measure_resident
-from lowtide.pipeline.budget.search import path
+from lowtide.pipeline.budget.search import path, search
 from lowtide.pipeline.driver import Driver
 from lowtide.programs import PROGRAMS
+from lowtide.runtime import heap
 from tests.memory.calls import tensors
 from tests.memory.cases import CASES, Block
 
@@ -155,11 +156,33 @@ def test_every_budget_is_kept(name: str, grad: bool) -> None:
 
 
 @pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
-def test_what_is_measured_is_within_the_budget() -> None:
-    command = [sys.executable, "-m", "tests.memory.budget_alone"]
+@pytest.mark.parametrize("which", ["third", "least"])
+def test_what_is_measured_is_within_the_budget(which: str) -> None:
+    command = [sys.executable, "-m", "tests.memory.budget_alone", which]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = json.loads(printed)
     assert found["measured"] <= found["budget"] + (1 << 20)
+
+
+@pytest.mark.skipif(not heap.keeps_holes(), reason="needs glibc, as it is by default")
+def test_holes_in_the_heap_are_reckoned_with() -> None:
+    """Where there is room for them the heap stays as it is, which is faster."""
+    x = torch.rand(1500, 700)
+    free = lt.script(rows)
+    driver, values = free.resolve(free.bind((x,), {}))
+    plans = list(path(Driver(driver.function), values))
+    assert plans[0].driver.keeps_holes
+    assert plans[0].needed_bytes > 1.2 * plans[0].peak_bytes
+    least = min(plans, key=lambda plan: (plan.peak_bytes, plan.needed_bytes))
+    assert least.needed_bytes == least.peak_bytes
+    assert not least.driver.keeps_holes
+    chosen = [
+        search(Driver(driver.function), values, budget)
+        for budget in range(plans[0].needed_bytes, least.peak_bytes, -400_000)
+    ]
+    assert {plan.driver.keeps_holes for plan in chosen} == {True, False}
+    peaks = [plan.peak_bytes for plan in chosen]
+    assert peaks == sorted(peaks, reverse=True)
 
 
 # -- refused ---------------------------------------------------------------------------------------

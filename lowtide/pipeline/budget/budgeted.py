@@ -18,11 +18,12 @@ import torch
 from lowtide.errors import BudgetError
 from lowtide.ir.core import Function
 from lowtide.memory import watching
+from lowtide.memory.ledger import HEAP_BYTES
 from lowtide.pipeline import plain
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.search import Plan, search
 from lowtide.pipeline.driver import Driver
-from lowtide.runtime import arena
+from lowtide.runtime import arena, heap
 
 _MOST_PLANS: Final = 256
 
@@ -74,6 +75,8 @@ class BudgetedDriver(Driver):
                 plan = search(self._plain, args, self.budget_bytes)
             if plan.driver.is_tight:
                 arena.keep_tight()
+            if not plan.driver.keeps_holes:
+                heap.unmap_at_once(HEAP_BYTES)
             return plan
         except BudgetError as refused:
             return refused
