@@ -40,8 +40,8 @@ class Followed(Walk):
             self._note(env.items())
         return found
 
-    def _plain(self, op: Op, env: Env) -> list[Any]:
-        results = super()._plain(op, env)
+    def _plain(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        results = super()._plain(op, env, alive)
         if self._depth == 1:
             self._note(zip(op.results, results, strict=True))
         return results

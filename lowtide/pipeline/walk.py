@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.errors import Loc
+from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
@@ -57,6 +58,9 @@ _STAND_INS: Final[dict[t.Type, Any]] = {t.BOOL: True, t.FLOAT: 1.0, t.NUMBER: 1.
 
 _ASKS: Final = "`{}` asks the data for a number, which is taken to be 1, or False"
 _DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
+_CALLS_PYTHON: Final = ("py.call", "py.call_method", "call_module")
+_NOT_COUNTED: Final = "what `{}` allocates is Python's, and not counted"
+_IS_PYTHON: Final = "`{}` is Python's, and is not called to see what it gives"
 
 
 class WalkEnds(Exception):
@@ -288,7 +292,7 @@ class Walk:
             why = reason or static_reason(op) or "takes the part of this iteration"
             step = TorchStep(op=op, reason=why)
             self.ledger.at(step.label, op.loc)
-            results = self._plain(op, env)
+            results = self._plain(op, env, plan.live_at[pos + 1])
             if self.records:
                 self.ledger.mark(_tensors(results))
             if not _is_unseen(op):
@@ -297,7 +301,7 @@ class Walk:
         _keep(env, plan.live_at[pos + 1])
         return pos + 1
 
-    def _plain(self, op: Op, env: Env) -> list[Any]:
+    def _plain(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         if op.name in ("print", "assert", "raise", "use"):
             return []
         if op.name in OBJECT_OPS:
@@ -307,11 +311,12 @@ class Walk:
         scratch = dict(env)
         for v in op.operands:
             if scratch[v] is UNKNOWN and _is_torch(op):
-                scratch[v] = _STAND_INS.get(v.type, UNKNOWN)
+                is_factor = v.type == t.INT and opdefs.has_kind(op.name, ("pointwise",))
+                scratch[v] = 1 if is_factor else _STAND_INS.get(v.type, UNKNOWN)
         if op.name == "torch.getitem":
             scratch.update((v, 0) for v in op.operands[1:] if _is_position(scratch[v]))
         runs = op.name not in OBJECT_OPS or op.name in PURE_OPS
-        why = _DATA_DECIDE
+        why = _IS_PYTHON if op.name in _CALLS_PYTHON else _DATA_DECIDE
         if runs and not _asks_the_run(op, scratch):
             for road in (contextlib.nullcontext(), self.ledger.answering()):
                 try:
@@ -326,9 +331,13 @@ class Walk:
                     self.notes.append(f"{op.loc}: {_ASKS.format(_name(op))}")
         known: list[Any] = []
         for result in op.results:
-            if t.may_be_tensor(result.type):
+            if t.may_be_tensor(result.type) and result in alive:
                 raise WalkEnds(f"{op.loc}: {why.format(_name(op))}; nothing after it is counted")
             known.append(UNKNOWN)
+        if op.name in _CALLS_PYTHON:
+            self.notes.append(
+                f"{op.loc}: what `{_name(op)}` allocates is Python's, and not counted"
+            )
         return known
 
     def _where(self, value: Any) -> Any:
@@ -497,7 +506,8 @@ def _unseen_by_modes(op: Op) -> contextlib.AbstractContextManager[object]:
 
 
 def _name(op: Op) -> str:
-    return str(op.attrs.get("target") or op.name).removeprefix("torch.")
+    named = op.attrs.get("target") or op.attrs.get("name") or op.name
+    return str(named).removeprefix("torch.")
 
 
 def _gives_tensors(op: Op) -> bool:

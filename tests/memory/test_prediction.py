@@ -262,3 +262,48 @@ def test_python_in_a_context_is_not_called_by_a_prediction() -> None:
     assert compiled.memory(x).peak_bytes >= 0
     assert not _seen_sizes
     torch.testing.assert_close(compiled(x), _in_a_context(x))
+
+
+@lt.ignore
+def _drawn(x: Tensor) -> None:
+    pass
+
+
+@lt.ignore
+def _factor(x: Tensor) -> int:
+    return 3
+
+
+@lt.ignore
+def _doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def _with_python(x: Tensor) -> Tensor:
+    _drawn(x)
+    y = torch.cumsum(x, 0)
+    return torch.cumsum(y * _factor(x), 0)
+
+
+def _given_by_python(x: Tensor) -> Tensor:
+    y = torch.cumsum(x, 0)
+    return torch.cumsum(_doubled(y), 0)
+
+
+def test_what_python_takes_is_said_not_to_be_counted() -> None:
+    x = torch.empty(1000, 200, device="meta")
+    plan = lt.script(_with_python).memory(x)
+    line = _with_python.__code__.co_firstlineno
+    for name, at in {"_drawn": line + 1, "_factor": line + 3}.items():
+        (note,) = (n for n in plan.notes if name in n)
+        assert f"test_prediction.py:{at}" in note
+        assert note.endswith("allocates is Python's, and not counted")
+    assert plan.peak_bytes >= 2 * 800_000
+
+
+def test_after_tensors_of_python_nothing_is_counted() -> None:
+    plan = lt.script(_given_by_python).memory(torch.empty(1000, 200, device="meta"))
+    (note,) = (n for n in plan.notes if "_doubled" in n)
+    assert f"test_prediction.py:{_given_by_python.__code__.co_firstlineno + 2}" in note
+    assert note.endswith("nothing after it is counted")
+    assert 800_000 <= plan.peak_bytes < 1_000_000
