@@ -40,6 +40,7 @@ _FOREVER = 1 << 62
 HEAP_BYTES = 1 << 16  # what is smaller lies among others, and its place stays resident
 _MAPPED_BYTES = 32 << 20  # what is larger is never in the C library's heap
 _HOLES = 0.5  # of what the heap holds at most: what lies free between, as measured
+_HOLES_AROUND_BYTES = 1 << 20  # besides, however little that is
 _TORCH = "PyTorch"
 _OBJECT_BYTES = 448  # of a tensor, besides its elements
 _NODE_BYTES = 384  # of an op in autograd's graph
@@ -139,8 +140,10 @@ class Ledger(TorchDispatchMode):
     @property
     def with_holes_bytes(self) -> int:
         """What may be resident at the peak where the C library keeps what was freed."""
-        held_bytes = self._most_elsewhere + int((1 + _HOLES) * self._most_in_heap)
-        return max(held_bytes, self.peak_bytes)
+        if not self._most_in_heap:
+            return self.peak_bytes
+        heap_bytes = int((1 + _HOLES) * self._most_in_heap) + _HOLES_AROUND_BYTES
+        return max(self._most_elsewhere + heap_bytes, self.peak_bytes)
 
     def spike(self, nbytes: int) -> None:
         """So many bytes are there for a moment, within an op."""
