@@ -96,11 +96,16 @@ def compare(
     each element is within `atol + rtol * |first|`; by default both follow from the dtype, see
     `lowtide.difference`. All calls get the same arguments: a function that changes them changes
     them for the next, and its row says so. Raises ValueError if `variants` is empty, LowtideError
-    if `args` is no sequence of arguments; what a variant raises is its row.
+    if it is no dict or `args` is no sequence of arguments; what a variant raises is its row.
     """
     if not isinstance(args, list | tuple):
         raise LowtideError(
             f"args is a {type(args).__name__}; write a tuple of arguments: "
+            'compare({"eager": f}, (x,))'
+        )
+    if not isinstance(variants, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LowtideError(
+            f"variants is a {type(variants).__name__}; write a dict of functions by name: "
             'compare({"eager": f}, (x,))'
         )
     if not variants:

@@ -119,3 +119,8 @@ def test_a_buffer_that_each_call_writes_to() -> None:
 def test_args_are_a_sequence() -> None:
     with pytest.raises(lt.LowtideError, match=r"write a tuple of arguments"):
         lt.compare({"eager": double}, X)  # type: ignore[arg-type]
+
+
+def test_variants_have_names() -> None:
+    with pytest.raises(lt.LowtideError, match=r"write a dict of functions by name"):
+        lt.compare(double, (X,))  # type: ignore[arg-type]
