@@ -149,7 +149,7 @@ def descent(x: Tensor) -> Tensor:
 
 
 def lengths(x: Tensor) -> Tensor:
-    """Rows end one by one, as padded sequences do; the step is compared, and a tensor is made of it."""
+    """Rows end one by one, as padded sequences do: steps are compared, and made tensors of."""
     ends = (x[:, 0, 0] * STEPS).long()
     h, outs = x[:, 0], []
     for t in range(STEPS):
