@@ -56,6 +56,7 @@ _STAND_INS: Final[dict[t.Type, Any]] = {t.BOOL: True, t.FLOAT: 1.0, t.NUMBER: 1.
 
 
 _ASKS: Final = "`{}` asks the data for a number, which is taken to be 1, or False"
+_IS_PYTHON: Final = "what Python makes in `{}` is not counted"
 _DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
 
 
@@ -329,6 +330,9 @@ class Walk:
             if t.may_be_tensor(result.type):
                 raise WalkEnds(f"{op.loc}: {why.format(_name(op))}; nothing after it is counted")
             known.append(UNKNOWN)
+        if op.name in ("py.call", "py.call_method") and known:
+            name = op.attrs.get("name") or _name(op)
+            self.notes.append(f"{op.loc}: {_IS_PYTHON.format(name)}")
         return known
 
     def _where(self, value: Any) -> Any:
