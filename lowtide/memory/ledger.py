@@ -423,7 +423,7 @@ def from_leaf(leaf: torch.Tensor) -> torch.Tensor:
     """What an op has made of it, of the same form: it may be changed in place, and its gradient is
     the leaf's. No memory is touched."""
     with torch.enable_grad():
-        return _FromLeaf.apply(leaf)  # pyright: ignore[reportReturnType]
+        return cast("torch.Tensor", _FromLeaf.apply(leaf))
 
 
 class _FromLeaf(torch.autograd.Function):
