@@ -6,9 +6,15 @@ In: a `Matmul`, the text of its kernel's launch. Out: lines that run the faster 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
+
+import torch
 
 from lowtide.texpr.index import Index
 from lowtide.tile.matmul import LEAST_POINTS, Matmul, Matrix
+
+# A region that needs no gradients may be given tensors that require them: `x.detach() @ y`.
+MATMUL: Final = torch.no_grad()(torch.matmul)
 
 
 def choice_lines(name: str, m: Matmul, launch: str) -> list[str]:

@@ -432,10 +432,28 @@ def _answer(func: Any, x: torch.Tensor) -> Any:
 
 
 def like(x: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
-    """A meta tensor of the same form."""
-    return torch.empty_strided(
+    """A meta tensor of the same form; no leaf if it requires grad and `x` is none."""
+    made = torch.empty_strided(
         x.shape, x.stride(), dtype=x.dtype, device=_META, requires_grad=requires_grad
     )
+    return made if x.is_leaf or not requires_grad else from_leaf(made)
+
+
+def from_leaf(leaf: torch.Tensor) -> torch.Tensor:
+    """What an op has made of it, of the same form: it may be changed in place, and its gradient is
+    the leaf's. No memory is touched."""
+    with torch.enable_grad():
+        return cast("torch.Tensor", _FromLeaf.apply(leaf))
+
+
+class _FromLeaf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> torch.Tensor:
+        return cotangents[0]
 
 
 def _lifted(func: Any, result: Any) -> Any:

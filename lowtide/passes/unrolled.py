@@ -35,6 +35,11 @@ _COUNTING: Final[dict[str, Sequence[int] | None]] = {
     "torch.sub": (0, 1),
     "torch.mul": (0, 1),
     "torch.div": (0, 1),
+    "torch.full": (1,),
+    "torch.full_like": (1,),
+    "torch.masked_fill": (2,),
+    "torch.where": (1, 2),
+    **{f"torch.{name}": (0, 1) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
     "py.add": (0, 1),
     "py.sub": (0, 1),
     "py.mul": (0, 1),
@@ -230,8 +235,8 @@ def _leading(holds: Iterator[bool]) -> int:
 
 
 def may_count(slot: Slot) -> bool:
-    """Whether the operand may be another number in each iteration: an index, or a factor, not what
-    decides about shapes."""
+    """Whether the operand may be another number in each iteration: an index, a factor, a
+    bound, not what decides about shapes."""
     if slot.value.type != t.INT:
         return False
     if slot.op.name in _COUNTING:

@@ -21,6 +21,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lowtide.memory import watching
+from lowtide.memory.ledger import from_leaf
 from lowtide.pipeline import plain
 from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.explain import Explanation, explain
@@ -137,7 +138,8 @@ def _untouched(x: Any) -> Any:
     if not isinstance(x, torch.Tensor) or not (x.is_meta or _is_fake(x)):
         return x
     made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
-    return made.requires_grad_(x.requires_grad)
+    made.requires_grad_(x.requires_grad)
+    return made if x.is_leaf else from_leaf(made)
 
 
 def _is_fake(x: torch.Tensor) -> bool:

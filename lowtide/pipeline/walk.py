@@ -324,8 +324,10 @@ class Walk:
                     with road, _unseen_by_modes(op):
                         run_op(op, scratch)
                     return [self._where(scratch[v]) for v in op.results]
-                except (RuntimeError, NotImplementedError, ValueError) as error:
-                    why = _of_the_data(error)  # the data decide; PyTorch has many words for it
+                except (RuntimeError, NotImplementedError, ValueError, AttributeError) as error:
+                    # The data decide, for which PyTorch has many words; or an object's attributes
+                    # are those that the walk remembers, and PyTorch's Python looks for its own.
+                    why = _of_the_data(error)
                     if not (self.ledger.was_asked and _gives_tensors(op)):
                         break
                     self.notes.append(f"{op.loc}: {_ASKS.format(_name(op))}")
@@ -335,9 +337,8 @@ class Walk:
                 raise WalkEnds(f"{op.loc}: {why.format(_name(op))}; nothing after it is counted")
             known.append(UNKNOWN)
         if op.name in _CALLS_PYTHON:
-            self.notes.append(
-                f"{op.loc}: what `{_name(op)}` allocates is Python's, and not counted"
-            )
+            name = op.attrs.get("name") or _name(op)
+            self.notes.append(f"{op.loc}: {_NOT_COUNTED.format(name)}")
         return known
 
     def _where(self, value: Any) -> Any:

@@ -81,6 +81,27 @@ def test_several_graphs(runs: list[Any]) -> None:
     torch.testing.assert_close(copy.deepcopy(compiled)(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+def test_what_a_graph_has_made_may_be_changed() -> None:
+    def changes(x: Tensor, y: Tensor) -> Tensor:
+        x += y
+        return x.relu_().sum(0)
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        h = x * y
+        torch._dynamo.graph_break()
+        return changes(h, y)
+
+    x, y = torch.rand(400, 500, requires_grad=True), torch.rand(400, 500)
+    scripted = lt.script(changes)
+    compiled: Any = lt.compile(f)
+    of_leaf = scripted.memory(x, y)
+    assert any("a leaf Variable" in note for note in of_leaf.notes)
+    plan = scripted.memory(x * 2, y)
+    assert plan.peak_bytes >= 2 * x.nbytes
+    assert not any("nothing after it is counted" in note for note in plan.notes)
+    assert compiled.memory(x, y).peak_bytes >= plan.peak_bytes
+
+
 def test_what_pytorch_runs_is_not_counted() -> None:
     def f(x: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -148,6 +148,17 @@ def descent(x: Tensor) -> Tensor:
     return y
 
 
+def lengths(x: Tensor) -> Tensor:
+    """Rows end one by one, as padded sequences do: steps are compared, and made tensors of."""
+    ends = (x[:, 0, 0] * STEPS).long()
+    h, outs = x[:, 0], []
+    for t in range(STEPS):
+        new = torch.tanh(h * 1.5 - x[:, t]) + torch.full((x.shape[0], 1), t) * 0.1
+        h = torch.where((t < ends)[:, None], new, h)
+        outs.append(h.masked_fill((ends == t)[:, None], t))
+    return torch.stack(outs)
+
+
 Case = tuple[str, Callable[..., Any], int]
 # name, function or module of x: [B, STEPS, 3], the loops that are left, nested ones too
 CASES: Sequence[Case] = (
@@ -162,4 +173,5 @@ CASES: Sequence[Case] = (
     ("image", image, 2),
     ("two_back", two_back, 1),
     ("descent", descent, 1),
+    ("lengths", lengths, 1),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 
 import lowtide as lt
 
@@ -154,6 +155,34 @@ def test_functions_numbers_and_arrays_of_numpy() -> None:
     x, compiled = torch.rand(2, 3, 2), lt.script(fn)
     for count in (np.int64(2), np.int64(4)):
         torch.testing.assert_close(compiled(x, count), fn(x, count))
+
+
+class Policy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(5, 4), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        logits = torch.relu(self.layer(x))
+        d = torch.distributions.Categorical(logits=logits)
+        around = distributions.Normal(logits, self.scale.exp())
+        far = distributions.kl_divergence(around, distributions.Normal(0.0, 1.0)).sum(-1) * 2
+        action = d.sample()
+        return d.log_prob(action), d.entropy().mean() * 3, around.rsample().tanh(), far, action
+
+
+def test_distributions_are_pythons() -> None:
+    plain, x = Policy(), torch.rand(6, 5)
+    scripted: Any = lt.script(copy.deepcopy(plain))
+    found: list[list[Tensor]] = []
+    for policy in (plain, scripted):
+        torch.manual_seed(3)
+        results = policy(x)
+        weighed = [r.sum() * k for k, r in enumerate(results[:-1], 1)]
+        gradients = torch.autograd.grad(torch.stack(weighed).sum(), list(policy.parameters()))
+        found.append([*results, *gradients, torch.get_rng_state()])
+    torch.testing.assert_close(found[1], found[0])
+    assert scripted.memory(x).notes
 
 
 def test_what_is_installed() -> None:

@@ -200,13 +200,13 @@ def bad_unpack(x):
 
 
 @error("""
-    max() of tensors
-        return max(x, x)
+    max() of one tensor, row by row
+        return max(x)
                ^
-    write instead: torch.maximum(a, b) or x.max()
+    write instead: x.max()
 """)
 def python_max(x):
-    return max(x, x)
+    return max(x)
 
 
 class Outer:

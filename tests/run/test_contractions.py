@@ -84,3 +84,14 @@ def test_a_product_that_is_only_reduced(k: int) -> None:
         lt.script(products_and_sums)(a, b), products_and_sums(a.double(), b.double()), strict=True
     ):
         torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-3)
+
+
+def of_detached(a: Tensor, b: Tensor) -> Tensor:
+    return a.detach() @ b
+
+
+def test_no_gradient_of_what_requires_one() -> None:
+    a, b = torch.randn(70, 200, requires_grad=True), torch.randn(200, 90)
+    got = lt.script(of_detached)(a, b)
+    assert not got.requires_grad
+    torch.testing.assert_close(got, of_detached(a, b), rtol=1e-4, atol=1e-4)

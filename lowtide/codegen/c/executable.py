@@ -12,6 +12,7 @@ from lowtide.codegen.c.driver import driver_text, small_shape
 from lowtide.codegen.c.kernel import KernelText, kernel_text
 from lowtide.codegen.c.module import module_text, without_names
 from lowtide.codegen.c.steps import host_launches
+from lowtide.codegen.choices import MATMUL
 from lowtide.codegen.executable import Executable, Fusion
 from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.runtime import arena, cache, launch, toolchain
@@ -117,7 +118,7 @@ class HostExecutable(Executable):
             "threads_now": torch.get_num_threads,
             "pool": launch.parallel_for_address(),
             "torch": torch,
-            "matmul": torch.matmul,
+            "matmul": MATMUL,
             "empty_like": torch.empty_like,
         }
         for name, d in self.shaped.items():

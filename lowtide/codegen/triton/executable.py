@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide.codegen.choices import MATMUL
 from lowtide.codegen.executable import Executable, Fusion
 from lowtide.codegen.indexing import size_names
 from lowtide.codegen.stepwise import Room, StepRun
@@ -169,6 +170,6 @@ class BlockExecutable(Executable):
     def scope(self) -> dict[str, Any]:
         """See the base class."""
         scope: dict[str, Any] = {"empty": torch.empty, "torch": torch, "power": blocks.power}
-        scope |= {"matmul": torch.matmul}
+        scope |= {"matmul": MATMUL}
         scope |= {f"choice_{name}": choice for name, choice in self.choices.items()}
         return scope | {f"launch_{name}": kernel for name, kernel in self.bound().items()}

@@ -130,6 +130,8 @@ def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
 
 
 def _sequence(c: Context, node: ast.AST, obj: Sequence[object]) -> Node:
+    if isinstance(obj, tuple) and obj and all(isinstance(e, type) for e in obj):
+        return PythonObject(obj)
     values = [c.as_value(python_object(c, node, e, ""), node) for e in obj]
     if isinstance(obj, tuple) and not isinstance(obj, torch.Size):
         return c.builder.tuple_make(values)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import collections
 from collections.abc import Callable, Mapping
+from functools import reduce
 
 import torch
 
@@ -252,12 +253,13 @@ def _extremum(op_name: str) -> Builtin:
         values = [plain(c, a, call.node) for a in _read_alone(c, call)]
         if "key" in call.keywords:
             return _extremum_by(c, call, values, op_name)
-        if any(v.type == t.TENSOR for v in values):
-            raise c.error(
-                call.node,
-                f"{op_name[3:]}() of tensors",
-                f"torch.{op_name[3:]}imum(a, b) or x.{op_name[3:]}()",
-            )
+        if len(values) == 1 and values[0].type == t.TENSOR:
+            name = op_name[3:]
+            raise c.error(call.node, f"{name}() of one tensor, row by row", f"x.{name}()")
+        items = values if len(values) > 1 else known_elements(c, values[0])
+        if items and any(t.may_be_tensor(v.type) for v in items):
+            compared = "gt" if op_name == "py.max" else "lt"
+            return reduce(lambda a, b: _better(c, call.node, compared, a, b), items)
         if "default" in call.keywords:
             default = c.as_value(call.keywords["default"], call.node)
             some = c.py(call.node, "py.gt", c.py(call.node, "py.len", values[0]), c.const(0))
@@ -266,6 +268,12 @@ def _extremum(op_name: str) -> Builtin:
         return c.py(call.node, op_name, *values)
 
     return compile_extremum
+
+
+def _better(c: Context, node: ast.AST, compared: str, best: Value, other: Value) -> Value:
+    """`other if other > best else best`, which is how Python's own goes through tensors."""
+    found = truth(c, node, binary(c, node, compared, f"py.{compared}", other, best))
+    return choose(c, node, found, lambda: other, lambda: best)
 
 
 def _extremum_by(c: Context, call: Call, values: list[Value], op_name: str) -> Node:

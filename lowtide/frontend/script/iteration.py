@@ -80,6 +80,8 @@ def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
             return _over_nodes(c, ELEMENTS_OF[type(found)](c, node, found))
         case PythonObject(obj) if isinstance(obj, enum.EnumMeta):
             return _over_enum(c, obj, node)
+        case PythonObject(obj) if isinstance(obj, tuple):
+            return _over_nodes(c, [PythonObject(x) for x in cast("tuple[object, ...]", obj)])
         case _:
             raise c.error(node, f"{describe(found)} cannot be run over", "range, list, tuple, zip")
 

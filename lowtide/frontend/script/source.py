@@ -104,11 +104,13 @@ def is_stdlib(fn: FunctionType | MethodType) -> bool:
 
 
 def is_installed(obj: object) -> bool:
-    """Whether it comes from an installed package other than PyTorch and this one."""
+    """Whether it comes from an installed package other than this one and PyTorch, of which
+    distributions count: they are Python throughout, and check themselves with `try`."""
     module = str(getattr(obj, "__module__", None))
     root = module.partition(".")[0]
     files = [getattr(sys.modules.get(name), "__file__", None) for name in (module, root)]
-    return root not in _KNOWN and any(map(is_installed_file, files))
+    is_known = root in _KNOWN and not module.startswith("torch.distributions")
+    return not is_known and any(map(is_installed_file, files))
 
 
 def is_installed_file(file: str | None) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.language import jit
-from tests.language.support import module_program, program
+from tests.language.support import call, module_program, program
 
 SCALE: Final[float] = 2.5
 LIMIT: Final = 3
@@ -475,3 +475,15 @@ def field_of_none(x: Tensor, helds: List[Optional[Held]], k: int) -> Tensor:
 )  # fmt: skip
 def field_of_an_item_that_is_none(x: Tensor, helds: Dict[str, Optional[Held]]) -> Tensor:
     return (x + 1) * helds["a"].count
+
+
+_NUMBERS = (int, float)
+
+
+@program(calls=lambda: [call(2.5, [1]), call(3, [])], torchscript=False)
+def classes_of_the_file(x: Union[int, float], xs: List[int]):
+    names: List[str] = []
+    for cls in _NUMBERS:
+        if isinstance(x, cls):
+            names.append("is")
+    return isinstance(x, _NUMBERS), isinstance(xs, _NUMBERS), len(_NUMBERS), names

@@ -1,6 +1,6 @@
 """Tensors: creation, properties, in-place operations, views, sizes, promotion, random numbers."""
 
-from typing import List, Optional, Tuple
+from typing import List, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -499,3 +499,21 @@ def gradient_and_parts_set(x: torch.Tensor):
 def data_that_is_no_tensor(x: torch.Tensor):
     x.data = 3
     return x
+
+
+@program(
+    args=lambda: (torch.arange(4.0, requires_grad=True), torch.tensor(float("nan"))),
+    torchscript=False,
+    grad=True,
+)
+def extremes_of_tensors(x: torch.Tensor, nan: torch.Tensor):
+    most: Union[float, torch.Tensor] = 0.0
+    for i in range(4):
+        most = max(most, x[i] * 1.5)
+    a, b = x.sum(), x.mean()
+    return most, max(a, b, 2.0) * min(b, 7), max(nan, a), max(a, nan), max([b, a]), min((a, b))
+
+
+@program(args=lambda: (torch.arange(4.0),), raises=RuntimeError, torchscript=False)
+def extreme_of_long_tensors(x: torch.Tensor):
+    return max(x, x * 2)
