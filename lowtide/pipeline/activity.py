@@ -109,7 +109,7 @@ class Activity:
         for d in list(self.builder.program.defs.values())[first:]:
             self.diff.add(d)
             if self.diff.scatters_terms(d):  # of what is there, only what is read is scattered
-                raise Full("reads at places that the data name what the same region sums up")
+                raise Full("reads at places that the data name what the same region has made")
         return found
 
     def assume(self, value: Val) -> None:

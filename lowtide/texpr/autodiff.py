@@ -99,12 +99,14 @@ class Differentiation:
 
     def scatters_terms(self, d: Def) -> bool:
         """Would more than what a definition reads at places that the data name be scattered: the
-        terms of sums that these values were, `x[i, k] * w[j, k]` for `(x @ w.T)[n]`?"""
+        terms of sums that these values were, `x[i, k] * w[j, k]` for `(x @ w.T)[n]`; or as much for
+        each of several values that they were made of, `cat([x, y])[perm]`?"""
         return any(
-            self._are_terms(part, source)
+            (not self._reads_few(part, source) and self._are_terms(part, source))
+            or (self._reads_all(part, source) and self._is_made_of_several(source))
             for name in (p.name for p in isolated(d))
             for source, part in self._handed_on(name)
-            if part.is_sparse and source in self.defs and not self._reads_few(part, source)
+            if part.is_sparse and source in self.defs
         )
 
     def _handed_on(self, name: str) -> list[tuple[str, Contribution]]:
@@ -118,6 +120,15 @@ class Differentiation:
         """Are these certainly no more points than there are values?"""
         points = product(a.extent for a in part.scope)
         return nonnegative(product(self.shape(source)) - points)
+
+    def _reads_all(self, part: Contribution, source: str) -> bool:
+        """Are these certainly as many points as there are values?"""
+        points = product(a.extent for a in part.scope)
+        return nonnegative(points - product(self.shape(source)))
+
+    def _is_made_of_several(self, name: str) -> bool:
+        handed = self._handed_on(name)
+        return len(handed) > 1 or any(self._is_made_of_several(source) for source, _ in handed)
 
     def _are_terms(self, part: Contribution, name: str) -> bool:
         if part.is_to_be_summed:
