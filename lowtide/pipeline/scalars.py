@@ -455,7 +455,7 @@ def _derived(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> 
     if any(tensors_in(x) for x in operands):
         raise Unsupported("it needs the values of a tensor")
     if any(varying.has_axis(x) for x in operands):
-        found = varying.by_kernels(op, operands)
+        found = varying.by_kernels(op, operands, host.decide)
         if found is not None:
             return found
     origin = Origin(definition.run, tuple(operands), op.name)

@@ -472,7 +472,7 @@ class _Specialiser:
         """Keeps in mind how views were made, and what may share memory without being a view."""
         for x in tensors_in(result):
             if x.base is not None:
-                self.views[x] = inplace.Made(record, tuple(operands), x.base, x.base.value)
+                self.views[x] = inplace.Made(record, tuple(operands), x.base, x.base.value, x.value)
                 if record.name not in inplace.ALIASING:
                     self.blocked.add(inplace.root_of(x))
                 continue

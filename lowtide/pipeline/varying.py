@@ -9,7 +9,7 @@ In: abstract values in which the axis of such a loop is free. Out: expressions t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from lowtide.ir import dtypes
@@ -17,7 +17,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Op
 from lowtide.pipeline.abstract import Abs
 from lowtide.texpr import expr as ex
-from lowtide.texpr.build import COMPARISONS, varies
+from lowtide.texpr.build import COMPARISONS, Unsupported, varies
 from lowtide.texpr.conditions import joined, sides
 from lowtide.texpr.expr import Apply, Expr
 from lowtide.texpr.index import Index, as_index, nonnegative
@@ -143,15 +143,25 @@ _FLOATS: Final = {
 }  # fmt: skip
 
 
-def by_kernels(op: Op, operands: Sequence[Abs]) -> Abs | None:
+def by_kernels(
+    op: Op, operands: Sequence[Abs], decide: Callable[[Index], bool | None]
+) -> Abs | None:
     """A float that the index of a loop is in: Python computes it in double precision, and so do
-    the kernels."""
+    the kernels. `decide`: is an index >= 0?"""
     fn = _FLOATS.get(op.name)
     if fn is None or op.result.type != t.FLOAT:
         return None
+    if fn == "div" and not _is_not_zero(operands[1], decide):
+        raise Unsupported("may divide by zero in some iteration")
     args = [_as_double(x) for x in operands]
     known = [x for x in args if x is not None]
     return Abs(ex.apply(fn, known, dtypes.f64)) if len(known) == len(args) else None
+
+
+def _is_not_zero(x: Abs, decide: Callable[[Index], bool | None]) -> bool:
+    if isinstance(x.value, Index):
+        return bool(decide(x.value - 1) or decide(-x.value - 1))
+    return isinstance(x.value, int | float) and x.value != 0
 
 
 def _float(x: Abs) -> Expr | None:

@@ -205,6 +205,8 @@ def _dims(e: Select) -> list[_Window | Axis] | None:
 
 def _window(a: Clamp) -> _Window | None:
     """The range of a sum of axes, each with a number as its step."""
+    if any(isinstance(x, Axis | Gather) for x in deep_atoms(a.extent)):
+        return None
     low = high = a.num
     steps: dict[Axis, int] = {}
     for atom in a.num.atoms():

@@ -356,6 +356,134 @@ def logs_or_roots(x: torch.Tensor):
     return out
 
 
+def view_first_seen_within(x: torch.Tensor):
+    out = torch.zeros(x.shape[0], 2)
+    for i in range(x.shape[0]):
+        y = x[i] * 2
+        v = y[0:2]
+        y += 1
+        s = x[i, 1]
+        if x[i, 0] > 0:
+            s = s + v.sum()
+        out[i] = v + s
+    return out
+
+
+def view_of_what_changed(x: torch.Tensor):
+    y = x * 2
+    v = y[0]
+    y += 1
+    s = torch.zeros(2)
+    for i in range(x.shape[0]):
+        s = s + v * x[i]
+    return s
+
+
+def made_before(x: torch.Tensor):
+    n = x.shape[0]
+    e = torch.zeros(())
+    for i in range(n):
+        for j in range(n):
+            d = (x[i] - x[j]).pow(2).sum().sqrt()
+            if i != j:
+                e = e + 1.0 / d
+    return e
+
+
+def made_before_data(x: torch.Tensor):
+    n = x.shape[0]
+    e = torch.zeros(())
+    for i in range(n):
+        for j in range(n):
+            d = (x[i] - x[j]).pow(2).sum().sqrt()
+            if d > 0:
+                e = e + 1.0 / d
+    return e
+
+
+def made_before_continue(x: torch.Tensor):
+    e = torch.zeros(())
+    for i in range(x.shape[0]):
+        d = ((x[i, 0] - x[0, 0]) ** 2).sqrt()
+        if i == 0:
+            continue
+        e = e + d
+    return e
+
+
+def overwritten(x: torch.Tensor):
+    out = torch.zeros(x.shape[0])
+    for i in range(x.shape[0]):
+        d = (x[i, 0] - x[0, 0]).abs().sqrt() * 1.0
+        if i == 0:
+            d = x[i, 1]
+        out[i] = d
+    return out
+
+
+def infinite_rows(x: torch.Tensor):
+    s = torch.zeros(())
+    z = torch.cat([x, torch.full((1, 2), float("inf"))])
+    for i in range(z.shape[0]):
+        y = (z[i] * x[0]).sum()
+        if z[i, 0] < 1e30:
+            s = s + y
+    return s
+
+
+def roots_of_negatives(x: torch.Tensor):
+    s = torch.zeros(())
+    for i in range(x.shape[0]):
+        v = x[i, 0].sqrt()
+        if not v > 0.5:
+            s = s - x[i, 1]
+        else:
+            s = s + v
+    return s
+
+
+def added_rests(x: torch.Tensor):
+    n = x.shape[0]
+    out = torch.zeros(n)
+    for i in range(n):
+        out[i:] += x[: n - i, 0]
+    return out
+
+
+def finite_losses(x: torch.Tensor):
+    s = torch.zeros(())
+    for i in range(x.shape[0]):
+        loss = torch.log(x[i]).sum()
+        if torch.isfinite(loss):
+            s = s + loss
+    return s
+
+
+def four_ways(x: torch.Tensor):
+    s = torch.zeros(())
+    for i in range(x.shape[0]):
+        a = x[i, 0].sqrt()
+        b = torch.log(x[i, 1])
+        if x[i, 0] > 0 and x[i, 1] > 0:
+            s = s + a * b
+        elif x[i, 0] > 0:
+            s = s + a
+        elif x[i, 1] > 0:
+            s = s - b
+        else:
+            s = s + x[i].sum()
+    return s
+
+
+def state_of_roots(x: torch.Tensor):
+    h = torch.ones(2)
+    for t in range(x.shape[0]):
+        u = x[t].sqrt() + h
+        if x[t].min() > 0:
+            h = torch.tanh(u)
+    return h
+
+
 BY_NUMBER = [
     gram_triangle,
     symmetric_distances,
@@ -386,3 +514,18 @@ BY_NUMBER = [
     halves,
 ]
 BY_DATA = [positive_rows, count_near, running_max, reset, clipped_norms, logs_or_roots]
+# Values that are made before a branch, and needed within.
+BEFORE = [
+    view_first_seen_within,
+    view_of_what_changed,
+    made_before,
+    made_before_data,
+    made_before_continue,
+    overwritten,
+    infinite_rows,
+    roots_of_negatives,
+    added_rests,
+    finite_losses,
+    four_ways,
+    state_of_roots,
+]

@@ -76,7 +76,9 @@ def runs(kind: str, numbers: list[int]) -> Iterator[Run]:
     if kind == "empties":
         return of_empties()
     if kind == "branches":
-        return of_rows([*branching.BY_NUMBER, *branching.BY_DATA, *growing_slices.PROGRAMS])
+        return of_rows(
+            [*branching.BY_NUMBER, *branching.BY_DATA, *branching.BEFORE, *growing_slices.PROGRAMS]
+        )
     return of_rows({"lifted": test_lifted, "kept": test_not_lifted}[kind].PROGRAMS)
 
 

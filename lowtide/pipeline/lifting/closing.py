@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from lowtide.ir import dtypes
 from lowtide.pipeline.lifting import updates
 from lowtide.pipeline.lifting.match import Carried, NotLifted
+from lowtide.pipeline.lifting.needs import read_where_needed
 from lowtide.pipeline.lifting.squared import squared
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
@@ -99,6 +100,8 @@ def closed(
     `inner`: the delays of loops inside; `shapes`: of what the loop carries, in an iteration."""
     body = Body(b, axis, carries, delayed)
     defs = b.program.defs
+    if b.records:
+        read_where_needed(b, first_def)
     body.in_steps = _in_steps(b, list(defs)[first_def:], inner)
     body.lifted |= body.in_steps
     if any(axis in deep_atoms(n) for y in inner for n in b.program.delays[y].shape):

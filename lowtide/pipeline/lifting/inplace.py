@@ -54,6 +54,7 @@ class Made:
     operands: tuple[Abs, ...]
     base: Abs
     base_value: object
+    value: object
 
 
 class Host(Protocol):
@@ -96,11 +97,11 @@ def refresh(host: Host, x: Abs) -> None:
     if made is None:
         return
     refresh(host, made.base)
-    if made.base.value is made.base_value:
+    if made.base.value is made.base_value and x.value is made.value:
         return
     found = made.record.lower(host.b, *[raw(o) for o in made.operands])
     host.change(x, found if x.item is None else found[x.item])
-    host.views[x] = Made(made.record, made.operands, made.base, made.base.value)
+    host.views[x] = Made(made.record, made.operands, made.base, made.base.value, x.value)
 
 
 def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
