@@ -2,6 +2,7 @@
 
     python -m benchmarks.training [name ...]    prints, writes benchmarks/results/…-training.json
     python -m benchmarks.training --compile     with torch.compile: minutes for the layers
+    python -m benchmarks.training --device cuda     on the current GPU
 
 In: handwritten layers with loops, and pair programs, each with gradients of all its inputs. Out:
 median milliseconds of one forward and backward pass, first calls in seconds, resident peaks in
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Conv2d(nn.Module):
         windows = torch.nn.functional.unfold(x, (self.kernel, self.kernel))
         windows = windows.transpose(1, 2).contiguous()
         windows = windows.view((-1, x.shape[1], self.kernel * self.kernel)).transpose(0, 1)
-        result = torch.zeros(x.shape[0] * self.out_channels, width, height)
+        result = torch.zeros(x.shape[0] * self.out_channels, width, height, device=x.device)
         for channel in range(x.shape[1]):
             for k in range(self.out_channels):
                 one = torch.matmul(windows[channel], self.weights[k][channel])
@@ -90,6 +91,30 @@ class GRU(nn.Module):
             h = (1 - z) * torch.tanh(n0 + r * n1) + z * h
             outputs.append(h)
         return torch.stack(outputs)
+
+
+def energy(x: Tensor) -> Tensor:
+    """Each pair of points once, as physicists write it."""
+    total = torch.zeros((), device=x.device)
+    for i in range(x.shape[0]):
+        for j in range(i + 1, x.shape[0]):
+            total = total + 1 / (x[i] - x[j]).pow(2).sum().sqrt()
+    return total
+
+
+class Energy(nn.Module):
+    """The same, of PyTorch's own distances."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (1 / torch.pdist(x)).sum()
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention to what came before, one query after another."""
+    out = torch.zeros_like(q)
+    for t in range(q.shape[0]):
+        out[t] = torch.softmax(k[: t + 1] @ q[t], 0) @ v[: t + 1]
+    return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +165,26 @@ def cases() -> dict[str, Case]:
             inputs=(randn(4096, 512), weight),
             rest=(torch.randint(0, 4000, (4096,)),),
         ),
+        "pairs by loops": Case(make=lambda: energy, inputs=(randn(200, 3),), library=Energy),
+        "causal by a loop": Case(make=lambda: causal, inputs=tuple(randn(3, 256, 64) * 0.3)),
     }
+
+
+def _on(case: Case, device: str) -> Case:
+    def moved(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(x.to(device) for x in tensors)
+
+    def make(maker: Callable[[], Any]) -> Any:
+        made = maker()
+        return made.to(device) if isinstance(made, nn.Module) else made
+
+    library = case.library
+    return Case(
+        make=lambda: make(case.make),
+        inputs=moved(case.inputs),
+        rest=moved(case.rest),
+        library=None if library is None else lambda: make(library),
+    )
 
 
 def _step(function: Any, case: Case) -> Callable[[], None]:
@@ -193,7 +237,8 @@ def measure(case: Case, repeats: int, compiles: bool) -> dict[str, dict[str, flo
         found[name] = {"first_s": round(time.perf_counter() - start, 2)}
         step()
     for name, step in steps.items():
-        peak, _ = measure_peak(step, release=release_caches)
+        where = case.inputs[0].device
+        peak, _ = measure_peak(step, release=release_caches, device=where)
         found[name]["peak_mb"] = round(peak.peak_bytes / 2**20, 1)
     timings = time_alternating(steps, repeats=repeats, seconds=20)
     for name, timing in timings.items():
@@ -207,15 +252,16 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where (cpu)")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    machine = this_machine()
+    machine = this_machine(options.device)
     print(machine)
     rows: dict[str, dict[str, dict[str, float]]] = {}
     for name, case in cases().items():
         if options.names and name not in options.names:
             continue
-        rows[name] = measure(case, options.repeats, options.compile)
+        rows[name] = measure(_on(case, options.device), options.repeats, options.compile)
         ours = rows[name]["lowtide"]["ms"]
         for way, row in rows[name].items():
             speed = f"{row['ms']:9.2f} ms  {row['ms'] / ours:6.2f}x"
