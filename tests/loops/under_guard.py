@@ -10,7 +10,7 @@ from __future__ import annotations
 import faulthandler
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,10 +46,13 @@ def of_windows(first: int, count: int) -> Iterator[Run]:
                 yield fn, [x, w, k, s, d, p]
 
 
-def of_rows(programs: list[Callable[..., Any]]) -> Iterator[Run]:
+def of_rows(
+    programs: list[Callable[..., Any]],
+    sizes: Sequence[tuple[int, int]] = ((33, 5), (50, 40), (2, 17)),
+) -> Iterator[Run]:
     """Programs of one matrix."""
     for fn in programs:
-        for n, m in ((33, 5), (50, 40), (2, 17)):
+        for n, m in sizes:
             yield fn, [torch.rand(n, m)]
 
 
@@ -76,9 +79,8 @@ def runs(kind: str, numbers: list[int]) -> Iterator[Run]:
     if kind == "empties":
         return of_empties()
     if kind == "branches":
-        return of_rows(
-            [*branching.BY_NUMBER, *branching.BY_DATA, *branching.BEFORE, *growing_slices.PROGRAMS]
-        )
+        programs = [*branching.BY_NUMBER, *branching.BY_DATA, *growing_slices.PROGRAMS]
+        return of_rows(programs, [(37, 2)])
     return of_rows({"lifted": test_lifted, "kept": test_not_lifted}[kind].PROGRAMS)
 
 
