@@ -146,15 +146,18 @@ def concrete(x: Abs) -> Any:
     return x.value
 
 
-def raw(x: Abs) -> Any:
-    """What a lowering is handed; raises Unsupported for a number that only the call knows."""
+def raw(x: Abs, computes: bool = False) -> Any:
+    """What a lowering is handed; raises Unsupported for a number that only the call knows.
+    `computes`: it takes ints to compute with them, not as a place or a size."""
     if x.value is OPAQUE or isinstance(x.value, Map | Ragged | Pending):
         raise Unsupported("a value that is known only at run time")
     if isinstance(x.value, Seq):
         elems = [raw(e) for e in x.value.elems]
         return elems if x.value.kind is list else tuple(elems)
-    if isinstance(x.value, Expr) and x.value.dtype is dtypes.boolean:
-        raise Unsupported("a truth that is another one in each iteration")
+    if isinstance(x.value, Expr):
+        dtype = x.value.dtype
+        if dtype is dtypes.boolean or not (computes or dtype.is_float):
+            raise Unsupported("a number or truth that is another one in each iteration")
     return x.value
 
 

@@ -437,7 +437,7 @@ class _Specialiser:
         self.b.loc, self.b.op = op.loc, record.name
         if any(is_too_large(x) for x in operands):
             raise Unsupported("raises OverflowError")
-        args = [raw(x) for x in (*leading, *operands)]
+        args = [raw(x, record.kind == "pointwise") for x in (*leading, *operands)]
         mark = self.mark()
         self.activity.before(record.name, (*leading, *operands))
         self.b.masks = kind if self.activity.records else None
