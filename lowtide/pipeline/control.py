@@ -24,6 +24,7 @@ from lowtide.texpr.build import NeedConst, Val, symbols
 from lowtide.texpr.index import Index
 
 UNROLL_OPS: Final = 2000
+NOT_LIFTED: Final = "is not lifted: "
 
 
 def branched(run: Any, op: Op, condition: Abs, env: dict[Value, Abs]) -> list[Abs]:
@@ -94,7 +95,7 @@ def _lifted(
         with run.activity.loop():
             return peel.lifted(run, op, steps, carried, env, scans)
     except NotLifted as why:
-        return f"is not lifted: {why}"
+        return NOT_LIFTED + str(why).removeprefix(NOT_LIFTED)  # of a loop within it
 
 
 def _unrolled(
