@@ -80,6 +80,7 @@ class Builder:
         self.mask: Expr | None = None  # where that is
         self.masks: str | None = None  # the kind of the op in it that reads what carries gradients
         self.unmasked = set[str]()  # made in it, of what was masked
+        self.branched = False  # was any followed?
         self._serial = 0
 
     # -- values --

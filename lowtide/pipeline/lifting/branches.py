@@ -84,6 +84,7 @@ def within(b: Builder, cond: Expr, known: Sequence[Index]) -> Generator[None]:
     assumed, mask, unmasked = b.assumed, b.mask, b.unmasked
     parts = parts_of(cond) if mask is None else [*parts_of(mask), *parts_of(cond)]
     b.assumed, b.mask, b.unmasked = [*assumed, *known], joined(parts), set()
+    b.branched = True
     try:
         yield
     finally:

@@ -100,7 +100,7 @@ def closed(
     `inner`: the delays of loops inside; `shapes`: of what the loop carries, in an iteration."""
     body = Body(b, axis, carries, delayed)
     defs = b.program.defs
-    if b.records:
+    if b.records and b.branched:
         read_where_needed(b, first_def)
     body.in_steps = _in_steps(b, list(defs)[first_def:], inner)
     body.lifted |= body.in_steps
