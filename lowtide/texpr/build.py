@@ -81,6 +81,7 @@ class Builder:
         self.masks: str | None = None  # the kind of the op in it that reads what carries gradients
         self.unmasked = set[str]()  # made in it, of what was masked
         self.branched = False  # was any followed?
+        self.loops: list[int] = []  # the first definitions of the bodies that are followed
         self._serial = 0
 
     # -- values --
@@ -119,6 +120,8 @@ class Builder:
         at = [as_index(i) for i in idx]
         if self.mask is None:
             return ex.load(val.name, at, val.dtype)
+        if any(_is_curved(i) for i in at):
+            raise Unsupported("reads at a product of numbers of steps")
         # kernels read there wherever the branch is not taken, too
         held = [clamp(i, size) for i, size in zip(at, val.shape, strict=True)]
         found = ex.load(val.name, held, val.dtype)
@@ -252,6 +255,11 @@ class Builder:
 
     def error(self, message: str) -> ShapeError:
         return ShapeError(message)
+
+
+def _is_curved(index: Index) -> bool:
+    """Is there a product of axes in it?"""
+    return any(sum(isinstance(a, Axis) for a in product) > 1 for product, _ in index.terms)
 
 
 def plain(sizes: Sequence[Index | int]) -> tuple[Index | int, ...]:

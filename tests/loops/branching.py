@@ -484,6 +484,70 @@ def state_of_roots(x: torch.Tensor):
     return h
 
 
+def detached_within(x: torch.Tensor):
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        h = x[i].sin()
+        if x[i, 0] > 0.5:
+            h = h.detach()
+        out[i] = h * x[i]
+    return out
+
+
+def truncated(x: torch.Tensor):
+    h = torch.zeros(2)
+    for t in range(x.shape[0]):
+        if x[t, 0] > 0.5:
+            h = h.detach()
+        h = torch.tanh(h + x[t])
+    return h
+
+
+def outer_root(x: torch.Tensor):
+    n = x.shape[0]
+    e = torch.zeros(())
+    for i in range(n):
+        a = torch.sqrt((x[i] - x[0]).pow(2).sum())
+        for j in range(i):
+            e = e + a * x[j, 0]
+    return e
+
+
+def outer_smooth(x: torch.Tensor):
+    n = x.shape[0]
+    e = torch.zeros(())
+    for i in range(n):
+        a = torch.tanh((x[i] - x[0]).sum())
+        for j in range(i):
+            e = e + a * x[j, 0]
+    return e
+
+
+def detached_items(x: torch.Tensor):
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i].sin().detach()
+    return out + x
+
+
+def detached_some(x: torch.Tensor):
+    out = x * 1
+    for i in range(x.shape[0]):
+        out[i] = x[i] * 3
+        if x[i, 0] > 0:
+            out[i] = x[i].detach()
+    return out
+
+
+def squares(x: torch.Tensor):
+    n = x.shape[0]
+    s = torch.zeros(())
+    for i in range(n):
+        if i * i < n:
+            s = s + x[i * i, 0]
+    return s
+
+
 BY_NUMBER = [
     gram_triangle,
     symmetric_distances,
@@ -528,4 +592,9 @@ BEFORE = [
     finite_losses,
     four_ways,
     state_of_roots,
+    detached_within,
+    truncated,
+    outer_smooth,
+    detached_items,
+    detached_some,
 ]

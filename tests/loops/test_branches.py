@@ -10,7 +10,15 @@ import torch
 
 import lowtide as lt
 from lowtide.pipeline import faults
-from tests.loops.branching import BEFORE, BY_DATA, BY_NUMBER, repulsion, tetrahedron
+from tests.loops.branching import (
+    BEFORE,
+    BY_DATA,
+    BY_NUMBER,
+    outer_root,
+    repulsion,
+    squares,
+    tetrahedron,
+)
 from tests.loops.growing_slices import (
     PROGRAMS,
     list_of_slices,
@@ -171,6 +179,8 @@ def reads_beyond(x: torch.Tensor) -> torch.Tensor:
         (grows_sometimes, "a list in some iterations only"),
         (ends_early, "it ends where the data"),
         (list_of_slices, "sizes change from iteration to iteration"),
+        (outer_root, "may be needed in none of its steps"),
+        (squares, "reads at a product of numbers of steps"),
         (slices_in_branches, "the gradient of a clamped index"),
         (slices_in_triangles, "the gradient of a clamped index"),
         (seldom_large, "too much to compute where it is not needed"),

@@ -170,6 +170,7 @@ def _choice(b: Builder, cond: Expr, yes: object, no: object) -> object:
         raise Unsupported("makes tensors of several dtypes or shapes")
     if not all(map(b.equal, yes.shape, no.shape)):
         raise Unsupported("makes tensors of several shapes")
+    b.op = "if"  # not that of the op before, which may hand no gradient on
     return b.tensor(
         yes.shape, yes.dtype, lambda idx: b.select(cond, b.load(yes, idx), b.load(no, idx))
     )

@@ -101,7 +101,7 @@ def closed(
     body = Body(b, axis, carries, delayed)
     defs = b.program.defs
     if b.records and b.branched:
-        read_where_needed(b, first_def)
+        read_where_needed(b, first_def, axis)
     body.in_steps = _in_steps(b, list(defs)[first_def:], inner)
     body.lifted |= body.in_steps
     if any(axis in deep_atoms(n) for y in inner for n in b.program.delays[y].shape):

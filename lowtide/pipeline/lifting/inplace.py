@@ -31,7 +31,7 @@ from lowtide.pipeline.lifting import updates
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, as_index, deep_atoms
-from lowtide.texpr.pullback import DETACHED
+from lowtide.texpr.pullback import DETACHED, OF_THEIR_OWN
 
 # Views that are never copies.
 ALIASING: Final = frozenset({
@@ -107,6 +107,8 @@ def refresh(host: Host, x: Abs) -> None:
 def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
     """Runs the op on abstract values; raises Unsupported where PyTorch must."""
     x, source = operands[0], out_of_place(op)
+    if host.b.op in OF_THEIR_OWN:  # of the op before: the write itself hands its gradient on
+        host.b.loc, host.b.op = op.loc, str(op.attrs["target"])
     root = _writable(host, x)
     for other in operands[1:]:
         for t in tensors_in(other):

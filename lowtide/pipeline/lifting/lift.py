@@ -89,6 +89,7 @@ class Lift:
         """The carried values after the loop; raises NotLifted, and what specialising raises."""
         mark, derived, known = self.run.mark(), len(self.run.derived), set(self.env)
         around, self.run.loop = self.run.loop, self.op
+        self.b.loops.append(mark[0])
         try:
             for _ in range(MAX_ATTEMPTS):
                 yields = self._follow()
@@ -108,6 +109,7 @@ class Lift:
             raise reason from why
         finally:
             self.run.loop = around
+            self.b.loops.pop()
             for v in [v for v in self.env if v not in known]:
                 del self.env[v]
 

@@ -26,15 +26,19 @@ from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce, Select
 from lowtide.texpr.index import Axis, as_index
 
 MOST: Final = 400  # copies
+SMOOTH: Final = frozenset({
+    "add", "sub", "mul", "neg", "abs", "max", "min", "sum", "tanh", "sigmoid", "sin", "cos", "erf",
+    "exp", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "any", "all",
+})  # fmt: skip
 
 Conditions = tuple[Expr, ...]
 
 
-def read_where_needed(b: Builder, first_def: int) -> None:
+def read_where_needed(b: Builder, first_def: int, axis: Axis) -> None:
     """Rewrites the definitions from number `first_def` on; raises NotLifted."""
     defs = b.program.defs
     names = list(defs)[first_def:]
-    copies = _Copies(b, frozenset(names))
+    copies = _Copies(b, frozenset(names), axis, frozenset(list(defs)[b.loops[0] : first_def]))
     found: list[Def] = []
     for name in names:
         d = defs[name]
@@ -50,9 +54,11 @@ def read_where_needed(b: Builder, first_def: int) -> None:
 class _Copies:
     """The copies, by what they are of and under which conditions; `made`: the latest."""
 
-    def __init__(self, b: Builder, own: frozenset[str]) -> None:
+    def __init__(self, b: Builder, own: frozenset[str], axis: Axis, around: frozenset[str]) -> None:
         self.b = b
         self.own = own
+        self.axis = axis
+        self.around = around  # made in the bodies of loops around this one
         self.made: list[Def] = []
         self._names: dict[tuple[str, Conditions], str] = {}
 
@@ -84,6 +90,10 @@ class _Copies:
         match e:
             case Load() if known and e.source in self.own and e.dtype.is_float:
                 return ex.load(self._copy(e.source, known), e.index, e.dtype)
+            case Load() if e.source in self.around and e.dtype.is_float:
+                if any(self.axis in c.free for c in known) and not self._is_smooth(e.source):
+                    raise NotLifted("what is made before it may be needed in none of its steps")
+                return e
             case Select() if not e.cond.free & bound:
                 yes = visit(e.yes, tuple(parts_of(e.cond)))
                 return ex.select(e.cond, yes, visit(e.no, (varying.negated(e.cond),)))
@@ -115,6 +125,13 @@ class _Copies:
             expr = ex.Rewriter(lambda node: self._masked(node, mask))(expr)
             self.made.append(Def(name=found, axes=fresh, expr=expr, loc=d.loc, op=d.op))
         return found
+
+    def _is_smooth(self, name: str) -> bool:
+        """Are its derivatives finite, down to what was there before all loops?"""
+        d = self.b.program.defs[name]
+        fns = {node.fn for node in ex.walk(d.expr) if isinstance(node, Apply | Reduce)}
+        inner = {load.source for load in ex.loads(d.expr)} & self.around
+        return fns <= SMOOTH and all(map(self._is_smooth, inner))
 
     def _masked(self, node: Expr, mask: Expr) -> Expr | None:
         """What is read of values from before the body; copies are masked themselves."""
