@@ -337,8 +337,7 @@ class Walk:
                 raise WalkEnds(f"{op.loc}: {why.format(_name(op))}; nothing after it is counted")
             known.append(UNKNOWN)
         if op.name in _CALLS_PYTHON:
-            name = op.attrs.get("name") or _name(op)
-            self.notes.append(f"{op.loc}: {_NOT_COUNTED.format(name)}")
+            self.notes.append(f"{op.loc}: {_NOT_COUNTED.format(_name(op))}")
         return known
 
     def _where(self, value: Any) -> Any:
