@@ -18,10 +18,10 @@ from lowtide.texpr.expr import Def, Expr, Input, Load, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.texpr.normalise import inline, likely
 from lowtide.tile import online
-from lowtide.tile.axes import common_axes, own_axes, reduced_axes, sources
-from lowtide.tile.group import Group, is_contraction, waits
-from lowtide.tile.held import Reader, held
-from lowtide.tile.ir import Tiled
+from lowtide.tile.axes import common_axes, is_contraction, own_axes, reduced_axes, sources
+from lowtide.tile.group import Group, waits
+from lowtide.tile.held import WORTH_HOLDING, Reader, held
+from lowtide.tile.ir import Tiled, reached
 from lowtide.tile.items import (
     FULL_EXTENT,
     REDUCED_POINTS,
@@ -30,7 +30,9 @@ from lowtide.tile.items import (
     choose_staged,
     choose_vector,
     contains_inner,
+    cost,
     is_register_tile,
+    lies_along,
     long_sum,
     memory_strides,
     node_cost,
@@ -111,6 +113,11 @@ class Arrangement:
         for item in self.all_items():
             inside = self.held_in(item.body)
             item.staged = [*inside, *(e for e in item.staged if e not in self.held)]
+        for item in self.items:
+            beside = [i for i in self.items if i is not item and self._share_sweeps(i, item)]
+            staged = [*self._made_beside(item, beside), *item.staged]
+            read = {x for e in (item.body, *staged) for x in reached(e, {*staged} - {e})}
+            item.staged = [e for e in staged if e in read]
 
     def compute_again(self, name: str) -> None:
         """A reduction whose tile is gone when it is read: computed anew in the reader's sweep."""
@@ -426,6 +433,28 @@ class Arrangement:
     def held_in(self, e: Expr) -> list[Expr]:
         """The held values in an expression, each after those that it is made of."""
         return [x for x in ex.walk(e) if x in self.held]
+
+    def _share_sweeps(self, a: Item, b: Item) -> bool:
+        """Does a tile of both hold the same values, as complete as they will be?"""
+        if not self.rescaled.keys().isdisjoint((a.name, b.name)):
+            return False
+        return a.chain == b.chain and self.levels[a.name] == self.levels[b.name]
+
+    def _made_beside(self, item: Item, beside: list[Item]) -> list[Expr]:
+        """Costly values of a tile that others stage, and their parts: the item reads them, too."""
+        own = set(reached(item.body, set(item.staged))) - set(item.staged)
+        found: dict[Expr, None] = {}
+        for other in beside:
+            for e in other.staged:
+                costly = e in own and cost(e) >= WORTH_HOLDING
+                if costly and self._lies_along(e, item) is self._lies_along(e, other):
+                    parts = set(ex.walk(e))
+                    found.update((x, None) for x in other.staged if x in parts)
+        return [e for e in found if e not in item.staged]
+
+    def _lies_along(self, e: Expr, item: Item) -> Axis:
+        axes = tuple(a for a in item.loops if a in self.ctx.live(e))
+        return lies_along(e, axes, item, self.ctx)
 
     def _nest_of(self, item: Item) -> Hashable:
         return self.levels.get(item.name, item.name), frozenset(item.loops)

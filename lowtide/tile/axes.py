@@ -1,4 +1,4 @@
-"""The axes of definitions that may share a kernel: own, reduced, common, apart.
+"""The axes of definitions that may share a kernel: own, reduced, common, apart; long products.
 
 In:  definitions over unified axes. Out: which of these all have, and along which they are
      independent of each other.
@@ -10,11 +10,16 @@ In:  definitions over unified axes. Out: which of these all have, and along whic
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
+from typing import Final
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Reduce
 from lowtide.texpr.index import Axis
+from lowtide.texpr.normalise import likely
+
+LONG: Final = 128  # terms of a product that costs more than to store its result and read it twice
 
 
 def sources(d: Def) -> frozenset[str]:
@@ -50,3 +55,18 @@ def apart_axes(defs: Mapping[str, Def], common: list[Axis]) -> list[Axis]:
     """The common axes that no member reduces: along these, tasks are independent."""
     reduced = {a for d in defs.values() for a in reduced_axes(d)}
     return [a for a in common if a not in reduced]
+
+
+def is_contraction(d: Def) -> bool:
+    """A sum whose body joins values that each lack some of the loops: matmul and its kin."""
+    if not isinstance(d.expr, Reduce) or d.expr.fn != "sum":
+        return False
+    loops = {*own_axes(d), *d.expr.axes}
+    partial = [load.free for load in ex.loads(d.expr.body)]
+    return len(own_axes(d)) >= 1 and sum(1 for p in partial if p and p < loops) >= 2
+
+
+def is_long(d: Def, hints: Mapping[str, int]) -> bool:
+    """A contraction that is better stored than done twice."""
+    terms = math.prod(likely(a.extent, hints) for a in reduced_axes(d))
+    return is_contraction(d) and terms >= LONG

@@ -27,6 +27,8 @@ from lowtide.tile.apart import may_share
 from lowtide.tile.axes import (
     apart_axes,
     common_axes,
+    is_contraction,
+    is_long,
     own_axes,
     reduced_axes,
     sources,
@@ -37,7 +39,7 @@ LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is 
 FEW = 64  # an axis longer than this counts as large
 SHARE = 8  # a merge that costs freedom must share this fraction of its work
 COLUMNS = 8  # a product that must be held whole by each task has at most so many columns …
-HELD = 1 << 18  # … or so many elements, where there are tasks enough
+HELD = 1 << 18  # … or so many elements
 LONG_PRODUCT = 16  # terms: shorter ones are done again sooner than read
 AGAIN = "again"  # what is computed once more: the ending of its name
 WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
@@ -440,8 +442,12 @@ def _worth_it(
     defs: Mapping[str, Def], common: list[Axis], hints: Mapping[str, int], shared: Shared
 ) -> bool:
     apart = apart_axes(defs, common)
-    points = math.prod(likely(a.extent, hints) for a in apart)
-    room = HELD if apart and points >= shared.tasks and not shared.apart else 0
+    room = 0 if shared.apart else HELD
+    if room and math.prod(likely(a.extent, hints) for a in apart) < shared.tasks:
+        if any(is_long(d, hints) for d in defs.values()):
+            room = 0  # better in strips
+        # the grid is the longest of the other axes, too: what reduces it is held by each thread
+        apart += sorted(set(common) - set(apart), key=lambda a: likely(a.extent, hints))[-1:]
     if len(defs) > 1 and any(_spreads(d, defs, apart, hints, room) for d in defs.values()):
         return False
     for d in defs.values():
@@ -462,7 +468,7 @@ def _spreads(
     `apart`: the axes along which tasks are independent; `room`: so many elements may be held.
 
     dk[j, c] beside dq[i, c] in one kernel: better the tile of pairs is computed once in each, but
-    for a dk[b, j, c] for each of many b, which a cache holds."""
+    where a cache holds it."""
     if not is_contraction(d):
         return False
     outside = [a for a in own_axes(d) if a not in apart]
@@ -516,15 +522,6 @@ def waits(d: Def, first: Set[str], defs: Mapping[str, Def], followed: Mapping[st
     """Does it need one of `first`? `followed`: maxima that sums need not wait for."""
     inner = [n for n in sources(d) if n in defs and n != followed.get(d.name)]
     return any(n in first or waits(defs[n], first, defs, followed) for n in inner)
-
-
-def is_contraction(d: Def) -> bool:
-    """A sum whose body joins values that each lack some of the loops: matmul and its kin."""
-    if not isinstance(d.expr, Reduce) or d.expr.fn != "sum":
-        return False
-    loops = {*own_axes(d), *d.expr.axes}
-    partial = [load.free for load in ex.loads(d.expr.body)]
-    return len(own_axes(d)) >= 1 and sum(1 for p in partial if p and p < loops) >= 2
 
 
 def _alignment(

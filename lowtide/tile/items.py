@@ -36,7 +36,7 @@ CHEAP = frozenset({
 })  # fmt: skip
 FULL_EXTENT = 8  # constant extents up to this are unrolled completely in a reduction
 ARG = frozenset({"argmin", "argmax"})
-WORTH_STAGING = 4  # vector operations
+WORTH_STAGING = 28  # vector operations that it saves at each point of the buffer
 SPLAT, SIDE_BY_SIDE, STAGED = 0.25, 1.0, 1.3  # what a vector costs, by how its elements lie
 STRIDED, ANYWHERE = 0.7, 2.0  # the same for each of its lanes
 STAGED_TILE = 512  # points of a tile of an axis, at most
@@ -283,7 +283,17 @@ def choose_staged(item: Item, ctx: Context) -> list[Expr]:
             visit(child)
 
     visit(item.body)
-    return list(found)
+    return [x for e in found for x in (*_parts(e, item, ctx), e)]
+
+
+def _parts(e: Expr, item: Item, ctx: Context) -> list[Expr]:
+    """What is staged to compute a staged value: its nest runs over points as an item's does."""
+    axes = tuple(a for a in item.loops if a in ctx.live(e))
+    if isinstance(e, Load) or len(axes) < 2:
+        return []
+    along = lies_along(e, axes, item, ctx)
+    nest = Item(kind="store", name=item.name, d=item.d, loops=axes, over=(), body=e, vector=along)
+    return choose_staged(nest, ctx)
 
 
 def fully_unrolled(item: Item, ctx: Context) -> frozenset[Axis]:
@@ -340,7 +350,7 @@ def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> 
         step = stride_along(address(e, ctx.strides), item.vector)
         return step is None or step.const != 1
     hoisted = item.vector not in have and not (have & set(item.over))
-    return not hoisted and reuse >= 8 and cost(e) >= WORTH_STAGING
+    return not hoisted and (reuse - 1) * cost(e) >= WORTH_STAGING
 
 
 def lies_along(e: Expr, axes: tuple[Axis, ...], user: Item, ctx: Context) -> Axis:

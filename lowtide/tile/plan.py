@@ -33,6 +33,7 @@ from lowtide.tile.ir import (
     Stmt,
     Store,
     Sweep,
+    reached,
 )
 from lowtide.tile.items import (
     ARG,
@@ -291,10 +292,12 @@ class _Planner:
             return
         buffer = self._buffer(f"s{len(self.buffers)}", e.dtype, axes, frozenset(), last)
         scope.staged[e] = buffer
-        inside = self.a.held_in(e)
         nest = Nest(axes=axes, writes=[Stage(buffer=buffer, expr=self._online_safe(e, user))])
         nest.vector = last
-        nest.reads = {x: b for x, b in scope.staged.items() if x is not e and x in inside}
+        parts = {x: b for x, b in scope.staged.items() if last not in b.axes or b.last is last}
+        parts.pop(e)
+        inside = set(reached(e, parts))
+        nest.reads = {self._online_safe(x, user): b for x, b in parts.items() if x in inside}
         if same:
             self.once[e, (*axes, last)] = buffer
             self.prologue.append(nest)

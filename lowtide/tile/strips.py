@@ -28,10 +28,9 @@ from lowtide.texpr.expr import At, Def, Expr, Input, Load, Program, Reduce, Rewr
 from lowtide.texpr.index import Atom, Axis, Index, Size, as_index, rebuild, the_axis
 from lowtide.texpr.normalise import likely
 from lowtide.texpr.partition import Part
-from lowtide.tile.axes import own_axes, reduced_axes
-from lowtide.tile.group import AGAIN, Group, elements_held, is_contraction
+from lowtide.tile.axes import is_long, own_axes
+from lowtide.tile.group import AGAIN, Group, elements_held
 
-LONG: Final = 128  # terms of a product that costs more than to store its result and read it twice
 FEWEST, MOST = 128, 512  # rows of a strip: with fewer, adding to sums in memory takes too long
 ROOM: Final = 1 << 20  # elements of the product that a strip has, if that is not too few rows
 
@@ -77,9 +76,8 @@ def _repeated(program: Program, groups: Sequence[Group], hints: Mapping[str, int
     read = {n for g in groups for n in g.all_sources()}
     room = elements_held(program, {*program.outputs, *program.checks}, hints)
     for n, d in program.defs.items():
-        terms = math.prod(likely(a.extent, hints) for a in reduced_axes(d))
         is_stored = n in read and math.prod(likely(size, hints) for size in d.shape) > room
-        if (n in copies or is_stored) and is_contraction(d) and terms >= LONG:
+        if (n in copies or is_stored) and is_long(d, hints):
             yield d
 
 

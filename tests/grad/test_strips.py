@@ -11,7 +11,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.pipeline import faults
-from lowtide.tile import strips
+from lowtide.tile import axes, strips
 from tests.grad.eager_gradients import close, randn, same
 
 N, V, C = 213, 150, 16  # rows: thirteen strips and a rest
@@ -20,8 +20,8 @@ N, V, C = 213, 150, 16  # rows: thirteen strips and a rest
 @pytest.fixture(autouse=True)
 def small_strips(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products of 16 terms are long here, and 16 rows a strip."""
-    for name, value in (("LONG", 16), ("FEWEST", 16), ("MOST", 16)):
-        monkeypatch.setattr(strips, name, value)
+    for module, name in ((axes, "LONG"), (strips, "FEWEST"), (strips, "MOST")):
+        monkeypatch.setattr(module, name, 16)
     with faults.strict():
         yield
 

@@ -208,7 +208,26 @@ class Body:
         self.names.library.update(dict.fromkeys(pw.uses(e.fn, dtype)))
         if e.fn == "floordiv" and dtype.is_float:
             self.names.floordivs.add(pw.REGISTER[dtype.name])
-        return pw.call(e.fn, dtype, [self.value(a, point) for a in e.args])
+        return self._lanes_compared(e, point) or pw.call(
+            e.fn, dtype, [self.value(a, point) for a in e.args]
+        )
+
+    def _lanes_compared(self, e: Apply, point: Point) -> str | None:
+        """`start + lane < a`, a the same for all lanes, without vectors of 64-bit integers."""
+        v = self.nest.vector
+        if v is None or e.fn not in pw.COMPARE:
+            return None
+        for k, at in enumerate(e.args):
+            other = e.args[1 - k]
+            if not isinstance(at, At) or other.dtype is not at.dtype or v in other.free:
+                continue
+            if self._gathers_along(at.index) or stride_along(at.index, v) is not as_index(1):
+                continue
+            place = f"lt_lane({self.value(other, point)}[0], {self._index(at.index, point)})"
+            lanes, there = self.iota("i32"), f"{self.names.use('splat_i32')}({place})"
+            left, right = (there, lanes) if k else (lanes, there)
+            return f"{left} {pw.COMPARE[e.fn]} {right}"
+        return None
 
     def constant(self, value: float | int | bool, dtype: DType) -> str:
         t = pw.REGISTER[dtype.name]

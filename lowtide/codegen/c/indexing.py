@@ -14,6 +14,11 @@ HELPERS = """\
 LT_INLINE int64_t lt_floordiv(int64_t a, int64_t b) { int64_t q = a / b; return q - (q * b > a); }
 LT_INLINE int64_t lt_mod(int64_t a, int64_t b) { return a - lt_floordiv(a, b) * b; }
 LT_INLINE int64_t lt_clamp(int64_t a, int64_t n) { return a < 0 || n < 1 ? 0 : a < n ? a : n - 1; }
+/* a - start, as far as the lanes of a vector can tell */
+LT_INLINE int32_t lt_lane(int64_t a, int64_t start) {
+  uint64_t d = (uint64_t)a - (uint64_t)start;
+  return a < start ? -1 : d < 64 ? (int32_t)d : 64;
+}
 LT_INLINE int64_t lt_min(int64_t a, int64_t b) { return a < b ? a : b; }
 LT_INLINE int64_t lt_max(int64_t a, int64_t b) { return a > b ? a : b; }
 """

@@ -24,7 +24,7 @@ MEMORY = {
 }  # fmt: skip
 
 _ARITHMETIC = {"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}"}
-_COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _BITS = {"and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "not": "~{0}"}
 _MASKS = {
     **_BITS,
@@ -54,7 +54,7 @@ _MADE = {
     "floordiv": "floordiv_{t}({0}, {1})",
 }
 _SIGN = "({v})(({0} > 0) & ({m})({one})) + ({v})(({0} < 0) & ({m})(-({one})))"
-_RESULT_IS_MASK = frozenset({*_COMPARE, "isnan", "isinf", "isfinite"})
+_RESULT_IS_MASK = frozenset({*COMPARE, "isnan", "isinf", "isfinite"})
 
 # torch: div(a, b, rounding_mode="floor") for floats
 FLOORDIV = """\
@@ -90,8 +90,8 @@ def call(fn: str, dtype: DType, args: list[str]) -> str:
     t = REGISTER[dtype.name]
     if t == "bool":
         return _MASKS[fn].format(*args)
-    if fn in _COMPARE:
-        return _mask(f"({args[0]} {_COMPARE[fn]} {args[1]})", t)
+    if fn in COMPARE:
+        return _mask(f"({args[0]} {COMPARE[fn]} {args[1]})", t)
     if fn in _ARITHMETIC and (dtype.is_float or fn != "div"):
         return _ARITHMETIC[fn].format(*args)
     if fn in _BITS and not dtype.is_float:
