@@ -165,6 +165,11 @@ def cases() -> dict[str, Case]:
             inputs=(randn(4096, 512), weight),
             rest=(torch.randint(0, 4000, (4096,)),),
         ),
+        "the same, few columns": Case(
+            make=lambda: programs.linear_cross_entropy,
+            inputs=(randn(4096, 16), randn(16_000, 16)),
+            rest=(torch.randint(0, 16_000, (4096,)),),
+        ),
         "pairs by loops": Case(make=lambda: energy, inputs=(randn(200, 3),), library=Energy),
         "causal by a loop": Case(make=lambda: causal, inputs=tuple(randn(3, 256, 64) * 0.3)),
     }

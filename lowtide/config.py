@@ -6,7 +6,8 @@ use, never at import.
 
     LOWTIDE_CACHE_DIR=/fast/disk                  where compiled kernels are kept
     LOWTIDE_DISABLE=1                             run every program as plain PyTorch
-    LOWTIDE_DEBUG=ir,kernels;fn=forward;dir=out   what to print, for which function, into where
+    LOWTIDE_DEBUG=ir,kernels;fn=forward;dir=out   what to print (DEBUG_TOPICS), for which function,
+                                                  into where
     LOWTIDE_CC=clang-19                           the C compiler, with arguments if need be
     LOWTIDE_ARENA_BYTES=512MiB                    most freed memory kept warm; 0 keeps none
     LOWTIDE_INTERPRET_BLOCKS=1                    run kernels for GPUs on the CPU, in Triton's

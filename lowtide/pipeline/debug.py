@@ -9,16 +9,34 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from lowtide import config
 
 _serial = itertools.count()
 
 
-def is_on() -> bool:
-    """Whether anything is to be shown."""
-    return bool(config.current().debug.topics)
+def compiled(
+    region: str, make: Callable[[], Any], sizes: Mapping[str, int], which: str = ""
+) -> Any:
+    """The kernels of a region, compiled by `make`; shows their stages, the generated source last,
+    their memory at these sizes and how long it took. `which` of the region's passes they are."""
+    begin = time.perf_counter_ns()
+    executable = make()
+    spent = (time.perf_counter_ns() - begin) / 1e6
+    if not config.current().debug.topics:
+        return executable  # the texts of a large program take a while
+    function = region.partition(":")[0]
+    stages: list[tuple[str, str]] = executable.stages
+    for k, (stage, text) in enumerate(stages):
+        topic = "kernels" if k == len(stages) - 1 else "tile"
+        found = f"{which}{stage} {region}\n{text}"
+        show(topic, function, lambda found=found: found)
+    show("memory", function, lambda: f"{which}{region}: {executable.memory(sizes)}")
+    show("time", function, lambda: f"{which}{region}: kernels written in {spent:.1f} ms")
+    return executable
 
 
 def show(topic: str, function: str, text: Callable[[], str]) -> None:

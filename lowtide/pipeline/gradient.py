@@ -12,6 +12,7 @@ the region's inputs and outputs together; what is larger (values of pairs) is co
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any, Final
 import torch
 
 from lowtide.errors import Loc
-from lowtide.pipeline import backend, stats
+from lowtide.pipeline import backend, debug, stats
 from lowtide.pipeline.at_once import AtOnce, at_once
 from lowtide.pipeline.backend import Tiles
 from lowtide.texpr import autodiff
@@ -63,7 +64,8 @@ class Pass:
 
 class Gradient:
     """See the module's text. `names` and `scalars`: sizes and numbers, as the forward kernels get
-    them; `wanted`: inputs that want gradients; `carrying`: for each output, whether it has one."""
+    them; `wanted`: inputs that want gradients; `carrying`: for each output, whether it has one;
+    `name`: of the region, where its stages are shown."""
 
     def __init__(
         self,
@@ -73,7 +75,9 @@ class Gradient:
         scalars: Sequence[str],
         machine: str = "cpu",
         tiles: Tiles = "usual",
+        name: str = "",
     ) -> None:
+        self.name = name
         self.program = program
         self.machine = machine
         self.tiles: Tiles = tiles
@@ -240,14 +244,17 @@ class Gradient:
         executable = None
         if made.program.outputs:
             stats.count("compiles")
-            executable = backend.compile_program(
+            sizes = {n: hints[n] for n in self.names}
+            compile_program = functools.partial(
+                backend.compile_program,
                 made.program,
                 symbols=self.names,
                 scalars=self.scalars,
-                hints={n: hints[n] for n in self.names},
+                hints=sizes,
                 machine=self.machine,
                 tiles=self.tiles,
             )
+            executable = debug.compiled(self.name, compile_program, sizes, "backward ")
         return Pass(
             executable=executable,
             inputs=tuple(made.program.inputs),

@@ -12,6 +12,7 @@ Always holds: look-ups take no lock; whatever changes the caches does so under t
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -202,7 +203,8 @@ class Region:
                 hints = dict(zip(host.symbols, entry.sizes, strict=True))
                 stats.count("compiles")
                 program = host.program if spec.gradient is None else spec.gradient.record(hints)
-                spec.executable = backend.compile_program(
+                compile_program = functools.partial(
+                    backend.compile_program,
                     program,
                     symbols=host.symbols,
                     scalars=host.scalars,
@@ -210,18 +212,9 @@ class Region:
                     machine=spec.machine,
                     tiles=self.tiles,
                 )
+                spec.executable = debug.compiled(self.name, compile_program, hints)
                 spec.suits = room_bytes(host.program, hints)
-                self._show(spec.executable)
             return spec.executable
-
-    def _show(self, executable: Any) -> None:
-        name = self.name.partition(":")[0]
-        if not debug.is_on():
-            return  # the texts of a large program take a while
-        stages: list[tuple[str, str]] = executable.stages
-        for k, (stage, text) in enumerate(stages):
-            topic = "kernels" if k == len(stages) - 1 else "tile"
-            debug.show(topic, name, lambda stage=stage, text=text: f"{stage} {self.name}\n{text}")
 
     # -- the second cache --
 
@@ -420,6 +413,7 @@ class Region:
             host.scalars,
             binding.machine,
             self.tiles,
+            self.name,
         )
         return made if made.exists else None
 

@@ -115,9 +115,10 @@ class Arrangement:
             item.staged = [*inside, *(e for e in item.staged if e not in self.held)]
         for item in self.items:
             beside = [i for i in self.items if i is not item and self._share_sweeps(i, item)]
-            staged = [*self._made_beside(item, beside), *item.staged]
-            read = {x for e in (item.body, *staged) for x in reached(e, {*staged} - {e})}
-            item.staged = [e for e in staged if e in read]
+            found = self._made_beside(item, beside)
+            inside = {x for e in found for x in ex.walk(e)}
+            inside -= set(reached(item.body, {*found, *item.staged}))
+            item.staged = [*found, *(e for e in item.staged if e not in inside)]
 
     def compute_again(self, name: str) -> None:
         """A reduction whose tile is gone when it is read: computed anew in the reader's sweep."""

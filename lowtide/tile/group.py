@@ -204,11 +204,13 @@ class Shared(dict[str, Def]):
 
     `written` remembers definitions with all of these written in, `needs` what groups then read.
     `tasks`: as many of a kernel keep all threads busy; `held`: the elements of all inputs and
-    outputs, beside which a value of that size may as well be stored; `apart`: see `group`."""
+    outputs, beside which a value of that size may as well be stored; `long`: products larger than
+    that, better not done twice; `apart`: see `group`."""
 
-    def __init__(self, tasks: int, held: int, apart: bool) -> None:
+    def __init__(self, tasks: int, held: int, long: Set[str], apart: bool) -> None:
         super().__init__()
         self.held = held
+        self.long = long
         self.apart = apart
         self.written: dict[Def, Def] = {}
         self.needs: dict[Group, frozenset[str]] = {}
@@ -218,7 +220,9 @@ class Shared(dict[str, Def]):
 def _shared(
     program: Program, roots: set[str], tasks: int, hints: Mapping[str, int], apart: bool
 ) -> Shared:
-    found = Shared(tasks, elements_held(program, roots, hints), apart)
+    held = elements_held(program, roots, hints)
+    large = (d for d in program.defs.values() if _elements(d.shape, hints) > held)
+    found = Shared(tasks, held, {d.name for d in large if is_long(d, hints)}, apart)
     loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
     moved = {load.source for load in loads if not ex.aligned(load)}  # a padded copy
     for d in program.defs.values():
@@ -444,7 +448,7 @@ def _worth_it(
     apart = apart_axes(defs, common)
     room = 0 if shared.apart else HELD
     if room and math.prod(likely(a.extent, hints) for a in apart) < shared.tasks:
-        if any(is_long(d, hints) for d in defs.values()):
+        if any(s.removesuffix(AGAIN) in shared.long for d in defs.values() for s in sources(d)):
             room = 0  # better in strips
         # the grid is the longest of the other axes, too: what reduces it is held by each thread
         apart += sorted(set(common) - set(apart), key=lambda a: likely(a.extent, hints))[-1:]

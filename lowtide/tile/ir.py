@@ -12,13 +12,14 @@ never an instruction set.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from lowtide.errors import Loc
 from lowtide.ir.dtypes import DType
-from lowtide.texpr.expr import Expr
-from lowtide.texpr.index import Axis, Index
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Expr, Rewriter
+from lowtide.texpr.index import Axis, Index, as_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,7 @@ def _stmt_lines(body: list[Stmt], indent: str) -> Iterator[str]:
             order = ", ".join(_loop_text(stmt, a) for a in stmt.order or stmt.axes)
             yield f"{indent}nest ({order})" + (" transposed" if stmt.transposed else "")
             for w in stmt.writes:
-                yield f"{indent}  {_write_text(w)}"
+                yield f"{indent}  {_write_text(w, stmt)}"
 
 
 def _loop_text(nest: Nest, a: Axis) -> str:
@@ -247,15 +248,25 @@ def _loop_text(nest: Nest, a: Axis) -> str:
     return a.name + marks
 
 
-def _write_text(w: Write) -> str:
+def _write_text(w: Write, nest: Nest) -> str:
+    expr = _with_reads(w.expr, nest.reads)
     if isinstance(w, Store):
-        return f"{w.target}[{', '.join(map(str, w.index))}] = {w.expr}"
+        return f"{w.target}[{', '.join(map(str, w.index))}] = {expr}"
     if isinstance(w, Stage):
-        return f"{w.buffer.name} = {w.expr}"
+        return f"{w.buffer.name} = {expr}"
     begins = ""
     if w.first is not None:
         begins = f" from its first {_names(w.first)}" if w.first else " at once"
-    return f"{w.buffer.name} = {w.fn}[{_names(w.over)}]({w.expr}){begins}"
+    return f"{w.buffer.name} = {w.fn}[{_names(w.over)}]({expr}){begins}"
+
+
+def _with_reads(expr: Expr, reads: Mapping[Expr, Buffer]) -> Expr:
+    """The expression with what is found in buffers written as that, the larger parts first."""
+    for e in sorted(reads, key=lambda e: -sum(1 for _ in ex.walk(e))):
+        b = reads[e]
+        found = ex.load(b.name, [as_index(a) for a in b.axes], e.dtype)
+        expr = Rewriter(lambda node, e=e, found=found: found if node is e else None)(expr)
+    return expr
 
 
 def _names(axes: tuple[Axis, ...]) -> str:

@@ -1,10 +1,12 @@
-"""A product that two sweeps read is done once; a costly factor of a product once per element."""
+"""A product that two sweeps read is done once; a costly factor of a product once per element; pairs
+once for all sums over them."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -13,6 +15,10 @@ import lowtide as lt
 
 def normalised(x, w):
     return F.layer_norm(x @ w, (400,))
+
+
+def last_layer(x, w, target):
+    return F.cross_entropy(x @ w.t(), target)
 
 
 def recurrent(x, h, w, u):
@@ -47,6 +53,19 @@ def test_so_in_a_loop() -> None:
     assert sum(map(products, texts)) == 2  # of x before the loop, of h in it
     want = recurrent(*(x.double() for x in args)).float()
     torch.testing.assert_close(lt.script(recurrent)(*args), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [2, 8, 16])
+def test_pairs_are_computed_once_for_both_gradients(columns: int) -> None:
+    x, w = (torch.randn(n, columns).requires_grad_() for n in (300, 500))
+    target = torch.randint(0, 500, (300,))
+    texts = tile_programs(last_layer, (x, w, target), backward=True)
+    assert [t.count("exp(") for t in texts] == [1]
+    got = torch.autograd.grad(lt.script(last_layer)(x, w, target), (x, w))
+    wide = [t.detach().double().requires_grad_() for t in (x, w)]
+    want = torch.autograd.grad(last_layer(*wide, target), wide)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-6)
 
 
 def test_the_gradient_of_a_norm_is_a_staged_factor() -> None:

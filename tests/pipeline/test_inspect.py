@@ -129,6 +129,17 @@ def test_debug_files(tmp_path: Path) -> None:
     assert names[0].endswith("pairs-ir.txt")
 
 
+def test_debug_shows_the_backward_pass_its_memory_and_time(tmp_path: Path) -> None:
+    topics = frozenset({"kernels", "memory", "time"})
+    x = torch.rand(50, 3, requires_grad=True)
+    with config.override(debug=config.Debug(topics=topics, directory=str(tmp_path))):
+        lt.script(pairs)(x, torch.rand(60, 3))[0].sum().backward()
+    texts = {p.name[5:]: p.read_text() for p in sorted(tmp_path.iterdir())}  # the backward pass's
+    found = {name: text for name, text in texts.items() if text.startswith("backward ")}
+    assert set(found) == {"pairs-kernels.txt", "pairs-memory.txt", "pairs-time.txt"}
+    assert "peak" in found["pairs-memory.txt"] and " ms" in found["pairs-time.txt"]
+
+
 def test_the_import_is_light() -> None:
     code = (
         "import torch, sys; before = set(sys.modules); import lowtide as lt; "
