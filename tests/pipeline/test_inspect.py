@@ -137,7 +137,8 @@ def test_debug_shows_the_backward_pass_its_memory_and_time(tmp_path: Path) -> No
     texts = {p.name[5:]: p.read_text() for p in sorted(tmp_path.iterdir())}  # the backward pass's
     found = {name: text for name, text in texts.items() if text.startswith("backward ")}
     assert set(found) == {"pairs-kernels.txt", "pairs-memory.txt", "pairs-time.txt"}
-    assert "peak" in found["pairs-memory.txt"] and " ms" in found["pairs-time.txt"]
+    assert "peak" in found["pairs-memory.txt"]
+    assert " ms" in found["pairs-time.txt"]
 
 
 def test_the_import_is_light() -> None:
