@@ -133,7 +133,7 @@ def _looped(
 
     if not part.program.delays:
         return Stage(part, step(part.program), symbols)
-    within = partition(part.program, level + 1).parts
+    within = partition(part.program, known, level + 1).parts
     moving.update(n for p in within for n in _given(p))
     stages = [
         _looped(p, names, scalars, known, kind, level + 1)
@@ -315,7 +315,7 @@ def compile_program(
     """Plan a program for one signature; `hints` are the sizes of the first call."""
     kind = Kind(machine=machine, tiling=tiling)
     if program.delays:
-        found = partition(program)
+        found = partition(program, hints)
         stages = _stages(found.parts, symbols, scalars, hints, kind)
         return Staged(program, stages, found.same)
     fusion = fused(program, hints, kind)

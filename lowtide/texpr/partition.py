@@ -12,7 +12,8 @@ Out: `Part`s in order. What lies on a cycle is a `Loop`: a Program of one step, 
     y[t] = sum[j](h[t, j])
 
 A value is computed in the last part in which it can be. Pointwise values are written again into
-each part that reads them, so that only reductions and carried values lie in memory between parts.
+each part that reads them, so that only reductions and carried values lie in memory between parts,
+and cheap values of pairs into each step (`again`).
 Where loops turn within a loop (`nests`), its step is a Program with delays, which is cut again.
 """
 
@@ -24,7 +25,8 @@ from dataclasses import dataclass
 
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import at_indices, work
+from lowtide.texpr.again import is_cheap, pairs_again
+from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.blocks import Block, as_block
 from lowtide.texpr.expr import (
     Apply,
@@ -39,12 +41,9 @@ from lowtide.texpr.expr import (
     Rewriter,
     Select,
 )
-from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, deep_atoms, product
+from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, deep_atoms
 from lowtide.texpr.nests import Cycle, cycles, nested, step_of, steps_of
 from lowtide.texpr.split_ranges import split_ranges
-
-FEW_TERMS = 16  # a sum of so few terms is computed again rather than stored …
-FEW_OPS = 12  # … if these are so few operations in all
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,13 +82,14 @@ class Parts:
     same: Mapping[str, str]
 
 
-def partition(program: Program, level: int = 0) -> Parts:
-    """The parts of a Program with delays, which is itself a step of so many loops around it."""
+def partition(program: Program, hints: Mapping[str, int], level: int = 0) -> Parts:
+    """The parts of a Program with delays, which is itself a step of so many loops around it.
+    `hints`: likely sizes."""
     program = _forwarded(program)
     looped, apart = steps_of(program), set[str]()
     while True:
         split, even = split_ranges(program, looped, apart)
-        made = _Partition(_settled(_forwarded(split)), even, level)
+        made = _Partition(_settled(_forwarded(split)), even, hints, level)
         left = (even.keys() & looped.keys()) - made.in_blocks - apart
         if not left:
             return Parts(tuple(made.parts()), made.same)
@@ -102,7 +102,9 @@ def _loads(program: Program) -> dict[str, set[str]]:
 
 
 class _Partition:
-    def __init__(self, program: Program, even: Mapping[str, int], level: int) -> None:
+    def __init__(
+        self, program: Program, even: Mapping[str, int], hints: Mapping[str, int], level: int
+    ) -> None:
         program, self.cycles = nested(program)
         self.program = program
         self.level = level
@@ -112,6 +114,9 @@ class _Partition:
         self.cycle_of = {n: c for c in self.cycles for n in c.members}
         self.in_blocks: set[str] = set()
         self.blocks = dict(self._blocks(even))
+        simple = {n for n, c in self.cycle_of.items() if not c.inner} - self.in_blocks
+        self.again, of_steps = pairs_again(program, self.cycle_of.keys(), hints)
+        self.after = of_steps & simple  # of a loop: what reads all steps of it makes it once more
         self._levels: dict[object, int] = {}
         self._placed: dict[str, int] = {}
         self.users: dict[str, set[str]] = {}
@@ -241,17 +246,22 @@ class _Partition:
             if name in defs or name in inputs:
                 continue
             d = self.defs.get(name)
-            own = d is not None and name not in self.cycle_of
-            if d is None or not own or (self._place(name) != number and not _is_pointwise(d)):
+            if d is None or not (self._place(name) == number or self._is_done_again(d)):
                 self._need(inputs, name)
                 continue
-            new = self._with_ends(d)
+            new = self._with_ends(self._after_loop(d) if name in self.after else d)
             defs[name] = new
             todo += {load.source for load in ex.loads(new.expr)}
         ordered = {n: defs[n] for n in self.defs if n in defs}
         checks = [n for n in self.program.checks if n in roots]
         outputs = [n for n in roots if n not in checks or n in self.program.outputs]
         return Part(program=Program(inputs=inputs, defs=ordered, outputs=[*outputs, *checks]))
+
+    def _is_done_again(self, d: Def) -> bool:
+        """By each part that reads it?"""
+        if d.name in self.cycle_of:
+            return d.name in self.after
+        return d.name in self.again or is_cheap(d)
 
     def _need(self, inputs: dict[str, Input], name: str) -> None:
         """Of a part: `name` is made by an earlier one, or the caller's."""
@@ -272,6 +282,17 @@ class _Partition:
         self.demanded[of or name] = None
         if of is None and name in self.cycle_of:
             self.whole.add(name)
+
+    def _after_loop(self, d: Def) -> Def:
+        """What all steps of a loop made, of what they carried and kept."""
+
+        def visit(node: Expr) -> Expr | None:
+            y = self.program.delays.get(node.source) if isinstance(node, Load) else None
+            if y is None or not isinstance(node, Load):
+                return None
+            return _chosen(y, node, ex.load(y.init, node.index[1:], node.dtype))
+
+        return _rewritten(d, visit)
 
     def _with_ends(self, d: Def) -> Def:
         """Reads of the last step of a loop, as a value of their own."""
@@ -298,12 +319,17 @@ class _Partition:
         }
         for name, d in self.defs.items():
             if name in c.members:
-                defs[name] = self._one_step(d, c, index)
-        read = [load.source for d in defs.values() for load in ex.loads(d.expr)]
-        for source in (*read, *(y.init for y, _ in inner.values())):
+                defs[name] = self._of_a_step(d, {d.axes[0]: index}, c, index)
+        todo = [load.source for d in defs.values() for load in ex.loads(d.expr)]
+        todo = [*(y.init for y, _ in inner.values()), *reversed(todo)]
+        while todo:
+            source = todo.pop()
             y = delays.get(source)
             if y is not None:
                 inputs[y.name] = ex.stored(y.name, y.shape[1:], y.dtype)
+            elif source in self.again and source not in defs:
+                defs[source] = self._of_a_step(self.defs[source], {}, c, index)
+                todo += [load.source for load in ex.loads(defs[source].expr)]
             elif source not in defs and source not in inner:
                 self._need(inputs, source)
         outputs = dict.fromkeys(y.source for y in c.delays)
@@ -315,7 +341,7 @@ class _Partition:
             program=Program(
                 inputs=inputs,
                 delays={n: y for n, (y, _) in inner.items()},
-                defs=defs,
+                defs=ex.ordered(defs),
                 outputs=list(outputs),
             ),
             step=step.name,
@@ -350,8 +376,8 @@ class _Partition:
             )
             yield y.name, (dataclasses.replace(y, init=made.name), made)
 
-    def _one_step(self, d: Def, c: Cycle, index: Index) -> Def:
-        at = {d.axes[0]: index}
+    def _of_a_step(self, d: Def, at: dict[Axis, Index], c: Cycle, index: Index) -> Def:
+        """What a step computes of it; `at`: which step that is, if it is another in each."""
         own = {*c.members, *(y.name for y in c.delays), *(y.name for y, _ in c.inner)}
 
         def visit(node: Expr) -> Expr | None:
@@ -364,16 +390,18 @@ class _Partition:
             return self._written_out(node, index)
 
         expr = Rewriter(visit)(at_indices(d.expr, at))
-        return Def(name=d.name, axes=d.axes[1:], expr=expr, loc=d.loc, op=d.op)
+        axes = tuple(a for a in d.axes if a not in at)
+        return Def(name=d.name, axes=axes, expr=expr, loc=d.loc, op=d.op)
 
     def _written_out(self, node: Load, index: Index) -> Expr | None:
         """A pointwise value of before the loop is computed in each step, if it is another in each;
         a mere view always."""
         d = self.defs.get(node.source)
-        if d is None or node.source in self.cycle_of or not _is_pointwise(d):
+        if d is None or node.source in self.cycle_of or not is_cheap(d):
             return None
         varies = any(a in deep_atoms(i) for i in node.index for a in index.atoms())
-        if not varies and any(isinstance(n, Apply | Select | Cast) for n in ex.walk(d.expr)):
+        computes = (isinstance(n, Apply | Select | Cast | Reduce) for n in ex.walk(d.expr))
+        if not varies and any(computes):
             return None
         moved = at_indices(d.expr, dict(zip(d.axes, node.index, strict=True)))
 
@@ -381,16 +409,6 @@ class _Partition:
             return self._written_out(inner, index) if isinstance(inner, Load) else None
 
         return Rewriter(visit)(moved)
-
-
-def _is_pointwise(d: Def) -> bool:
-    """Is it cheap to compute again? A sum of a few terms is."""
-    for node in ex.walk(d.expr):
-        if isinstance(node, Reduce):
-            terms = product(a.extent for a in node.axes).const
-            if terms is None or terms > FEW_TERMS or terms * work(node.body) > FEW_OPS:
-                return False
-    return True
 
 
 def _forwarded(program: Program) -> Program:

@@ -1,0 +1,69 @@
+"""Values of pairs that all steps of a loop read are computed by each step, and never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import lowtide as lt
+from lowtide.pipeline import faults
+
+N, M = 300, 400
+
+
+def sinkhorn(x: Tensor, y: Tensor, steps: int):
+    cost = ((x[:, None] - y[None]) ** 2).sum(-1)
+    f = torch.zeros(x.shape[0], dtype=x.dtype)
+    g = torch.zeros(y.shape[0], dtype=x.dtype)
+    for _ in range(steps):
+        f = -torch.logsumexp(g[None] - cost, 1)
+        g = -torch.logsumexp(f[:, None] - cost, 0)
+    return f.mean() + g.mean()
+
+
+def power_iteration(x: Tensor, y: Tensor, steps: int):
+    kernel = torch.exp(-torch.cdist(x, y).square())
+    v = torch.ones(y.shape[0], dtype=x.dtype)
+    for _ in range(steps):
+        v = kernel.t() @ (kernel @ v)
+        v = v / v.norm()
+    return v, kernel.sum(0)
+
+
+def mean_shift(x: Tensor, y: Tensor, steps: int):
+    rows = []
+    weights = (x[:, None] - y[None]).abs().sum(-1)
+    for _ in range(steps):
+        x = x * 0.5 + torch.softmax(-weights + x[:, :1], 1) @ y
+        rows.append(x)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("columns", [2, 5, 9])
+@pytest.mark.parametrize("fn", [sinkhorn, power_iteration, mean_shift])
+def test_no_pairs_between_steps(fn: Callable[..., object], columns: int) -> None:
+    torch.manual_seed(columns)
+    x, y = torch.randn(N, columns) * 0.3, torch.randn(M, columns) * 0.3
+    with faults.strict():
+        compiled = lt.script(fn)
+        assert "s0*s1" not in compiled.memory(x, y, 5).formula
+        got = compiled(x, y, 5)
+    want = fn(x.double(), y.double(), 5)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, check_dtype=False)
+
+
+@pytest.mark.parametrize("fn", [sinkhorn, mean_shift])
+def test_so_with_gradients(fn: Callable[..., Tensor]) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(N, 3, requires_grad=True), torch.randn(M, 3, requires_grad=True)
+    with faults.strict():
+        compiled = lt.script(fn)
+        assert "s0*s1" not in compiled.memory(x, y, 4).formula
+        got = torch.autograd.grad(compiled(x, y, 4).sum(), (x, y))
+    wide = [t.detach().double().requires_grad_() for t in (x, y)]
+    want = torch.autograd.grad(fn(*wide, 4).sum(), wide)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=1e-3, atol=1e-5)
