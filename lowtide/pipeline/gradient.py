@@ -33,7 +33,9 @@ from lowtide.texpr.expr import Def, Program, Reduce
 from lowtide.texpr.index import Index, as_index, product, row_major
 from lowtide.texpr.sizes import evaluate
 
-CHEAP_TERMS: Final = 16  # sums over so few terms are taken again
+CHEAP_TERMS: Final = 16  # sums over so few terms are taken again,
+PAIR_TERMS: Final = 64  # and over so many for a value of pairs,
+PAIRS: Final = 8  # which takes so many times what inputs and outputs take
 
 Pattern = tuple[bool, ...] | None  # of a cotangent: the dims that are expanded; None: no cotangent
 
@@ -162,7 +164,7 @@ class Gradient:
             for load in ex.loads(d.expr)
         )
         read |= dict.fromkeys(n for y in backward.delays.values() for n in (y.source, y.init))
-        stepwise = _Stepwise(self.diff, hints)
+        stepwise = _Stepwise(self.diff, hints, room)
         chosen = dict.fromkeys(n for n in self.diff.defs if n in read and stepwise.is_costly(n))
         seen: set[str] = set()
         todo = list(read)
@@ -267,11 +269,13 @@ class Gradient:
 class _Stepwise:
     """Values that a loop computes and that cannot be had again without a long sum: what the
     backward pass reads of them is saved, as eager mode saves it, step by step. The sum may be of
-    what the loop carries, or one over all steps before it, which is as large as what is saved."""
+    what the loop carries, or one over all steps before it, which is as large as what is saved.
+    `room`: the bytes of inputs and outputs."""
 
-    def __init__(self, diff: autodiff.Differentiation, hints: Mapping[str, int]) -> None:
+    def __init__(self, diff: autodiff.Differentiation, hints: Mapping[str, int], room: int) -> None:
         self.diff = diff
         self.hints = hints
+        self.room = room
         self._known: dict[str, tuple[bool, bool]] = {}
 
     def is_costly(self, name: str) -> bool:
@@ -291,9 +295,13 @@ class _Stepwise:
         if name not in self._known:
             below = [self._found(load.source) for load in ex.loads(d.expr)]
             carried = any(c for c, _ in below)
-            long = isinstance(d.expr, Reduce) and _terms(d.expr, self.hints) > CHEAP_TERMS
-            self._known[name] = carried, any(s for _, s in below) or long
+            self._known[name] = carried, any(s for _, s in below) or self._is_long(d)
         return self._known[name]
+
+    def _is_long(self, d: Def) -> bool:
+        are_pairs = _bytes(d.shape, d.dtype.itemsize, self.hints) > PAIRS * self.room
+        few = PAIR_TERMS if are_pairs else CHEAP_TERMS
+        return isinstance(d.expr, Reduce) and _terms(d.expr, self.hints) > few
 
 
 def cotangent_pattern(g: torch.Tensor) -> tuple[torch.Tensor, tuple[bool, ...]]:

@@ -1,7 +1,8 @@
 """What each part computes again, instead of reading what an earlier one has stored.
 
 In:  a Program with delays, the names that lie in loops, likely sizes.
-Out: names of values.
+Out: `Pairs`: `invariant`, which each step of a loop computes, and `after`, which a loop computes
+     and what reads all its steps computes once more.
 
     c[i, j] = sum[k:3](sq(x[i, k] - y[j, k]))      c would take N * M elements between the steps of
     p[t, i, j] = exp(g[t - 1, j] - c[i, j])        the loop, p T * N * M until it is over: each step
@@ -36,28 +37,38 @@ def is_cheap(d: Def) -> bool:
     return True
 
 
-def pairs_again(
-    program: Program, looped: Set[str], hints: Mapping[str, int]
-) -> tuple[frozenset[str], frozenset[str]]:
-    """Values that take more than all inputs and outputs together: those outside of loops that
-    `PAIR_OPS` give, what of them is large counted in; and those of which one step of a loop takes
-    as much, and which the next step does not read, that `STEP_OPS` give."""
+class Pairs:
+    """What of a Program takes more than all its inputs and outputs together, and what it takes to
+    compute that again. `looped`: names of what lies in loops."""
 
-    def elements(shape: Sequence[Index]) -> int:
-        return math.prod(likely(size, hints) for size in shape)
+    def __init__(self, program: Program, looped: Set[str], hints: Mapping[str, int]) -> None:
+        self.hints = hints
+        inputs = (i.shape for i in program.inputs.values())
+        outputs = (program.defs[n].shape for n in program.outputs if n in program.defs)
+        self.room = sum(map(self._elements, (*inputs, *outputs)))
+        self.operations: dict[str, float] = {}  # of one element, what of it is large counted in
+        for name, d in program.defs.items():
+            if self.are(d.shape):
+                self.operations[name] = _operations(d.expr, self.operations, hints)
+        carried = {*program.outputs, *(y.source for y in program.delays.values())}
+        steps = [n for n in self.operations if n in looped and n not in carried]
+        self.after = frozenset(
+            n for n in steps if self.are(program.defs[n].shape[1:]) and self.is_short(n)
+        )
+        self.invariant = frozenset(
+            n for n, ops in self.operations.items() if n not in looped and ops <= PAIR_OPS
+        )
 
-    room = sum(elements(i.shape) for i in program.inputs.values())
-    room += sum(elements(program.defs[n].shape) for n in program.outputs if n in program.defs)
-    kept = {*program.outputs, *(y.source for y in program.delays.values())}
-    found: dict[str, float] = {}
-    for name, d in program.defs.items():
-        is_step = name in looped
-        if elements(d.shape[1:] if is_step else d.shape) <= room or (is_step and name in kept):
-            continue
-        ops = _operations(d.expr, found, hints)
-        if ops <= (STEP_OPS if is_step else PAIR_OPS):
-            found[name] = ops
-    return frozenset(found.keys() - looped), frozenset(found.keys() & looped)
+    def are(self, shape: Sequence[Index]) -> bool:
+        """Are values of this shape so large?"""
+        return self._elements(shape) > self.room
+
+    def is_short(self, name: str) -> bool:
+        """May it be computed twice, rather than be stored for all steps?"""
+        return self.operations.get(name, math.inf) <= STEP_OPS
+
+    def _elements(self, shape: Sequence[Index]) -> int:
+        return math.prod(likely(size, self.hints) for size in shape)
 
 
 def _operations(e: Expr, known: Mapping[str, float], hints: Mapping[str, int]) -> float:

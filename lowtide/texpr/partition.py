@@ -19,13 +19,13 @@ Where loops turn within a loop (`nests`), its step is a Program with delays, whi
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
 
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
-from lowtide.texpr.again import is_cheap, pairs_again
+from lowtide.texpr.again import Pairs, is_cheap
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.blocks import Block, as_block
 from lowtide.texpr.expr import (
@@ -44,6 +44,8 @@ from lowtide.texpr.expr import (
 from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, deep_atoms
 from lowtide.texpr.nests import Cycle, cycles, nested, step_of, steps_of
 from lowtide.texpr.split_ranges import split_ranges
+
+OF_STEP: Final = "_step"  # the ending of a name: the row of one step
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,8 +117,8 @@ class _Partition:
         self.in_blocks: set[str] = set()
         self.blocks = dict(self._blocks(even))
         simple = {n for n, c in self.cycle_of.items() if not c.inner} - self.in_blocks
-        self.again, of_steps = pairs_again(program, self.cycle_of.keys(), hints)
-        self.after = of_steps & simple  # of a loop: what reads all steps of it makes it once more
+        self.pairs = Pairs(program, self.cycle_of.keys(), hints)
+        self.after = self.pairs.after & simple
         self._levels: dict[object, int] = {}
         self._placed: dict[str, int] = {}
         self.users: dict[str, set[str]] = {}
@@ -261,7 +263,14 @@ class _Partition:
         """By each part that reads it?"""
         if d.name in self.cycle_of:
             return d.name in self.after
-        return d.name in self.again or is_cheap(d)
+        if is_cheap(d) or d.name in self.pairs.invariant:
+            return True
+        in_loops = any(u in self.cycle_of for u in self.users.get(d.name, ()))
+        return in_loops and self._has_large_rows(d)
+
+    def _has_large_rows(self, d: Def) -> bool:
+        """Is each row of it values of pairs, which a step makes for itself?"""
+        return self.pairs.is_short(d.name) and self.pairs.are(d.shape[1:])
 
     def _need(self, inputs: dict[str, Input], name: str) -> None:
         """Of a part: `name` is made by an earlier one, or the caller's."""
@@ -320,16 +329,12 @@ class _Partition:
         for name, d in self.defs.items():
             if name in c.members:
                 defs[name] = self._of_a_step(d, {d.axes[0]: index}, c, index)
-        todo = [load.source for d in defs.values() for load in ex.loads(d.expr)]
-        todo = [*(y.init for y, _ in inner.values()), *reversed(todo)]
-        while todo:
-            source = todo.pop()
+        defs |= self._pairs_of(defs.values(), c, index)
+        read = [load.source for d in defs.values() for load in ex.loads(d.expr)]
+        for source in (*read, *(y.init for y, _ in inner.values())):
             y = delays.get(source)
             if y is not None:
                 inputs[y.name] = ex.stored(y.name, y.shape[1:], y.dtype)
-            elif source in self.again and source not in defs:
-                defs[source] = self._of_a_step(self.defs[source], {}, c, index)
-                todo += [load.source for load in ex.loads(defs[source].expr)]
             elif source not in defs and source not in inner:
                 self._need(inputs, source)
         outputs = dict.fromkeys(y.source for y in c.delays)
@@ -358,6 +363,34 @@ class _Partition:
             },
         )
 
+    def _pairs_of(self, members: Iterable[Def], c: Cycle, index: Index) -> dict[str, Def]:
+        """Values of pairs of before the loop, which each step computes; loads of those that are
+        others in each step are of `name_step`."""
+        found: dict[str, Def] = {}
+        todo = [load.source for d in members for load in ex.loads(d.expr)]
+        while todo:
+            name = todo.pop()
+            source = name.removesuffix(OF_STEP)
+            if name in found or source not in self.defs or source in self.cycle_of:
+                continue
+            d = self.defs[source]
+            if name != source:
+                found[name] = replace(self._of_a_step(d, {d.axes[0]: index}, c, index), name=name)
+            elif name in self.pairs.invariant:
+                found[name] = self._of_a_step(d, {}, c, index)
+            else:
+                continue
+            todo += [load.source for load in ex.loads(found[name].expr)]
+        return found
+
+    def _is_made_by_step(self, node: Load, index: Index) -> bool:
+        """Is it a row of values of pairs, the one of this step?"""
+        d = self.defs.get(node.source)
+        if d is None or node.source in self.cycle_of or not self._has_large_rows(d):
+            return False
+        rest = (a for i in node.index[1:] for a in deep_atoms(i))
+        return node.index[0] is index and not any(a in index.atoms() for a in rest)
+
     def _inner(self, c: Cycle, index: Index) -> Iterator[tuple[str, tuple[Delay, Def | None]]]:
         """The delays within a step, and what they begin with, where that is not made in it."""
         for y, at in c.inner:
@@ -374,7 +407,7 @@ class _Partition:
                 loc=y.loc,
                 op="loop",
             )
-            yield y.name, (dataclasses.replace(y, init=made.name), made)
+            yield y.name, (replace(y, init=made.name), made)
 
     def _of_a_step(self, d: Def, at: dict[Axis, Index], c: Cycle, index: Index) -> Def:
         """What a step computes of it; `at`: which step that is, if it is another in each."""
@@ -387,6 +420,8 @@ class _Partition:
                 if node.index[0] is not index:
                     raise AssertionError(f"{d.name} reads another step: {node}")
                 return ex.load(node.source, node.index[1:], node.dtype)
+            if self._is_made_by_step(node, index):
+                return ex.load(node.source + OF_STEP, node.index[1:], node.dtype)
             return self._written_out(node, index)
 
         expr = Rewriter(visit)(at_indices(d.expr, at))
@@ -427,12 +462,10 @@ def _forwarded(program: Program) -> Program:
             return ex.load(known[node.source], node.index, node.dtype)
         return None
 
-    return dataclasses.replace(
+    return replace(
         program,
         delays={
-            n: dataclasses.replace(
-                y, source=known.get(y.source, y.source), init=known.get(y.init, y.init)
-            )
+            n: replace(y, source=known.get(y.source, y.source), init=known.get(y.init, y.init))
             for n, y in program.delays.items()
         },
         defs={n: _rewritten(d, visit) for n, d in program.defs.items() if n not in known},
@@ -440,7 +473,7 @@ def _forwarded(program: Program) -> Program:
 
 
 def _rewritten(d: Def, visit: Callable[[Expr], Expr | None]) -> Def:
-    return dataclasses.replace(d, expr=Rewriter(visit)(d.expr))
+    return replace(d, expr=Rewriter(visit)(d.expr))
 
 
 def _settled(program: Program) -> Program:
@@ -457,7 +490,7 @@ def _settled(program: Program) -> Program:
 
         return _rewritten(d, visit)
 
-    return dataclasses.replace(
+    return replace(
         program,
         delays={n: y for n, y in program.delays.items() if members[n]},
         defs=ex.ordered({n: settled(d) for n, d in program.defs.items()}),

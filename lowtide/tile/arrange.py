@@ -148,6 +148,7 @@ class Arrangement:
         reduced = {a for d in self.defs.values() for a in reduced_axes(d)}
         pure = [a for a in common if a not in reduced]
         enough = 2 * self.target.threads
+        pure = [a for a in pure if not self._is_column(a)] or pure
         if any(is_contraction(d) for d in self.reductions.values()):
             pure.sort(key=lambda a: (a.extent.const or FULL_EXTENT + 1) > FULL_EXTENT)
             lines = bool(pure)  # a task has rows and columns, however they are stored

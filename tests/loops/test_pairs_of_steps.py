@@ -42,6 +42,12 @@ def mean_shift(x: Tensor, y: Tensor, steps: int):
     return torch.stack(rows)
 
 
+def retrieval(x: Tensor, y: Tensor, steps: int):
+    for _ in range(steps):
+        x = torch.softmax(x @ y.t(), 1) @ y
+    return x
+
+
 @pytest.mark.parametrize("columns", [2, 5, 9])
 @pytest.mark.parametrize("fn", [sinkhorn, power_iteration, mean_shift])
 def test_no_pairs_between_steps(fn: Callable[..., object], columns: int) -> None:
@@ -55,15 +61,29 @@ def test_no_pairs_between_steps(fn: Callable[..., object], columns: int) -> None
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
-@pytest.mark.parametrize("fn", [sinkhorn, mean_shift])
-def test_so_with_gradients(fn: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize(("fn", "columns"), [(sinkhorn, 3), (mean_shift, 3), (retrieval, 16)])
+def test_so_with_gradients(fn: Callable[..., Tensor], columns: int) -> None:
     torch.manual_seed(0)
-    x, y = torch.randn(N, 3, requires_grad=True), torch.randn(M, 3, requires_grad=True)
+    x, y = ((torch.randn(n, columns) * 0.5).requires_grad_() for n in (N, M))
     with faults.strict():
         compiled = lt.script(fn)
         assert "s0*s1" not in compiled.memory(x, y, 4).formula
         got = torch.autograd.grad(compiled(x, y, 4).sum(), (x, y))
     wide = [t.detach().double().requires_grad_() for t in (x, y)]
     want = torch.autograd.grad(fn(*wide, 4).sum(), wide)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=1e-3, atol=1e-5)
+
+
+def test_longer_products_are_stored_once_not_by_each_step() -> None:
+    torch.manual_seed(0)
+    x, y = (torch.randn(n, 20, requires_grad=True) for n in (600, 700))
+    with faults.strict():
+        compiled = lt.script(sinkhorn)
+        formula = compiled.memory(x, y, 6).formula
+        got = torch.autograd.grad(compiled(x, y, 6), (x, y))
+    assert "s0*s1" not in formula.replace("4*s0*s1", "", 1)
+    wide = [t.detach().double().requires_grad_() for t in (x, y)]
+    want = torch.autograd.grad(sinkhorn(*wide, 6), wide)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b.float(), rtol=1e-3, atol=1e-5)
