@@ -148,8 +148,9 @@ class Executable(ABC):
         """The kernels of a step, in order, with their slots."""
 
     @abstractmethod
-    def run_steps(self, steps: Steps, room: Room) -> None:
-        """Runs all steps. Their slots lie in the memory of the tensors in `room`."""
+    def run_steps(self, steps: Steps, room: Room) -> int:
+        """Runs all steps; gives how many that were. Their slots lie in the memory of the tensors in
+        `room`."""
 
     # -- running --
 

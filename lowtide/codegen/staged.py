@@ -200,7 +200,8 @@ class Staged:
             part = stage.part
             if isinstance(part, Loop):
                 why = f": {part.why}" if part.why else ""
-                yield f"loop{number}.", f"; once for each of {part.trips} steps{why}", stage
+                trips = f"at most {part.trips}" if part.until else f"{part.trips}"
+                yield f"loop{number}.", f"; once for each of {trips} steps{why}", stage
             elif isinstance(part, Strips):
                 yield (
                     f"strip{number}.",

@@ -105,9 +105,9 @@ class HostExecutable(Executable):
         """See the base class."""
         return host_launches(run, self.bound(), self.texts, self.plans)
 
-    def run_steps(self, steps: Steps, room: Room) -> None:
+    def run_steps(self, steps: Steps, room: Room) -> int:
         """See the base class."""
-        run_steps(steps)
+        return run_steps(steps)
 
     def scope(self) -> dict[str, Any]:
         """See the base class."""

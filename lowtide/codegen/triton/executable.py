@@ -163,9 +163,10 @@ class BlockExecutable(Executable):
         sizes = {n: dtype.itemsize for n, dtype in self.memory_dtypes.items()}
         return block_launches(run, kernels, self.texts, sizes, self.looped)
 
-    def run_steps(self, steps: Steps, room: Room) -> None:
+    def run_steps(self, steps: Steps, room: Room) -> int:
         """See the base class."""
         run_blocks(steps, room)
+        return steps.trips
 
     def scope(self) -> dict[str, Any]:
         """See the base class."""
