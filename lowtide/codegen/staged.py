@@ -160,6 +160,12 @@ class Staged:
         _set_dead(self.parts, set(self._results))
         self._is_compiled = False
 
+    def write(self) -> None:
+        """Writes the kernels of all parts: see `Executable`."""
+        if not self._is_compiled:
+            for made in self.executables():
+                made.write()
+
     def _compile(self) -> None:
         """The kernels of all parts: C compilers run side by side."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
