@@ -31,20 +31,24 @@ from lowtide.tile.items import memory_strides
 from lowtide.tile.matmul import as_matmul
 
 
-class Text(Protocol):
-    """A kernel in its language: what is handed over to it, in order, and work memory per thread, a
-    polynomial in the sizes."""
+class Needs(Protocol):
+    """What a kernel reads and writes, and its work memory per thread, a polynomial in the sizes."""
+
+    @property
+    def tensors(self) -> list[str]: ...
+    @property
+    def thread_bytes(self) -> Index: ...
+
+
+class Text(Needs, Protocol):
+    """A kernel in its language: what is handed over to it, in order."""
 
     @property
     def name(self) -> str: ...
     @property
-    def tensors(self) -> list[str]: ...
-    @property
     def sizes(self) -> list[str]: ...
     @property
     def numbers(self) -> list[str]: ...
-    @property
-    def thread_bytes(self) -> Index: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +78,6 @@ class Executable(ABC):
     place of, in the same memory."""
 
     language: str
-    source: str
-    driver: str
 
     def __init__(
         self,
@@ -115,6 +117,21 @@ class Executable(ABC):
     def texts(self) -> Sequence[Text]:
         """Each kernel as its language has it."""
 
+    @property
+    @abstractmethod
+    def source(self) -> str:
+        """All kernels in their language."""
+
+    @property
+    @abstractmethod
+    def driver(self) -> str:
+        """Python that allocates and launches."""
+
+    @property
+    def needs(self) -> Sequence[Needs]:
+        """Of each kernel, also where none is written."""
+        return self.texts
+
     @abstractmethod
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         """The kernel of a group."""
@@ -148,8 +165,13 @@ class Executable(ABC):
         """The kernels of a step, in order, with their slots."""
 
     @abstractmethod
-    def run_steps(self, steps: Steps, room: Room) -> None:
-        """Runs all steps. Their slots lie in the memory of the tensors in `room`."""
+    def run_steps(self, steps: Steps, room: Room) -> int:
+        """Runs all steps; gives how many that were. Their slots lie in the memory of the tensors in
+        `room`."""
+
+    def write(self) -> None:
+        """Writes the kernels, which only a run needs, so that what fails there fails before it."""
+        len(self.source if self.is_step else self.driver)
 
     # -- running --
 
@@ -234,7 +256,7 @@ class Executable(ABC):
         threads = self.threads()
         held: dict[str, Held] = {}
         warm: list[Held] = []  # work memory that a loop's steps find as the first one left it
-        for k, (p, t) in enumerate(zip(self.plans, self.texts, strict=True)):
+        for k, (p, t) in enumerate(zip(self.plans, self.needs, strict=True)):
             own = [n for n in p.outputs if not (self.is_step and n in self._roots())]
             made = {n: self._held(n, sizes) for n in own}
             work = Held(
@@ -268,7 +290,7 @@ class Executable(ABC):
 
     def _alive(self, name: str, k: int) -> bool:
         kept = self.is_step or name in self._roots()  # a loop's temporaries are there for all steps
-        return kept or any(name in t.tensors for t in self.texts[k:])
+        return kept or any(name in t.tensors for t in self.needs[k:])
 
 
 def _note(p: Kernel) -> str:

@@ -64,11 +64,12 @@ def run_loop(
     executable = step if isinstance(step, Executable) else next(step.executables())
     room = Room(executable, known.values())
     run = _Outermost(loop, step, known, room, sizes, numbers)
-    executable.run_steps(run.steps(), room)
+    done = executable.run_steps(run.steps(), room)
+    last = done - 1 if loop.until else run.last
     found = {n: stack for n, stack in run.tensors.items() if n in loop.kept} | run.blocks
     for name, end in loop.ends.items():
         stack = run.tensors[name]
-        found[end] = stack[run.last % len(stack)]
+        found[end] = stack[last % len(stack)]
     return found
 
 
@@ -139,7 +140,11 @@ class _Loop:
     def steps(self) -> Steps:
         """All its launches."""
         return Steps(
-            launches=self._launches(), trips=self.trips, reverse=self.loop.reverse, level=self.level
+            launches=self._launches(),
+            trips=self.trips,
+            reverse=self.loop.reverse,
+            level=self.level,
+            until=self.places[self.loop.until] if self.loop.until else 0,
         )
 
     def _launches(self) -> list[Launch | Steps]:

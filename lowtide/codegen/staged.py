@@ -160,6 +160,12 @@ class Staged:
         _set_dead(self.parts, set(self._results))
         self._is_compiled = False
 
+    def write(self) -> None:
+        """Writes the kernels of all parts: see `Executable`."""
+        if not self._is_compiled:
+            for made in self.executables():
+                made.write()
+
     def _compile(self) -> None:
         """The kernels of all parts: C compilers run side by side."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -200,7 +206,8 @@ class Staged:
             part = stage.part
             if isinstance(part, Loop):
                 why = f": {part.why}" if part.why else ""
-                yield f"loop{number}.", f"; once for each of {part.trips} steps{why}", stage
+                trips = f"at most {part.trips}" if part.until else f"{part.trips}"
+                yield f"loop{number}.", f"; once for each of {trips} steps{why}", stage
             elif isinstance(part, Strips):
                 yield (
                     f"strip{number}.",

@@ -85,6 +85,10 @@ class Tuned:
         self._latest = Found(tiling="", executable=self.usual, times={})
         self._lock = threading.RLock()
 
+    def write(self) -> None:
+        """Writes the kernels in the usual tiling: see `Executable`."""
+        self.usual.write()
+
     def _plan(self, tiling: str) -> Executable | Staged:
         return self._compile(tiling=tiling)
 

@@ -13,6 +13,7 @@ from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.counted_loops import count_loops
 from lowtide.passes.dead_code import eliminate_dead_code
+from lowtide.passes.early_ends import end_early
 from lowtide.passes.first_steps import peel_first_steps
 from lowtide.passes.grown_lists import grow_in_place
 from lowtide.passes.inline_no_grad import inline_no_grad
@@ -30,6 +31,7 @@ TIDY: tuple[Pass, ...] = (
     split_tuples,
     fold_constants,
     eliminate_dead_code,  # and what loops carry unchanged
+    end_early,
     read_rows,
     count_loops,
     grow_in_place,

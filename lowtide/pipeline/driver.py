@@ -15,7 +15,7 @@ fit, PyTorch runs the same ops instead, so that its own error (or result) comes 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
 
 from lowtide.frontend.script.leaves import has_subclasses
@@ -130,7 +130,7 @@ class BlockPlan:
                 return True
         if not self.is_repeated:
             return False
-        if self._counts_places(op):
+        if self._counts_places(op) or (op.name == "if" and self._chooses_places(op)):
             return True
         if (op.blocks or op.name.startswith(("list.", "py."))) and not self.growing.isdisjoint(
             free_values([op])
@@ -141,15 +141,27 @@ class BlockPlan:
         )
         if op.name == "mutate":  # of what was made before
             reads = all(op.operands[0] not in earlier.results for earlier in self.ops[start:])
-        return reads and any(v.type == t.INT and v not in self.constants for v in op.operands[1:])
+        return reads and any(_is_counted(v, self.constants) for v in op.operands[1:])
+
+    def _chooses_places(self, op: Op) -> bool:
+        """Is in its branches, and in no loop there, what the driver runs because of a place?"""
+        inner = [o for block in op.blocks for o in walk(block)]
+        known = self.constants | {o.result for o in inner if o.name == "const"}
+        return all(o.name != "loop" for o in inner) and any(
+            o.name == "torch.getitem" and any(_is_counted(v, known) for v in o.operands[1:])
+            for o in inner
+        )
 
     def _counts_places(self, op: Op) -> bool:
-        """`2 * i + 1` of which only the driver's ops know: an int that a region takes is part of
-        the key by which its sizes are looked up."""
+        """`2 * i + 1` of which only the driver's ops know, or the next step: an int that a region
+        takes is part of the key by which its sizes are looked up."""
         if op.name not in _ARITHMETIC or op.result.type != t.INT:
             return False
         users = [user for user in self.ops if op.result in user.operands]
-        return all(user.name in _PLACES or self._counts_places(user) for user in users)
+        return all(
+            user.name in _PLACES or user is self.block.terminator or self._counts_places(user)
+            for user in users
+        )
 
     def share(self, inner: dict[int, BlockPlan]) -> None:
         """From now on plans of nested blocks are taken from there, and added there."""
@@ -375,6 +387,11 @@ def make_driver(function: Function, options: Options) -> Driver:
 
 def _is_tensors(value: Value) -> bool:
     return value.type == t.ListType(t.TENSOR)
+
+
+def _is_counted(value: Value, constants: Container[Value]) -> bool:
+    """May it be another int in each step?"""
+    return value.type == t.INT and value not in constants
 
 
 def _is_work(op: Op) -> bool:

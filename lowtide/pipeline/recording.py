@@ -257,6 +257,8 @@ def _by_kernels(
     hints = dict(zip(g.names, call.sizes, strict=True))
     try:
         made = g.backward(needed, tuple(patterns), (*call.saved, *unchanged), hints)
+        if made.executable is not None:
+            made.executable.write()
     except Exception as error:
         survive(error, "the backward pass")
         return _by_eager(call, kept[: len(g.kept_inputs)], cotangents, needed)

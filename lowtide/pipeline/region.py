@@ -182,7 +182,10 @@ class Region:
         return spec.run
 
     def _callable(self, spec: Specialisation, entry: Entry) -> Any:
-        return self.recording(spec, self.executable(spec, entry), launched)
+        executable = self.executable(spec, entry)
+        if executable is not None:
+            executable.write()
+        return self.recording(spec, executable, launched)
 
     def recording(self, spec: Specialisation, executable: Any, launch: Launch) -> Any:
         """What runs the kernels, and records them where outputs carry gradients."""

@@ -9,8 +9,12 @@ of about that size takes it. A fresh 256 MB costs 150 ms of page faults, a warm 
     del t                                       # stats().cached_bytes == 64 MiB
     u = empty((4000, 4000), torch.float32)      # a hit: the same block
 
-Always: a block has at most a quarter more bytes than asked for; blocks that are free never hold
-more than `Config.arena_cap_bytes` (those freed longest ago are unmapped first); a tensor may
+Work memory, which a kernel needs while it runs, has blocks of its own: any that is large enough
+serves, and a larger one takes the place of one that is free, so that all kernels together hold what
+one of them needs.
+
+Always: a tensor's block has at most a quarter more bytes than asked for; blocks that are free never
+hold more than `Config.arena_cap_bytes` (those freed longest ago are unmapped first); a tensor may
 outlive the pool.
 One difference from torch.empty: the storage of a large tensor cannot grow, as that of a tensor from
 numpy cannot. `resize_` to more elements, or `out=` with too small a tensor, raises; views, `set_`,
@@ -77,6 +81,7 @@ class _Block:
         "asked_bytes",
         "block_bytes",
         "freed",
+        "is_for_work",
         "is_pooled",
         "mapping",
         "new_lease",
@@ -97,6 +102,7 @@ class _Block:
         self.asked_bytes = 0
         self.freed = 0  # which give-back of all it was: tells the oldest
         self.is_pooled = True
+        self.is_for_work = False
         self.new_lease: Callable[[], Any] | None = None  # made for the first tensor
         if is_huge and _HUGE_ADVICE is not None:
             with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -145,6 +151,7 @@ class _Pool:
         self._busy = False
         self._returned: deque[_Block] = deque()
         self._free: dict[int, deque[_Block]] = {}
+        self._free_for_work: deque[_Block] = deque()
         self._give_backs = 0
         self._reserved_bytes = 0
         self._in_use_bytes = 0
@@ -157,7 +164,7 @@ class _Pool:
         self.is_tight = False  # whether free blocks are unmapped before another is mapped
         self._held_for_fork = False
 
-    def take(self, asked_bytes: int) -> _Block:
+    def take(self, asked_bytes: int, is_for_work: bool = False) -> _Block:
         """A block of at least `asked_bytes` > 0. Raises OSError if the system has no memory."""
         block_bytes = class_bytes(asked_bytes)
         block = None
@@ -167,11 +174,13 @@ class _Pool:
                 try:
                     if self._returned:
                         self._book_returned()
-                    free = self._free.get(block_bytes)
-                    if free:
+                    if is_for_work:
+                        block = self._warm_for_work(block_bytes)
+                    elif free := self._free.get(block_bytes):
                         block = free.pop()
+                    if block is not None:
                         block.asked_bytes = asked_bytes
-                        self._cached_bytes -= block_bytes
+                        self._cached_bytes -= block.block_bytes
                         self._hits += 1
                         in_use_bytes = self._in_use_bytes = self._in_use_bytes + asked_bytes
                         self._peak_in_use_bytes = max(self._peak_in_use_bytes, in_use_bytes)
@@ -179,6 +188,7 @@ class _Pool:
                     self._busy = False
         if block is None:
             block = self._take_new(block_bytes, asked_bytes)
+            block.is_for_work = is_for_work
         if self._returned:
             self._settle()
         if (observer := self.observer) is not None:
@@ -290,9 +300,11 @@ class _Pool:
             block = self._returned.popleft()
             self._in_use_bytes -= block.asked_bytes
             self._cached_bytes += block.block_bytes
-            free = self._free.get(block.block_bytes)
-            if free is None:
-                free = self._free[block.block_bytes] = deque()
+            free = self._free_for_work
+            if not block.is_for_work:
+                free = self._free.get(block.block_bytes)
+                if free is None:
+                    free = self._free[block.block_bytes] = deque()
             free.append(block)
             self._give_backs += 1
             block.freed = self._give_backs
@@ -301,12 +313,29 @@ class _Pool:
 
     def _shrink(self, limit_bytes: int) -> None:
         while self._cached_bytes > limit_bytes:
-            oldest = min(filter(None, self._free.values()), key=lambda free: free[0].freed)
-            block = oldest.popleft()
-            self._cached_bytes -= block.block_bytes
-            self._reserved_bytes -= block.block_bytes
-            self._trims += 1
-            block.mapping.close()
+            all_free = filter(None, (*self._free.values(), self._free_for_work))
+            self._unmap(min(all_free, key=lambda free: free[0].freed).popleft())
+
+    def _unmap(self, block: _Block) -> None:
+        """Of a block that is among the free ones no more."""
+        self._cached_bytes -= block.block_bytes
+        self._reserved_bytes -= block.block_bytes
+        self._trims += 1
+        block.mapping.close()
+
+    def _warm_for_work(self, least_bytes: int) -> _Block | None:
+        """The smallest free block that is large enough; if there is none, what will be mapped is in
+        the place of the largest."""
+        free = self._free_for_work
+        fits = [block for block in free if block.block_bytes >= least_bytes]
+        if not free:
+            return None
+        block = (min if fits else max)(fits or free, key=lambda block: block.block_bytes)
+        free.remove(block)
+        if fits:
+            return block
+        self._unmap(block)
+        return None
 
     def before_fork(self) -> None:
         """Waits until nobody is at the account, so that it is not copied half booked."""
@@ -360,7 +389,7 @@ class Scratch:
     def __init__(self, nbytes: int) -> None:
         """Raises OSError if there is no memory."""
         self._block = None
-        self._block = _pool.take(max(nbytes, 1))
+        self._block = _pool.take(max(nbytes, 1), is_for_work=True)
         self.address = self._block.address
         self.nbytes = nbytes
 
@@ -413,7 +442,7 @@ def empty(
 
 
 def scratch(nbytes: int) -> Scratch:
-    """Work memory of at least `nbytes`, warm if some of that size was in use before.
+    """Work memory of at least `nbytes`, warm if as much was in use before.
 
     Raises OSError if there is no memory. Keep the object while a kernel uses the address.
     """

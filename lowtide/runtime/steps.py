@@ -32,10 +32,13 @@ typedef struct {
   void **slots;
   int64_t changes;
   const lt_move *moves;
+  const char *until;
+  int64_t done;
 } lt_loop;
 
 LT_EXPORT int64_t lt_steps(const void *steps) {
-  const lt_loop *l = (const lt_loop *)steps;
+  lt_loop *l = (lt_loop *)steps;
+  l->done = l->trips;
   for (int64_t k = 0; k < l->trips; k++) {
     int64_t t = l->reverse ? l->trips - 1 - k : k;
     for (int64_t i = 0; i < l->changes; i++) {
@@ -49,12 +52,16 @@ LT_EXPORT int64_t lt_steps(const void *steps) {
       int64_t fault = l->kernels[i](l->slots[i]);
       if (fault) return fault;
     }
+    if (l->until && !*l->until) {
+      l->done = k + 1;
+      break;
+    }
   }
   return 0;
 }
 """
 )
-_LOOP_LAYOUT = "@qqqPPqP"
+_LOOP_LAYOUT = "@qqqPPqPPq"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +104,22 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Each launch once for every step, from 0 to `trips` or from the last one back."""
+    """Each launch once for every step, from 0 to `trips` or from the last one back; none after the
+    step that leaves 0 in the byte at `until`, if there is one."""
 
     launches: Sequence[Launch | Steps]
     trips: int
     reverse: bool
     level: int = 0
+    until: Slot = 0
 
 
-def run_steps(steps: Steps) -> None:
-    """Runs all steps."""
+def run_steps(steps: Steps) -> int:
+    """Runs all steps; gives how many that were."""
     made = _Table()
-    _function()(made.loop(steps))
+    address = made.loop(steps)
+    _function()(address)
+    return ctypes.c_int64.from_address(address + _DONE).value
 
 
 class _Table:
@@ -129,17 +140,21 @@ class _Table:
             else:
                 functions.append(_address(launch.function))
                 slots.append(self._slots(launch.layout, launch.slots))
-        count, moves = len(functions), self.moves.pop(steps.level, [])
+        count = len(functions)
+        kernels, starts = (ctypes.c_void_p * count)(*functions), (ctypes.c_void_p * count)(*slots)
+        own = (ctypes.addressof(kernels), ctypes.addressof(starts))
+        head = (steps.trips, int(steps.reverse), count, *own)
+        loop = self._slots(_LOOP_LAYOUT, (*head, 0, 0, steps.until, 0))
+        moves = self.moves.pop(steps.level, [])
         table = (ctypes.c_int64 * max(_MOVE * len(moves), 1))()
         for k, (slot, x) in enumerate(moves):
             place = ctypes.addressof(table) + k * _MOVE * abi.SLOT_BYTES
             fields = (slot, *self._known((x.first, x.base), place + abi.SLOT_BYTES))
             table[k * _MOVE : (k + 1) * _MOVE] = [*fields, x.stride, x.shift, x.rows]
-        kernels, starts = (ctypes.c_void_p * count)(*functions), (ctypes.c_void_p * count)(*slots)
         self.kept += [table, kernels, starts]
-        own = (ctypes.addressof(kernels), ctypes.addressof(starts))
-        head = (steps.trips, int(steps.reverse), count, *own)
-        return self._slots(_LOOP_LAYOUT, (*head, len(moves), ctypes.addressof(table)))
+        changes = (ctypes.c_int64 * 2).from_address(loop + len(head) * abi.SLOT_BYTES)
+        changes[:] = [len(moves), ctypes.addressof(table)]
+        return loop
 
     def _slots(self, layout: str, values: Sequence[float | Slot]) -> int:
         buffer = ctypes.create_string_buffer(struct.calcsize(layout))
@@ -160,6 +175,7 @@ class _Table:
 
 
 _MOVE = 6  # fields of a move
+_DONE = 8 * abi.SLOT_BYTES  # where a loop says how many steps it has run
 
 
 def _address(function: Any) -> int | None:

@@ -233,7 +233,9 @@ class Delay:
     has the other axes only, at the first step. `reverse`: at t + 1, and the last step is the first.
 
     `source` may load the delay: that is the only way in which definitions may form a cycle.
-    `why`: what of the user's program makes the steps depend on each other."""
+    `why`: what of the user's program makes the steps depend on each other. `ends`: of a truth, what
+    is of no use from the step on at which it is false: delays, itself among them, then stay as they
+    are, and definitions of each step are not read."""
 
     name: str
     source: str
@@ -243,6 +245,7 @@ class Delay:
     reverse: bool = False
     loc: Loc = UNKNOWN_LOC
     why: str = ""
+    ends: tuple[str, ...] = ()
 
     @property
     def behind(self) -> int:

@@ -52,7 +52,7 @@ class NoNest(Exception):
 def cycles(program: Program) -> list[Cycle]:
     """The loops: what a delay depends on and what depends on it. All delays are in `delays`."""
     edges = {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
-    edges |= {y.name: {y.source, y.init} for y in program.delays.values()}
+    edges |= {y.name: {y.source, y.init, *_tied(program, y)} for y in program.delays.values()}
     back: dict[str, set[str]] = {}
     for user, sources in edges.items():
         for source in sources:
@@ -68,6 +68,11 @@ def cycles(program: Program) -> list[Cycle]:
     for c in found:
         c.members -= {y.name for y in c.delays}
     return found
+
+
+def _tied(program: Program, y: Delay) -> Iterator[str]:
+    """A truth that ends a loop is of one cycle with all that ends with it."""
+    return (n for n in y.ends if n in program.delays)
 
 
 def _reached(start: str, edges: Mapping[str, Iterable[str]]) -> set[str]:

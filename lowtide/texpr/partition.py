@@ -19,7 +19,7 @@ Where loops turn within a loop (`nests`), its step is a Program with delays, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -63,7 +63,8 @@ class Loop:
     `carried`: an input of the step, and the output that it is one step earlier, or at the first
     step the value named. `kept`: outputs of which all steps are needed later; of the others only
     the last one. `ends`: an output, and what its value after the last step is called. `blocks`: a
-    tensor, and the outputs that it is made of."""
+    tensor, and the outputs that it is made of. `until`: an output, a truth; once it is false, no
+    step changes anything. "" where that may never be, or where all steps are needed."""
 
     program: Program
     step: str
@@ -74,6 +75,7 @@ class Loop:
     kept: frozenset[str]
     ends: Mapping[str, str]
     blocks: Mapping[str, tuple[str, ...]]
+    until: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +328,10 @@ class _Partition:
         defs = {
             n: begins for _, begins in inner.values() if begins is not None for n in [begins.name]
         }
+        kept = frozenset(n for n in self.demanded if n in c.members and n in self.whole)
+        ending = next((y for y in c.delays if y.ends and not kept), None)
+        if ending is not None:
+            self._join(c, ending.ends)
         for name, d in self.defs.items():
             if name in c.members:
                 defs[name] = self._of_a_step(d, {d.axes[0]: index}, c, index)
@@ -361,6 +367,7 @@ class _Partition:
                 for n in sorted(self.filled)
                 if self.blocks[n].parts[0] in c.members
             },
+            until="" if ending is None else ending.source,
         )
 
     def _pairs_of(self, members: Iterable[Def], c: Cycle, index: Index) -> dict[str, Def]:
@@ -390,6 +397,17 @@ class _Partition:
             return False
         rest = (a for i in node.index[1:] for a in deep_atoms(i))
         return node.index[0] is index and not any(a in index.atoms() for a in rest)
+
+    def _join(self, c: Cycle, names: Container[str]) -> None:
+        """What only the steps of a loop read, each of its own, is computed in them: perhaps few of
+        them are run."""
+        for name, d in reversed(self.defs.items()):
+            users = self.users.get(name, set())
+            if name not in names or name in self.cycle_of or name in self.roots:
+                continue
+            if users and users <= c.members and all(_reads_own(self.defs[u], d) for u in users):
+                c.members.add(name)
+                self.cycle_of[name] = c
 
     def _inner(self, c: Cycle, index: Index) -> Iterator[tuple[str, tuple[Delay, Def | None]]]:
         """The delays within a step, and what they begin with, where that is not made in it."""
@@ -444,6 +462,12 @@ class _Partition:
             return self._written_out(inner, index) if isinstance(inner, Load) else None
 
         return Rewriter(visit)(moved)
+
+
+def _reads_own(user: Def, d: Def) -> bool:
+    """Does each step read what is of the same step?"""
+    reads = [x.index[0] for x in ex.loads(user.expr) if x.source == d.name and x.index]
+    return bool(reads) and all(i is as_index(user.axes[0]) for i in reads)
 
 
 def _forwarded(program: Program) -> Program:

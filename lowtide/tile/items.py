@@ -37,6 +37,7 @@ CHEAP = frozenset({
 FULL_EXTENT = 8  # constant extents up to this are unrolled completely in a reduction
 ARG = frozenset({"argmin", "argmax"})
 WORTH_STAGING = 28  # vector operations that it saves at each point of the buffer
+COSTLY = 10  # vector operations: of a transcendental function
 SPLAT, SIDE_BY_SIDE, STAGED = 0.25, 1.0, 1.3  # what a vector costs, by how its elements lie
 STRIDED, ANYWHERE = 0.7, 2.0  # the same for each of its lanes
 STAGED_TILE = 512  # points of a tile of an axis, at most
@@ -276,7 +277,7 @@ def choose_staged(item: Item, ctx: Context) -> list[Expr]:
             return
         seen.add(e)
         lacks_some = have < loops and not (loops - have) <= skip
-        if lacks_some and _fits(have, over) and _worth_staging(e, have, item, ctx):
+        if lacks_some and _fits(e, have, over) and _worth_staging(e, have, item, ctx):
             found[e] = None
             return
         for child in e.children:
@@ -325,12 +326,13 @@ def is_register_tile(item: Item, ctx: Context) -> bool:
     return len(kept) >= 2 and steps >= 8
 
 
-def _fits(axes: frozenset[Axis], over: frozenset[Axis]) -> bool:
+def _fits(e: Expr, axes: frozenset[Axis], over: frozenset[Axis]) -> bool:
     """Is one tile of these axes small enough for a buffer? `over`: what a register tile sums over
-    goes a few steps at a time."""
-    kept = math.prod(_tile_points(a) for a in axes - over)
+    goes a few steps at a time. Of what is costly to compute again, tiles of more than two axes
+    are cut until they are."""
     summed = math.prod(_tile_points(a) for a in axes & over)
-    return kept * min(summed, REDUCED_POINTS) <= STAGED_POINTS
+    points = sorted((*(_tile_points(a) for a in axes - over), min(summed, REDUCED_POINTS)))
+    return math.prod(points[-2:] if cost(e) >= COSTLY else points) <= STAGED_POINTS
 
 
 def _tile_points(a: Axis) -> int:

@@ -83,3 +83,17 @@ def test_the_gradient_of_a_norm_is_a_staged_factor() -> None:
     wide = w.detach().double().requires_grad_()
     (want,) = torch.autograd.grad(gated(x.double(), wide).sum(), wide)
     torch.testing.assert_close(got, want.float(), rtol=1e-3, atol=1e-3)
+
+
+def hidden(x, w, v):
+    return F.gelu(x @ w) @ v
+
+
+@pytest.mark.parametrize("n", [4, 40])
+def test_what_costs_most_is_staged(n: int) -> None:
+    """However many axes it has: it is computed once, not for each vector of results."""
+    args = torch.randn(n, 64, 128), torch.randn(128, 512) / 12, torch.randn(512, 128) / 23
+    texts = tile_programs(hidden, args)
+    assert re.search(r"^ *s\d+ = .*erf", "\n".join(texts), re.MULTILINE)
+    want = hidden(*(x.double() for x in args)).float()
+    torch.testing.assert_close(lt.script(hidden)(*args), want, rtol=1e-4, atol=1e-4)

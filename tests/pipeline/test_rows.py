@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
+from lowtide.pipeline import region
 
 
 def cell(x: Tensor, h: Tensor, w: Tensor) -> Tensor:
@@ -82,6 +83,50 @@ def test_steps_share_a_signature(fn: Callable[..., Tensor]) -> None:
     compiled: Any = lt.script(fn)
     torch.testing.assert_close(compiled(*args), fn(*args))
     assert not compiled.explain(*args).compiled_again
+
+
+def in_some_steps(x: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, int]:
+    count = 0
+    for t in range(x.shape[0]):
+        if h.sum() < 1:
+            h = cell(x[t], h, w)
+            count += 1
+        else:
+            h = h * 0.5
+    return h, count
+
+
+def until_it_is_small(x: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    total, done = torch.zeros(()), False
+    for t in range(x.shape[0]):
+        if not done:
+            h = cell(x[t], h, w)
+            done = bool(h.abs().max() < 0.5)
+        total = total + h.sum() * x[t, 0, 0]
+    return h, total
+
+
+@pytest.mark.parametrize("fn", [in_some_steps, until_it_is_small])
+def test_no_number_of_a_step_is_in_a_key(
+    fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    args = torch.randn(40, 4, 6), torch.randn(4, 6), torch.randn(6, 6) * 0.2
+    compiled: Any = lt.script(fn)
+    torch.testing.assert_close(compiled(*args), fn(*args))
+    found = region.Region.find
+    missed: list[object] = []
+
+    def looked_up(self: region.Region, values: Any) -> region.Entry:
+        before = len(self.exact)
+        entry = found(self, values)
+        missed.extend([self] * (len(self.exact) - before))
+        return entry
+
+    monkeypatch.setattr(region.Region, "find", looked_up)
+    other = torch.randn(70, 4, 6), *args[1:]
+    torch.testing.assert_close(compiled(*other), fn(*other))
+    assert len(missed) < 35  # in half of the steps
 
 
 def sliced(x: Tensor) -> Tensor:

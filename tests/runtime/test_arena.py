@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lowtide.runtime import arena
+from lowtide.runtime.played_arena import PlayedArena
 
 BIG = (1024, 1024)
 MIB = 1 << 20
@@ -94,6 +95,27 @@ def test_a_dead_tensors_memory_serves_the_next():
     assert (after.hits - before.hits, after.misses - before.misses) == (1, 0)
     assert (after.in_use_bytes, after.cached_bytes) == (4_000_000, 0)
     assert after.peak_in_use_bytes == 4 * MIB
+
+
+def test_work_memory_is_as_much_as_one_kernel_needs():
+    played = PlayedArena()
+    for n in (3, 5, 4, 9, 2):
+        work = arena.scratch(n * MIB)
+        block = played.take(n * MIB, is_for_work=True)
+        assert arena.stats().in_use_bytes == n * MIB
+        del work
+        played.give_back(block)
+    assert arena.stats().reserved_bytes == arena.class_bytes(9 * MIB)
+    assert played.reserved_bytes == arena.resident_bytes(9 * MIB)
+    tensor = arena.empty((9 * MIB,), torch.uint8)
+    large, small = arena.scratch(8 * MIB), arena.scratch(2 * MIB)
+    assert len({tensor.data_ptr(), large.address, small.address}) == 3
+    del large, small
+    before = arena.stats()
+    small = arena.scratch(MIB)
+    assert (arena.stats().hits, arena.stats().misses) == (before.hits + 1, before.misses)
+    assert before.cached_bytes - arena.stats().cached_bytes == 2 * MIB
+    del small, tensor
 
 
 def test_memory_is_not_reused_while_a_view_lives():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowtide.codegen.c.driver import driver_text, small_shape
-from lowtide.codegen.c.kernel import KernelText, kernel_text
+from lowtide.codegen.c.kernel import KernelNeeds, KernelText, kernel_needs, kernel_text
 from lowtide.codegen.c.module import module_text, without_names
 from lowtide.codegen.c.steps import host_launches
 from lowtide.codegen.choices import MATMUL
@@ -45,12 +46,48 @@ class HostExecutable(Executable):
         vector_bytes = toolchain.target().vector_bytes
         self.target = target_for(vector_bytes, torch.get_num_threads(), tiling)
         super().__init__(fusion, symbols, scalars, hints, moving)
-        self._texts = [
-            kernel_text(p, self.memory_dtypes, self.strides, self.is_step, updated)
+        self._updated = updated
+        self._kernels: dict[str, launch.Kernel] = {}
+
+    @property
+    def texts(self) -> list[KernelText]:
+        """See the base class."""
+        return self._texts
+
+    @cached_property
+    def _texts(self) -> list[KernelText]:
+        return [
+            kernel_text(p, self.memory_dtypes, self.strides, self.is_step, self._updated)
             for p in self.plans
         ]
-        self.source = self._source(vector_bytes)
-        self.driver = driver_text(
+
+    @property
+    def needs(self) -> list[KernelNeeds]:
+        """See the base class."""
+        return self._needs
+
+    @cached_property
+    def _needs(self) -> list[KernelNeeds]:
+        return [kernel_needs(p, self.memory_dtypes, self.strides) for p in self.plans]
+
+    @property
+    def source(self) -> str:
+        """See the base class."""
+        return self._source
+
+    @cached_property
+    def _source(self) -> str:
+        """One C file per lane count, joined: each is compiled by itself."""
+        return "\n".join(self._sources(self.target.vector_bytes).values())
+
+    @property
+    def driver(self) -> str:
+        """See the base class."""
+        return self._driver
+
+    @cached_property
+    def _driver(self) -> str:
+        return driver_text(
             self.normal,
             self.shaped,
             list(self.program.inputs),
@@ -60,12 +97,6 @@ class HostExecutable(Executable):
             self.plans,
             self.products,
         )
-        self._kernels: dict[str, launch.Kernel] = {}
-
-    @property
-    def texts(self) -> list[KernelText]:
-        """See the base class."""
-        return self._texts
 
     def threads(self) -> int:
         """See the base class."""
@@ -87,10 +118,6 @@ class HostExecutable(Executable):
         )
         return schedule(plan(arrangement, self.moving), hints, target, self.strides)
 
-    def _source(self, vector_bytes: int) -> str:
-        """One C file per lane count, joined: each is compiled by itself."""
-        return "\n".join(self._sources(vector_bytes).values())
-
     def _sources(self, vector_bytes: int) -> dict[int, str]:
         by_lanes: dict[int, list[KernelText]] = {}
         for p, text in zip(self.plans, self.texts, strict=True):
@@ -105,9 +132,9 @@ class HostExecutable(Executable):
         """See the base class."""
         return host_launches(run, self.bound(), self.texts, self.plans)
 
-    def run_steps(self, steps: Steps, room: Room) -> None:
+    def run_steps(self, steps: Steps, room: Room) -> int:
         """See the base class."""
-        run_steps(steps)
+        return run_steps(steps)
 
     def scope(self) -> dict[str, Any]:
         """See the base class."""

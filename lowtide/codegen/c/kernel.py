@@ -33,6 +33,14 @@ SERIAL_POINTS = 1 << 14  # fewer points than this are not worth waking a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelNeeds:
+    """What of a `KernelText` is known without it."""
+
+    tensors: list[str]
+    thread_bytes: Index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelText:
     """`tensors`, `sizes`, `numbers`: what the slots hold, in order, after the scratch pointer.
 
@@ -58,6 +66,14 @@ def kernel_text(
     `is_step` and has a prologue, `BEGUN` is one of its sizes. `updated`: tensors that are read, and
     the outputs that take their place in the same memory, element by element."""
     return _Printer(kernel, memory, strides, is_step, updated or {}).text()
+
+
+def kernel_needs(
+    kernel: Kernel, memory: Mapping[str, DType], strides: Mapping[str, tuple[Index, ...]]
+) -> KernelNeeds:
+    """What a kernel reads and writes, and its work memory."""
+    printer = _Printer(kernel, memory, strides, False, {})
+    return KernelNeeds(tensors=tensors_of(kernel), thread_bytes=printer.thread_bytes())
 
 
 class _Printer:

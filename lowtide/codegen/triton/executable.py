@@ -57,8 +57,8 @@ class BlockExecutable(Executable):
         self._texts = [block_text(p, self.memory_dtypes, self.strides, points) for p in self.plans]
         self.looped = self._looped()
         looped = [self.looped.text] if self.looped else []
-        self.source = module_text([*(t.text for t in self.texts), *looped])
-        self.driver = driver_text(
+        self._source = module_text([*(t.text for t in self.texts), *looped])
+        self._driver = driver_text(
             self.normal,
             self.shaped,
             list(self.program.inputs),
@@ -69,6 +69,16 @@ class BlockExecutable(Executable):
             {} if self.interpreted else self.products,
         )
         self._kernels: dict[str, blocks.BlockKernel] = {}
+
+    @property
+    def source(self) -> str:
+        """See the base class."""
+        return self._source
+
+    @property
+    def driver(self) -> str:
+        """See the base class."""
+        return self._driver
 
     @property
     def texts(self) -> list[BlockText]:
@@ -163,9 +173,10 @@ class BlockExecutable(Executable):
         sizes = {n: dtype.itemsize for n, dtype in self.memory_dtypes.items()}
         return block_launches(run, kernels, self.texts, sizes, self.looped)
 
-    def run_steps(self, steps: Steps, room: Room) -> None:
+    def run_steps(self, steps: Steps, room: Room) -> int:
         """See the base class."""
         run_blocks(steps, room)
+        return steps.trips
 
     def scope(self) -> dict[str, Any]:
         """See the base class."""

@@ -25,7 +25,7 @@ from lowtide.ir.core import Block, Op, Value
 from lowtide.pipeline import varying
 from lowtide.pipeline.abstract import Abs, Map, Origin, Seq, is_constant
 from lowtide.pipeline.activity import Full
-from lowtide.pipeline.lifting import branches, closing, scan, tables
+from lowtide.pipeline.lifting import branches, closing, ending, scan, tables
 from lowtide.pipeline.lifting.inplace import root_of
 from lowtide.pipeline.lifting.match import Carried, Carry, NotLifted
 from lowtide.pipeline.lifting.ragged import Steps
@@ -74,6 +74,7 @@ class Lift:
         self.b: Builder = run.b
         self.op = op
         self.carried = list(carried)
+        self.is_outermost = run.loop is None
         self.env = env
         self.scans = scans
         self.steps = steps
@@ -84,6 +85,7 @@ class Lift:
         self.outer = branches.reachable([*env.values(), *carried])
         self.args: list[Abs] = []
         self.yields: list[Abs] = []
+        self.ends: ending.Ending | None = None  # of a loop that may do fewer steps
 
     def results(self) -> list[Abs]:
         """The carried values after the loop; raises NotLifted, and what specialising raises."""
@@ -134,11 +136,13 @@ class Lift:
         ]
         (block,) = self.op.blocks
         number = Abs(self.done + self.steps.skipped)
-        self.env.update(zip(block.args, (number, *args), strict=True))
+        self.env.update(zip(block.args, (number, *args[: len(block.args) - 1]), strict=True))
         going, *yields = self._iterate(block)
-        if not is_constant(going) or not going.value:
-            raise NotLifted("it ends where the data or the index say so")
         self.run.refresh(yields)
+        if self.ends is not None:
+            yields.append(self.ends.going(going))
+        elif not is_constant(going) or not going.value:
+            self.ends = ending.begun(self, going)
         return yields
 
     def _iterate(self, block: Block) -> list[Abs]:
@@ -168,6 +172,10 @@ class Lift:
 
     def _learn(self, yields: Sequence[Abs], since: int) -> bool:
         """Whether the body is to be followed again."""
+        if self.ends is not None and len(self.carried) == len(self.op.results):
+            self.carried.append(Abs(True))
+            self.plan.append(StandIn(self._named((), dtypes.boolean)))
+            return True
         again = False
         for x, _ in self.run.changes(since):
             if x in self.outer and x not in self.changed and x.base is None:
@@ -282,11 +290,16 @@ class Lift:
         for plan, x, y in zip(self.plan, self.carried, yields, strict=True):
             if isinstance(plan, StandIn):
                 self._check_start(x, y)
+        if self.ends is not None:
+            if self.changed or any(isinstance(p, Grows) for p in self.plan):
+                raise NotLifted(ending.LEFT)
+            rows = zip(self.plan, self.args, yields, strict=True)
+            self.ends.hold([(x, y) for p, x, y in rows if isinstance(p, StandIn)])
         values = self._values(yields)
         needs = scan.needs(self.b.program, {n: v.name for n, v in values.items()})
         program = self.b.program
         defs, checks, delays = dict(program.defs), list(program.checks), dict(program.delays)
-        delayed: dict[str, str] = {}  # and why
+        delayed = dict.fromkeys(values if self.ends else (), ending.WHY)  # and why
         first: NotLifted | None = None  # what keeps it from being lifted whole
         while True:
             try:
@@ -308,7 +321,7 @@ class Lift:
     def _values(self, yields: Sequence[Abs]) -> dict[str, Val]:
         """Each stand-in's name, and what the iteration leaves in its place."""
         found = {
-            p.value.name: y.value
+            p.value.name: self._left(p.value, y.value)
             for p, y in zip(self.plan, yields, strict=True)
             if isinstance(p, StandIn) and isinstance(y.value, Val)
         }
@@ -317,6 +330,10 @@ class Lift:
                 assert isinstance(x.value, Val)
                 found[stand_in.name] = x.value
         return found
+
+    def _left(self, stand_in: Val, value: Val) -> Val:
+        """What an iteration leaves, be it done or not."""
+        return value if self.ends is None else self.ends.held.get(stand_in.name, value)
 
     def _stand_ins(self) -> list[Val]:
         carried = [p.value for p in self.plan if isinstance(p, StandIn)]
@@ -337,7 +354,8 @@ class Lift:
             if isinstance(plan, StandIn):
                 assert isinstance(y.value, Val)
                 start = before.get(x, x.value)
-                made = Abs(self._after(body, plan.value, y.value, start, delayed))
+                left = self._left(plan.value, y.value)
+                made = Abs(self._after(body, plan.value, left, start, delayed))
                 results.append(after_y.setdefault(y, made))
                 self._note_view(y, results[-1])
                 self._note_choice(x, y, results[-1])
@@ -361,11 +379,13 @@ class Lift:
         kept = [x.value for x in results if x not in self.changed and x.base is None]
         stand_ins = set(self._values(yields))
         self._drop_unused(mark[0], [*kept, *(value for _, value in after)], stand_ins)
+        if self.ends is not None:
+            self.ends.tie(self._values(yields), body.own & body.lifted)
         if inner and delayed:
             _check_nest(self.b.program)
         for x, value in after:
             self.run.change(x, value)
-        return results
+        return results[: len(self.op.results)]
 
     def _drop_unused(self, since: int, results: Sequence[object], stand_ins: set[str]) -> None:
         """Without the definitions that no result needs; none that does reads a stand-in."""
