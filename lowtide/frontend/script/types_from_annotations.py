@@ -85,12 +85,11 @@ def type_from_annotation(annotation: object, names: Mapping[str, object]) -> Typ
 def tested_types(classes: object) -> list[Type] | None:
     """The types that isinstance() is asked for; None if IR does not know one of them. A class of
     which an annotation says too little, or one with subclasses, is itself."""
-    members: tuple[object, ...] | None = None
     if isinstance(classes, tuple):
         members = cast("tuple[object, ...]", classes)
     elif isinstance(classes, types.UnionType):
         members = typing.get_args(classes)
-    if members is None:
+    else:
         one = _tested(classes)
         return None if one is None else [one]
     found = [tested_types(m) for m in members]
