@@ -23,6 +23,8 @@ CONTEXT_MANAGERS: Final[dict[type, str]] = {
     torch.set_grad_enabled: "set_grad_enabled",
     torch.inference_mode: "inference_mode",
     torch.autocast: "autocast",
+    torch.cuda.amp.autocast: "cuda.amp.autocast",
+    torch.cpu.amp.autocast: "cpu.amp.autocast",
     torch.profiler.record_function: "profiler.record_function",
 }
 # what the objects of those that clone themselves were made with

@@ -47,6 +47,13 @@ def one_class_of_several_or_none(values: List[Union[int, str, float, None]]):
     return found
 
 
+@program(calls=lambda: [(torch.ones(3, 2),), (torch.ones(40, 2),)], torchscript=False)
+def shapes_as_text(x: Tensor):
+    s = x.shape
+    parts = [s[1:], s + (1,), (1,) + s, s * 2, s[::-1], tuple(s)]
+    return f"{s} {x[1:].size()} {s[:1]!r}", str(s + s), [str(part) for part in parts], parts
+
+
 @program(calls=lambda: [(None,), (2,), ("a",), (0.5,), ([1],)], torchscript=False)
 def classes_in_any_form(v: Any):
     either = isinstance(v, str | None), isinstance(v, (int, (str, float)))
