@@ -13,6 +13,7 @@ signature.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -217,7 +218,7 @@ def _concatenated(host: Host, a: Abs, b: Abs) -> Abs | None:
     """Two sequences, or two numbers."""
     if isinstance(a.value, Seq) and isinstance(b.value, Seq):
         kinds = a.value.kind, b.value.kind
-        kind = tuple if torch.Size not in kinds else type(torch.Size(()) + ())
+        kind = tuple if torch.Size not in kinds else type(operator.add(torch.Size(()), ()))
         return Abs(Seq(list if list in kinds else kind, (*a.value.elems, *b.value.elems)))
     return _arithmetic(lambda x, y: x + y, "add")(host, a, b)
 

@@ -175,8 +175,8 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     if isinstance(obj, FunctionType) or hasattr(obj, "__lowtide_function__"):
         return inline(c, unwrap(obj), call.node, call.args, call.keywords, unpacked=call.unpacked)  # pyright: ignore[reportArgumentType]
     if isinstance(obj, functools.partial):
-        return CALL_OF[Partial](c, _partial(c, call, obj), call)
-    if isinstance(obj, _TORCHSCRIPT) or (callable(obj) and is_installed(obj)):
+        return CALL_OF[Partial](c, _partial(c, call, cast("functools.partial[object]", obj)), call)
+    if callable(obj) and (isinstance(obj, _TORCHSCRIPT) or is_installed(obj)):
         return _py_call(c, obj, call)
     raise c.error(
         call.node,

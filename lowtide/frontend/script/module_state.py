@@ -127,7 +127,7 @@ def root_of(module: Any) -> torch.nn.Module:
     own = getattr(module.__class__, "__lowtide_root__", None)
     if own is not None:
         return own.__get__(module)
-    return vars(module).get("_actual_script_module", module)
+    return cast("torch.nn.Module", vars(module).get("_actual_script_module", module))
 
 
 def child(module: torch.nn.Module, name: str) -> torch.nn.Module | None:
