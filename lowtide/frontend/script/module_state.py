@@ -127,7 +127,9 @@ def root_of(module: Any) -> torch.nn.Module:
     own = getattr(module.__class__, "__lowtide_root__", None)
     if own is not None:
         return own.__get__(module)
-    return cast("torch.nn.Module", vars(module).get("_actual_script_module", module))
+    if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
+        return cast("torch.nn.Module", vars(module).get("_actual_script_module", module))
+    return module
 
 
 def child(module: torch.nn.Module, name: str) -> torch.nn.Module | None:
