@@ -69,6 +69,9 @@ class _Writer:
         self, module: torch.nn.Module, path: str, places: Mapping[torch.nn.Module, int]
     ) -> object:
         own = vars(module)
+        if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
+            what = f"{path!r} is a module of torch.jit, which has no Python source"
+            raise NotSaved(what, "the module that it was made of")
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
             raise NotSaved(f"the extra state of {type(module).__name__}")
         hidden: set[str] = own["_non_persistent_buffers_set"]

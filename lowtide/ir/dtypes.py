@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +51,24 @@ boolean = DType(
     is_float=False,
     is_signed=False,
 )
+
+_PRECISION = {"bf16": 8, "f16": 11}  # bits of a number's digits
+_LEAST = {"bf16": -133, "f16": -24}  # the least number above 0 is 2 to this
+_LARGEST = {"bf16": float.fromhex("0x1.fep127"), "f16": 65504.0}
+
+
+def nearest(value: float, dtype: DType) -> float:
+    """The number of this float dtype that is nearest to `value`, as PyTorch stores it."""
+    if dtype is f64 or not math.isfinite(value):
+        return value
+    value = ctypes.c_float(value).value
+    if dtype is f32 or not math.isfinite(value):
+        return value
+    exponent = math.frexp(value)[1]
+    step = math.ldexp(1.0, max(exponent - _PRECISION[dtype.name], _LEAST[dtype.name]))
+    rounded = math.copysign(round(value / step) * step, value)  # round() takes the even one of two
+    return rounded if abs(rounded) <= _LARGEST[dtype.name] else math.copysign(math.inf, value)
+
 
 ALL = (f64, f32, bf16, f16, i64, i32, u8, boolean)
 BY_NAME = {d.name: d for d in ALL}

@@ -100,7 +100,7 @@ def lower_mul(b: Builder, x: Operand, y: Operand) -> Val:
     common = promote(x, y)
     if common is dtypes.boolean:
         return pointwise(b, [x, y], common, lambda u, v: u & v)
-    return pointwise(b, [x, y], common, lambda u, v: u * v)
+    return pointwise(b, [x, y], common, lambda u, v: u * v, exact=True)
 
 
 @op(
@@ -114,13 +114,13 @@ def lower_div(b: Builder, x: Operand, y: Operand, rounding_mode: str | None) -> 
     """The true quotient (ints become the default float), or rounded to "floor" or "trunc"."""
     common = promote(x, y)
     if rounding_mode is None:
-        return pointwise(b, [x, y], to_float(common), lambda u, v: u / v)
+        return pointwise(b, [x, y], to_float(common), lambda u, v: u / v, exact=True)
     if rounding_mode == "floor":
         return lower_floor_divide(b, x, y)
     if rounding_mode != "trunc":
         raise b.error("rounding_mode")
     if common.is_float:
-        return pointwise(b, [x, y], common, lambda u, v: (u / v).fn("trunc"))
+        return pointwise(b, [x, y], common, lambda u, v: (u / v).fn("trunc"), exact=True)
     _check_divisor(common, y)
 
     def truncated(u: Term, v: Term) -> Term:
@@ -143,7 +143,7 @@ def lower_floor_divide(b: Builder, x: Operand, y: Operand) -> Val:
     common = promote(x, y)
     if not common.is_float:
         _check_divisor(common, y)
-    return pointwise(b, [x, y], common, lambda u, v: u.fn("floordiv", v))
+    return pointwise(b, [x, y], common, lambda u, v: u.fn("floordiv", v), exact=True)
 
 
 @op(

@@ -292,13 +292,17 @@ def numel(x: Val) -> Size:
 # ---- elements ---------------------------------------------------------------------------------
 
 
-def element(b: Builder, x: Operand, idx: Sequence[Index], dtype: DType) -> Expr:
-    """The element of an operand at an index of the broadcast shape, in the compute dtype."""
+def element(
+    b: Builder, x: Operand, idx: Sequence[Index], dtype: DType, exact: bool = False
+) -> Expr:
+    """The element of an operand at an index of the broadcast shape, in the compute dtype.
+
+    A number is rounded to `dtype` before that, as PyTorch does, but for what it calls `exact`."""
     target = compute(dtype)
     if isinstance(x, Val):
         value = b.load(x, broadcast_index(b, x.shape, idx))
         return b.cast(b.cast(value, dtype), target)
-    return number(b, x, target)
+    return number(b, x, target) if exact else b.cast(number(b, x, dtype), target)
 
 
 def number(b: Builder, x: Number, dtype: DType) -> Expr:
@@ -323,11 +327,13 @@ def pointwise(
     formula: Formula,
     result: DType | None = None,
     conditions: Sequence[Val] = (),
+    exact: bool = False,
 ) -> Val:
     """One element of the result is `formula` of the broadcast operands' elements.
 
     Computed in the compute dtype of `common`; the result is `common` unless told otherwise.
-    `conditions` are bool tensors: their elements come first in the formula, as bools."""
+    `conditions` are bool tensors: their elements come first in the formula, as bools.
+    `exact`: numbers are taken as they are, not as `common` has them."""
     tensors = [*conditions, *(x for x in operands if isinstance(x, Val))]
     shape = broadcast(b, *(x.shape for x in tensors))
     out = result or common
@@ -335,7 +341,7 @@ def pointwise(
     def body(idx: tuple[Index, ...]) -> Expr:
         loads = [b.load(c, broadcast_index(b, c.shape, idx)) for c in conditions]
         terms = [Term(b, e) for e in loads]
-        terms.extend(Term(b, element(b, x, idx, common)) for x in operands)
+        terms.extend(Term(b, element(b, x, idx, common, exact)) for x in operands)
         return cast(Callable[..., Term], formula)(*terms).cast(out).expr
 
     return b.tensor(shape, out, body)

@@ -137,7 +137,7 @@ def lower_lerp(b: Builder, x: Val, end: Val, weight: Operand) -> Val:
         step = e - s
         return (w.fn("abs") < 0.5).where(s + w * step, e - step * (1.0 - w))
 
-    return pointwise(b, [x, end, weight], x.dtype, formula)
+    return pointwise(b, [x, end, weight], x.dtype, formula, exact=True)
 
 
 @op(
@@ -150,7 +150,7 @@ def lower_addcmul(b: Builder, x: Val, t1: Val, t2: Val, value: Number) -> Val:
     """self + value * tensor1 * tensor2."""
     common = promote(x, t1, t2)
     check_alpha(common, value)
-    return pointwise(b, [x, t1, t2, value], common, lambda u, p, q, v: u + v * p * q)
+    return pointwise(b, [x, t1, t2, value], common, lambda u, p, q, v: u + v * p * q, exact=True)
 
 
 @op(
@@ -164,7 +164,7 @@ def lower_addcdiv(b: Builder, x: Val, t1: Val, t2: Val, value: Number) -> Val:
     common = promote(x, t1, t2)
     if not promote(t1, t2).is_float:
         raise Unsupported("addcdiv of ints")
-    return pointwise(b, [x, t1, t2, value], common, lambda u, p, q, v: u + v * p / q)
+    return pointwise(b, [x, t1, t2, value], common, lambda u, p, q, v: u + v * p / q, exact=True)
 
 
 @op(

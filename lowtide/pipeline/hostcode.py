@@ -226,7 +226,7 @@ class _Writer:
         if isinstance(x.origin, Place) and (is_object or not is_constant(x)):
             return _place(x.origin)
         if is_object:  # a list that stands in several places is one list
-            return self._once(x, lambda: self._sequence(x))
+            return self._once(x, lambda: self._sequence(x, self.of))
         if isinstance(x.value, Index):
             return self.index(x.value)
         if isinstance(x.origin, Origin):
@@ -276,16 +276,15 @@ class _Writer:
             dtype = self._constant(x.value.dtype.torch)
             return f"{self._constant(_shape_only)}({dtype}, ({sizes}{',' if sizes else ''}))"
         if isinstance(x.value, Seq) and not is_constant(x) and not isinstance(x.origin, Place):
-            inner = ", ".join(self._operand(e) for e in x.value.elems)
-            return f"[{inner}]" if x.value.kind is list else f"({inner},)"
+            return self._sequence(x, self._operand)
         return self.of(x)
 
-    def _sequence(self, x: Abs) -> str:
+    def _sequence(self, x: Abs, of: Callable[[Abs], str]) -> str:
         if isinstance(x.value, Map):
-            pairs = [f"{self._constant(k)}: {self.of(v)}" for k, v in x.value.entries().items()]
+            pairs = [f"{self._constant(k)}: {of(v)}" for k, v in x.value.entries().items()]
             return f"{{{', '.join(pairs)}}}"
         assert isinstance(x.value, Seq)
-        inner = ", ".join(self.of(e) for e in x.value.elems)
+        inner = ", ".join(of(e) for e in x.value.elems)
         if x.value.kind is list:
             return f"[{inner}]"
         if x.value.kind is tuple:

@@ -13,6 +13,7 @@ signature.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -122,8 +123,13 @@ def changed_list(op_name: str, operands: Sequence[Abs]) -> tuple[list[Abs], Abs]
 def _on_sequence(definition: OpDef, layout: str, operands: Sequence[Abs]) -> Abs:
     """Runs the op's own function on sequences of abstract values."""
     args = _arguments(layout, operands)
+    whole = operands[0].value
     try:
-        return _wrapped(definition.run(*args))
+        found = _wrapped(definition.run(*args))
+        if isinstance(found.value, Seq) and isinstance(whole, Seq) and whole.kind is torch.Size:
+            zeros = definition.run(torch.Size([0] * len(whole.elems)), *args[1:])
+            return Abs(Seq(type(zeros), found.value.elems))
+        return found
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise Unsupported(f"raises {type(error).__name__}") from error
 
@@ -211,11 +217,9 @@ def _power(x: Index, y: Index) -> Index | None:
 def _concatenated(host: Host, a: Abs, b: Abs) -> Abs | None:
     """Two sequences, or two numbers."""
     if isinstance(a.value, Seq) and isinstance(b.value, Seq):
-        same = a.value.kind is b.value.kind
-        kind = a.value.kind if same and a.value.kind in (list, tuple) else tuple
-        if list in (a.value.kind, b.value.kind):
-            kind = list
-        return Abs(Seq(kind, (*a.value.elems, *b.value.elems)))
+        kinds = a.value.kind, b.value.kind
+        kind = tuple if torch.Size not in kinds else type(operator.add(torch.Size(()), ()))
+        return Abs(Seq(list if list in kinds else kind, (*a.value.elems, *b.value.elems)))
     return _arithmetic(lambda x, y: x + y, "add")(host, a, b)
 
 

@@ -185,7 +185,7 @@ class WrappedModule(ScriptModule):
     def _wrap(self, module: _Module) -> ScriptModule:
         if isinstance(module, ScriptModule):
             return module
-        own = self.__dict__
+        own, module = self.__dict__, root_of(module)
         known = own["_lowtide_wraps"].get(id(module))
         if known is not None:
             return known

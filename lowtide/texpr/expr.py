@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.ir.dtypes import DType
+from lowtide.ir.dtypes import DType, nearest
 from lowtide.texpr.index import (
     Atom,
     Axis,
@@ -161,9 +161,11 @@ def load(source: str, index: Sequence[Index], dtype: DType) -> Load:
 
 
 def const(value: float | int | bool, dtype: DType) -> Const:
-    value = (
-        float(value) if dtype.is_float else (bool(value) if dtype.name == "bool" else int(value))
-    )
+    """A number of this dtype: the nearest that it has."""
+    if dtype.is_float:
+        value = nearest(float(value), dtype)
+    else:
+        value = bool(value) if dtype.name == "bool" else int(value)
     return _make(Const, dtype, (repr(value),), value=value)
 
 

@@ -123,6 +123,7 @@ class _Partition:
         self.after = self.pairs.after & simple
         self._levels: dict[object, int] = {}
         self._placed: dict[str, int] = {}
+        self._written: dict[tuple[Load, Index], Expr | None] = {}
         self.users: dict[str, set[str]] = {}
         for user, sources in self.loads.items():
             for source in sources:
@@ -448,7 +449,13 @@ class _Partition:
 
     def _written_out(self, node: Load, index: Index) -> Expr | None:
         """A pointwise value of before the loop is computed in each step, if it is another in each;
-        a mere view always."""
+        a mere view always. What several of them read is written out once."""
+        key = node, index
+        if key not in self._written:
+            self._written[key] = self._write_out(node, index)
+        return self._written[key]
+
+    def _write_out(self, node: Load, index: Index) -> Expr | None:
         d = self.defs.get(node.source)
         if d is None or node.source in self.cycle_of or not is_cheap(d):
             return None

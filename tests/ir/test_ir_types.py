@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from lowtide.ir import dtypes
+from lowtide.ir.dtypes import DType, nearest
 from lowtide.ir.types import is_instance, is_subtype, join, join_all, parse_type, type_of
 
 JOINS = [
@@ -83,3 +86,14 @@ def test_objects_have_the_type_of_their_class() -> None:
         assert is_instance(value, found)
     assert type_of(torch) is None  # a module
     assert type_of([torch]) is None
+
+
+@pytest.mark.parametrize("dtype", [d for d in dtypes.ALL if d.is_float], ids=repr)
+def test_nearest_numbers_are_those_of_pytorch(dtype: DType) -> None:
+    digits = [k / 2048 for k in range(1025, 4096, 9)]
+    exponents = (-150, -134, -133, -127, -26, -25, -24, -15, -2, 0, 9, 15, 16, 127, 128)
+    values = [sign * d * 2.0**e for sign in (1, -1) for d in digits for e in exponents]
+    values += [0.0, -0.0, 0.1, math.inf, -math.inf, 65519.9, 65520.0, 3.3961e38, 3.4028235e38]
+    of_pytorch = torch.tensor(values, dtype=torch.float64).to(dtype.torch).tolist()
+    assert [repr(nearest(v, dtype)) for v in values] == [repr(v) for v in of_pytorch]
+    assert math.isnan(nearest(math.nan, dtype))

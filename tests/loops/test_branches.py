@@ -211,3 +211,22 @@ def test_a_division_by_zero_is_pythons() -> None:
 def test_an_index_error_is_pytorchs() -> None:
     with pytest.raises(IndexError):
         lt.script(reads_beyond)(torch.randn(40, 2))
+
+
+def furthest_of_nearest(x: torch.Tensor) -> torch.Tensor:
+    furthest = torch.zeros(())
+    for i in range(x.shape[0]):
+        nearest = torch.full((), float("inf"))
+        for j in range(6):
+            d = torch.sqrt((x[i, 0] - 2 * x[j, 1]) ** 2 + 1)
+            if d < nearest:
+                nearest = d
+        if nearest > furthest:
+            furthest = nearest
+    return furthest
+
+
+def test_a_long_chain_of_choices_in_each_step() -> None:
+    """Each choice reads the one before it twice: written out one by one they doubled each time."""
+    x = torch.randn(7, 2, generator=torch.Generator().manual_seed(0))
+    check(lt.script(furthest_of_nearest), furthest_of_nearest, x, wants=True)

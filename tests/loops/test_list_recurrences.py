@@ -134,3 +134,26 @@ def test_several_items_in_each_step() -> None:
     for n in (1, 2, 50):
         for got, want in zip(compiled(randn(n, 6)), alternating(randn(n, 6)), strict=True):
             torch.testing.assert_close(got, want)
+
+
+def stacked_if_any(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    h = torch.zeros(2)
+    forwards: list[torch.Tensor] = []
+    backwards: list[torch.Tensor] = []
+    for t in range(x.shape[0]):
+        h = 0.9 * h + x[t]
+        forwards.append(h)
+        backwards.insert(0, h * 2)
+    if not backwards:
+        backwards.append(h)
+    return torch.stack(forwards) if forwards else x * 2, torch.stack(backwards)
+
+
+def test_whether_a_list_has_items() -> None:
+    """The list is not needed for that: the loop is lifted all the same."""
+    compiled = lt.script(stacked_if_any)
+    for n in (40, 5, 0):
+        x = torch.rand(n, 2, generator=torch.Generator().manual_seed(n))
+        for got, want in zip(compiled(x), stacked_if_any(x), strict=True):
+            torch.testing.assert_close(got, want)
+    assert not compiled.explain(torch.rand(40, 2)).torch_ops

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from typing import Any
 
@@ -366,8 +367,15 @@ def test_modules_of_torch_jit() -> None:
     old = torch.jit.script(nn.Linear(4, 4))
     with pytest.raises(lt.CompileError, match=r"torch\.jit"):
         lt.script(old)
-    outer = nn.Sequential(old, nn.ReLU())
-    same(lt.script(outer), outer)
+    traced = torch.jit.trace(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.rand(2, 4))
+    outer = nn.Sequential(old, nn.ReLU(), traced)
+    compiled = lt.script(outer)
+    same(compiled, outer)
+    assert list(compiled.state_dict()) == list(outer.state_dict())
+    outer[2] = torch.jit.trace(nn.Linear(4, 4), torch.rand(2, 4))
+    same(compiled, outer)
+    with pytest.raises(lt.CompileError, match=r"'0' is a module of torch\.jit"):
+        lt.save(compiled, io.BytesIO())
 
 
 @lt.ignore

@@ -246,3 +246,22 @@ def test_places_that_no_window_reaches() -> None:
     (ours,) = torch.autograd.grad(lt.script(windows_of_one_row)(x).square().sum(), x)
     (theirs,) = torch.autograd.grad(windows_of_one_row(x).square().sum(), x)
     torch.testing.assert_close(ours, theirs)
+
+
+def numbers_of_a_dtype(x: torch.Tensor) -> list[torch.Tensor]:
+    tenth = torch.full((4,), 0.1, dtype=x.dtype)
+    rows = torch.zeros(4, dtype=x.dtype)
+    rows[1:] = 0.1
+    computed = [tenth.double(), rows.double() * 3, (tenth * 3).double(), torch.tensor(0.1) * x[0]]
+    compared = [tenth == 0.1, x >= 0.1, x != 0.3]
+    return [*computed, *compared, x + 0.1, x * 0.1, x / 0.3, x // 0.1, x % 0.3]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+def test_numbers_are_those_that_the_dtype_has(dtype: torch.dtype) -> None:
+    """A constant tensor that became another dtype kept digits that it never had."""
+    x = torch.tensor([0.1, 0.3, -0.45, 1.7], dtype=dtype)
+    for got, want in zip(lt.script(numbers_of_a_dtype)(x), numbers_of_a_dtype(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)

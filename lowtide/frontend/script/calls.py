@@ -12,6 +12,7 @@ own globals and closure, and its ops carry its own places in the source.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodDescriptorType, MethodType
@@ -41,6 +42,7 @@ from lowtide.frontend.script.nodes import (
     Call,
     Method,
     Node,
+    Partial,
     PythonObject,
     describe,
 )
@@ -56,6 +58,9 @@ from lowtide.ir.core import Value
 from lowtide.ir.types import ClassType
 
 T = TypeVar("T")
+
+# what torch.jit has compiled from a function: PyTorch runs it, as it does torch.jit's modules
+_TORCHSCRIPT = cast("type[object]", torch.jit.ScriptFunction)
 _DEEPEST = 200  # calls within calls
 
 
@@ -169,13 +174,21 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         return inline(c, obj.__func__, call.node, args, call.keywords, unpacked=call.unpacked)
     if isinstance(obj, FunctionType) or hasattr(obj, "__lowtide_function__"):
         return inline(c, unwrap(obj), call.node, call.args, call.keywords, unpacked=call.unpacked)  # pyright: ignore[reportArgumentType]
-    if callable(obj) and is_installed(obj):
+    if isinstance(obj, functools.partial):
+        return CALL_OF[Partial](c, _partial(c, call, cast("functools.partial[object]", obj)), call)
+    if callable(obj) and (isinstance(obj, _TORCHSCRIPT) or is_installed(obj)):
         return _py_call(c, obj, call)
     raise c.error(
         call.node,
         f"{describe(callee)} cannot be called in compiled code",
         f"a function of PyTorch or math, a builtin, a Python `def`, or {IGNORED}",
     )
+
+
+def _partial(c: Context, call: Call, obj: functools.partial[object]) -> Partial:
+    callee, *args = (c.python_object(call.node, o) for o in (obj.func, *obj.args))
+    keywords = {k: c.python_object(call.node, v) for k, v in obj.keywords.items()}
+    return Partial(callee, tuple(args), keywords)
 
 
 def _builtin_call(c: Context, callee: PythonObject, builtin: Builtin, call: Call) -> Node:

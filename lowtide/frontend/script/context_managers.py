@@ -9,7 +9,7 @@ None where it is no manager of PyTorch's.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import torch
 
@@ -23,6 +23,8 @@ CONTEXT_MANAGERS: Final[dict[type, str]] = {
     torch.set_grad_enabled: "set_grad_enabled",
     torch.inference_mode: "inference_mode",
     torch.autocast: "autocast",
+    cast("type", vars(torch.cuda.amp)["autocast"]): "cuda.amp.autocast",  # old names of that
+    cast("type", vars(torch.cpu.amp)["autocast"]): "cpu.amp.autocast",
     torch.profiler.record_function: "profiler.record_function",
 }
 # what the objects of those that clone themselves were made with

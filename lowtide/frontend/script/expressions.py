@@ -249,12 +249,12 @@ def _object_attribute(c: Context, node: ast.Attribute, base: PythonObject) -> No
 @expression(ast.Tuple)
 def compile_tuple(c: Context, node: ast.Tuple) -> Node:
     """`a, b`; of classes, a Python object: what isinstance takes."""
-    if node.elts and all(isinstance(e, ast.Name | ast.Attribute) for e in node.elts):
+    if node.elts and not any(isinstance(e, ast.Starred) for e in node.elts):
         found = [c.expr(e) for e in node.elts]
         objects = [f.obj for f in found if isinstance(f, PythonObject)]
         if len(objects) == len(found):
             return PythonObject(tuple(objects))
-        values = [plain(c, f, e) for f, e in zip(found, node.elts, strict=True)]
+        values = [c.as_value(f, e) for f, e in zip(found, node.elts, strict=True)]
     else:
         values = _elements(c, node, node.elts)
     if isinstance(values, Value):  # of unknown length

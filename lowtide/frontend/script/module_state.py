@@ -122,9 +122,14 @@ def join_path(path: str, name: str) -> str:
 
 
 def root_of(module: Any) -> torch.nn.Module:
-    """The user's own module behind a compiled one; any other as it is."""
+    """The user's own module behind a compiled one; of one that torch.jit has traced the module that
+    holds its state; any other as it is."""
     own = getattr(module.__class__, "__lowtide_root__", None)
-    return module if own is None else own.__get__(module)
+    if own is not None:
+        return own.__get__(module)
+    if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
+        return cast("torch.nn.Module", vars(module).get("_actual_script_module", module))
+    return module
 
 
 def child(module: torch.nn.Module, name: str) -> torch.nn.Module | None:

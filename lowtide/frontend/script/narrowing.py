@@ -112,7 +112,7 @@ def _instance(c: Context, name: str, node: ast.expr, outcome: bool) -> Iterator[
         return
 
     def find(type_: Type) -> Type:
-        answers = [(m, is_one(m, tested)) for m in _members(type_)]
+        answers = [(m, is_one(m, tested)) for m in members(type_)]
         if not outcome:
             return _union([m for m, answer in answers if answer is not True])
         one = tested[0] if len(tested) == 1 and _tells_all(tested[0]) else None
@@ -200,10 +200,11 @@ _PYTHON: dict[Type, type] = {
 }
 
 
-def _members(type_: Type) -> list[Type]:
+def members(type_: Type) -> list[Type]:
+    """The types of which a value of this type has one."""
     match type_:
         case OptionalType(elem):
-            return [*_members(elem), t.NONE]
+            return [*members(elem), t.NONE]
         case UnionType(elems):
             return list(elems)
         case _:

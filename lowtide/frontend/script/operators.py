@@ -74,14 +74,18 @@ _INPLACE = {"and_": "iand", "or_": "ior"}
 def compile_binary(c: Context, node: ast.BinOp) -> Node:
     """`left op right`."""
     sides = c.expr(node.left), c.expr(node.right)
-    if isinstance(node.op, ast.BitOr) and all(_is_class(s) for s in sides):
-        a, b = (s.obj for s in sides if isinstance(s, PythonObject))
-        return PythonObject(cast("Any", a) | b)
+    united = isinstance(node.op, ast.BitOr) and any(isinstance(s, PythonObject) for s in sides)
+    if united and all(_is_class(s) for s in sides):
+        a, b = (cast("Any", s.obj if isinstance(s, PythonObject) else None) for s in sides)
+        return PythonObject(a | b)
     left, right = c.as_value(sides[0], node.left), c.as_value(sides[1], node.right)
     return binary(c, node, *BINARY[type(node.op)], left, right)
 
 
 def _is_class(found: Node) -> bool:
+    """Whether it can stand in `int | None`."""
+    if isinstance(found, Value):
+        return found.type == t.NONE
     return isinstance(found, PythonObject) and isinstance(found.obj, type | UnionType)
 
 

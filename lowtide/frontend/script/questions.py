@@ -20,14 +20,14 @@ from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import python_object, value_attribute
 from lowtide.frontend.script.module_state import join_path
-from lowtide.frontend.script.narrowing import exact_class, is_one, python_class
+from lowtide.frontend.script.narrowing import exact_class, is_one, members, python_class
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, STORE_OF
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
 from lowtide.frontend.script.types_from_annotations import tested_types
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
-from lowtide.ir.types import OptionalType, Type, UnionType
+from lowtide.ir.types import OptionalType
 
 
 def _isinstance(c: Context, call: Call) -> Node:
@@ -44,12 +44,12 @@ def _isinstance(c: Context, call: Call) -> Node:
         raise c.error(
             call.node, "isinstance() takes a class, or a tuple of classes", "a class by name"
         )
-    answers = {is_one(member, tested) for member in _possible(value.type)}
+    answers = {is_one(member, tested) for member in members(value.type)}
     if len(answers) == 1 and None not in answers:
         return c.const(answers.pop())
-    if isinstance(value.type, OptionalType) and None not in answers:
-        op = "py.is_not" if is_one(value.type.elem, tested) else "py.is"
-        return c.py(call.node, op, value, c.const(None))
+    others = {is_one(member, tested) for member in members(value.type) if member != t.NONE}
+    if isinstance(value.type, OptionalType) and len(others) == 1 and None not in answers:
+        return c.py(call.node, "py.is_not" if others.pop() else "py.is", value, c.const(None))
     text = str(tested[0] if len(tested) == 1 else t.UnionType(tuple(tested)))
     return c.builder.emit("py.isinstance", [value], [t.BOOL], type=text).result
 
@@ -70,16 +70,6 @@ def _type(c: Context, call: Call) -> Node:
 def class_of_value(value: object) -> type:
     """`type(value)`, when the program runs."""
     return type(value)
-
-
-def _possible(type_: Type) -> tuple[Type, ...]:
-    match type_:
-        case OptionalType(elem):
-            return (*_possible(elem), t.NONE)
-        case UnionType(elems):
-            return elems
-        case _:
-            return (type_,)
 
 
 def _getattr(c: Context, call: Call) -> Node:

@@ -85,14 +85,16 @@ def type_from_annotation(annotation: object, names: Mapping[str, object]) -> Typ
 def tested_types(classes: object) -> list[Type] | None:
     """The types that isinstance() is asked for; None if IR does not know one of them. A class of
     which an annotation says too little, or one with subclasses, is itself."""
-    members: tuple[object, ...] = (classes,)
     if isinstance(classes, tuple):
         members = cast("tuple[object, ...]", classes)
     elif isinstance(classes, types.UnionType):
         members = typing.get_args(classes)
-    found = [_tested(m) for m in members]
-    known = [f for f in found if f is not None]
-    return known if len(known) == len(found) else None
+    else:
+        one = _tested(classes)
+        return None if one is None else [one]
+    found = [tested_types(m) for m in members]
+    known = [types for types in found if types is not None]
+    return [f for types in known for f in types] if len(known) == len(found) else None
 
 
 def _tested(member: object) -> Type | None:

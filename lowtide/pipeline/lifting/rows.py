@@ -180,6 +180,17 @@ def _len(_: Host, rows: Rows) -> Abs:
     return constant(_length(rows))
 
 
+def _bool(host: Host, rows: Rows) -> Abs:
+    known = host.decide(_length(rows) - 1)
+    if known is None:
+        raise Unsupported("whether there are items is known only at run time")
+    return Abs(known)
+
+
+def _not(host: Host, rows: Rows) -> Abs:
+    return Abs(not _bool(host, rows).value)
+
+
 def _get(host: Host, rows: Rows, index: Abs) -> Abs:
     i = index.value
     if isinstance(i, bool) or not isinstance(i, int | Index):
@@ -267,6 +278,8 @@ def _reversed(host: Host, rows: Rows) -> Abs:
 
 _READING: Final[Mapping[str, Callable[..., Abs]]] = {
     "py.len": _len,
+    "py.bool": _bool,
+    "py.not": _not,
     "list.get": _get,
     "list.slice": _slice,
     "list.of": _copied,

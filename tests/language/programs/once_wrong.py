@@ -3,7 +3,7 @@
 import collections
 import enum
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,39 @@ def one_of_two_variables_of_which_one_may_be_unbound(x: Tensor):
     for t in range(x.shape[0]):
         row = x[t] * 2
     return row if x.shape[0] > 0 else other
+
+
+@program(calls=lambda: [([1, "a", 2.5, None],), ([None],)], torchscript=False)
+def one_class_of_several_or_none(values: List[Union[int, str, float, None]]):
+    found: List[str] = []
+    for value in values:
+        if isinstance(value, int):
+            found.append(f"int {value + 1}")
+        elif isinstance(value, (str, type(None))):
+            found.append("text or nothing")
+        elif isinstance(value, float):
+            found.append(f"float {value * 2}")
+    return found
+
+
+@program(calls=lambda: [(torch.ones(3, 2),), (torch.ones(40, 2),)], torchscript=False)
+def shapes_as_text(x: Tensor):
+    s = x.shape
+    parts = [s[1:], s + (1,), (1,) + s, s * 2, s[::-1], tuple(s)]
+    return f"{s} {x[1:].size()} {s[:1]!r}", str(s + s), [str(part) for part in parts], parts
+
+
+@program(calls=lambda: [(None,), (2,), ("a",), (0.5,), ([1],)], torchscript=False)
+def classes_in_any_form(v: Any):
+    either = isinstance(v, str | None), isinstance(v, (int, (str, float)))
+    steps = range(3)
+    return (
+        either,
+        isinstance(v, type(None)),
+        isinstance(v, (list, type(None))),
+        (steps, v),
+        (range(2), [v]),
+    )
 
 
 @program(calls=lambda: [(True, 2), (False, 3)], torchscript=False)
