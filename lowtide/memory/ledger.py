@@ -85,8 +85,8 @@ class Arena(Protocol):
         """Whether a tensor of so many bytes lies there."""
         ...
 
-    def take(self, nbytes: int) -> Any:
-        """A block."""
+    def take(self, nbytes: int, is_scratch: bool = False) -> Any:
+        """A block; `is_scratch`: of work memory."""
         ...
 
     def give_back(self, block: Any) -> None:
@@ -170,8 +170,9 @@ class Ledger(TorchDispatchMode):
             entry = Entry(
                 name=x.name, kind=x.kind, loc=x.loc, nbytes=x.nbytes, born=0, formula=x.formula
             )
-            if x.nbytes and (x.kind == "work memory" or self.arena.serves(x.nbytes)):
-                entry.block = self.arena.take(x.nbytes)
+            is_scratch = x.kind == "work memory"
+            if x.nbytes and (is_scratch or self.arena.serves(x.nbytes)):
+                entry.block = self.arena.take(x.nbytes, is_scratch)
             self._enter(entry)
             left[x.name] = entry
         return left

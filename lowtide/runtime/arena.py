@@ -9,8 +9,9 @@ of about that size takes it. A fresh 256 MB costs 150 ms of page faults, a warm 
     del t                                       # stats().cached_bytes == 64 MiB
     u = empty((4000, 4000), torch.float32)      # a hit: the same block
 
-Always: a block has at most a quarter more bytes than asked for; blocks that are free never hold
-more than `Config.arena_cap_bytes` (those freed longest ago are unmapped first); a tensor may
+Always: a tensor's block has at most a quarter more bytes than asked for; work memory, which is soon
+free again, lies in up to four times as many, if they are warm; blocks that are free never hold more
+than `Config.arena_cap_bytes` (those freed longest ago are unmapped first); a tensor may
 outlive the pool.
 One difference from torch.empty: the storage of a large tensor cannot grow, as that of a tensor from
 numpy cannot. `resize_` to more elements, or `out=` with too small a tensor, raises; views, `set_`,
@@ -28,7 +29,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ from lowtide import config
 # Below this, malloc's own reuse is as warm, and torch.empty costs the same time.
 SMALL_BYTES = 1 << 20
 SMALL_SCRATCH_BYTES = 1 << 16
+_ROOMY = 4  # times what is asked for: so large may a block be that work memory lies in
 _HUGE_PAGE_BYTES = 2 << 20
 _PAGE_BYTES = mmap.PAGESIZE
 _CAN_MAP = hasattr(mmap, "MAP_ANONYMOUS") and hasattr(mmap, "MAP_PRIVATE")
@@ -78,6 +80,7 @@ class _Block:
         "block_bytes",
         "freed",
         "is_pooled",
+        "is_scratch",
         "mapping",
         "new_lease",
     )
@@ -97,6 +100,7 @@ class _Block:
         self.asked_bytes = 0
         self.freed = 0  # which give-back of all it was: tells the oldest
         self.is_pooled = True
+        self.is_scratch = False  # work memory was the last to lie here
         self.new_lease: Callable[[], Any] | None = None  # made for the first tensor
         if is_huge and _HUGE_ADVICE is not None:
             with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -130,6 +134,19 @@ def resident_bytes(asked_bytes: int) -> int:
     return max(min(-(-asked_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES, huge_end), small_bytes)
 
 
+def roomy(free: Iterable[int], asked_bytes: int) -> int:
+    """Of the classes of free blocks the one to put work memory into, 0 if there is none."""
+    least_bytes = class_bytes(asked_bytes)
+    fitting = (kind for kind in free if least_bytes <= kind <= _ROOMY * least_bytes)
+    return min(fitting, default=0)
+
+
+def replaced(free: Iterable[int], asked_bytes: int) -> list[int]:
+    """Of the classes of free blocks of work memory those for which a new one will do as well."""
+    new_bytes = class_bytes(asked_bytes)
+    return [kind for kind in free if kind < new_bytes <= _ROOMY * kind]
+
+
 class _Pool:
     """The free blocks by size class, and the account of all.
 
@@ -157,7 +174,7 @@ class _Pool:
         self.is_tight = False  # whether free blocks are unmapped before another is mapped
         self._held_for_fork = False
 
-    def take(self, asked_bytes: int) -> _Block:
+    def take(self, asked_bytes: int, is_scratch: bool = False) -> _Block:
         """A block of at least `asked_bytes` > 0. Raises OSError if the system has no memory."""
         block_bytes = class_bytes(asked_bytes)
         block = None
@@ -168,10 +185,12 @@ class _Pool:
                     if self._returned:
                         self._book_returned()
                     free = self._free.get(block_bytes)
+                    if not free and is_scratch and not self.is_tight:
+                        free = self._roomy(asked_bytes)
                     if free:
                         block = free.pop()
                         block.asked_bytes = asked_bytes
-                        self._cached_bytes -= block_bytes
+                        self._cached_bytes -= block.block_bytes
                         self._hits += 1
                         in_use_bytes = self._in_use_bytes = self._in_use_bytes + asked_bytes
                         self._peak_in_use_bytes = max(self._peak_in_use_bytes, in_use_bytes)
@@ -179,6 +198,7 @@ class _Pool:
                     self._busy = False
         if block is None:
             block = self._take_new(block_bytes, asked_bytes)
+        block.is_scratch = is_scratch
         if self._returned:
             self._settle()
         if (observer := self.observer) is not None:
@@ -299,14 +319,27 @@ class _Pool:
         if self._cached_bytes > self._cap_bytes:
             self._shrink(self._cap_bytes)
 
+    def _roomy(self, asked_bytes: int) -> deque[_Block] | None:
+        """Free blocks for work memory; where there are none, those go that nobody needs then."""
+        kind = roomy((kind for kind, free in self._free.items() if free), asked_bytes)
+        if kind:
+            return self._free[kind]
+        for other in replaced(self._free, asked_bytes):
+            for block in [b for b in self._free[other] if b.is_scratch]:
+                self._free[other].remove(block)
+                self._unmap(block)
+        return None
+
     def _shrink(self, limit_bytes: int) -> None:
         while self._cached_bytes > limit_bytes:
             oldest = min(filter(None, self._free.values()), key=lambda free: free[0].freed)
-            block = oldest.popleft()
-            self._cached_bytes -= block.block_bytes
-            self._reserved_bytes -= block.block_bytes
-            self._trims += 1
-            block.mapping.close()
+            self._unmap(oldest.popleft())
+
+    def _unmap(self, block: _Block) -> None:
+        self._cached_bytes -= block.block_bytes
+        self._reserved_bytes -= block.block_bytes
+        self._trims += 1
+        block.mapping.close()
 
     def before_fork(self) -> None:
         """Waits until nobody is at the account, so that it is not copied half booked."""
@@ -360,7 +393,7 @@ class Scratch:
     def __init__(self, nbytes: int) -> None:
         """Raises OSError if there is no memory."""
         self._block = None
-        self._block = _pool.take(max(nbytes, 1))
+        self._block = _pool.take(max(nbytes, 1), is_scratch=True)
         self.address = self._block.address
         self.nbytes = nbytes
 

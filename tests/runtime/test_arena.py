@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import io
 import os
@@ -9,11 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from random import Random
+from typing import Any
 
 import pytest
 import torch
 
 from lowtide.runtime import arena
+from lowtide.runtime.played_arena import PlayedArena
 
 BIG = (1024, 1024)
 MIB = 1 << 20
@@ -350,3 +354,49 @@ def test_the_cache_can_be_emptied_before_anything_was_taken() -> None:
     code = "import lowtide as lt; lt.empty_cache(); print('done')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "done", done.stderr
+
+
+def test_work_memory_lies_in_what_is_warm() -> None:
+    """What comes later is smaller, or takes the place of what was smaller."""
+    sizes = [3 * MIB, 2 * MIB, 800_000, 5 * MIB, 3 * MIB, 700_000, 40 * MIB, 3 * MIB]
+    missed = arena.stats().misses
+    held: list[int] = []
+    for nbytes in sizes * 3:
+        work = arena.scratch(nbytes)
+        assert work.nbytes == nbytes
+        ctypes.memset(work.address, 1, nbytes)
+        held.append(arena.stats().reserved_bytes)
+        del work
+    assert [nbytes // MIB for nbytes in held[:5]] == [3, 3, 3, 5, 5]
+    # Five times as much is too roomy: the small one has a block of its own.
+    assert held[-1] == 45 * MIB + arena.class_bytes(800_000)
+    assert arena.stats().misses - missed == 5
+
+
+def test_outputs_do_not_lie_in_larger_blocks() -> None:
+    del_me = arena.scratch(3 * MIB)
+    del del_me
+    t = arena.empty((2 * MIB,), torch.uint8)
+    assert arena.stats().reserved_bytes == 5 * MIB
+    del t
+
+
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_the_rehearsed_arena_holds_as_much(is_tight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena._pool, "is_tight", is_tight)
+    random = Random(5)
+    played = PlayedArena(is_tight)
+    alive: list[tuple[object, Any]] = []
+    for _ in range(300):
+        if alive and random.random() < 0.5:
+            real, block = alive.pop(random.randrange(len(alive)))
+            del real
+            played.give_back(block)
+        else:
+            nbytes = random.choice([1, 2, 3, 5, 9]) * MIB + random.choice([0, 5000, 200_000])
+            is_work = random.random() < 0.5
+            make = arena.scratch if is_work else lambda n: arena.empty((n,), torch.uint8)
+            alive.append((make(nbytes), played.take(nbytes, is_work)))
+        blocks = [b for _, b in alive] + played._free
+        assert sum(b.kind for b in blocks) == arena.stats().reserved_bytes
+    alive.clear()
