@@ -20,6 +20,10 @@ import torch
 
 Tensor = torch.Tensor
 _Backend: Final[Any] = torch._C._ConvBackend  # pyright: ignore
+# By their names, for that of a transposed convolution by oneDNN has none in Python.
+_SLOW: Final = ("Slow2d", "Slow3d", "SlowDilated2d", "SlowDilated3d",
+                "SlowTranspose2d", "SlowTranspose3d")  # fmt: skip
+_PYTORCHS: Final = [getattr(_Backend, name) for name in _SLOW]
 _CHANNELS: Final = 16
 _FEW: Final = 4
 _BOTH_AT_ONCE: Final = 3  # the largest depthwise kernel of which both gradients are there at once
@@ -112,7 +116,7 @@ def _is_onednns(x: Tensor, w: Tensor, *options: Any) -> bool:
     images, weights = (torch.empty(1, dtype=v.dtype, device="cpu").expand(v.shape) for v in (x, w))
     select: Any = torch._C._select_conv_backend  # pyright: ignore
     chosen = select(images, weights, None, *options, None)
-    return chosen in (_Backend.Mkldnn, _Backend.MkldnnEmpty)
+    return chosen not in _PYTORCHS
 
 
 def _blocked(x: Tensor) -> int:
