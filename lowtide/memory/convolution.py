@@ -19,11 +19,10 @@ from typing import Any, Final
 import torch
 
 Tensor = torch.Tensor
-_Backend: Final[Any] = torch._C._ConvBackend  # pyright: ignore
 # By their names, for that of a transposed convolution by oneDNN has none in Python.
 _SLOW: Final = ("Slow2d", "Slow3d", "SlowDilated2d", "SlowDilated3d",
                 "SlowTranspose2d", "SlowTranspose3d")  # fmt: skip
-_PYTORCHS: Final = [getattr(_Backend, name) for name in _SLOW]
+_PYTORCHS: Final[list[Any]] = [getattr(torch._C._ConvBackend, name) for name in _SLOW]  # pyright: ignore
 _CHANNELS: Final = 16
 _FEW: Final = 4
 _BOTH_AT_ONCE: Final = 3  # the largest depthwise kernel of which both gradients are there at once
