@@ -204,7 +204,10 @@ def _answer(
         print(json.dumps(found.to_dict(), indent=2))
     else:
         show(found)
-    return 0
+    fails = getattr(found, "memory", found).fails
+    if fails:
+        print(f"lowtide {command}: such a call fails: {fails}", file=sys.stderr)
+    return 2 if fails else 0
 
 
 def _profile(options: argparse.Namespace) -> int:

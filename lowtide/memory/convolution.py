@@ -2,9 +2,10 @@
 
 In: the arguments of `aten.convolution` or its gradient, on meta tensors. Out: bytes beyond results.
 
-    float32, bfloat16   oneDNN: copies in its blocked layout, channels padded to 16; none where the
-                        tensors are channels_last, or of an input of few channels
-    others              columns of all windows (im2col), of all images or of one
+    oneDNN     float32, bfloat16: copies in its blocked layout, channels padded to 16; none where
+               the tensors are channels_last, or of an input of few channels
+    PyTorch    other dtypes, and a single small image: columns of all windows (im2col), of all
+               images or of one
 
 Found by measuring, PyTorch 2.13 on x86: `tests/memory/test_prediction`.
 """
@@ -18,6 +19,10 @@ from typing import Any, Final
 import torch
 
 Tensor = torch.Tensor
+# By their names, for that of a transposed convolution by oneDNN has none in Python.
+_SLOW: Final = ("Slow2d", "Slow3d", "SlowDilated2d", "SlowDilated3d",
+                "SlowTranspose2d", "SlowTranspose3d")  # fmt: skip
+_PYTORCHS: Final[list[Any]] = [getattr(torch._C._ConvBackend, name) for name in _SLOW]  # pyright: ignore
 _CHANNELS: Final = 16
 _FEW: Final = 4
 _BOTH_AT_ONCE: Final = 3  # the largest depthwise kernel of which both gradients are there at once
@@ -29,7 +34,7 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     """Of `aten.convolution`."""
     x, w, _, stride, padding, dilation, is_transposed, _, groups, *_ = args
     copied = 0 if is_dense(x) else nbytes(x)
-    if not _is_onednns(x):
+    if not _is_onednns(x, w, *args[3:9]):
         columns = _columns(x, w, result, stride, padding, dilation, is_transposed)
         single = 2 * _of_threads(columns, x) if is_transposed and x.itemsize < 4 else 0
         return copied + _by_groups(columns + single, (x,), result, groups)
@@ -49,7 +54,7 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     """Of `aten.convolution_backward`."""
     g, x, w, _, stride, padding, dilation, is_transposed, _, groups, wanted = args
     copied = sum(nbytes(v) for v in (g, x) if not is_dense(v))
-    if not _is_onednns(x):
+    if not _is_onednns(x, w, *args[4:10]):
         columns = _columns(x, w, g, stride, padding, dilation, is_transposed)
         if is_transposed:
             return copied + columns // max(x.shape[0], 1)  # image by image
@@ -105,14 +110,12 @@ def nbytes(x: Tensor) -> int:
     return x.numel() * x.itemsize
 
 
-def _is_onednns(x: Tensor) -> bool:
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if x.dtype is torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if x.dtype is torch.float16:
-        return torch.ops.mkldnn._is_mkldnn_fp16_supported()
-    return x.dtype is torch.float32
+def _is_onednns(x: Tensor, w: Tensor, *options: Any) -> bool:
+    """Whose it is, PyTorch knows: it is asked with tensors of the CPU that have one element."""
+    images, weights = (torch.empty(1, dtype=v.dtype, device="cpu").expand(v.shape) for v in (x, w))
+    select: Any = torch._C._select_conv_backend  # pyright: ignore
+    chosen = select(images, weights, None, *options, None)
+    return chosen not in _PYTORCHS
 
 
 def _blocked(x: Tensor) -> int:

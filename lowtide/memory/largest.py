@@ -5,17 +5,20 @@ or (None, "") for any other op.
 
     x[x > 0]     x: [N]          at most N
     nonzero(x)   x: [N, M]       at most [N * M, 2]
+    bincount(x)  x: [N]          `minlength`, or N: the numbers may be larger, and the note says so
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 aten = torch.ops.aten
-_DEPENDS = "the size of what `{}` gives depends on the data: counted as the largest it can be"
+DEPENDS: Final = "the size of what `{}` gives depends on the data: counted as the largest it can be"
+
+_COUNTS: Final = "`{}` is taken to find no more numbers than `minlength`, or than it has elements"
 
 
 def largest(func: Any, args: Sequence[Any]) -> tuple[Any, str]:
@@ -25,7 +28,8 @@ def largest(func: Any, args: Sequence[Any]) -> tuple[Any, str]:
     make = _MAKERS.get(func)
     if make is None:
         return None, ""
-    return make(*args), _DEPENDS.format(func._schema.name.removeprefix("aten::").strip("_2"))
+    note = _COUNTS if make is _counts else DEPENDS
+    return make(*args), note.format(func._schema.name.removeprefix("aten::").strip("_2"))
 
 
 def _nonzero(x: torch.Tensor) -> torch.Tensor:
@@ -59,6 +63,12 @@ def _unique_dim(x: torch.Tensor, dim: int, *_: bool) -> tuple[torch.Tensor, ...]
     return _consecutive(x, True, True, dim)
 
 
+def _counts(x: torch.Tensor, weights: torch.Tensor | None = None, least: int = 0) -> torch.Tensor:
+    is_double = weights is not None and weights.dtype is not torch.float32
+    dtype = torch.int64 if weights is None else torch.float64 if is_double else torch.float32
+    return x.new_empty((least or x.numel(),), dtype=dtype)
+
+
 def _masked(args: Sequence[Any]) -> tuple[Any, str]:
     """`x[mask]`, the mask as indices."""
     x, items = args
@@ -71,7 +81,7 @@ def _masked(args: Sequence[Any]) -> tuple[Any, str]:
         else:
             found = _nonzero(item)
             indices += [found[:, k] for k in range(item.dim())]
-    return aten.index.Tensor(x, indices), _DEPENDS.format("getitem")
+    return aten.index.Tensor(x, indices), DEPENDS.format("getitem")
 
 
 _MAKERS: dict[Any, Any] = {
@@ -80,4 +90,5 @@ _MAKERS: dict[Any, Any] = {
     aten._unique2.default: _unique,
     aten.unique_consecutive.default: _consecutive,
     aten.unique_dim.default: _unique_dim,
+    aten.bincount.default: _counts,
 }

@@ -12,7 +12,8 @@ from typing import Any
 from lowtide.ir.core import Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.pipeline.driver import BlockPlan, Env
-from lowtide.pipeline.walk import UNKNOWN, Walk
+from lowtide.pipeline.stand_ins import UNKNOWN
+from lowtide.pipeline.walk import Walk
 
 
 class Followed(Walk):

@@ -42,13 +42,15 @@ class MemoryPlan:
     """`peak_bytes` of one call, its `formula` in the input sizes, the `buffers` alive at the peak.
 
     `sizes` says what the formula's symbols are. `notes` say what could not be known; with notes,
-    the peak may be higher."""
+    the peak may be higher. `fails`: why such a call raises, and where, "" if it need not; what is
+    counted is then what it takes up to there."""
 
     peak_bytes: int
     formula: str
     buffers: tuple[Buffer, ...]
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
     notes: tuple[str, ...] = ()
+    fails: str = ""
 
     def __str__(self) -> str:
         lines = [f"peak {self.peak_bytes:,} bytes = {self.formula}"]
@@ -68,6 +70,7 @@ class MemoryPlan:
                 for b in self.buffers
             ],
             "notes": list(self.notes),
+            "fails": self.fails,
         }
 
 
@@ -98,6 +101,7 @@ def plan_memory(walk: Walk, plain: str = "") -> MemoryPlan:
         buffers=tuple(Buffer(name=x.name, nbytes=x.nbytes, kind=x.kind, loc=x.loc) for x in alive),
         sizes={symbol: name for symbol, name in places.items() if symbol in words},
         notes=tuple(notes),
+        fails=walk.fails,
     )
 
 

@@ -431,9 +431,11 @@ class _Specialiser:
             raise Stop("is not lowered")
         if record.name in ONLY_IN_LOOPS and not self.activity.in_loop:
             raise Stop("is PyTorch's own, outside of a recurrence")
-        rows = zip(record.params[len(leading) :], operands, strict=False)
+        rows = list(zip(record.params[len(leading) :], operands, strict=False))
         if any("Tensor" in p.types and not p.optional and x.value is None for p, x in rows):
             raise Unsupported("raises TypeError")  # of an Optional that is None
+        if any(p.types == ("int",) and has_float(x.value) for p, x in rows):
+            raise Unsupported("raises TypeError")  # of a float
         self.b.loc, self.b.op = op.loc, record.name
         if any(is_too_large(x) for x in operands):
             raise Unsupported("raises OverflowError")

@@ -7,7 +7,8 @@ kernels are played by their memory plans.
 
 Where the road depends on data, both branches of an `if` are walked, and the body of a loop once;
 the notes say so. Where a size depends on data it is taken to be the largest possible, or else the
-walk ends, and the notes say that too.
+walk ends, and the notes say that too. Where an op fails though nothing before it was guessed, the
+call would fail there too: `fails`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any, Final, cast
 
 import torch
 
-from lowtide.errors import Loc
-from lowtide.ir import opdefs
+from lowtide.errors import Loc, LowtideError
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
+from lowtide.memory.largest import DEPENDS
 from lowtide.memory.ledger import Ledger, like
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.pipeline import plain
@@ -33,6 +34,7 @@ from lowtide.pipeline.gradient import Pass
 from lowtide.pipeline.played import backward, play
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import CPU, Ineligible, exact_key
+from lowtide.pipeline.stand_ins import NUMBERS, UNKNOWN, stand_ins
 from lowtide.pipeline.stopping import static_reason
 from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
 from lowtide.runtime import arena
@@ -44,22 +46,14 @@ MAX_TRIPS: Final = 1024  # the same, where it is known how many there are
 _UNSEEN: Final = ("const", "undef", "cast", "tuple.make", "tuple.get", "list.make", "unpack")
 
 
-class Unknown:
-    """A value that only the data knows."""
-
-    def __repr__(self) -> str:
-        return "<unknown>"
-
-
-UNKNOWN: Final = Unknown()
 _META: Final = torch.device("meta")
-_STAND_INS: Final[dict[t.Type, Any]] = {t.BOOL: True, t.FLOAT: 1.0, t.NUMBER: 1.0}
 
 
 _ASKS: Final = "`{}` asks the data for a number, which is taken to be 1, or False"
 _DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
 _CALLS_PYTHON: Final = ("py.call", "py.call_method", "call_module")
 _NOT_COUNTED: Final = "what `{}` allocates is Python's, and not counted"
+_STOPS: Final = "`{}` stops the program"
 _IS_PYTHON: Final = "`{}` is Python's, and is not called to see what it gives"
 
 
@@ -141,6 +135,8 @@ class Walk:
         self.differences = driver.differences
         self.steps: list[Step] = []
         self.notes: list[str] = []
+        self.fails = ""  # why the call would raise, and where
+        self._has_guessed = False
         self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
         self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
@@ -221,13 +217,11 @@ class Walk:
         values = [env[v] for v in region.live_ins]
         for k, v in enumerate(region.live_ins):
             if values[k] is UNKNOWN:
-                if v.type not in _STAND_INS:
+                if v.type not in NUMBERS:
                     self._reason = "shown alone, since a number that only the data knows is near"
                     return pos
-                values[k] = _STAND_INS[v.type]
-                self.notes.append(
-                    f"{first.loc}: shown for a data-dependent {v.type} of {values[k]}"
-                )
+                values[k] = NUMBERS[v.type]
+                self._guess(f"{first.loc}: shown for a data-dependent {v.type} of {values[k]}")
         try:
             exact_key(values, [], on_meta=True)
             entry = region.resolve(values, self.device)
@@ -302,6 +296,8 @@ class Walk:
         return pos + 1
 
     def _plain(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        if op.name == "raise" or (op.name == "assert" and env[op.operands[0]] is False):
+            self._fail(op, _STOPS)
         if op.name in ("print", "assert", "raise", "use"):
             return []
         if op.name in OBJECT_OPS:
@@ -309,12 +305,11 @@ class Walk:
             if found is not None:
                 return [v if v is UNKNOWN else self._meta(v) for v in found]
         scratch = dict(env)
-        for v in op.operands:
-            if scratch[v] is UNKNOWN and _is_torch(op):
-                is_factor = v.type == t.INT and opdefs.has_kind(op.name, ("pointwise",))
-                scratch[v] = 1 if is_factor else _STAND_INS.get(v.type, UNKNOWN)
-        if op.name == "torch.getitem":
-            scratch.update((v, 0) for v in op.operands[1:] if _is_position(scratch[v]))
+        if _is_torch(op):
+            given, is_whole = stand_ins(op, [env[v] for v in op.operands])
+            scratch.update(zip(op.operands, given, strict=True))
+            if is_whole:
+                self._guess(f"{op.loc}: {DEPENDS.format(_name(op))}")
         runs = op.name not in OBJECT_OPS or op.name in PURE_OPS
         why = _IS_PYTHON if op.name in _CALLS_PYTHON else _DATA_DECIDE
         if runs and not _asks_the_run(op, scratch):
@@ -324,20 +319,25 @@ class Walk:
                     with road, _unseen_by_modes(op):
                         run_op(op, scratch)
                     return [self._where(scratch[v]) for v in op.results]
-                except (RuntimeError, NotImplementedError, ValueError, AttributeError) as error:
+                except LowtideError:
+                    raise
+                except Exception as error:
                     # The data decide, for which PyTorch has many words; or an object's attributes
-                    # are those that the walk remembers, and PyTorch's Python looks for its own.
+                    # are those that the walk remembers, and PyTorch's Python looks for its own; or
+                    # the operands do not fit.
                     why = _of_the_data(error)
+                    if why != _DATA_DECIDE and _gives_tensors(op) and not self.ledger.was_asked:
+                        self._fail(op, why)
                     if not (self.ledger.was_asked and _gives_tensors(op)):
                         break
-                    self.notes.append(f"{op.loc}: {_ASKS.format(_name(op))}")
+                    self._guess(f"{op.loc}: {_ASKS.format(_name(op))}")
         known: list[Any] = []
         for result in op.results:
             if t.may_be_tensor(result.type) and result in alive:
                 raise WalkEnds(f"{op.loc}: {why.format(_name(op))}; nothing after it is counted")
             known.append(UNKNOWN)
         if op.name in _CALLS_PYTHON:
-            self.notes.append(f"{op.loc}: {_NOT_COUNTED.format(_name(op))}")
+            self._guess(f"{op.loc}: {_NOT_COUNTED.format(_name(op))}")
         return known
 
     def _where(self, value: Any) -> Any:
@@ -350,7 +350,7 @@ class Walk:
             inner = self._inner(plan, op.blocks[0 if condition else 1], env)
             _keep(env, alive)
             return self._block(*inner)
-        self.notes.append(f"{op.loc}: the data decide which branch runs; both are shown")
+        self._guess(f"{op.loc}: the data decide which branch runs; both are shown")
         one, other = (self._inner(plan, block, env) for block in op.blocks)
         _keep(env, alive)
         first, rank = self._road(one)
@@ -396,6 +396,7 @@ class Walk:
         lists: list[Any] = [
             v for v in outer.values() if isinstance(v, list)
         ]  # steps may add to them
+        self._has_guessed |= trips is UNKNOWN or going is UNKNOWN
         i = grown = 0
         most = MAX_ROUNDS if trips is UNKNOWN else MAX_TRIPS
         while trips is UNKNOWN or i < trips:
@@ -428,7 +429,22 @@ class Walk:
             text = f"{op.loc}: {trips} iterations, of which {max(done - 1, 1)} are shown"
             self.ledger.at("iterations", op.loc)
             self.ledger.hold(max(grown, 0) * (trips - done))
-        self.notes.append(text)
+        self._guess(text)
+
+    def _guess(self, note: str) -> None:
+        """From here on something may be different in a run."""
+        self._has_guessed = True
+        self.notes.append(note)
+
+    def _fail(self, op: Op, why: str) -> None:
+        """The walk ends where every run does; where it has guessed, a run may come another way."""
+        if not (self._has_guessed or self.ledger.notes):
+            places, loc = [str(op.loc)], op.loc
+            while loc.caller is not None:
+                places.append(f"called at {loc.caller}")
+                loc = loc.caller
+            self.fails = f"{', '.join(places)}: {why.format(_name(op))}"
+            raise WalkEnds(f"{self.fails}; nothing after it is counted")
 
     def _meta(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -454,12 +470,6 @@ def _asks_the_run(op: Op, env: Env) -> bool:
     inner = [o for block in op.blocks for o in block.ops]
     is_unknown = any(env.get(v) is UNKNOWN for v in op.operands)
     return is_unknown or any(o.name == "py.call" or _asks_the_run(o, env) for o in inner)
-
-
-def _is_position(value: Any) -> bool:
-    """A tensor that stands for one int: PyTorch asks it for its value, which any other one fits."""
-    is_int = isinstance(value, torch.Tensor) and not value.dim() and value.dtype is not torch.bool
-    return is_int and value.is_meta
 
 
 def _keep(env: Env, alive: set[Value]) -> None:

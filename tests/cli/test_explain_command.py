@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import lowtide as lt
 from lowtide.cli import app
 from lowtide.explain_command import (
     ArgumentFault,
@@ -120,6 +121,31 @@ def powers(x, n: int):
     return x**n
 
 
+def picky(x):
+    if x.shape[1] != 4:
+        raise ValueError("four columns")
+    return x * 2
+
+
+def checked(x):
+    assert x.shape[1] == 4
+    return x * 2
+
+
+def ninth(x):
+    return x[9].cumsum(0)
+
+
+def perhaps(x):
+    if x.sum() > 3:
+        raise ValueError("too much")
+    return x * 2
+
+
+def chosen(x):
+    return x[x > 0].view(7, -1).cumsum(0)
+
+
 net = Net()
 compiled = lt.script(Net())
 """
@@ -166,3 +192,40 @@ def test_what_cannot_be_explained(
 ) -> None:
     assert app(["explain", f"{users}:{name}", "--shape", "10x4"]) == 2
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["memory", "explain"])
+@pytest.mark.parametrize(
+    ("target", "shape", "why"),
+    [
+        ("Net", "10x5", "`linear` fails (RuntimeError: "),
+        ("picky", "10x5", "`raise` stops the program"),
+        ("checked", "10x5", "`assert` stops the program"),
+        ("ninth", "5x5", "`getitem` fails (IndexError: "),
+    ],
+)
+def test_what_fails_on_such_shapes_is_status_2(
+    users: str, capsys: pytest.CaptureFixture[str], command: str, target: str, shape: str, why: str
+) -> None:
+    assert app([command, f"{users}:{target}", "--shape", shape]) == 2
+    said = capsys.readouterr()
+    assert why in said.err
+    assert "such a call fails: " in said.err
+    assert app([command, f"{users}:{target}", "--shape", "10x4"]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_what_may_fail_is_no_error(users: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a branch that the data take or not, and after sizes that the data decide."""
+    for target in ("perhaps", "chosen"):
+        assert app(["memory", f"{users}:{target}", "--shape", "10x4"]) == 0
+        assert not capsys.readouterr().err
+
+
+def test_the_failing_line_says_where_it_was_called(users: str) -> None:
+    compiled = lt.script(resolve(f"{users}:Net()"))
+    fails = compiled.memory(torch.empty(3, 5, device="meta")).fails
+    assert "linear.py:" in fails
+    assert "called at " in fails
+    assert "users_modules.py:12" in fails
+    assert not compiled.memory(torch.empty(3, 4, device="meta")).fails

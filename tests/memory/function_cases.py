@@ -534,3 +534,8 @@ def normalised_over_turned(x, w, b):
 @case()
 def middle_of_all(x):
     return x.median()
+
+
+@case(lambda: (torch.rand(1, 4, 58, 24, 24), torch.rand(16, 4, 3, 3, 3)))
+def convolved_one_volume(x, w):
+    return F.conv3d(x, w, padding=1)

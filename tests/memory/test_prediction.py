@@ -115,6 +115,54 @@ def test_what_data_decide_is_bounded() -> None:
     assert plan.peak_bytes >= 2 * 400_000
 
 
+def some_columns(x, n):
+    return torch.cumsum(x[:, : int(n.max())], 0)
+
+
+def some_rows(x, n):
+    return torch.cumsum(x.narrow(0, 0, n[0].item()), 0)
+
+
+@pytest.mark.parametrize("f", [some_columns, some_rows])
+def test_a_part_whose_bounds_the_data_decide_counts_as_the_whole(f: Any) -> None:
+    plan = lt.script(f).memory(torch.rand(1000, 100), torch.tensor([20, 30]))
+    assert any("counted as the largest" in n for n in plan.notes)
+    assert 400_000 <= plan.peak_bytes < 500_000
+    assert not plan.fails
+
+
+def test_counts_are_as_many_as_asked_for() -> None:
+    def degrees(x, e):
+        n = torch.bincount(e, minlength=x.shape[0])
+        return torch.cumsum(x / n.clamp(min=1)[:, None], 0)
+
+    plan = lt.script(degrees).memory(torch.rand(1000, 100), torch.randint(0, 1000, (9000,)))
+    assert any("`bincount` is taken to find no more" in n for n in plan.notes)
+    assert plan.peak_bytes >= 2 * 400_000
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_single_small_image_is_not_onednns(grad: bool) -> None:
+    """PyTorch's own convolution writes the columns of all windows."""
+    net = torch.nn.Conv3d(4, 16, 3, padding=1)
+    x = torch.rand(1, 4, 40, 24, 24, requires_grad=grad)
+    columns = 4 * 27 * 40 * 24 * 24 * 4
+    with torch.set_grad_enabled(grad):
+        one = lt.script(net).memory(x).peak_bytes
+        two = lt.script(net).memory(torch.rand(2, 4, 40, 24, 24, requires_grad=grad)).peak_bytes
+    assert columns < one < 1.5 * columns
+    assert two < 2 * columns
+
+
+def test_work_memory_of_one_kernel_does_for_the_next() -> None:
+    net = torch.nn.Sequential(
+        torch.nn.Linear(128, 512), torch.nn.GELU(), torch.nn.Linear(512, 512), torch.nn.GELU(),
+        torch.nn.Linear(512, 10),
+    )  # fmt: skip
+    x = torch.rand(320, 128, requires_grad=True)
+    assert lt.script(net).memory(x).peak_bytes < 9_000_000
+
+
 def test_a_number_asked_for_inside_does_not_end_it() -> None:
     def f(x):
         return torch.cumsum(torch.cov(x), 0)

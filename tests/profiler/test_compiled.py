@@ -44,6 +44,19 @@ def test_a_compiled_function_is_one_operator_with_its_arena_bytes() -> None:
     assert live[0].nbytes >= result.nbytes
 
 
+def test_what_generated_code_calls_is_at_the_users_line() -> None:
+    def sorted_and_not(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x).sum() + torch.sort(x * 2)[0].sum()
+
+    compiled = lt.script(sorted_and_not)
+    x = torch.rand(50, 50, requires_grad=True)
+    compiled(x).backward()
+    with lt.profile() as prof:
+        compiled(x).backward()
+    assert prof.rows()
+    assert not any("<lowtide" in (row.source or "") for row in prof.rows())
+
+
 def test_what_the_arena_gets_back_is_freed() -> None:
     compiled = lt.script(similarity)
     x = torch.rand(40, 600)

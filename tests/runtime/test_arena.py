@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -372,3 +374,33 @@ def test_the_cache_can_be_emptied_before_anything_was_taken() -> None:
     code = "import lowtide as lt; lt.empty_cache(); print('done')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "done", done.stderr
+
+
+def test_outputs_do_not_lie_in_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena._pool, "is_tight", False)
+    del_me = arena.scratch(3 * MIB)
+    del del_me
+    t = arena.empty((2 * MIB,), torch.uint8)
+    assert arena.stats().reserved_bytes == 5 * MIB
+    del t
+
+
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_the_rehearsed_arena_holds_as_much(is_tight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena._pool, "is_tight", is_tight)
+    random = Random(5)
+    played = PlayedArena(is_tight)
+    alive: list[tuple[object, Any]] = []
+    for _ in range(300):
+        if alive and random.random() < 0.5:
+            real, block = alive.pop(random.randrange(len(alive)))
+            del real
+            played.give_back(block)
+        else:
+            nbytes = random.choice([1, 2, 3, 5, 9]) * MIB + random.choice([0, 5000, 200_000])
+            is_work = random.random() < 0.5
+            make = arena.scratch if is_work else lambda n: arena.empty((n,), torch.uint8)
+            alive.append((make(nbytes), played.take(nbytes, is_work)))
+        blocks = [b for _, b in alive] + played._free
+        assert sum(b.block_bytes for b in blocks) == arena.stats().reserved_bytes
+    alive.clear()

@@ -87,7 +87,7 @@ def user_place(frame: FrameType | None) -> tuple[CodeType | None, int]:
 
 
 def _belongs_to_library(file: str) -> bool:
-    if file.startswith(("<frozen", "<eval_with_key>", "<__array_function__")):
+    if file.startswith(("<frozen", "<eval_with_key>", "<__array_function__", "<lowtide ")):
         return True
     if "torchinductor_" in file:  # what torch.compile wrote
         return True

@@ -33,7 +33,7 @@ _PACKAGES = tuple(
 )
 _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _SITE = (os.path.join(_STDLIB, "site-packages"), os.path.join(_STDLIB, "dist-packages"))
-_GENERATED = ("<eval_with_key>", "<frozen ")
+_GENERATED = ("<eval_with_key>", "<frozen ", "<lowtide ")
 # (end of the file, function or "" for all): code that keeps the tensors that it makes.
 _KEEPING = (
     (os.path.join("torch", "optim", ""), ""),
