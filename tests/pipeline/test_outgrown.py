@@ -11,7 +11,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.pipeline import faults, outgrown
-from lowtide.tile import strips
+from lowtide.tile import axes, strips
 from tests.grad.eager_gradients import close, randn
 
 LARGE = (1500, 1300, 64)
@@ -22,8 +22,8 @@ PAIRS_BYTES = 1500 * 1300 * 8
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Half a MiB is much here, and products of 64 terms are long."""
     monkeypatch.setattr(outgrown, "_SPARE_BYTES", 1 << 19)
-    for name, value in (("LONG", 64), ("FEWEST", 64), ("MOST", 64)):
-        monkeypatch.setattr(strips, name, value)
+    for module, name in ((axes, "LONG"), (strips, "FEWEST"), (strips, "MOST")):
+        monkeypatch.setattr(module, name, 64)
     with faults.strict():
         yield
 
