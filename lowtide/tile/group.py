@@ -40,6 +40,7 @@ FEW = 64  # an axis longer than this counts as large
 SHARE = 8  # a merge that costs freedom must share this fraction of its work
 COLUMNS = 8  # a product that must be held whole by each task has at most so many columns …
 HELD = 1 << 18  # … or so many elements
+ROWS = 256  # of the axis that tasks share, in one task
 LONG_PRODUCT = 16  # terms: shorter ones are done again sooner than read
 AGAIN = "again"  # what is computed once more: the ending of its name
 WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
@@ -447,12 +448,14 @@ def _worth_it(
 ) -> bool:
     apart = apart_axes(defs, common)
     room = 0 if shared.apart else HELD
+    rows = dict.fromkeys(apart, 1)
     if room and math.prod(likely(a.extent, hints) for a in apart) < shared.tasks:
         if any(s.removesuffix(AGAIN) in shared.long for d in defs.values() for s in sources(d)):
             room = 0  # better in strips
         # the grid is the longest of the other axes, too: what reduces it is held by each thread
-        apart += sorted(set(common) - set(apart), key=lambda a: likely(a.extent, hints))[-1:]
-    if len(defs) > 1 and any(_spreads(d, defs, apart, hints, room) for d in defs.values()):
+        others = sorted(set(common) - set(apart), key=lambda a: likely(a.extent, hints))
+        rows |= {a: min(likely(a.extent, hints), ROWS) for a in others[-1:]}
+    if len(defs) > 1 and any(_spreads(d, defs, rows, hints, room) for d in defs.values()):
         return False
     for d in defs.values():
         fed = any(is_contraction(defs[s]) for s in sources(d) if s in defs)
@@ -465,22 +468,23 @@ def _worth_it(
 
 
 def _spreads(
-    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int], room: int
+    d: Def, defs: Mapping[str, Def], rows: Mapping[Axis, int], hints: Mapping[str, int], room: int
 ) -> bool:
     """Would each task have to hold a whole product, rows by columns, beside what it is there for?
 
-    `apart`: the axes along which tasks are independent; `room`: so many elements may be held.
+    `rows`: of the axes that tasks share out, the points of a task; `room`: so many elements may be
+    held.
 
     dk[j, c] beside dq[i, c] in one kernel: better the tile of pairs is computed once in each, but
     where a cache holds it."""
     if not is_contraction(d):
         return False
-    outside = [a for a in own_axes(d) if a not in apart]
+    outside = [a for a in own_axes(d) if a not in rows]
     readers = (u for u in defs.values() if d.name in sources(u))
     if any(set(outside) & set(reduced_axes(u)) for u in readers):
         return False  # it is read one tile at a time
     held = math.prod(likely(a.extent, hints) for a in outside)
-    if held <= room:
+    if held * math.prod(rows.get(a, 1) for a in own_axes(d)) <= room:
         return False
     return any(held > COLUMNS * likely(a.extent, hints) for a in _large_axes(tuple(outside), hints))
 
