@@ -36,7 +36,8 @@ CHEAP = frozenset({
 })  # fmt: skip
 FULL_EXTENT = 8  # constant extents up to this are unrolled completely in a reduction
 ARG = frozenset({"argmin", "argmax"})
-WORTH_STAGING = 28  # vector operations that it saves at each point of the buffer
+LEAST_STAGED = 4  # vector operations,
+WORTH_STAGING = 28  # and so many that are saved at each point of the buffer
 COSTLY = 10  # vector operations: of a transcendental function
 SPLAT, SIDE_BY_SIDE, STAGED = 0.25, 1.0, 1.3  # what a vector costs, by how its elements lie
 STRIDED, ANYWHERE = 0.7, 2.0  # the same for each of its lanes
@@ -352,7 +353,9 @@ def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> 
         step = stride_along(address(e, ctx.strides), item.vector)
         return step is None or step.const != 1
     hoisted = item.vector not in have and not (have & set(item.over))
-    return not hoisted and (reuse - 1) * cost(e) >= WORTH_STAGING
+    operations = cost(e)
+    is_worth_it = operations >= LEAST_STAGED and (reuse - 1) * operations >= WORTH_STAGING
+    return not hoisted and is_worth_it
 
 
 def lies_along(e: Expr, axes: tuple[Axis, ...], user: Item, ctx: Context) -> Axis:
