@@ -18,24 +18,21 @@ from lowtide import config
 _serial = itertools.count()
 
 
-def compiled(
-    region: str, make: Callable[[], Any], sizes: Mapping[str, int], which: str = ""
-) -> Any:
-    """The kernels of a region, compiled by `make`; shows their stages, the generated source last,
-    their memory at these sizes and how long it took. `which` of the region's passes they are."""
+def planned(region: str, make: Callable[[], Any], sizes: Mapping[str, int], which: str = "") -> Any:
+    """The kernels of a region, planned by `make`; shows their stages, the generated source last,
+    their memory at these sizes and how long planning took. `which`: of the region's passes."""
     begin = time.perf_counter_ns()
     executable = make()
     spent = (time.perf_counter_ns() - begin) / 1e6
-    if not config.current().debug.topics:
-        return executable  # the texts of a large program take a while
-    function = region.partition(":")[0]
-    stages: list[tuple[str, str]] = executable.stages
+    function, topics = region.partition(":")[0], config.current().debug.topics
+    # the texts of a large program take a while
+    stages: list[tuple[str, str]] = executable.stages if topics & {"tile", "kernels"} else []
     for k, (stage, text) in enumerate(stages):
         topic = "kernels" if k == len(stages) - 1 else "tile"
         found = f"{which}{stage} {region}\n{text}"
         show(topic, function, lambda found=found: found)
     show("memory", function, lambda: f"{which}{region}: {executable.memory(sizes)}")
-    show("time", function, lambda: f"{which}{region}: kernels written in {spent:.1f} ms")
+    show("time", function, lambda: f"{which}{region}: kernels planned in {spent:.1f} ms")
     return executable
 
 

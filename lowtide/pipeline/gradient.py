@@ -256,7 +256,7 @@ class Gradient:
                 machine=self.machine,
                 tiles=self.tiles,
             )
-            executable = debug.compiled(self.name, compile_program, sizes, "backward ")
+            executable = debug.planned(self.name, compile_program, sizes, "backward ")
         return Pass(
             executable=executable,
             inputs=tuple(made.program.inputs),

@@ -215,7 +215,7 @@ class Region:
                     machine=spec.machine,
                     tiles=self.tiles,
                 )
-                spec.executable = debug.compiled(self.name, compile_program, hints)
+                spec.executable = debug.planned(self.name, compile_program, hints)
                 spec.suits = room_bytes(host.program, hints)
             return spec.executable
 

@@ -273,7 +273,7 @@ class _Partition:
 
     def _has_large_rows(self, d: Def) -> bool:
         """Is each row of it values of pairs, which a step makes for itself?"""
-        return self.pairs.is_short(d.name) and self.pairs.are(d.shape[1:])
+        return bool(d.axes) and self.pairs.is_short(d.name) and self.pairs.are(d.shape[1:])
 
     def _need(self, inputs: dict[str, Input], name: str) -> None:
         """Of a part: `name` is made by an earlier one, or the caller's."""

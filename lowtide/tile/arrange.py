@@ -115,10 +115,10 @@ class Arrangement:
             item.staged = [*inside, *(e for e in item.staged if e not in self.held)]
         for item in self.items:
             beside = [i for i in self.items if i is not item and self._share_sweeps(i, item)]
-            found = self._made_beside(item, beside)
-            inside = {x for e in found for x in ex.walk(e)}
-            inside -= set(reached(item.body, {*found, *item.staged}))
-            item.staged = [*found, *(e for e in item.staged if e not in inside)]
+            if found := self._made_beside(item, beside):
+                inside = {x for e in found for x in ex.walk(e)}
+                inside -= set(reached(item.body, {*found, *item.staged}))
+                item.staged = [*found, *(e for e in item.staged if e not in inside)]
 
     def compute_again(self, name: str) -> None:
         """A reduction whose tile is gone when it is read: computed anew in the reader's sweep."""
@@ -444,14 +444,14 @@ class Arrangement:
 
     def _made_beside(self, item: Item, beside: list[Item]) -> list[Expr]:
         """Costly values of a tile that others stage, and their parts: the item reads them, too."""
-        own = set(reached(item.body, set(item.staged))) - set(item.staged)
+        costly = [(e, o) for o in beside for e in o.staged if cost(e) >= WORTH_HOLDING]
+        own = set(reached(item.body, set(item.staged))) if costly else set[Expr]()
         found: dict[Expr, None] = {}
-        for other in beside:
-            for e in other.staged:
-                costly = e in own and cost(e) >= WORTH_HOLDING
-                if costly and self._lies_along(e, item) is self._lies_along(e, other):
-                    parts = set(ex.walk(e))
-                    found.update((x, None) for x in other.staged if x in parts)
+        for e, other in costly:
+            is_own = e in own and e not in item.staged
+            if is_own and self._lies_along(e, item) is self._lies_along(e, other):
+                parts = set(ex.walk(e))
+                found.update((x, None) for x in other.staged if x in parts)
         return [e for e in found if e not in item.staged]
 
     def _lies_along(self, e: Expr, item: Item) -> Axis:
