@@ -38,9 +38,6 @@ _NODE = "lowtide.place"
 _META = torch.device("meta")
 _FOREVER = 1 << 62
 HEAP_BYTES = 1 << 16  # what is smaller lies among others, and its place stays resident
-_MAPPED_BYTES = 32 << 20  # what is larger is never in the C library's heap
-_HOLES = 0.5  # of what the heap holds at most: what lies free between, as measured
-_HOLES_AROUND_BYTES = 1 << 20  # besides, however little that is
 _TORCH = "PyTorch"
 _OBJECT_BYTES = 448  # of a tensor, besides its elements
 _NODE_BYTES = 384  # of an op in autograd's graph
@@ -107,9 +104,10 @@ class Ledger(TorchDispatchMode):
         self._graph_bytes = 0
         self.asked_bytes = 0  # of what is alive, without pages and warm blocks
         self.peak_bytes = 0
-        self._heap_bytes = 0  # of what is alive: what leaves a hole
-        self._most_in_heap = 0
-        self._most_elsewhere = 0
+        self.growth_bytes = 0  # what one op has added at most, also for a moment
+        self.inside_bytes = 0  # what one op has taken for itself at most, for a moment
+        self._before_bytes = 0  # what was held when the op began
+        self._node = -1  # of autograd's graph, whose op it is
         self.entries: list[Entry] = []
         self.notes: dict[str, None] = {}
         self.name, self.loc, self.kind = "", UNKNOWN_LOC, _TORCH
@@ -129,6 +127,7 @@ class Ledger(TorchDispatchMode):
     def at(self, name: str, loc: Loc, kind: str = _TORCH) -> None:
         """What follows is done by this op."""
         self.name, self.loc, self.kind = name, loc, kind
+        self._before_bytes = self.live_bytes
 
     @property
     def live_bytes(self) -> int:
@@ -137,21 +136,12 @@ class Ledger(TorchDispatchMode):
         small = self._heap_room + holes + self._graph_bytes
         return self.torch_bytes + small + self.arena.reserved_bytes
 
-    @property
-    def with_holes_bytes(self) -> int:
-        """What may be resident at the peak where the C library keeps what was freed."""
-        if not self._most_in_heap:
-            return self.peak_bytes
-        heap_bytes = int((1 + _HOLES) * self._most_in_heap) + _HOLES_AROUND_BYTES
-        return max(self._most_elsewhere + heap_bytes, self.peak_bytes)
-
     def spike(self, nbytes: int) -> None:
         """So many bytes are there for a moment, within an op."""
         self._clock += 1
-        in_heap = self._heap_bytes + (nbytes < _MAPPED_BYTES) * nbytes
-        self._most_in_heap = max(self._most_in_heap, in_heap)
         now_bytes = self.live_bytes + nbytes
-        self._most_elsewhere = max(self._most_elsewhere, now_bytes - in_heap)
+        self.growth_bytes = max(self.growth_bytes, now_bytes - self._before_bytes)
+        self.inside_bytes = max(self.inside_bytes, nbytes)
         if now_bytes > self.peak_bytes:
             self.peak_bytes = now_bytes
             self._peak_clock = self._clock
@@ -161,6 +151,7 @@ class Ledger(TorchDispatchMode):
 
     def play(self, events: Iterable[Event]) -> dict[str, Entry]:
         """What a run of kernels takes and gives back; what it leaves, by name."""
+        self._see_node()
         left: dict[str, Entry] = {}
         for event in events:
             x = event.held
@@ -254,6 +245,7 @@ class Ledger(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if self._is_paused:
             return func(*args, **kwargs)
+        self._see_node()
         args, kwargs = self._on_meta(func, args, kwargs)
         if func in _ASK and args[0].is_meta:
             self.was_asked = True
@@ -372,6 +364,14 @@ class Ledger(TorchDispatchMode):
             self._torn += again
         self.torch_bytes += nbytes
 
+    def _see_node(self) -> None:
+        """In a backward pass an op begins where the engine comes to another node."""
+        node: Any = torch._C._current_autograd_node()  # pyright: ignore
+        number = -1 if node is None else node._sequence_nr()
+        if number not in (-1, self._node):
+            self._before_bytes = self.live_bytes
+        self._node = number
+
     def _place(self) -> tuple[str, Loc]:
         node: Any = torch._C._current_autograd_node()  # pyright: ignore
         place = None if node is None else node.metadata.get(_NODE)
@@ -389,8 +389,6 @@ class Ledger(TorchDispatchMode):
     def _take(self, entry: Entry, sign: int) -> None:
         """The elements of a tensor, and the tensor, of which PyTorch makes many."""
         is_small = entry.nbytes < HEAP_BYTES
-        if not is_small and entry.nbytes < _MAPPED_BYTES:
-            self._heap_bytes += sign * entry.nbytes
         own = _OBJECT_BYTES if entry.kind == _TORCH else 0
         self._take_small(sign * (own + is_small * entry.nbytes))
         self.torch_bytes += sign * (not is_small) * entry.nbytes

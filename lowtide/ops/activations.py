@@ -2,7 +2,7 @@
 
     gelu(x: [N])   →   t[i] = 0.5 * x[i] * (1 + erf(x[i] * sqrt(1/2)))
 
-`inplace=True` is not lowered: the front end turns it into the plain op and an assignment.
+`inplace=True` is not lowered: front ends make a `mutate` of it, or the plain op.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from lowtide.pipeline.options import Options
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.stopping import ends_region, static_reason
+from lowtide.runtime import heap
 from lowtide.runtime.blocks import KernelFault
 
 Env = dict[Value, Any]
@@ -183,8 +184,10 @@ class BlockPlan:
 
     def run(self, env: Env) -> list[Any]:
         """Runs the block; `env` has its live-ins, and is used up."""
-        pos = 0
+        pos, trimmer = 0, heap.trimmer()
         while pos < self.last:
+            if trimmer is not None:
+                trimmer.check()
             region = self.region(pos)
             if region is not None:
                 stop = self._run_region(region, pos, env)
@@ -213,6 +216,8 @@ class BlockPlan:
             return ~self.run_eager(pos, region.end, env)
         spec = entry.spec
         del values
+        if results is not None and (trimmer := heap.trimmer()) is not None:
+            trimmer.follow(results)
         if entry.run is None:
             return ~self.run_eager(pos, region.end, env) if entry.eager else pos
         if results is None:
@@ -245,6 +250,8 @@ class BlockPlan:
             results = self._section(op, env, alive)
         else:
             run_op(op, env)
+            if (trimmer := heap.trimmer()) is not None:
+                trimmer.follow(env[v] for v in op.results)
             _drop(env, alive, (*op.operands, *op.results))
             return
         env.update(zip(op.results, results, strict=True))
@@ -314,7 +321,6 @@ class Driver:
     none is derived from them."""
 
     is_tight: bool = False  # whether the arena keeps no free block while it needs another
-    keeps_holes: bool = True  # whether the C library may keep what PyTorch frees
     differences: tuple[str, ...] = ()
     leaves: tuple[type[Any], ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None

@@ -15,16 +15,17 @@ from typing import Final
 
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Function, Value
+from lowtide.ir.core import Block, Function, Op, Value
 
 # what may write into a tensor
 CHANGING: Final = ("mutate", "py.call", "py.call_method", "call_module")
 _FRESH: Final = ("pointwise", "reduction", "contraction", "composite", "copy", "factory", "size")
 
 
-def may_change(function: Function) -> frozenset[Value]:
-    """Values whose memory some op may write into."""
-    changed = [v for op in function.walk() if op.name in CHANGING for v in op.operands]
+def may_change(function: Function, writers: Iterable[Op] | None = None) -> frozenset[Value]:
+    """Values whose memory some op may write into, or one of `writers`."""
+    ops = function.walk() if writers is None else writers
+    changed = [v for op in ops if op.name in CHANGING for v in op.operands]
     if not changed:
         return frozenset()
     classes = _Classes()

@@ -11,8 +11,13 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
+
+import torch.nn.functional
+
+from lowtide.ir.core import Value
 
 
 def stored_names(nodes: Sequence[ast.AST]) -> set[str]:
@@ -61,6 +66,23 @@ def read_names(function: ast.AST) -> frozenset[str]:
 def is_inplace(method: str) -> bool:
     """Whether a tensor's method changes it: `add_`, `zero_`; but not `__len__`."""
     return method.endswith("_") and not method.endswith("__")
+
+
+def flag_of(source: str, args: Sequence[Value], named: Mapping[str, Value]) -> Value | None:
+    """What a call of PyTorch says of `inplace`: `F.relu(x, True)`; None if nothing."""
+    position = _flag_position(source)
+    by_position = args[position] if position is not None and position < len(args) else None
+    return named.get("inplace", by_position)
+
+
+@functools.lru_cache(maxsize=256)
+def _flag_position(source: str) -> int | None:
+    root, _, name = source.partition(".")
+    function = getattr(torch.nn.functional, name, None)
+    if root != "F" or not inspect.isfunction(function):
+        return None
+    names = list(inspect.signature(function).parameters)
+    return names.index("inplace") if "inplace" in names else None
 
 
 def after(loop: ast.AST, function: ast.AST) -> list[list[ast.AST]]:

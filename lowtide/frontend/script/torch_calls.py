@@ -6,6 +6,7 @@ In: a source name ("torch.sum", "Tensor.sum", "operator.add") and compiled argum
                           %0: Tensor = torch.sum.dim(%x, %d, %false, %none)
     torch.cumsum(x, 1) →  %0: Tensor = call_torch(%x, %1) {target="torch.cumsum", kwnames=()}
     x.add_(y)          →  %0: Tensor = mutate(%x, %y) {target="Tensor.add_", kwnames=()}
+    F.relu(x, True)    →  %0: Tensor = mutate(%x, %true) {target="F.relu", kwnames=()}
 
 Always holds: a record's operands are all there, in canonical order, defaults as constants.
 """
@@ -20,7 +21,7 @@ import torch
 from lowtide.frontend import torch_schemas
 from lowtide.frontend.script.binding import Bound, Default, Gather, Slot, bind
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.mutation import is_inplace
+from lowtide.frontend.script.mutation import flag_of, is_inplace
 from lowtide.frontend.script.nodes import Method, Node, PythonObject
 from lowtide.frontend.script.remedies import member
 from lowtide.ir import types as t
@@ -64,6 +65,9 @@ def torch_call(
     name = source.rpartition(".")[2]
     operator = source.startswith("operator.")  # `operator.and_` ends so because `and` is taken
     if (is_inplace(name) and not operator) or "out" in named:
+        return _call(c, "mutate", source, values, named)
+    flag = flag_of(source, values, named)
+    if flag is not None and c.builder.constant(flag) is not False:
         return _call(c, "mutate", source, values, named)
     bound = bind(registry.lookup(source), values, named)
     if bound is not None and bound.record.name != "getitem":

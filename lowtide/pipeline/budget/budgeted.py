@@ -18,7 +18,6 @@ import torch
 from lowtide.errors import BudgetError
 from lowtide.ir.core import Function
 from lowtide.memory import watching
-from lowtide.memory.ledger import HEAP_BYTES
 from lowtide.pipeline import plain
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.search import Plan, search
@@ -41,13 +40,25 @@ class BudgetedDriver(Driver):
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function within the budget; raises BudgetError, and what a Driver raises."""
-        return self.planned(args)(args)
+        plan = self._planned(args)
+        if plan is None:
+            return self._plain(args)
+        if plan.growth_bytes is None:
+            return plan.driver(args)
+        trimmer = heap.Trimmer(most_bytes=self.budget_bytes, growth_bytes=plan.growth_bytes)
+        with heap.trimming(trimmer):
+            return plan.driver(args)
 
     def planned(self, args: Sequence[Any]) -> Driver:
         """The driver that these arguments are run by; raises BudgetError."""
+        plan = self._planned(args)
+        return self._plain if plan is None else plan.driver
+
+    def _planned(self, args: Sequence[Any]) -> Plan | None:
+        """None where no budget is kept; raises BudgetError."""
         if plain.autocast_on():
             self._tell()
-            return self._plain
+            return None
         key = _key(args)
         found = self._plans.get(key)
         if found is None:
@@ -58,7 +69,7 @@ class BudgetedDriver(Driver):
                 self._plans[key] = found
         if isinstance(found, BudgetError):
             raise found
-        return found.driver
+        return found
 
     def _tell(self) -> None:
         """Says once why a call keeps to no budget."""
@@ -75,8 +86,6 @@ class BudgetedDriver(Driver):
                 plan = search(self._plain, args, self.budget_bytes)
             if plan.driver.is_tight:
                 arena.keep_tight()
-            if not plan.driver.keeps_holes:
-                heap.unmap_at_once(HEAP_BYTES)
             return plan
         except BudgetError as refused:
             return refused

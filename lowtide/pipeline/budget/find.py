@@ -22,15 +22,20 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.ir import opdefs
-from lowtide.ir.core import Op, Value, free_values
+from lowtide.ir.core import Function, Op, Value, free_values, walk
 from lowtide.memory.ledger import Ledger
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
 from lowtide.pipeline.budget.chunks import Cut
-from lowtide.pipeline.budget.independence import Dependent, Needs, cut_results
+from lowtide.pipeline.budget.independence import (
+    Dependent,
+    Needs,
+    cut_results,
+    is_pointwise_write,
+)
 from lowtide.pipeline.budget.loops import Loops
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed, run_on_meta
-from lowtide.pipeline.mutation import CHANGING
+from lowtide.pipeline.mutation import CHANGING, may_change
 from lowtide.runtime.played_arena import PlayedArena
 
 Tensor = torch.Tensor
@@ -38,7 +43,8 @@ _MOST_DIMS: Final = 4
 _MOST_STARTS: Final = 8
 _STRUCTURE: Final = ("const", "cast", "tuple", "list", "unpack", "py", "math")
 _BARRIERS: Final = (
-    *CHANGING, "print", "assert", "raise", "use", "with", "undef", "list.append", "list.extend",
+    "py.call", "py.call_method", "call_module", "print", "assert", "raise", "use", "with", "undef",
+    "list.append", "list.extend",
 )  # fmt: skip
 
 
@@ -76,8 +82,20 @@ class _Finder:
         self.ops = driver.plan.ops
         self.last = driver.plan.last
         self.live_at = driver.plan.live_at
-        self.changed = driver.plan.changed
         self.known = known
+        self.written = self._written(driver.function)
+
+    def _written(self, function: Function) -> set[int]:
+        """The memory that some op may write into: what is in the program's outer block is known."""
+        inner = [o for op in function.block.ops for block in op.blocks for o in walk(block)]
+        changed = set(may_change(function, inner))
+        for op in function.block.ops:
+            changed.update(op.operands[: 1 if op.name == "mutate" else len(op.operands)]
+                           if op.name in CHANGING else ())  # fmt: skip
+        return {storage_of(x) for v in changed for x in _tensors(self.known.get(v))}
+
+    def _is_written(self, value: Any) -> bool:
+        return any(storage_of(x) in self.written for x in _tensors(value))
 
     def farthest(self, start: int) -> Candidate | None:
         """The run that gets farthest, from this op on or from one that it reaches."""
@@ -117,10 +135,11 @@ class _Finder:
         family = op.name.partition(".")[0]
         if op.blocks or op.name in _BARRIERS or opdefs.writes(op.name):
             return False
-        if op.name != "call_torch" and family not in ("torch", *_STRUCTURE):
+        if op.name == "mutate" and not is_pointwise_write(op):
             return False
-        values = (*op.operands, *op.results)
-        return all(v in self.known for v in values) and not self.changed.intersection(values)
+        if op.name not in ("call_torch", "mutate") and family not in ("torch", *_STRUCTURE):
+            return False
+        return all(v in self.known for v in (*op.operands, *op.results))
 
     def _extended(self, start: int, seeds: dict[int, int], extent: int) -> Candidate | None:
         """As far as it goes, with further operands cut where an op needs that."""
@@ -144,6 +163,10 @@ class _Finder:
                 return pos, None
             for v in op.operands:
                 if v not in run.part:
+                    if self._is_written(
+                        self.known[v]
+                    ):  # when a chunk runs, or runs again, it may be another
+                        return pos, None
                     run.part[v] = self._part_of(self.known[v], run)
                     outer |= {id(x) for x in _tensors(self.known[v])}
             try:
@@ -189,7 +212,7 @@ class _Finder:
 
     def _cut(self, op: Op, values: Sequence[Any], results: Sequence[Any], run: _Run) -> None:
         """Which of the results are cut, and where."""
-        if op.name != "call_torch" and not op.name.startswith("torch."):
+        if op.name not in ("call_torch", "mutate") and not op.name.startswith("torch."):
             return  # tensors that Python hands on are the same ones
         if opdefs.has_kind(op.name, ("size",)):
             return
@@ -238,6 +261,9 @@ class _Finder:
                 return None
             if isinstance(value, Tensor) and storage_of(value) in given:
                 return None  # a view of what was there before
+        shared = [storage_of(x) for v in outputs for x in _tensors(self.known[v])]
+        if len(set(shared)) < len(shared) and not self.written.isdisjoint(shared):
+            return None  # what is written into one of them later is to be seen in the other
         if not any(x.nbytes >= LEAST_BYTES for v in made for x in _tensors(self.known[v])):
             return None
         joins = tuple(run.cut.get(id(self.known[v])) for v in outputs)

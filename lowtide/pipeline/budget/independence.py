@@ -20,8 +20,9 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.ir import opdefs
-from lowtide.ir.core import Block, Op
+from lowtide.ir.core import Block, Op, Value
 from lowtide.pipeline.abstract import Abs, Map, Place, Seq
+from lowtide.pipeline.lifting import inplace
 from lowtide.pipeline.signature import CONSTANT, Binding
 from lowtide.pipeline.specialise import specialise
 from lowtide.texpr import expr as ex
@@ -64,7 +65,7 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
     constants = [
         Op(name="const", attrs={"value": x}, results=[v]) for v, x in given.items() if v not in live
     ]
-    block = Block(live, [*constants, op, Op(name="yield", operands=list(op.results))])
+    block = Block(live, [*constants, *_ops(op), Op(name="yield", operands=list(op.results))])
     inputs = [given[v] for v in live]
     try:
         binding = Binding(inputs, _Constants(), True)
@@ -82,6 +83,21 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
             if dim is not None:
                 found[id(tensor)] = dim
     return found
+
+
+def is_pointwise_write(op: Op) -> bool:
+    """Is it a `mutate` that changes each element of its first operand alike, `x.mul_(y)`?"""
+    return inplace.out_of_place(op) not in ("", "setitem")
+
+
+def _ops(op: Op) -> list[Op]:
+    """The op; what writes into a tensor here writes into a copy."""
+    if op.name != "mutate":
+        return [op]
+    x, *others = op.operands
+    copy = Value(x.name, x.type)
+    write = Op(name=op.name, operands=[copy, *others], attrs=op.attrs, results=op.results)
+    return [Op(name="torch.clone", operands=[x], results=[copy]), write]
 
 
 class _Constants(dict[Any, int]):

@@ -4,16 +4,16 @@ In: a Driver, the arguments of a call, a number of bytes. Out: a Driver of the p
 a BudgetError with the least peak that was found.
 
 Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
-the same with an arena that gives free blocks back before it takes others; where gradients are
-recorded, sections that are computed again; then, step by step, twice as many chunks for the section
-that lowers the peak most, at each step first with some of the chunks kept; at last, the one with
-the least peak again, with a C library that keeps nothing of what is freed, and with kernels whose
-tiles need least work memory.
+the same with an arena that gives free blocks back before it takes others; then, step by step, twice
+as many chunks for the section that lowers the peak most. Where gradients are recorded chunks are
+computed again, at each step first only some of them. At last, kernels whose tiles need least work
+memory.
 
-A plan fits if its peak does, and with it the holes that the C library's heap may have by then
-(`runtime/heap`). The first plan that fits is taken, unless one before it, which did not fit for its
-holes, has a smaller peak. So a smaller budget never gives a larger peak: what the larger one took
-either fits the smaller too, or is such a plan before.
+A plan fits if its peak does, and beside it the hole that an op may leave where it has worked
+(`needed_bytes`; glibc looks for a larger place than it gives back). The first plan that fits is
+taken, unless one before it, which did not fit for its hole, has a smaller peak; where none fits,
+the one with the least peak, if that is within the budget. So a smaller budget never gives a larger
+peak.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lowtide.errors import BudgetError
-from lowtide.ir.core import Block
+from lowtide.ir.core import Block, Function
 from lowtide.pipeline import faults
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.decided import decided
 from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.rewrite import with_sections
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.signature import CPU
 from lowtide.pipeline.walk import Walk
-from lowtide.runtime import heap
 
 _MOST_STEPS: Final = 24
 _FACTORS: Final = (2, 16)  # times as many chunks
@@ -44,11 +44,13 @@ Chunks = Mapping[Candidate, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A driver that keeps to `memory`, and resident to `needed_bytes`."""
+    """A driver that keeps to `memory`, and resident to `needed_bytes`; `growth_bytes`: what one op
+    adds at most, None where the C library's heap holds nothing of it."""
 
     driver: Driver
     memory: MemoryPlan
     needed_bytes: int
+    growth_bytes: int | None
 
     @property
     def peak_bytes(self) -> int:
@@ -65,6 +67,8 @@ def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
             return plan
         least = plan if is_least else least
     assert least is not None
+    if least.peak_bytes <= budget_bytes:
+        return least
     raise _refusal(driver.function.name, budget_bytes, least.memory)
 
 
@@ -72,15 +76,16 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
     """The plans, in order of cost."""
     walk = Walk(driver, args)
     yield _plan(driver, walk)
+    driver = Driver(_decided(driver, args), tiles=driver.tiles)
     found = _candidates(driver, args)
     trials = _Trials(driver, args)
     chunks: dict[Candidate, int] = {}
     best = trials.plan(chunks)
     yield best
+    again: Plan | None = None
     if walk.records and found:
         chunks = dict.fromkeys(found, 1)
-        best = trials.plan(chunks)
-        yield best
+        best = again = trials.plan(chunks)
     for _ in range(_MOST_STEPS):
         step = _next(trials, found, chunks, best.peak_bytes)
         if step is None:
@@ -88,19 +93,24 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
         chunks, best = step
         if walk.records:
             yield from (trials.plan(chunks, kept) for kept in _keeping(chunks))
+        if again is not None:  # all ops once more: some chunks of them cost less
+            yield again
+            again = None
         yield best
-    assert trials.least is not None
-    least, least_chunks, least_kept = trials.least
-    if least.needed_bytes > least.peak_bytes:
-        yield trials.plan(least_chunks, least_kept, keeps_holes=False)
-    yield trials.plan(chunks, tiles="least", keeps_holes=False)
+    if again is not None:
+        yield again
+    yield trials.plan(chunks, tiles="least")
 
 
 def _plan(driver: Driver, walk: Walk) -> Plan:
-    memory = plan_memory(walk)
-    may_have_holes = driver.keeps_holes and heap.keeps_holes() and walk.device == CPU
-    needed_bytes = walk.ledger.with_holes_bytes if may_have_holes else memory.peak_bytes
-    return Plan(driver=driver, memory=memory, needed_bytes=needed_bytes)
+    memory, ledger = plan_memory(walk), walk.ledger
+    on_cpu = walk.device == CPU
+    return Plan(
+        driver=driver,
+        memory=memory,
+        needed_bytes=memory.peak_bytes + on_cpu * ledger.inside_bytes,
+        growth_bytes=ledger.growth_bytes if on_cpu else None,
+    )
 
 
 def _candidates(driver: Driver, args: Sequence[Any]) -> list[Candidate]:
@@ -111,6 +121,14 @@ def _candidates(driver: Driver, args: Sequence[Any]) -> list[Candidate]:
         return []
 
 
+def _decided(driver: Driver, args: Sequence[Any]) -> Function:
+    try:
+        return decided(driver, args)
+    except Exception as fault:
+        faults.survive(fault, f"{driver.function.name}: which branches its arguments decide")
+        return driver.function
+
+
 class _Trials:
     """Plans of one program; the sections' compiled parts are shared by all."""
 
@@ -119,23 +137,18 @@ class _Trials:
         self.args = args
         self._blocks: dict[Candidate, Block] = {}
         self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
-        self.least: tuple[Plan, Chunks, Chunks | None] | None = None  # so far, and how it was made
 
     def plan(
         self,
         chunks: Chunks,
         kept: Chunks | None = None,
         tiles: Tiles | None = None,
-        keeps_holes: bool = True,
     ) -> Plan:
         function = with_sections(self.driver.function, chunks, self._blocks, kept)
         tiles = tiles or self.driver.tiles
         made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
-        made.is_tight, made.keeps_holes = True, keeps_holes
-        plan = _plan(made, Walk(made, self.args))
-        if self.least is None or plan.peak_bytes < self.least[0].peak_bytes:
-            self.least = plan, chunks, kept
-        return plan
+        made.is_tight = True
+        return _plan(made, Walk(made, self.args))
 
 
 def _next(

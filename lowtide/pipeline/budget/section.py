@@ -18,6 +18,7 @@ from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.pipeline.budget.stretches import Stretches
+from lowtide.runtime import heap
 
 SECTION: Final = "section"
 
@@ -37,6 +38,7 @@ class _Recomputed(torch.autograd.Function):
         ctx.section = section
         ctx.others = [None if isinstance(v, Tensor) else v for v in values]
         ctx.random = torch.get_rng_state()
+        ctx.trimmer = heap.trimmer()
         ctx.set_materialize_grads(False)
         section.keeps = True
         section.carrying = [carries_gradient(v) for v in values]
@@ -58,7 +60,7 @@ class _Recomputed(torch.autograd.Function):
         now = torch.get_rng_state()
         torch.set_rng_state(ctx.random)
         try:
-            with watching.aside():
+            with watching.aside(), heap.trimming(ctx.trimmer):
                 if torch.is_grad_enabled():
                     return None, *section.differentiable(values, wanted, cotangents)
                 return None, *section.gradients(values, saved[count:], wanted, cotangents)

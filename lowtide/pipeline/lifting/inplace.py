@@ -79,7 +79,9 @@ def out_of_place(op: Op) -> str:
     if target in ("Tensor.zero_", "Tensor.fill_", "Tensor.copy_"):
         return target
     source = target.removesuffix("_")
-    known = target.startswith("Tensor.") and target.endswith("_") and bool(lookup(source))
+    by_name = target.startswith("Tensor.") and target.endswith("_")
+    by_flag = source == target and "out" not in cast("tuple[str, ...]", op.attrs["kwnames"])
+    known = (by_name or by_flag) and bool(lookup(source))
     kinds = {r.kind for r in lookup(source)} if known else set[str]()
     return source if kinds and kinds <= {"pointwise"} else ""
 

@@ -1,0 +1,95 @@
+"""Pages that the C library's heap keeps: given back before a call holds more than it may."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+import torch
+
+from lowtide.runtime import heap
+from lowtide.runtime.heap import Trimmer, trimming
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def resident(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """What the process is said to hold, and how often its heap was trimmed to `live`."""
+    found = {"bytes": 100 * MB, "live": 100 * MB, "trims": 0}
+
+    def trim(_: int) -> int:
+        found["trims"] += 1
+        found["bytes"] = found["live"]
+        return 1
+
+    monkeypatch.setattr(heap, "resident_bytes", lambda: found["bytes"])
+    monkeypatch.setattr(heap, "_malloc_trim", lambda: trim)
+    return found
+
+
+def test_there_is_room_for_one_op_more(resident: dict[str, int]) -> None:
+    trimmer = Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB)
+    for held, trims in ((40, 0), (41, 1), (30, 1), (45, 2)):
+        resident["bytes"] = (100 + held) * MB
+        trimmer.check()
+        assert resident["trims"] == trims
+
+
+def test_what_others_hold_is_looked_for_once(resident: dict[str, int]) -> None:
+    trimmer = Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB)
+    resident["live"] = resident["bytes"] = 400 * MB
+    for _ in range(5):
+        trimmer.check()
+    assert resident["trims"] <= 2
+    resident["bytes"] += 20 * MB
+    resident["trims"] = 0
+    trimmer.check()
+    assert resident["trims"] == 1
+
+
+def test_backward_passes_are_followed(resident: dict[str, int]) -> None:
+    x = torch.rand(10, requires_grad=True)
+    y, fixed = x.exp(), torch.rand(3)
+    Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB).follow([y, fixed, None, 3])
+    resident["bytes"] = 200 * MB
+    y.sum().backward()
+    assert resident["trims"] == 1
+    assert torch.equal(x.grad, x.exp())  # pyright: ignore[reportArgumentType]
+
+
+def test_each_thread_has_the_call_that_it_is_in() -> None:
+    outer, inner = (Trimmer(most_bytes=MB, growth_bytes=0) for _ in range(2))
+    with trimming(outer):
+        with suppress(ValueError), trimming(inner):
+            assert heap.trimmer() is inner
+            raise ValueError
+        assert heap.trimmer() is outer
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(heap.trimmer).result() is None
+    assert heap.trimmer() is None
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc")
+def test_what_is_resident_is_this_process() -> None:
+    before = heap.resident_bytes()
+    x = torch.ones(20 * MB // 4)
+    assert heap.resident_bytes() - before > 15 * MB
+    del x
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc")
+def test_a_hole_goes_back() -> None:
+    if heap._malloc_trim() is None:
+        pytest.skip("needs glibc")
+    rows = [torch.ones(16_000) for _ in range(2_000)]  # 64 KB each: never mapped alone
+    start = heap.resident_bytes()
+    trimmer = Trimmer(most_bytes=0, growth_bytes=0)
+    del rows[::2]
+    kept = torch.ones(100_000)
+    trimmer.check()
+    assert start - heap.resident_bytes() > 40 * MB
+    assert len(rows) == 1_000
+    assert kept.sum() == 100_000
