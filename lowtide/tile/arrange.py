@@ -158,7 +158,8 @@ class Arrangement:
         extra = [a for a in common if a not in pure]
         if extra and all(self._is_column(a) for a in pure):
             pure = []  # they share the work on a pair: they stay together
-        chosen = pure[:-1] if len(pure) > 1 and lines else list(pure)
+        lines = lines and len(pure) > 1 and not self._is_batch(pure[-1])
+        chosen = pure[:-1] if lines else list(pure)
         if pure and chosen != pure and math.prod(map(self.extent, chosen)) < enough:
             chosen = list(pure)
         rows = {row(d) for d in self.defs.values() for row in (shared_rows, short_row)}

@@ -97,3 +97,16 @@ def test_what_costs_most_is_staged(n: int) -> None:
     assert re.search(r"^ *s\d+ = .*erf", "\n".join(texts), re.MULTILINE)
     want = hidden(*(x.double() for x in args)).float()
     torch.testing.assert_close(lt.script(hidden)(*args), want, rtol=1e-4, atol=1e-4)
+
+
+def heads(qkv):
+    q, k, v = (x.view(8, 256, 3, 16).transpose(1, 2) for x in qkv.chunk(3, -1))
+    return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+
+def test_heads_that_share_nothing_are_tasks_of_their_own() -> None:
+    """Else a task holds what all heads read, which is too much to be staged."""
+    (text,) = tile_programs(heads, (torch.rand(8, 256, 144, requires_grad=True),), backward=True)
+    wide = max(re.split(r"(?=^kernel )", text, flags=re.M), key=lambda t: t.count("sum["))
+    first = wide.split("\n")[0]
+    assert re.search(r"grid \(\w+:8 by 1, \w+:3 by 1", first), first
