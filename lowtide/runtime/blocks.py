@@ -196,5 +196,6 @@ def _in_short(error: Exception) -> str:
 
 
 def precision() -> str:
-    """What torch says of products of float32."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    """What torch says of products of float32. (`allow_tf32` raises where the user has said it by
+    `fp32_precision`; that has the answer however it was said.)"""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,6 +99,24 @@ def test_a_first_maximum_of_equals(device: torch.device) -> None:
     x[[4000, 8000]] = -1.0
     for g, w in zip(lt.script(f)(x), f(x), strict=True):
         assert torch.equal(g, w)
+
+
+SETTINGS = """
+import torch
+from lowtide.runtime.blocks import precision
+print(precision())
+torch.backends.cuda.matmul.allow_tf32 = True; print(precision())
+torch.set_float32_matmul_precision("highest"); print(precision())
+torch.backends.cuda.matmul.fp32_precision = "tf32"; print(precision())
+torch.backends.cuda.matmul.fp32_precision = "ieee"; print(precision())
+"""
+
+
+def test_the_precision_of_products() -> None:
+    """In a process of its own: PyTorch remembers by which of its ways a setting was made."""
+    command = [sys.executable, "-W", "ignore", "-c", SETTINGS]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["ieee", "tf32", "ieee", "tf32", "ieee"]
 
 
 def test_an_index_out_of_bounds() -> None:

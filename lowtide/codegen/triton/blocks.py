@@ -21,7 +21,9 @@ Dims = tuple[Axis, ...]
 @dataclass(slots=True, kw_only=True)
 class Blocks:
     """`points`: of each axis that is a dim of blocks, how many it has, as text; in the order in
-    which dims stand. `exact`: axes of which no block reaches past the end."""
+    which dims stand. `exact`: axes of which no block reaches past the end. `written`: of single
+    elements that the program has stored, the names of what it holds: in memory, other threads
+    might not see them yet."""
 
     points: Mapping[Axis, str]
     exact: frozenset[Axis]
@@ -29,6 +31,7 @@ class Blocks:
     memory: Mapping[str, DType]  # tensors in memory
     values: Mapping[str, Buffer]  # definitions held by the program
     axes: dict[Axis, str] = field(default_factory=dict[Axis, str])
+    written: dict[str, str] = field(default_factory=dict[str, str])
 
     def axis(self, a: Axis) -> str:
         """What an axis is called."""

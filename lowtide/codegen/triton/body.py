@@ -98,12 +98,13 @@ class Body:
             return f"lt_wide({self._index(e.index, dims)}, tl.int64)"
         if isinstance(e, Scalar):
             return f"lt_wide(v_{e.name}, {pw.type_of(e.dtype)})"
-        if isinstance(e, Cast):
-            return pw.cast(e.arg.dtype, e.dtype, self.value(e.arg, dims))
         if isinstance(e, Select):
             return f"tl.where({', '.join(self.value(c, dims) for c in (e.cond, e.yes, e.no))})"
-        assert isinstance(e, Apply)
-        text = pw.call(e.fn, e.args[0].dtype, [self.value(a, dims) for a in e.args])
+        if isinstance(e, Cast):
+            text = pw.cast(e.arg.dtype, e.dtype, self.value(e.arg, dims))
+        else:
+            assert isinstance(e, Apply)
+            text = pw.call(e.fn, e.args[0].dtype, [self.value(a, dims) for a in e.args])
         is_flag = e.dtype.name == "bool" and not self.blocks.dims(tuple(e.free))
         return f"lt_flag({text})" if is_flag else text
 
@@ -120,6 +121,8 @@ class Body:
         buffer = self.blocks.values.get(e.source)
         if buffer is not None:
             return self._held(buffer, dims)
+        if e.source in self.blocks.written:
+            return self.blocks.written[e.source]
         dtype = self.blocks.memory[e.source]
         offset = address(e, self.blocks.strides)
         place = self._index(offset, dims)
@@ -151,7 +154,11 @@ class Body:
         place = self._index(place_in(w.index, self.blocks.strides[w.target]), dims)
         mask = self.blocks.mask(self.nest.axes, dims)
         masked = f", mask={mask}" if mask else ""
-        value = pw.rounded(self.value(w.expr, dims), dtype)
+        held = self.value(w.expr, dims)
+        value = pw.rounded(held, dtype)
+        if not self.nest.axes:
+            read = held if value == held else self._named(f"{value}.to({pw.type_of(dtype)})")
+            self.blocks.written[w.target] = read
         self.lines.append(f"tl.store(p_{w.target} + ({place}), {self._full(value, dims)}{masked})")
 
     # -- reductions --

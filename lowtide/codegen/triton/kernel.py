@@ -162,6 +162,7 @@ class _Printer:
         body = [*self._grid(), *self._held(), *self._body(self.kernel.body)]
         for nest in self.kernel.epilogue:
             body += self._nest(nest)
+        self._check_reads()
         tensors, numbers = tensors_of(self.kernel), numbers_of(self.kernel)
         programs = self._programs()
         sizes = sorted({n for i in (programs, *self._indices()) for n in size_names(i)})
@@ -197,6 +198,13 @@ class _Printer:
             own=frozenset(self._own()),
             body=tuple(body),
         )
+
+    def _check_reads(self) -> None:
+        """No thread reads from memory what another one of the same launch has written there."""
+        held = {*self.kernel.values, *self.blocks.written}
+        for read in nodes_of(self.kernel):
+            if isinstance(read, Load) and read.source in self.kernel.outputs:
+                assert read.source in held, f"{self.kernel.name} reads its own {read.source}"
 
     def _is_whole(self, t: Tiled) -> bool:
         """Does every program have all points of the axis?"""
