@@ -260,6 +260,8 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where (cpu)")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"there is no GPU that PyTorch {torch.__version__} can use")
     machine = this_machine(options.device)
     print(machine)
     rows: dict[str, dict[str, dict[str, float]]] = {}

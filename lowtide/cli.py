@@ -20,6 +20,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lowtide.errors import LowtideError
+
 # Findings of the doctor without which nothing compiles; all others only cost speed.
 _REQUIRED = ("torch", "compiler", "kernel")
 
@@ -29,6 +31,9 @@ def app(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
+    except LowtideError as fault:  # a device that is not there, a setting that makes no sense
+        print(f"lowtide: {fault}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -189,7 +194,6 @@ def _answer(
     options: argparse.Namespace,
     show: Callable[[Any], None] = print,
 ) -> int:
-    from lowtide.errors import LowtideError
     from lowtide.explain_command import ArgumentFault
 
     try:

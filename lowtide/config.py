@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,9 @@ from lowtide.errors import LowtideError
 DEBUG_TOPICS = ("ir", "tile", "memory", "kernels", "cache", "time")
 
 _ARENA_LIMIT_BYTES = 2 << 30
+# Where programs keep what they can make again: a variable that says so, and where it says nothing.
+_CACHES = {"darwin": ("", "~/Library/Caches"), "win32": ("LOCALAPPDATA", "~/AppData/Local")}
+_CACHE = ("XDG_CACHE_HOME", "~/.cache")
 _BYTE_UNITS = {
     "": 1, "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -82,7 +86,7 @@ def parse_bytes(text: str | int) -> int:
 def from_environment(environ: Mapping[str, str]) -> Config:
     """The settings that `environ` asks for. Raises LowtideError on a value that is not allowed."""
     return Config(
-        cache_dir=_cache_dir(environ.get("LOWTIDE_CACHE_DIR", "")),
+        cache_dir=_cache_dir(environ),
         arena_cap_bytes=_arena_cap(environ.get("LOWTIDE_ARENA_BYTES", "")),
         disable=_switch("LOWTIDE_DISABLE", environ.get("LOWTIDE_DISABLE", "")),
         debug=_debug(environ.get("LOWTIDE_DEBUG", "")),
@@ -134,12 +138,12 @@ def override(
         _current = before
 
 
-def _cache_dir(text: str) -> str:
-    if text:
+def _cache_dir(environ: Mapping[str, str]) -> str:
+    if text := environ.get("LOWTIDE_CACHE_DIR", ""):
         return os.path.abspath(os.path.expanduser(text))
-    import platformdirs  # here, since it costs milliseconds
-
-    return platformdirs.user_cache_dir("lowtide")
+    variable, otherwise = _CACHES.get(sys.platform, _CACHE)
+    parent = environ.get(variable, "").strip() or os.path.expanduser(otherwise)
+    return os.path.abspath(os.path.join(parent, "lowtide"))
 
 
 def _switch(variable: str, text: str) -> bool:

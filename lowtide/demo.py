@@ -1,9 +1,9 @@
 """`lowtide demo`: three programs under eager PyTorch, torch.compile and Lowtide, side by side.
 
-In: sizes (`full` or `quick`) and a console. Out: for each program the code that ran and a table of
+In: sizes (`full` or `quick`). Out: for each program the code that ran and a table of
 time, peak memory, predicted peak and whether the result is eager's; the same as a dict for JSON.
 Each program is measured in a child process (`lowtide.demo_worker`), so that one which runs out of
-memory, or is stopped by Ctrl-C, takes nothing else with it.
+memory, or is stopped by Ctrl-C, takes nothing else with it. Only what a terminal shows needs rich.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.syntax import Syntax
-from rich.table import Table
 
 from lowtide.demo_worker import COMPILE, EAGER, LOWTIDE, VARIANTS
 from lowtide.errors import LowtideError
 from lowtide.machine import this_machine
 from lowtide.programs import PROGRAMS, Program
 from lowtide.tables import format_bytes, format_ms, plain_table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 DEMO_PROGRAMS = ("boxes", "similarity", "chamfer")
 _HEADERS = (
@@ -58,23 +56,22 @@ def run_demo(*, is_quick: bool = False, as_json: bool = False, device: str = "cp
             f"there is no {device} device that PyTorch {torch.__version__} can use; "
             "`lowtide demo` runs on the CPU"
         )
-    out, progress_console = Console(), Console(stderr=True)
     machine = this_machine(device)
     if not as_json:
-        _say(out, str(machine))
+        _say(str(machine))
     report: list[dict[str, Any]] = []
-    with _Steps(progress_console, total=len(DEMO_PROGRAMS) * len(_STAGES)) as steps:
+    with _Steps(total=len(DEMO_PROGRAMS) * len(_STAGES)) as steps:
         for name in DEMO_PROGRAMS:
             entry = _describe(PROGRAMS[name], is_quick)
             entry["rows"] = rows = _measure(name, is_quick, device, steps)
             report.append(entry)
             if not as_json:
                 with steps.paused():
-                    _show(out, entry, rows)
+                    _show(entry, rows)
     if as_json:
         print(json.dumps({"machine": machine.to_dict(), "programs": report}, indent=2))
     else:
-        _say(out, _LEGEND)
+        _say(_LEGEND)
     return 0 if all(_is_good(entry["rows"]) for entry in report) else 1
 
 
@@ -87,20 +84,10 @@ _STAGES = (
 class _Steps:
     """The progress display: a live bar on a terminal, else one line for each step."""
 
-    def __init__(self, console: Console, total: int) -> None:
-        self._console = console
+    def __init__(self, total: int) -> None:
         self._total = total
-        self._done = 0
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=30),
-                TimeElapsedColumn(),
-                console=console,
-                transient=True,
-            )
+        self._bar = _bar() if sys.stderr.isatty() else None
+        if self._bar is not None:
             self._task = self._bar.add_task("starting", total=total)
 
     def __enter__(self) -> _Steps:
@@ -117,7 +104,7 @@ class _Steps:
         if self._bar is not None:
             self._bar.update(self._task, description=text, completed=done)
         else:
-            self._console.print(f"[{done}/{self._total}] {text}", markup=False, highlight=False)
+            print(f"[{done}/{self._total}] {text}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def paused(self) -> Generator[None]:
@@ -127,6 +114,20 @@ class _Steps:
         yield
         if self._bar is not None:
             self._bar.start()
+
+
+def _bar() -> Progress:
+    from rich import progress
+    from rich.console import Console
+
+    return progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=30),
+        progress.TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
 
 
 def _describe(program: Program, is_quick: bool) -> dict[str, Any]:
@@ -220,20 +221,36 @@ def _is_good(rows: list[Row]) -> bool:
 # -- printing --------------------------------------------------------------------------------------
 
 
-def _say(out: Console, text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=not out.is_terminal)
+def _say(text: str) -> None:
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    from rich.console import Console
+
+    Console().print(text, markup=False, highlight=False)
 
 
-def _show(out: Console, entry: dict[str, Any], rows: list[Row]) -> None:
+def _show(entry: dict[str, Any], rows: list[Row]) -> None:
     sizes = ", ".join(f"{name}={size}" for name, size in entry["sizes"].items())
     title = f"{entry['title']} ({sizes})"
     cells = [_cells(row) for row in rows]
-    if not out.is_terminal:
+    if not sys.stdout.isatty():
         print(f"\n{title}\n\n{entry['source']}\n{plain_table(_HEADERS, cells)}")
         print(f"\n{_verdict(rows)}" if _verdict(rows) else "")
         return
+    _show_rich(title, entry["source"], rows, cells)
+    _say(f"{_verdict(rows)}\n")
+
+
+def _show_rich(title: str, source: str, rows: list[Row], cells: list[list[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.syntax import Syntax
+    from rich.table import Table
+
+    out = Console()
     out.rule(title)
-    out.print(Syntax(entry["source"], "python", background_color="default", word_wrap=True))
+    out.print(Syntax(source, "python", background_color="default", word_wrap=True))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     last = len(_HEADERS) - 1
     for i, header in enumerate(_HEADERS):
@@ -245,7 +262,6 @@ def _show(out: Console, entry: dict[str, Any], rows: list[Row]) -> None:
         style = "red" if row.get("error") or row.get("agrees") is False else "green"
         table.add_row(*line, style=style if is_ours else "dim" if row.get("error") else None)
     out.print(table)
-    _say(out, f"{_verdict(rows)}\n")
 
 
 def _cells(row: Row) -> list[str]:

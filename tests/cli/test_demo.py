@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from lowtide import demo, demo_worker
+from lowtide.cli import app
 from lowtide.demo_worker import Worker
 from lowtide.errors import LowtideError
 from lowtide.programs import PROGRAMS
@@ -107,7 +109,21 @@ def test_verdict(theirs: int, ours: int, text: str) -> None:
     assert demo._verdict(rows) == f"Lowtide: 2.0× the speed of eager with {text} memory"
 
 
-def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(LowtideError, match="no cuda device that PyTorch"):
         demo.run_demo(device="cuda")
+    assert app(["demo", "--device", "cuda"]) == 2
+    assert capsys.readouterr().err.startswith("lowtide: there is no cuda device")
+
+
+def test_without_rich(compiled: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What no terminal shows needs nothing but PyTorch."""
+    compiled.setattr(demo, "DEMO_PROGRAMS", ("chamfer",))
+    row = {"event": "row", "variant": "lowtide", "agrees": True, "min_ms": 2.0}
+    compiled.setattr(demo, "_measure", lambda *_: [row])
+    compiled.setitem(sys.modules, "rich", None)
+    assert demo.run_demo(is_quick=True) == 0
+    assert "correct" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -13,6 +14,13 @@ def test_defaults_need_no_variable():
     assert found.cache_dir.endswith("lowtide")
     assert 0 < found.arena_cap_bytes <= 2 << 30
     assert (found.disable, found.debug, found.compiler) == (False, config.Debug(), "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where caches are on Linux")
+def test_kernels_are_where_the_user_keeps_caches():
+    found = config.from_environment({"XDG_CACHE_HOME": "/caches"})
+    assert found.cache_dir == "/caches/lowtide"
+    assert config.from_environment({}).cache_dir == os.path.expanduser("~/.cache/lowtide")
 
 
 def test_all_variables():
