@@ -54,7 +54,7 @@ def run_demo(*, is_quick: bool = False, as_json: bool = False, device: str = "cp
     if device != "cpu" and not torch.cuda.is_available():
         raise LowtideError(
             f"there is no {device} device that PyTorch {torch.__version__} can use; "
-            "`lowtide demo` runs on the CPU"
+            "`lowtide doctor` says why, `lowtide demo` runs on the CPU"
         )
     machine = this_machine(device)
     if not as_json:

@@ -22,6 +22,7 @@ from lowtide.runtime import abi, blocks, cache, folder, launch, toolchain
 
 _TORCH_AT_LEAST: tuple[int, int] = (2, 11)
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+_GPU_DRIVER = "/proc/driver/nvidia/version"  # there where NVIDIA's driver is loaded
 
 _KERNEL = """
 typedef struct { int64_t *out; } lt_doctor;
@@ -172,12 +173,30 @@ def _zig() -> Check:
     return Check(name="zig", ok=True, detail=detail)
 
 
+def _no_gpu() -> Check:
+    """Where the driver is loaded, there is a GPU that somebody wants to use."""
+    import torch
+
+    detail = "none that PyTorch can use; kernels run on the CPU"
+    if not os.path.exists(_GPU_DRIVER):
+        return Check(name="GPU", ok=True, detail=detail)
+    if torch.version.cuda is None:
+        fault, remedy = "it is built without CUDA", "install a build of PyTorch with CUDA"
+    else:
+        fault = f"it is built for CUDA {torch.version.cuda}"
+        remedy = "update NVIDIA's driver, or install a build of PyTorch for an older CUDA"
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            fault += ": " + str(error).partition("\n")[0]
+    return Check(name="GPU", ok=False, detail=f"{detail}\n{fault}", remedy=remedy)
+
+
 def _gpu() -> Check:
     import torch
 
     if not torch.cuda.is_available():
-        detail = "none that PyTorch can use; kernels run on the CPU"
-        return Check(name="GPU", ok=True, detail=detail)
+        return _no_gpu()
     name = torch.cuda.get_device_name()
     if blocks.is_installed():
         return Check(name="GPU", ok=True, detail=f"{name}, Triton {version('triton')}")

@@ -37,3 +37,26 @@ def test_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch):
     found = doctor._gpu()
     assert (found.ok, found.remedy) == (False, "`pip install triton`")
     assert "Some GPU" in found.detail
+
+
+def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\n…")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(doctor, "_GPU_DRIVER", str(tmp_path))
+    found = doctor._gpu()
+    assert not found.ok
+    assert found.detail.endswith("CUDA 13.0: The NVIDIA driver on your system is too old "
+                                 "(found version 11040).")  # fmt: skip
+    assert "update NVIDIA's driver" in found.remedy
+
+
+def test_a_gpu_and_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert doctor._gpu().ok
+    monkeypatch.setattr(doctor, "_GPU_DRIVER", str(tmp_path))
+    assert "build of PyTorch with CUDA" in doctor._gpu().remedy
