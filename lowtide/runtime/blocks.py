@@ -135,9 +135,10 @@ class BlockKernel(ABC):
             return
         count = len(self.taken.pointers)
         tensors: Sequence[Tensor] = given[:count]
-        handed = [*(t.data_ptr() for t in tensors), *given[count:]]
+        handed = [t.data_ptr() for t in tensors]
+        handed += given[count:]
         sizes: Sequence[int] = given[count : count + len(self.taken.dividing)]
-        wide = is_wide(reach, sizes, (t.untyped_storage().nbytes() for t in tensors))
+        wide = is_wide(reach, sizes, [t.untyped_storage().nbytes() for t in tensors])
         form = self.form(tensors[0].device, wide, handed, tuple(widths.values()))
         self.launch(programs, form, handed)
 

@@ -32,20 +32,21 @@ class CompiledKernel(BlockKernel):
     def __init__(self, function: Any, taken: Taken) -> None:
         super().__init__(function, taken)
         self._made: dict[Form, tuple[Any, tuple[Any, ...]]] = {}
-        self._divide = (
+        divide = (
             *(True for _ in taken.pointers),
             *taken.dividing,
             *(False for _ in range(taken.numbers)),
             *(kind != "i32" for kind in taken.more),
         )
+        self._divide = [(k, 1 << k) for k, counts in enumerate(divide) if counts]
         self._lock = threading.Lock()
 
     def _multiples(self, like: Sequence[Any]) -> int:
-        return sum(
-            1 << k
-            for k, (x, counts) in enumerate(zip(like, self._divide, strict=False))
-            if counts and x % ALIGNED == 0
-        )
+        found = 0
+        for k, bit in self._divide:
+            if like[k] % ALIGNED == 0:
+                found |= bit
+        return found
 
     def _launch(self, programs: int, form: Form, handed: Sequence[Any]) -> None:
         with torch.cuda.device(form.device):
