@@ -167,7 +167,8 @@ class BlockKernel(ABC):
             raise
         except Exception as error:
             fault = f"a kernel for {form.device} is refused: {_in_short(error)}"
-            self.faults[form] = fault
+            if "out of memory" not in fault:  # there was no room for its code, now
+                self.faults[form] = fault
             warnings.warn(f"{fault}; PyTorch runs it instead", RuntimeWarning, stacklevel=2)
             raise KernelFault(fault) from error
 

@@ -72,6 +72,23 @@ def test_out_of_memory_is_pytorchs_own_error(made: list[BlockExecutable]) -> Non
         compiled(x, y)
 
 
+def test_no_room_for_code_is_not_for_ever(made: list[BlockExecutable]) -> None:
+    class Full(Refused):
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            raise RuntimeError("Triton Error [CUDA]: out of memory")
+
+    compiled = lt.script(f)
+    x, y = torch.randn(40), torch.randn(50)
+    compiled(x, y)
+    (kernel,) = made[0].bound().values()
+    real, kernel.function = kernel.function, Full()
+    with pytest.warns(RuntimeWarning, match="out of memory; PyTorch runs it instead"):
+        torch.testing.assert_close(compiled(x, y), f(x, y))
+    kernel.function = real
+    assert not kernel.faults
+    torch.testing.assert_close(compiled(x, y), f(x, y))
+
+
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "is_installed", lambda: False)
     with pytest.raises(BackendError, match="pip install triton"):
