@@ -51,7 +51,8 @@ def as_product(
 ) -> BlockProduct | None:
     """A sum of products over one axis that leaves two, each on one side; None for any other.
 
-    `kept`, `over`: of the reduction's axes, those that are blocks."""
+    `kept`, `over`: of the reduction's axes, those that are blocks. The first of `kept` is that of
+    the rows."""
     if fn != "sum" or len(over) != 1 or len(kept) != 2 or not body.dtype.is_float:
         return None
     parts = list(factors(body))
@@ -63,7 +64,10 @@ def as_product(
         if any(columns in f.free for f in left):
             continue
         if any(over[0] in f.free for f in left) and any(over[0] in f.free for f in right):
-            return BlockProduct(rows=rows, columns=columns, over=over[0], left=left, right=right)
+            first, second = (left, right) if rows is kept[0] else (right, left)
+            return BlockProduct(
+                rows=kept[0], columns=kept[1], over=over[0], left=first, right=second
+            )
     return None
 
 

@@ -102,6 +102,11 @@ def columns(x: Tensor, w: Tensor) -> Tensor:
     return torch.einsum("nij,nik->jk", x, w)
 
 
+def squares(x: Tensor, w: Tensor) -> Tensor:
+    """Of its gradient some factors have one axis that is kept, and not the one summed over."""
+    return (x.t() @ x) @ (w.t() @ w)
+
+
 def conv(x: Tensor, w: Tensor) -> Tensor:
     n, _, h, width = x.shape
     o, _, k, _ = w.shape
@@ -177,6 +182,7 @@ CASES: dict[str, Case] = {
     "normed": Case(fn=normed, sizes=((70, 90), (90,), (90,))),
     "looked-up": Case(fn=looked_up, sizes=((100, 40),), more=_indices),
     "columns": Case(fn=columns, sizes=((40, 100, 40), (40, 100, 36)), tolerance=2e-3, grad=False),
+    "squares": Case(fn=squares, sizes=((50, 40), (1, 40)), tolerance=2e-3),
     "conv": Case(fn=conv, sizes=((1, 3, 20, 20), (8, 3, 3, 3))),
     "rnn": Case(fn=rnn, sizes=((33, 4, 36), (36, 36), (36, 36), (4, 36)), tolerance=2e-3),
     "lstm": Case(
