@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.ir import opdefs
-from lowtide.ir.core import Function, Op, Value, free_values, walk
+from lowtide.ir.core import Op, Value, free_values, walk
 from lowtide.memory.ledger import Ledger
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
 from lowtide.pipeline.budget.chunks import Cut
@@ -83,15 +83,17 @@ class _Finder:
         self.last = driver.plan.last
         self.live_at = driver.plan.live_at
         self.known = known
-        self.written = self._written(driver.function)
+        self.function = driver.function
+        self.written = self._written(self.ops)
 
-    def _written(self, function: Function) -> set[int]:
-        """The memory that some op may write into: what is in the program's outer block is known."""
-        inner = [o for op in function.block.ops for block in op.blocks for o in walk(block)]
-        changed = set(may_change(function, inner))
-        for op in function.block.ops:
-            changed.update(op.operands[: 1 if op.name == "mutate" else len(op.operands)]
-                           if op.name in CHANGING else ())  # fmt: skip
+    def _written(self, ops: Sequence[Op]) -> set[int]:
+        """The memory that some of these ops may write into: of values in the outer block it is
+        known which that is."""
+        inner = [o for op in ops for block in op.blocks for o in walk(block)]
+        changed = set(may_change(self.function, inner))
+        for op in ops:
+            if op.name in CHANGING:
+                changed.update(op.operands[:1] if op.name == "mutate" else op.operands)
         return {storage_of(x) for v in changed for x in _tensors(self.known.get(v))}
 
     def _is_written(self, value: Any) -> bool:
@@ -261,9 +263,9 @@ class _Finder:
                 return None
             if isinstance(value, Tensor) and storage_of(value) in given:
                 return None  # a view of what was there before
-        shared = [storage_of(x) for v in outputs for x in _tensors(self.known[v])]
-        if len(set(shared)) < len(shared) and not self.written.isdisjoint(shared):
-            return None  # what is written into one of them later is to be seen in the other
+        made_here = {storage_of(x) for v in outputs for x in _tensors(self.known[v])}
+        if not made_here.isdisjoint(self._written(self.ops[stop:])):
+            return None  # what is joined is no view of another result, nor autograd's to be changed
         if not any(x.nbytes >= LEAST_BYTES for v in made for x in _tensors(self.known[v])):
             return None
         joins = tuple(run.cut.get(id(self.known[v])) for v in outputs)
