@@ -58,7 +58,7 @@ class CompileError(LowtideError):
 
     def called_from(self, loc: Loc) -> CompileError:
         """The same error, in a function that is called at that place."""
-        return CompileError(self.problem, self.loc, self.remedy, (*self.callers, loc))
+        return type(self)(self.problem, self.loc, self.remedy, (*self.callers, loc))
 
 
 class BackendError(LowtideError):

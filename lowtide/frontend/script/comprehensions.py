@@ -13,6 +13,7 @@ import ast
 from collections.abc import Callable, Sequence
 
 from lowtide.frontend.script.context import Context, expression
+from lowtide.frontend.script.displays import list_of_nodes, run_over, settled
 from lowtide.frontend.script.expressions import make_dict
 from lowtide.frontend.script.flow import Vars, branch_on
 from lowtide.frontend.script.iteration import Iteration, iterate, static_length
@@ -34,9 +35,10 @@ def compile_comprehension(c: Context, node: ast.ListComp | ast.GeneratorExp) -> 
     """`[element for target in iterable if test]`."""
     if isinstance(node, ast.GeneratorExp) and named_inside(node):
         raise c.error(node, "`:=` in a generator, which is computed at once", "a `for` loop")
-    made = collected(c, node, node.generators, lambda: c.value(node.elt))
-    if isinstance(node, ast.GeneratorExp):
-        c.iterators.add(made)
+    if isinstance(node, ast.ListComp):
+        return collected(c, node, node.generators, lambda: c.expr(node.elt))
+    made = c.as_value(collected(c, node, node.generators, lambda: c.value(node.elt)), node)
+    c.iterators.add(made)
     return made
 
 
@@ -65,7 +67,8 @@ def decided_early(c: Context, node: ast.Call, generator: ast.GeneratorExp, is_an
 @expression(ast.SetComp)
 def compile_set_comprehension(c: Context, node: ast.SetComp) -> Node:
     """`{element for target in iterable}`."""
-    return c.py(node, "set.of", collected(c, node, node.generators, lambda: c.value(node.elt)))
+    made = collected(c, node, node.generators, lambda: c.value(node.elt))
+    return c.py(node, "set.of", c.as_value(made, node))
 
 
 @expression(ast.DictComp)
@@ -89,19 +92,19 @@ def collected(
     c: Context,
     node: ast.expr,
     generators: Sequence[ast.comprehension],
-    element: Callable[[], Value],
-) -> Value:
+    element: Callable[[], Node],
+) -> Node:
     """A list of what `element` compiles, once in each round."""
     outer = dict(c.frame.vars)
-    values = _unrolled(c, generators, element)
-    if values is not None:
+    nodes = _unrolled(c, generators, lambda: settled(c, element(), node))
+    if nodes is not None:
         _restore(c, node, outer)
-        return c.builder.list_make(values)
+        return list_of_nodes(c, node, nodes)
     c.frame.vars = dict(outer)
     made = c.builder.list_make([])
 
     def append() -> None:
-        value = element()
+        value = c.as_value(element(), node)
         if isinstance(made.type, ListType):
             widen(c, made, ListType(t.join(made.type.elem, value.type)))
         c.effect("list.append", made, value)
@@ -120,8 +123,8 @@ def _restore(c: Context, node: ast.expr, outer: Vars) -> None:
 
 
 def _unrolled(
-    c: Context, generators: Sequence[ast.comprehension], element: Callable[[], Value]
-) -> list[Value] | None:
+    c: Context, generators: Sequence[ast.comprehension], element: Callable[[], Node]
+) -> list[Node] | None:
     """The elements one by one, if how many they are is known; else None, and nothing is compiled
     but what is run over."""
     generator = generators[0]
@@ -131,17 +134,17 @@ def _unrolled(
     count = static_length(c, iteration)
     if count is None or iteration.exists is not None:
         return None
-    values: list[Value] = []
+    nodes: list[Node] = []
     for k in range(count):
         assign(c, generator.target, iteration.element(c.const(k)))
-        values.append(element())
+        nodes.append(element())
     if iteration.finish is not None:
         iteration.finish()
-    return values
+    return nodes
 
 
 def _iteration(c: Context, generator: ast.comprehension) -> Iteration:
-    return iterate(c, c.expr(generator.iter), generator.iter)
+    return iterate(c, run_over(c, generator.iter), generator.iter)
 
 
 def _looped(

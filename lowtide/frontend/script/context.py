@@ -69,6 +69,11 @@ if hasattr(ast, "TryStar"):
     OUTSIDE[ast.TryStar] = OUTSIDE[ast.Try]
 
 
+class NotKnown(CompileError):
+    """What must be known while compiling depends, perhaps, on the number of a loop's step: where
+    these are few, each is compiled by itself, and the number is known."""
+
+
 class Context:
     """What every compiling function gets; `frame` is the function whose source is being read."""
 

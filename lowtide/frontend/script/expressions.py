@@ -25,7 +25,6 @@ from lowtide.frontend.script.methods import has_method
 from lowtide.frontend.script.narrowing import python_class
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
 from lowtide.frontend.script.nodes import (
-    ITERATORS,
     LocalFunction,
     Method,
     Node,
@@ -36,14 +35,14 @@ from lowtide.frontend.script.nodes import (
     read_once,
 )
 from lowtide.frontend.script.remedies import alike, defined, member
-from lowtide.frontend.script.targets import assign, unpacked
+from lowtide.frontend.script.targets import assign
 from lowtide.frontend.script.torch_calls import attribute
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
-from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type
+from lowtide.ir.types import ClassType, DictType, OptionalType, TupleType, Type
 
 
 @expression(ast.Constant)
@@ -246,30 +245,6 @@ def _object_attribute(c: Context, node: ast.Attribute, base: PythonObject) -> No
     return python_object(c, node, found, path)
 
 
-@expression(ast.Tuple)
-def compile_tuple(c: Context, node: ast.Tuple) -> Node:
-    """`a, b`; of classes, a Python object: what isinstance takes."""
-    if node.elts and not any(isinstance(e, ast.Starred) for e in node.elts):
-        found = [c.expr(e) for e in node.elts]
-        objects = [f.obj for f in found if isinstance(f, PythonObject)]
-        if len(objects) == len(found):
-            return PythonObject(tuple(objects))
-        values = [c.as_value(f, e) for f, e in zip(found, node.elts, strict=True)]
-    else:
-        values = _elements(c, node, node.elts)
-    if isinstance(values, Value):  # of unknown length
-        elem = values.type.elem if isinstance(values.type, ListType) else t.ANY
-        return c.builder.emit("py.tuple", [values], [ListType(elem)]).result
-    return c.builder.tuple_make(values)
-
-
-@expression(ast.List)
-def compile_list(c: Context, node: ast.List) -> Node:
-    """`[a, b]`."""
-    values = _elements(c, node, node.elts)
-    return values if isinstance(values, Value) else c.builder.list_make(values)
-
-
 @expression(ast.Dict)
 def compile_dict(c: Context, node: ast.Dict) -> Node:
     """`{key: value, **more}`."""
@@ -346,25 +321,6 @@ def plain(c: Context, found: Node, node: ast.AST) -> Value:
     if isinstance(found, Range):
         return c.list_of(found, node)
     return c.as_value(found, node)
-
-
-def _elements(c: Context, node: ast.AST, nodes: Sequence[ast.expr]) -> list[Value] | Value:
-    """The elements of a display; one list of them if it is unknown how many they are."""
-    parts: list[Value] = []
-    values: list[Value] = []
-    unknown = False
-    for elt in nodes:
-        if not isinstance(elt, ast.Starred):
-            values.append(c.value(elt))
-            parts.append(c.builder.tuple_make(values[-1:]))
-            continue
-        found = c.expr(elt.value)
-        spread = c.read(found, elt) if isinstance(found, ITERATORS) else plain(c, found, elt)
-        known = known_elements(c, spread)
-        unknown |= known is None
-        values.extend(known or ())
-        parts.append(spread)
-    return unpacked(c, node, parts) if unknown else values
 
 
 def known_elements(c: Context, value: Value) -> list[Value] | None:

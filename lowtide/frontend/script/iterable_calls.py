@@ -19,11 +19,13 @@ from functools import reduce
 import torch
 
 from lowtide.frontend.script.context import Context, link
+from lowtide.frontend.script.displays import has_value
 from lowtide.frontend.script.expressions import known_elements, make_dict, plain
 from lowtide.frontend.script.flow import branch_on, choose
 from lowtide.frontend.script.iteration import iterate, static_length
 from lowtide.frontend.script.loops import loop_over
-from lowtide.frontend.script.nodes import ITERATORS, Call, Node, Zip
+from lowtide.frontend.script.node_tables import ELEMENTS_OF
+from lowtide.frontend.script.nodes import ITERATORS, Call, Members, Node, Zip
 from lowtide.frontend.script.operators import binary, truth
 from lowtide.frontend.script.targets import elements, widen
 from lowtide.ir import types as t
@@ -36,7 +38,16 @@ Builtin = Callable[[Context, Call], Node]
 def _list(c: Context, call: Call) -> Node:
     if not call.args:
         return c.builder.list_make([])
-    return list_of(c, call.args[0], call.node)
+    return _members(c, call) or list_of(c, call.args[0], call.node)
+
+
+def _members(c: Context, call: Call) -> Members | None:
+    """`list(self.layers)`: what is known by each, in a list or a tuple of its own."""
+    found = call.args[0]
+    if type(found) not in ELEMENTS_OF:
+        return None
+    nodes = ELEMENTS_OF[type(found)](c, call.node, found)
+    return None if all(map(has_value, nodes)) else Members(tuple(nodes))
 
 
 @link
@@ -82,6 +93,9 @@ def _tuple(c: Context, call: Call) -> Node:
     if not call.args:
         return c.builder.tuple_make([])
     found = call.args[0]
+    members = _members(c, call)
+    if members is not None:
+        return members
     if isinstance(found, Value):
         known = known_elements(c, found)
     else:

@@ -10,7 +10,9 @@ and that were bound before; loops over tuples are unrolled.
 
 Always holds: the types of carried values are the same before, in and after the loop; where the body
 widens one (an int that becomes a tensor), or changes a list that it had relied on, it is compiled
-again. `break` and `return` set flags (see `flow`), and the loop's condition is that none is set.
+again. Where the body needs to know the number of the step (`getattr(self, f"conv{i}")`), a loop of
+few steps is unrolled, too. `break` and `return` set flags (see `flow`), and the loop's condition is
+that none is set.
 """
 
 from __future__ import annotations
@@ -20,15 +22,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lowtide.errors import CompileError
+from lowtide.frontend.script.attempts import attempt
 from lowtide.frontend.script.context import (
     BROKE,
     CONTINUED,
     RETURN_VALUE,
     RETURNED,
     Context,
+    NotKnown,
     Step,
     statement,
 )
+from lowtide.frontend.script.displays import run_over
 from lowtide.frontend.script.flow import branch_on, choose, exit_flag, open_branch, run
 from lowtide.frontend.script.iteration import Iteration, if_there, iterate, static_length
 from lowtide.frontend.script.mutation import (
@@ -53,7 +58,7 @@ _WIDENINGS = 8
 @statement(ast.For)
 def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> bool:
     """`for target in iterable: body`."""
-    iteration = iterate(c, c.expr(node.iter), node.iter)
+    iteration = iterate(c, run_over(c, node.iter), node.iter)
 
     def enter(i: Value) -> None:
         assign(c, node.target, iteration.element(i))
@@ -71,14 +76,24 @@ def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> bool:
                 keeps_break=bool(node.orelse) or iteration.finish is not None,
                 iteration=iteration,
             )
-            try:
-                body.loop(iteration.length)
-            except _Unlike as error:
-                if static_length(c, iteration) is None:
-                    raise error.error from None
+            refused = _refused(c, body, iteration)
+            if refused is not None and static_length(c, iteration) is None:
+                raise refused from None
+            if refused is not None:
                 _unroll(c, node, iteration, enter)
         _finish(c, node, iteration)
     return _or_else(c, node, flags.broke, rest)
+
+
+def _refused(c: Context, body: _Body, iteration: Iteration) -> CompileError | None:
+    """Compiles a loop; else says why each of its steps must be compiled by itself."""
+    try:
+        found = attempt(c, lambda: body.loop(iteration.length))
+    except _Unlike as error:
+        return error.error
+    if isinstance(found, CompileError) and not isinstance(found, NotKnown):
+        raise found
+    return found
 
 
 def _finish(c: Context, node: ast.AST, iteration: Iteration) -> None:

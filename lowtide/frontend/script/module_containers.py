@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.context import Context, NotKnown
 from lowtide.frontend.script.module_protocols import call_own
 from lowtide.frontend.script.module_state import child, follow, join_path
 from lowtide.frontend.script.node_tables import (
@@ -40,6 +40,7 @@ from lowtide.frontend.script.nodes import (
     PythonObject,
     Slice,
     describe,
+    is_choosable,
 )
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
@@ -112,7 +113,7 @@ def item(c: Context, node: ast.Subscript, ref: ModuleRef) -> Node:
     raise c.error(node, "the index of a container must be known while compiling", loop)
 
 
-def _position(c: Context, node: ast.Subscript, ref: ModuleRef, index: Value) -> Value:
+def _position(c: Context, node: ast.Subscript, ref: Node, index: Value) -> Value:
     """The index of an element, as an int."""
     if index.type in (t.FLOAT, t.STR, t.COMPLEX, t.NONE):
         problem = f"{describe(ref)} is indexed by a value of type {index.type}"
@@ -138,9 +139,16 @@ def member_item(c: Context, node: ast.Subscript, members: Members) -> Node:
     index = _index(c, node.slice)
     if isinstance(index, slice):
         return Members(members.nodes[index], members.chained)
-    if not isinstance(index, int) or not -len(members.nodes) <= index < len(members.nodes):
-        raise c.error(node, "the index of a container must be known while compiling", "a constant")
-    return members.nodes[index]
+    count = len(members.nodes)
+    if isinstance(index, int) and not -count <= index < count:
+        raise c.error(node, f"index {index} of {count} elements", f"at most {count - 1}")
+    if isinstance(index, int):
+        return members.nodes[index]
+    found = c.expr(node.slice)
+    if isinstance(found, Value) and count and all(map(is_choosable, members.nodes)):
+        return Chosen(_position(c, node, members, found), members.nodes)
+    problem = "the index of a container must be known while compiling"
+    raise NotKnown(problem, c.frame.source.loc(node), "a constant")
 
 
 def members_value(c: Context, node: ast.AST, members: Members) -> Value:

@@ -227,6 +227,8 @@ def describe(node: Node) -> str:
             return f"the method {name!r}"
         case ModuleRef(module):
             return f"a module ({type(module).__name__})"
+        case Members():
+            return "a tuple or list of what is known while compiling, such as modules,"
         case FinishedMethod(ref, name):
             return f"the method {name!r} of {describe(ref)}"
         case _:

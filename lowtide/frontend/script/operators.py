@@ -25,6 +25,7 @@ from lowtide.frontend.script.node_tables import VALUE_OF
 from lowtide.frontend.script.nodes import (
     ITERATORS,
     Chosen,
+    Members,
     Node,
     PythonObject,
     describe,
@@ -78,8 +79,21 @@ def compile_binary(c: Context, node: ast.BinOp) -> Node:
     if united and all(_is_class(s) for s in sides):
         a, b = (cast("Any", s.obj if isinstance(s, PythonObject) else None) for s in sides)
         return PythonObject(a | b)
+    joined = _joined(c, node.op, *sides)
+    if joined is not None:
+        return joined
     left, right = c.as_value(sides[0], node.left), c.as_value(sides[1], node.right)
     return binary(c, node, *BINARY[type(node.op)], left, right)
+
+
+def _joined(c: Context, op: ast.operator, left: Node, right: Node) -> Members | None:
+    """`[self.a] + [self.b]`, `(self.a,) * 3`: of modules, which the compiler knows."""
+    if isinstance(op, ast.Add) and isinstance(left, Members) and isinstance(right, Members):
+        return Members(left.nodes + right.nodes)
+    count = c.constant(right)
+    if isinstance(op, ast.Mult) and isinstance(left, Members) and isinstance(count, int):
+        return Members(left.nodes * count)
+    return None
 
 
 def _is_class(found: Node) -> bool:

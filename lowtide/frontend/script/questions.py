@@ -17,7 +17,7 @@ import torch
 
 from lowtide.frontend.script import language
 from lowtide.frontend.script.builtin_calls import BUILTINS
-from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.context import Context, NotKnown
 from lowtide.frontend.script.expressions import python_object, value_attribute
 from lowtide.frontend.script.module_state import join_path
 from lowtide.frontend.script.narrowing import exact_class, is_one, members, python_class
@@ -75,7 +75,8 @@ def class_of_value(value: object) -> type:
 def _getattr(c: Context, call: Call) -> Node:
     found, name = call.args[0], c.constant(call.args[1])
     if not isinstance(name, str):
-        raise c.error(call.node, "getattr() with a name that is computed", "the attribute itself")
+        problem, remedy = "getattr() with a name that is computed", "the attribute itself"
+        raise NotKnown(problem, c.frame.source.loc(call.node), remedy)
     if isinstance(found, ModuleRef) and (len(call.args) == 2 or hasattr(found.module, name)):
         return ATTRIBUTE_OF[ModuleRef](c, call.node, found, name)
     if isinstance(found, ModuleRef):
