@@ -19,7 +19,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import work
 from lowtide.texpr.expr import Def, Expr, Program, Reduce
 from lowtide.texpr.index import Index, product
-from lowtide.texpr.normalise import likely
+from lowtide.texpr.sizes import likely
 
 FEW_TERMS: Final = 16  # a sum of so few terms is computed again rather than stored …
 FEW_OPS: Final = 12  # … if these are so few operations in all

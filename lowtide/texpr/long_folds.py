@@ -25,7 +25,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, factors, identity
 from lowtide.texpr.expr import Def, Expr, Program, Reduce
 from lowtide.texpr.index import Axis, Index, as_index, clamp, floordiv, gather
-from lowtide.texpr.normalise import likely
+from lowtide.texpr.sizes import likely
 
 FEW_POINTS = 1 << 14  # results: more of them are tasks enough
 LEAST_TERMS = 1 << 13  # a shorter reduction is done by one task as fast

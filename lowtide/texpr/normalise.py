@@ -17,12 +17,10 @@ Out: the same values, where
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import at_indices, simplify, work
+from lowtide.texpr.algebra import at_indices, simplify
 from lowtide.texpr.borders import with_borders
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter, Select
 from lowtide.texpr.index import (
@@ -34,16 +32,14 @@ from lowtide.texpr.index import (
     as_index,
     deep_atoms,
     numbered,
-    the_axis,
 )
+from lowtide.texpr.moved import OffAxes, axes_of, is_costly_at, is_whole
 from lowtide.texpr.narrow import narrowed
 from lowtide.texpr.phases import in_phases
-from lowtide.texpr.sizes import evaluate
+from lowtide.texpr.sizes import elements, points
 from lowtide.texpr.split import split_axes
 from lowtide.texpr.sums import in_order, merged_sums
 
-MOVED_NODES = 120  # the same for an expression that is written in at other than plain axes
-MOVED_WORK = 64  # … and it is computed at few places, or is cheap: so many operations in all
 MOST_OF_PHASES = 3.0  # 2 terms of 3 places for a stride of 2, in two dims, and the border
 INLINE_NODES = 600  # an expression that grew past this is stored instead of written into its users
 
@@ -52,10 +48,10 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     """Inline, unroll, extract reductions, drop what is dead. `hints` are likely sizes."""
     roots = dict.fromkeys([*program.outputs, *program.checks])
     current = [_without_units(d) for d in _live(program.defs, roots, _never_read(program))]
-    current, bordered = with_borders(split_axes(_inlined(current, roots, hints)))
+    room = sum(elements(i.shape, hints) for i in program.inputs.values())
+    room += sum(points(d.axes, hints) for d in current if d.name in roots)
+    current, bordered = with_borders(split_axes(_inlined(current, roots, hints, room)))
     current = _extracted(current)
-    room = sum(_size(i.shape, hints) for i in program.inputs.values())
-    room += sum(_points(d.axes, hints) for d in current if d.name in roots)
     current = _cloned(current, roots, hints, bordered, room)
     current = [in_order(d) for d in split_axes(current)]
     defs = {d.name: d for d in _live({d.name: d for d in current}, roots)}
@@ -115,7 +111,9 @@ def _without_units(d: Def) -> Def:
 # ---- inlining -------------------------------------------------------------------------------
 
 
-def _inlined(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int]) -> list[Def]:
+def _inlined(
+    defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int], room: int
+) -> list[Def]:
     users: dict[str, list[Def]] = {}
     for d in defs:
         for source in {load.source for load in ex.loads(d.expr)}:
@@ -125,17 +123,17 @@ def _inlined(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int
     whole: dict[str, Def] = {}
     result: list[Def] = []
 
-    def points(axes: tuple[Axis, ...]) -> int:
-        return _points(axes, hints)
+    def count(axes: tuple[Axis, ...]) -> int:
+        return points(axes, hints)
 
     for given in defs:
         d = given
         expr = inline(d.expr, written_in)
         parts, narrow = _few_terms(d, expr)
         for p in parts:
-            expr_of_p = merged_sums(p, p.expr, sums, points, MOST_OF_PHASES)
+            expr_of_p = merged_sums(p, p.expr, sums, count, MOST_OF_PHASES)
             result.append(_renamed(p, simplify(expr_of_p)))
-        expr = merged_sums(d, narrow, sums, points)
+        expr = merged_sums(d, narrow, sums, count)
         if isinstance(expr, Reduce) and d.name not in roots and _is_summed_up(d.name, users):
             sums[d.name] = whole[d.name] = _renamed(d, expr)  # not written out in another sum
             result.append(whole[d.name])
@@ -143,7 +141,7 @@ def _inlined(defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int
         new = _renamed(d, simplify(expr))
         result.append(new)
         if not _has_reduction(new.expr):
-            if _is_cheap(new, len(users.get(d.name, ()))):
+            if _is_cheap(new, users.get(d.name, ()), hints, room):
                 written_in[d.name] = new
         elif is_reduction(new) and d.name not in roots and _is_read_once(d.name, users):
             sums[d.name] = new
@@ -206,11 +204,16 @@ def inline(expr: Expr, defs: Mapping[str, Def]) -> Expr:
     return Rewriter(visit)(expr) if defs else expr
 
 
-def _is_cheap(d: Def, users: int) -> bool:
+def _is_cheap(d: Def, users: Sequence[Def], hints: Mapping[str, int], room: int) -> bool:
     nodes = list(ex.walk(d.expr))
     if len(nodes) > INLINE_NODES:
         return False
-    return users <= 1 or not any(isinstance(n, Apply | Select) for n in nodes)
+    if len(users) > 1:
+        return not any(isinstance(n, Apply | Select) for n in nodes)
+    reads = [load for u in users for load in set(ex.loads(u.expr)) if load.source == d.name]
+    is_stencil = len(reads) > 1 and len({load.free for load in reads}) == 1
+    may_be_stored = is_stencil and points(d.axes, hints) <= room
+    return not (may_be_stored and is_costly_at(reads, d, hints))
 
 
 def _has_reduction(expr: Expr) -> bool:
@@ -268,9 +271,7 @@ def _cloned(
     """`logits[n, target[n]]`: n dot products instead of a stored n × v matrix. A product of which
     disjoint parts are read (the gates of an LSTM) is these parts."""
     free = {d.name: d for d in defs if d.name not in kept}
-    stored = {n for n in _much_again(free) if _points(free[n].axes, hints) <= room}
-    off_axes = _OffAxes({n: d for n, d in free.items() if n not in stored})
-    written = _live({d.name: d for d in defs}, roots, off_axes)
+    written = _live({d.name: d for d in defs}, roots, OffAxes(free, hints, room))
     written = _extracted(written)  # a sum that has lost a factor by that is no longer alone
     by_name = {d.name: d for d in written if d.name not in kept}
     parts = {
@@ -288,13 +289,13 @@ def _cloned(
             if not isinstance(node, Load) or node.source not in parts:
                 return None
             producer = by_name[node.source]
-            if node.source not in apart and (node.source not in few or _is_whole(node, producer)):
+            if node.source not in apart and (node.source not in few or is_whole(node, producer)):
                 return None
             key = (node.source, _canonical(node))
             if key not in made:
                 made[key] = f"{producer.name}at{len(result)}"
                 result.append(_part(made[key], producer, node))
-            return ex.load(made[key], [as_index(a) for a in _axes_of(node)], node.dtype)
+            return ex.load(made[key], [as_index(a) for a in axes_of(node)], node.dtype)
 
         result.append(_renamed(d, Rewriter(visit)(d.expr)))
     return result
@@ -303,12 +304,12 @@ def _cloned(
 def _part(name: str, producer: Def, node: Load) -> Def:
     """The elements of a reduction that one load reads."""
     assert isinstance(producer.expr, Reduce)
-    fresh = {a: Axis(a.name, a.extent) for a in (*_axes_of(node), *producer.expr.axes)}
+    fresh = {a: Axis(a.name, a.extent) for a in (*axes_of(node), *producer.expr.axes)}
     moved = {a: as_index(b) for a, b in fresh.items()}
     at = Rewriter(atoms=dict[Atom, Index](moved.items()))
     index = [at.index(i) for i in node.index]
     expr = at_indices(producer.expr, {**moved, **dict(zip(producer.axes, index, strict=True))})
-    axes = tuple(fresh[a] for a in _axes_of(node))
+    axes = tuple(fresh[a] for a in axes_of(node))
     return Def(name=name, axes=axes, expr=expr, loc=producer.loc, op=producer.op)
 
 
@@ -325,95 +326,19 @@ def _read_parts(defs: list[Def]) -> dict[str, dict[tuple[Index, ...], Load]]:
 
 def _are_apart(d: Def, parts: Sequence[Load], hints: Mapping[str, int]) -> bool:
     """Are these several parts of one shape, that together are no more than the whole?"""
-    shapes = {tuple(a.extent for a in _axes_of(load)) for load in parts}
-    total = len(parts) * _points(_axes_of(parts[0]), hints)
-    return len(parts) > 1 and len(shapes) == 1 and total <= _points(d.axes, hints)
+    shapes = {tuple(a.extent for a in axes_of(load)) for load in parts}
+    total = len(parts) * points(axes_of(parts[0]), hints)
+    return len(parts) > 1 and len(shapes) == 1 and total <= points(d.axes, hints)
 
 
 def _are_few(d: Def, parts: Sequence[Load], hints: Mapping[str, int]) -> bool:
     """Are the elements that are read at other than plain axes few, taken together?"""
-    off = [_points(_axes_of(load), hints) for load in parts if not _is_whole(load, d)]
-    return sum(off) * 4 <= _points(d.axes, hints)
-
-
-def _axes_of(node: Load) -> tuple[Axis, ...]:
-    return tuple(sorted(node.free, key=lambda a: a.key))
+    off = [points(axes_of(load), hints) for load in parts if not is_whole(load, d)]
+    return sum(off) * 4 <= points(d.axes, hints)
 
 
 def _canonical(node: Load) -> tuple[Index, ...]:
     """The index with axes that depend only on their order and extent."""
-    names = {a: as_index(numbered(k, a.extent)) for k, a in enumerate(_axes_of(node))}
+    names = {a: as_index(numbered(k, a.extent)) for k, a in enumerate(axes_of(node))}
     at = Rewriter(atoms=dict[Atom, Index](names.items()))
     return tuple(at.index(i) for i in node.index)
-
-
-def _much_again(defs: Mapping[str, Def]) -> Iterator[str]:
-    """Pointwise values that would be computed at each of many places: where a sum over a few terms
-    is written out, say."""
-    loads = {load for d in defs.values() for load in ex.loads(d.expr) if load.source in defs}
-    places = Counter(x.source for x in loads if any(not _axes_in(i) for i in x.index))
-    for name, count in places.items():
-        d = defs[name]
-        if not isinstance(d.expr, Reduce) and work(d.expr) * count > MOVED_WORK:
-            yield name
-
-
-def _axes_in(i: Index) -> bool:
-    return any(isinstance(a, Axis) for a in deep_atoms(i))
-
-
-class _OffAxes:
-    """Pointwise values read at other than plain axes, written out down to what they read, unless
-    that grows too large."""
-
-    def __init__(self, defs: Mapping[str, Def]) -> None:
-        self._defs = {
-            n: d for n, d in defs.items() if not isinstance(d.expr, Reduce) and _is_short(d.expr)
-        }
-        self._written: dict[Load, Expr | None] = {}  # what each load became
-
-    def __call__(self, expr: Expr) -> Expr:
-        if all(self._visit(load) is None for load in ex.loads(expr)):
-            return expr
-        return simplify(Rewriter(self._visit)(expr))
-
-    def _visit(self, node: Expr) -> Expr | None:
-        if not isinstance(node, Load) or node.source not in self._defs:
-            return None
-        if node not in self._written:
-            self._written[node] = self._write(node)
-        return self._written[node]
-
-    def _write(self, node: Load) -> Expr | None:
-        producer = self._defs[node.source]
-        if _is_whole(node, producer):
-            return None
-        moved = dict[Atom, Index](zip(producer.axes, node.index, strict=True))
-        full = Rewriter(self._visit, moved)(producer.expr)
-        return full if _is_short(full) else None
-
-
-def _is_short(expr: Expr) -> bool:
-    return all(k < MOVED_NODES for k, _ in enumerate(ex.walk(expr)))
-
-
-def _is_whole(node: Load, d: Def) -> bool:
-    """Is it read at plain axes, from one end to the other?"""
-    if not ex.aligned(node):
-        return False
-    read = (the_axis(i) for i in node.index)
-    pairs = zip(read, d.axes, strict=True)
-    return all(a is None or a.extent is own.extent for a, own in pairs)
-
-
-def _size(shape: Sequence[Index], hints: Mapping[str, int]) -> int:
-    return math.prod(likely(n, hints) for n in shape)
-
-
-def _points(axes: tuple[Axis, ...], hints: Mapping[str, int]) -> int:
-    return _size([a.extent for a in axes], hints)
-
-
-def likely(size: Index, hints: Mapping[str, int]) -> int:
-    """A size at the sizes of the first call."""
-    return max(evaluate(size, hints), 1)

@@ -5,7 +5,8 @@ In: an index without gathered values, {"s0": 1000}. Out: an int, by Python's own
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from lowtide.texpr.index import Atom, Axis, Clamp, FloorDiv, Index, Mod, Size
 
@@ -19,6 +20,21 @@ def evaluate(index: Index, values: Mapping[str, int]) -> int:
             part *= _evaluate_atom(atom, values)
         total += part
     return total
+
+
+def points(axes: Sequence[Axis], hints: Mapping[str, int]) -> int:
+    """How many points these axes have at the sizes of the first call."""
+    return elements([a.extent for a in axes], hints)
+
+
+def elements(shape: Sequence[Index], hints: Mapping[str, int]) -> int:
+    """How many elements a value of this shape has at the sizes of the first call."""
+    return math.prod(likely(size, hints) for size in shape)
+
+
+def likely(size: Index, hints: Mapping[str, int]) -> int:
+    """A size at the sizes of the first call."""
+    return max(evaluate(size, hints), 1)
 
 
 def _evaluate_atom(atom: Atom, values: Mapping[str, int]) -> int:

@@ -18,7 +18,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, factors
 from lowtide.texpr.expr import Apply, Def, Expr, Program, Reduce
 from lowtide.texpr.index import Axis, as_index
-from lowtide.texpr.normalise import likely
+from lowtide.texpr.sizes import likely
 
 LEAST_EXTENT = 16  # of rows, columns and terms: what the units for products take at least
 MOST_TERMS = 8

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from lowtide.texpr.expr import Def, Reduce
 from lowtide.texpr.index import Axis
-from lowtide.texpr.normalise import likely
+from lowtide.texpr.sizes import likely
 from lowtide.tile.axes import apart_axes, own_axes, reduced_axes, sources
 
 MOST_HELD = 512  # points of an axis that a program holds for each row

@@ -16,7 +16,8 @@ from lowtide.ir.dtypes import BY_NAME
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Expr, Input, Load, Reduce
 from lowtide.texpr.index import Axis
-from lowtide.texpr.normalise import inline, likely
+from lowtide.texpr.normalise import inline
+from lowtide.texpr.sizes import likely
 from lowtide.tile import online
 from lowtide.tile.axes import common_axes, is_contraction, own_axes, reduced_axes, sources
 from lowtide.tile.group import Group, waits

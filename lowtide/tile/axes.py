@@ -17,7 +17,7 @@ from typing import Final
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Reduce
 from lowtide.texpr.index import Axis
-from lowtide.texpr.normalise import likely
+from lowtide.texpr.sizes import likely
 
 LONG: Final = 128  # terms of a product that costs more than to store its result and read it twice
 

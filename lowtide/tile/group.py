@@ -22,7 +22,8 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, multiply_by_reciprocal
 from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
-from lowtide.texpr.normalise import INLINE_NODES, inline, likely
+from lowtide.texpr.normalise import INLINE_NODES, inline
+from lowtide.texpr.sizes import likely
 from lowtide.tile.apart import may_share
 from lowtide.tile.axes import (
     apart_axes,

@@ -26,7 +26,7 @@ from lowtide.texpr.index import (
     row_major,
     substitute,
 )
-from lowtide.texpr.normalise import likely
+from lowtide.texpr.sizes import likely
 from lowtide.tile.axes import own_axes
 
 COSTS = {"div": 4, "sqrt": 4, "pow": 40, "add": 1, "sub": 1, "mul": 1, "fma": 1}

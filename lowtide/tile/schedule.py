@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from lowtide.texpr.expr import Apply, Expr, Load
 from lowtide.texpr.index import Axis, Index, as_index
-from lowtide.texpr.normalise import likely
+from lowtide.texpr.sizes import likely
 from lowtide.tile.begin import begin_in_registers
 from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage, reached
 from lowtide.tile.items import address, cost, node_cost, stride_along

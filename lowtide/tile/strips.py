@@ -26,8 +26,8 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import COMBINE, at_indices, identity
 from lowtide.texpr.expr import At, Def, Expr, Input, Load, Program, Reduce, Rewriter
 from lowtide.texpr.index import Atom, Axis, Index, Size, as_index, rebuild, the_axis
-from lowtide.texpr.normalise import likely
 from lowtide.texpr.partition import Part
+from lowtide.texpr.sizes import likely
 from lowtide.tile.axes import is_long, own_axes
 from lowtide.tile.group import AGAIN, Group, elements_held
 

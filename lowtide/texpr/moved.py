@@ -1,0 +1,143 @@
+"""What is read at other than plain axes: written in there, or stored.
+
+In:  the definitions of a Program, likely sizes. Out: `OffAxes`, which writes out what is read at
+     shifted, reversed or data-dependent places, down to what that reads.
+
+    y[i] = tanh(x[i])                 y is read at two places for each i: to compute all of it twice
+    z[i] = y[i + 1] - y[i]       ->   costs little, so z[i] = tanh(x[i + 1]) - tanh(x[i]). Were it
+                                      much, as what is written into y counts, too, y is stored
+
+Always holds: a value that takes more than inputs and outputs together is not stored for this; one
+that only moves others (a padding, a shift) is free to be written in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import simplify, work
+from lowtide.texpr.expr import Apply, Def, Expr, Load, Reduce, Rewriter
+from lowtide.texpr.index import Atom, Axis, FloorDiv, Index, Mod, deep_atoms, the_axis
+from lowtide.texpr.sizes import points
+
+MOVED_NODES = 120  # an expression that is written in at other than plain axes has at most so many
+MOVED_WORK = 64  # … and it is computed at few places, or is cheap: so many operations in all
+AGAIN_WORK = 32  # operations for each element, about what it costs to store it and to read it
+GATHER_WORK = 16  # of a load whose index divides: no vector of it lies in memory side by side
+
+
+class OffAxes:
+    """Pointwise values read at other than plain axes, written out down to what they read, unless
+    that grows too large, or takes too long. `room`: the elements of what may be stored instead."""
+
+    def __init__(self, defs: Mapping[str, Def], hints: Mapping[str, int], room: int) -> None:
+        few = {n: d for n, d in defs.items() if points(d.axes, hints) <= room}
+        stored = {n for n in _much_again(defs) if n in few}
+        stored.update(_often(defs, stored, few.keys(), hints))
+        self._defs = {n: d for n, d in defs.items() if n not in stored and _may_be_written_in(d)}
+        self._written: dict[Load, Expr | None] = {}  # what each load became
+
+    def __call__(self, expr: Expr) -> Expr:
+        if all(self._visit(load) is None for load in ex.loads(expr)):
+            return expr
+        return simplify(Rewriter(self._visit)(expr))
+
+    def _visit(self, node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or node.source not in self._defs:
+            return None
+        if node not in self._written:
+            self._written[node] = self._write(node)
+        return self._written[node]
+
+    def _write(self, node: Load) -> Expr | None:
+        producer = self._defs[node.source]
+        if is_whole(node, producer):
+            return None
+        moved = dict[Atom, Index](zip(producer.axes, node.index, strict=True))
+        full = Rewriter(self._visit, moved)(producer.expr)
+        return full if _is_short(full) else None
+
+
+def is_costly_at(reads: Iterable[Load], d: Def, hints: Mapping[str, int]) -> bool:
+    """Is a pointwise value computed several times for each element, if it is written in where it is
+    read, and costs more than to store it?"""
+    return _costs_much(_operations(d.expr), list(reads), d, hints)
+
+
+def _often(
+    defs: Mapping[str, Def], stored: Set[str], few: Set[str], hints: Mapping[str, int]
+) -> Iterator[str]:
+    """Values to be stored because each of their elements is computed often otherwise. In a chain of
+    shifts that is found from its beginning: what is written into a value is computed with it."""
+    reads: dict[str, list[Load]] = {}
+    for d in defs.values():
+        for load in set(ex.loads(d.expr)):
+            if load.source in defs and not is_whole(load, defs[load.source]):
+                reads.setdefault(load.source, []).append(load)
+    operations: dict[str, int] = {}  # for one element of what may be written in
+    for name, d in defs.items():
+        if name in stored or not _may_be_written_in(d):
+            continue
+        ops = _operations(d.expr)
+        ops += sum(operations.get(load.source, 0) for load in set(ex.loads(d.expr)))
+        if name in few and _costs_much(ops, reads.get(name, ()), d, hints):
+            yield name
+        else:
+            operations[name] = ops
+
+
+def _costs_much(ops: int, reads: Sequence[Load], d: Def, hints: Mapping[str, int]) -> bool:
+    computed = sum(points(axes_of(load), hints) for load in reads)
+    size = points(d.axes, hints)
+    return ops * (computed - size) > AGAIN_WORK * size
+
+
+def _operations(e: Expr) -> int:
+    """For one element; 0 if it only moves what it reads."""
+    if not any(isinstance(n, Apply) and ex.loads(n) for n in ex.walk(e)):
+        return 0
+    uneven = (load for load in set(ex.loads(e)) if any(map(_divides, load.index)))
+    return work(e) + sum(GATHER_WORK for _ in uneven)
+
+
+def _divides(i: Index) -> bool:
+    return any(isinstance(a, FloorDiv | Mod) for a in deep_atoms(i))
+
+
+def _may_be_written_in(d: Def) -> bool:
+    return not isinstance(d.expr, Reduce) and _is_short(d.expr)
+
+
+def _is_short(expr: Expr) -> bool:
+    return all(k < MOVED_NODES for k, _ in enumerate(ex.walk(expr)))
+
+
+def _much_again(defs: Mapping[str, Def]) -> Iterator[str]:
+    """Pointwise values that would be computed at each of many places: where a sum over a few terms
+    is written out, say."""
+    loads = {load for d in defs.values() for load in ex.loads(d.expr) if load.source in defs}
+    places = Counter(x.source for x in loads if any(not _axes_in(i) for i in x.index))
+    for name, count in places.items():
+        d = defs[name]
+        if not isinstance(d.expr, Reduce) and work(d.expr) * count > MOVED_WORK:
+            yield name
+
+
+def _axes_in(i: Index) -> bool:
+    return any(isinstance(a, Axis) for a in deep_atoms(i))
+
+
+def is_whole(node: Load, d: Def) -> bool:
+    """Is it read at plain axes, from one end to the other?"""
+    if not ex.aligned(node):
+        return False
+    read = (the_axis(i) for i in node.index)
+    pairs = zip(read, d.axes, strict=True)
+    return all(a is None or a.extent is own.extent for a, own in pairs)
+
+
+def axes_of(node: Load) -> tuple[Axis, ...]:
+    """The axes with which the element that is read changes, in one order."""
+    return tuple(sorted(node.free, key=lambda a: a.key))
