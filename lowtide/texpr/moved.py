@@ -14,7 +14,7 @@ that only moves others (a padding, a shift) is free to be written in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import simplify, work
@@ -30,12 +30,15 @@ GATHER_WORK = 16  # of a load whose index divides: no vector of it lies in memor
 
 class OffAxes:
     """Pointwise values read at other than plain axes, written out down to what they read, unless
-    that grows too large, or takes too long. `room`: the elements of what may be stored instead."""
+    that grows too large, or takes too long. `roots`: what is stored anyway; `room`: the elements of
+    what may be stored instead."""
 
-    def __init__(self, defs: Mapping[str, Def], hints: Mapping[str, int], room: int) -> None:
+    def __init__(
+        self, defs: Mapping[str, Def], roots: Iterable[str], hints: Mapping[str, int], room: int
+    ) -> None:
         few = {n: d for n, d in defs.items() if points(d.axes, hints) <= room}
         stored = {n for n in _much_again(defs) if n in few}
-        stored.update(_often(defs, stored, few.keys(), hints))
+        stored.update(_often(defs, roots, stored, few.keys(), hints))
         self._defs = {n: d for n, d in defs.items() if n not in stored and _may_be_written_in(d)}
         self._written: dict[Load, Expr | None] = {}  # what each load became
 
@@ -63,18 +66,25 @@ class OffAxes:
 def is_costly_at(reads: Iterable[Load], d: Def, hints: Mapping[str, int]) -> bool:
     """Is a pointwise value computed several times for each element, if it is written in where it is
     read, and costs more than to store it?"""
-    return _costs_much(_operations(d.expr), list(reads), d, hints)
+    return _costs_much(_operations(d.expr), 0, reads, d, hints)
 
 
 def _often(
-    defs: Mapping[str, Def], stored: Set[str], few: Set[str], hints: Mapping[str, int]
+    defs: Mapping[str, Def],
+    roots: Iterable[str],
+    stored: Set[str],
+    few: Set[str],
+    hints: Mapping[str, int],
 ) -> Iterator[str]:
     """Values to be stored because each of their elements is computed often otherwise. In a chain of
     shifts that is found from its beginning: what is written into a value is computed with it."""
     reads: dict[str, list[Load]] = {}
+    anyway = set(roots)  # what is computed once in any case
     for d in defs.values():
         for load in set(ex.loads(d.expr)):
-            if load.source in defs and not is_whole(load, defs[load.source]):
+            if load.source in defs and is_whole(load, defs[load.source]):
+                anyway.add(load.source)
+            elif load.source in defs:
                 reads.setdefault(load.source, []).append(load)
     operations: dict[str, int] = {}  # for one element of what may be written in
     for name, d in defs.items():
@@ -82,15 +92,18 @@ def _often(
             continue
         ops = _operations(d.expr)
         ops += sum(operations.get(load.source, 0) for load in set(ex.loads(d.expr)))
-        if name in few and _costs_much(ops, reads.get(name, ()), d, hints):
+        if name in few and _costs_much(ops, name in anyway, reads.get(name, ()), d, hints):
             yield name
         else:
             operations[name] = ops
 
 
-def _costs_much(ops: int, reads: Sequence[Load], d: Def, hints: Mapping[str, int]) -> bool:
-    computed = sum(points(axes_of(load), hints) for load in reads)
+def _costs_much(
+    ops: int, times: int, reads: Iterable[Load], d: Def, hints: Mapping[str, int]
+) -> bool:
+    """Of a value that is computed so many times for each element, and at what reads it."""
     size = points(d.axes, hints)
+    computed = times * size + sum(points(axes_of(load), hints) for load in reads)
     return ops * (computed - size) > AGAIN_WORK * size
 
 
@@ -103,7 +116,7 @@ def _operations(e: Expr) -> int:
 
 
 def _divides(i: Index) -> bool:
-    return any(isinstance(a, FloorDiv | Mod) for a in deep_atoms(i))
+    return any(isinstance(a, FloorDiv | Mod) and _axes_in(a.num) for a in deep_atoms(i))
 
 
 def _may_be_written_in(d: Def) -> bool:

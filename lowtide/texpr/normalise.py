@@ -270,8 +270,9 @@ def _cloned(
 ) -> list[Def]:
     """`logits[n, target[n]]`: n dot products instead of a stored n × v matrix. A product of which
     disjoint parts are read (the gates of an LSTM) is these parts."""
+    defs = _live({d.name: d for d in defs}, roots)
     free = {d.name: d for d in defs if d.name not in kept}
-    written = _live({d.name: d for d in defs}, roots, OffAxes(free, hints, room))
+    written = _live({d.name: d for d in defs}, roots, OffAxes(free, roots, hints, room))
     written = _extracted(written)  # a sum that has lost a factor by that is no longer alone
     by_name = {d.name: d for d in written if d.name not in kept}
     parts = {

@@ -19,7 +19,10 @@ from lowtide.texpr.algebra import is_windowed
 from lowtide.texpr.expr import Apply, Def, Expr, Input, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import (
     Axis,
+    Clamp,
+    Gather,
     Index,
+    Mod,
     as_index,
     deep_atoms,
     exact_division,
@@ -39,7 +42,7 @@ ARG = frozenset({"argmin", "argmax"})
 LEAST_STAGED = 4  # vector operations,
 WORTH_STAGING = 28  # and so many that are saved at each point of the buffer
 COSTLY = 10  # vector operations: of a transcendental function
-SPLAT, SIDE_BY_SIDE, STAGED = 0.25, 1.0, 1.3  # what a vector costs, by how its elements lie
+SPLAT, SIDE_BY_SIDE, STAGED, TESTED = 0.25, 1.0, 1.3, 1.6  # a vector, by how its elements lie
 STRIDED, ANYWHERE = 0.7, 2.0  # the same for each of its lanes
 STAGED_TILE = 512  # points of a tile of an axis, at most
 STAGED_POINTS = 1 << 19  # of one staged value: 2 MiB of floats
@@ -116,6 +119,18 @@ def stride_along(offset: Index, axis: Axis) -> Index | None:
     return None
 
 
+@lru_cache(maxsize=8192)
+def held_along(offset: Index, axis: Axis) -> tuple[Clamp | Mod, ...]:
+    """The clamps and remainders without which points along the axis lie side by side, if there are
+    any: but at a few points, they do so with them."""
+    held = [a for a in offset.atoms() if isinstance(a, Clamp | Mod) and axis in deep_atoms(a.num)]
+    plain = substitute(offset, {a: a.num for a in held})
+    steps = [stride_along(i, axis) for i in (plain, *(a.num for a in held))]
+    if any(step is None or step.const != 1 for step in steps):
+        return ()
+    return () if any(isinstance(a, Gather) for a in deep_atoms(offset)) else tuple(held)
+
+
 @dataclass(slots=True, kw_only=True)
 class Context:
     """What the choices below look at. `strides` of everything that lies in memory; `fixed`: grid
@@ -179,9 +194,10 @@ def _walked_cost(load: Load, a: Axis, ctx: Context) -> float:
         if a not in load.free:
             return SPLAT
         return SIDE_BY_SIDE if kept[-1] is a else STRIDED * ctx.lanes
-    step = stride_along(address(load, ctx.strides), a)
+    offset = address(load, ctx.strides)
+    step = stride_along(offset, a)
     if step is None:
-        return ANYWHERE * ctx.lanes
+        return TESTED if held_along(offset, a) else ANYWHERE * ctx.lanes
     known = {0: SPLAT, 1: SIDE_BY_SIDE}
     return (
         known.get(step.const, STRIDED * ctx.lanes)

@@ -22,12 +22,13 @@ from lowtide.texpr.index import (
     Clamp,
     Gather,
     Index,
+    Mod,
     as_index,
     deep_atoms,
     substitute,
 )
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
-from lowtide.tile.items import address, place_in, stride_along
+from lowtide.tile.items import address, held_along, place_in, stride_along
 
 
 @dataclass(slots=True)
@@ -311,33 +312,44 @@ class Body:
     def _held_in_bounds(
         self, pointer: str, offset: Index, point: Point, dtype: DType, n: str
     ) -> str:
-        """Lanes side by side but for clamps: one load where these clamp no lane."""
+        """Lanes side by side but for clamps and remainders: one load where these clamp no lane, and
+        no lane begins again at 0; one element where a clamp makes all lanes the same."""
         v = self.nest.vector
         assert v is not None
-        clamps = [a for a in offset.atoms() if isinstance(a, Clamp) and v in deep_atoms(a.num)]
-        plain = substitute(offset, {a: a.num for a in clamps})
-        steps = [stride_along(i, v) for i in (plain, *(a.num for a in clamps))]
-        slow = self._lane_by_lane
-        if not clamps or None in steps or steps[0] is None or steps[0].const != 1:
-            return slow(pointer, offset, point, dtype, n)
-        if any(isinstance(a, Gather) for a in deep_atoms(offset)):
-            return slow(pointer, offset, point, dtype, n)
-        tests: list[str] = []
-        for a in clamps:
-            for lane in ("0", f"{n} - 1"):
-                i = self._index(a.num, point, lane)
-                tests.append(f"{i} >= 0 && {i} < {self._index(a.extent, point)}")
+        held = held_along(offset, v)
+        if not held:
+            return self._lane_by_lane(pointer, offset, point, dtype, n)
+        tests = [self._is_run(a, point, n) for a in held]
         scope = self.scopes[self.depth(self._gather_axes(offset))]
         self.serial += 1
         name = f"h{self.serial}"
         part = self.variant.partial
         load = self.names.use(f"load_{'part_' if part else ''}{dtype.name}")
-        fast = f"{load}({pointer} + {self._index(plain, point)}{', lanes' if part else ''})"
+        first = substitute(offset, {a: a.num for a in held if isinstance(a, Clamp)})
+        fast = f"{load}({pointer} + {self._index(first, point)}{', lanes' if part else ''})"
         scope.before.append(f"{pw.VECTOR[dtype.name]} {name};")
-        scope.before.append(f"if ({' && '.join(tests)}) {name} = {fast}; else {{")
-        text = slow(pointer, offset, point, dtype, n)
+        scope.before.append(f"if ({' && '.join(tests)}) {name} = {fast};")
+        if len(held) == 1 and isinstance(held[0], Clamp):
+            beyond = self._is_beyond(held[0], point, n)
+            same = self._splat(f"{pointer}[{self._index(offset, point)}]", dtype)
+            scope.before.append(f"else if ({beyond}) {name} = {same};")
+        scope.before.append("else {")
+        text = self._lane_by_lane(pointer, offset, point, dtype, n)
         scope.before.append(f"{name} = {text}; }}")
         return name
+
+    def _is_run(self, a: Clamp | Mod, point: Point, n: str) -> str:
+        """Whether each lane is one more than the lane before."""
+        if isinstance(a, Mod):
+            return f"{self._index(as_index(a), point)} + {n} <= {self._index(a.den, point)}"
+        ends = (self._index(a.num, point, lane) for lane in ("0", f"{n} - 1"))
+        extent = self._index(a.extent, point)
+        return " && ".join(f"{i} >= 0 && {i} < {extent}" for i in ends)
+
+    def _is_beyond(self, a: Clamp, point: Point, n: str) -> str:
+        """Whether all lanes are below 0, or above the last one."""
+        first, last = (self._index(a.num, point, lane) for lane in ("0", f"{n} - 1"))
+        return f"{last} < 0 || {first} >= {self._index(a.extent, point)}"
 
     def _lane_by_lane(self, pointer: str, offset: Index, point: Point, dtype: DType, n: str) -> str:
         depth = self.scopes[self.depth(self._gather_axes(offset))]
