@@ -62,7 +62,7 @@ def looped(run: Any, op: Op, operands: Sequence[Abs], env: dict[Value, Abs]) -> 
     if not isinstance(trips.value, int):
         raise Stop(lifted)
     if UNROLL_TRIPS < trips.value < opdefs.MAX_TRIPS:
-        raise Stop(f"loops {trips.value} times: {lifted}")
+        raise Stop(f"{lifted}, and loops {trips.value} times")
     return _unrolled(run, op, trips.value, going, carried, env)
 
 

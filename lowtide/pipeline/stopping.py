@@ -103,3 +103,9 @@ def _written_out(outer: Op, env: Mapping[Value, Abs]) -> int | None:
                 return None
             found += 1
     return found
+
+
+def about_a_loop(reason: str) -> str:
+    """Why the driver runs a loop, after "the loop": reasons of ops in it say what those need."""
+    says_so = reason.startswith(("is not lifted", "loops as often"))
+    return reason if says_so else f"is not lifted: {reason}"

@@ -35,7 +35,7 @@ from lowtide.pipeline.played import backward, play
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import CPU, Ineligible, exact_key
 from lowtide.pipeline.stand_ins import NUMBERS, UNKNOWN, stand_ins
-from lowtide.pipeline.stopping import static_reason
+from lowtide.pipeline.stopping import about_a_loop, static_reason
 from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
 from lowtide.runtime import arena
 from lowtide.runtime.played_arena import PlayedArena
@@ -276,7 +276,7 @@ class Walk:
             results = self._if(plan, op, env, plan.live_at[pos + 1])
         elif op.name == "loop":
             if reason:
-                self.notes.append(f"{op.loc}: the loop {reason}")
+                self.notes.append(f"{op.loc}: the loop {about_a_loop(reason)}")
             results = self._loop(plan, op, env, plan.live_at[pos + 1])
         elif op.name == SECTION:
             results = self._section(plan, op, env, plan.live_at[pos + 1])

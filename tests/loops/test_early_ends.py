@@ -313,3 +313,36 @@ def test_in_each_step_of_another_loop(steps: list[int]) -> None:
     torch.testing.assert_close(f(x, w), ends_within(x, w))
     assert len(steps) == 5
     assert max(steps) < 20
+
+
+def settles(x):
+    done, i = False, 0
+    while not done and i < 20:
+        new = torch.tanh(x * 0.9)
+        if (new - x).abs().max() < 1e-3:
+            done = True
+        x, i = new, i + 1
+    return x
+
+
+def power(a):
+    v = torch.ones(a.shape[0])
+    for _ in range(50):
+        w = a @ v
+        w = w / w.norm()
+        if (w - v).norm() < 1e-6:
+            break
+        v = w
+    return v
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (settles, "the loop is not lifted: it needs the values of a tensor (in py.bool at "),
+        (power, "the loop is not lifted: it ends where the data or the index say so, and loops 50"),
+    ],
+)
+def test_reasons_are_sentences(function: Callable[..., torch.Tensor], why: str) -> None:
+    x = torch.rand(4, 4, requires_grad=True)
+    assert why in str(lt.script(function).explain(x))
