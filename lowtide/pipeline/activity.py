@@ -9,6 +9,7 @@ reason: then the op ends the region, PyTorch runs it and records its own backwar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -55,6 +56,11 @@ class Activity:
         apart = sum(n for delay, n in self._in_steps.items() if delay in program.delays)
         most = min(MOST_RECORDED * self.scale + apart, MOST_IN_ALL * self.scale)
         return len(program.defs) > most
+
+    @property
+    def most_at_once(self) -> float:
+        """The ops that fit into one backward pass: what has more is cut."""
+        return MOST_RECORDED * self.scale if self.records else math.inf
 
     @property
     def in_loop(self) -> bool:

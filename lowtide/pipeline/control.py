@@ -55,7 +55,8 @@ def looped(run: Any, op: Op, operands: Sequence[Abs], env: dict[Value, Abs]) -> 
     trips, going, *carried = operands
     if not is_constant(going) or not isinstance(trips.value, int | Index | Ragged):
         raise Stop("loops as often as only the run knows")
-    short = is_short(op, trips.value, env, run.activity.in_loop)
+    most = run.activity.most_at_once
+    short = is_short(op, trips.value, env, run.activity.in_loop, most)
     lifted = _lifted(run, op, trips.value, carried, env, not short)
     if not isinstance(lifted, str):
         return lifted

@@ -74,14 +74,16 @@ def only_prepares(op: Op) -> bool:
     return not op.name.startswith("torch.") or opdefs.has_kind(op.name, ("size",))
 
 
-def is_short(loop: Op, trips: object, env: Mapping[Value, Abs], is_within: bool) -> bool:
-    """Is it so few ops in all, each for every element by itself, that they are better written
-    out? `is_within`: in a loop that is to be lifted. There writes are not written out, for then
-    an iteration would write many parts of a tensor, of which none is a row."""
+def is_short(
+    loop: Op, trips: object, env: Mapping[Value, Abs], is_within: bool, most: float
+) -> bool:
+    """Is it so few ops in all, `most` of them, each for every element by itself, that they are
+    better written out? `is_within`: in a loop that is to be lifted. There writes are not written
+    out, for then an iteration would write many parts of a tensor, of which none is a row."""
     if is_within and any(op.name == "mutate" for block in loop.blocks for op in walk(block)):
         return False
     count = _written_out(loop, env) if isinstance(trips, int) else None
-    return count is not None and isinstance(trips, int) and trips * count <= SHORT_OPS
+    return count is not None and isinstance(trips, int) and trips * count <= min(SHORT_OPS, most)
 
 
 def _written_out(outer: Op, env: Mapping[Value, Abs]) -> int | None:

@@ -67,3 +67,23 @@ def test_gradients_in_bfloat16() -> None:
         found.append([x.double() for x in (out, *grads)])
     for exact, got in zip(*found, strict=True):
         assert (got - exact).norm() < 0.03 * exact.norm()
+
+
+def smoothed(x):
+    h, out = x[0], [x[0]]
+    for t in range(1, x.shape[0]):
+        h = 0.9 * h + 0.1 * x[t]
+        out.append(h)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("steps", [8, 14])
+def test_few_steps_with_gradients_are_not_cut(steps: int) -> None:
+    """Written out where they fit into one backward pass, else run step by step."""
+    x = torch.rand(steps, 4, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    compiled = lt.script(smoothed)
+    compiled(x).square().sum().backward()
+    smoothed(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    assert "0 ops left to PyTorch" in str(compiled.explain(x))
