@@ -41,7 +41,7 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     if is_transposed:
         return copied + max(2 * nbytes(result), nbytes(x))
     if _is_channels_last(x, w):
-        return 0
+        return _turned(x)
     given = 0 if x.shape[1] <= _FEW and groups == 1 else _blocked(x)
     if max(w.shape[2:]) == 1 and max(stride) > 1:
         # the places that are read, of an image per thread
@@ -62,7 +62,7 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
             columns = max(columns, 3 * _of_threads(columns, x))
         return copied + _by_groups(columns, (x, g), x, groups)
     if _is_channels_last(x, w):
-        return nbytes(g) if not _is_channels_last(g, g) else 0
+        return _turned(g) + _turned(x)
     of_halves = _blocked(g) if x.itemsize < 4 and not is_transposed else 0
     if groups > 1 and not is_transposed:
         return copied + _grouped(g, x, w, groups, wanted[0]) + of_halves
@@ -135,6 +135,11 @@ def _is_channels_last(*tensors: Tensor) -> bool:
     return layout is not None and any(
         x.is_contiguous(memory_format=layout) and not x.is_contiguous() for x in tensors
     )
+
+
+def _turned(x: Tensor) -> int:
+    """A copy in the order that is asked for, where another operand asks."""
+    return 0 if _is_channels_last(x, x) else nbytes(x)
 
 
 def _columns(

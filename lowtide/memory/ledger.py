@@ -111,6 +111,7 @@ class Ledger(TorchDispatchMode):
         self.entries: list[Entry] = []
         self.notes: dict[str, None] = {}
         self.name, self.loc, self.kind = "", UNKNOWN_LOC, _TORCH
+        self.places: dict[int, tuple[str, Loc]] = {}  # of autograd's nodes, by their numbers
         self._clock = 0
         self._peak_clock = 0
         self._peak_inside = Held(name="", nbytes=0, kind="", loc=UNKNOWN_LOC)
@@ -375,6 +376,8 @@ class Ledger(TorchDispatchMode):
     def _place(self) -> tuple[str, Loc]:
         node: Any = torch._C._current_autograd_node()  # pyright: ignore
         place = None if node is None else node.metadata.get(_NODE)
+        if node is not None and place is None and self.places and hasattr(node, "_sequence_nr"):
+            place = self.places.get(node._sequence_nr())
         return (f"{place[0]} backward", place[1]) if place else (self.name, self.loc)
 
     def _enter(self, entry: Entry) -> None:

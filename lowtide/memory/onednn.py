@@ -82,11 +82,11 @@ def layer_results(func: Any, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | 
 
 
 def _layer(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
-    h, c, is_reverse, keeps = args[4], args[5], args[6], args[-1]
+    h, c, is_reverse = args[4], args[5], args[6]
     hidden = h.shape[-1]
     y = x.new_empty((*x.shape[:2], hidden))
     rows = _row(_GATES * hidden) + _row(hidden) + is_reverse * 2 * _wide(x, hidden)
-    kept = _rows(x, rows) if keeps else 0
+    kept = _rows(x, rows) if _keeps(args) else 0
     return y, torch.empty_like(h), torch.empty_like(c), x.new_empty(kept, dtype=torch.uint8)
 
 
@@ -96,10 +96,15 @@ def _layer_backward(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
     return tuple(v.new_empty(v.shape) for v in made)
 
 
+def _keeps(args: Sequence[Any]) -> bool:
+    """Whether gradients may be asked for: the module is in training, and they are recorded."""
+    return bool(args[-1]) and torch.is_grad_enabled()
+
+
 def layer_scratch(args: Sequence[Any], _: Any) -> int:
     """What `aten.mkldnn_rnn_layer` allocates inside: gates or states, and the weights reordered."""
-    x, hidden, is_reverse, keeps = args[0], args[5].shape[-1], args[7], args[-1]
-    if keeps:
+    x, hidden, is_reverse = args[0], args[5].shape[-1], args[7]
+    if _keeps(args):
         return _weight_bytes(args) + _rows(x, _GATES * hidden)
     states = 3 * _wide(x, hidden) if is_reverse else _row(hidden)
     gates = _GATES * hidden if x.shape[1] == 1 else 0  # of all steps at once

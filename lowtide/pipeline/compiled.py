@@ -20,13 +20,18 @@ from lowtide import config
 from lowtide.ir.core import Function
 from lowtide.ir.python_text import python_text
 from lowtide.memory import watching
+from lowtide.memory.ledger import Ledger
+from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.options import Options
+from lowtide.pipeline.played import virtual_backward
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.walk import Walk, ineligible
+from lowtide.runtime import arena
+from lowtide.runtime.played_arena import PlayedArena
 
 if TYPE_CHECKING:
     from lowtide.frontend.trace.recorder import Recorder
@@ -100,10 +105,32 @@ class Compiled(ABC):
 
     def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
         with watching.aside():
-            driver, values = self.resolve(self.bind(args, kwargs))
+            given = self.bind(args, kwargs)
+            driver, values = self.resolve(given)
             plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
             why = plain.reason() or ineligible(plain_values)
-            return why, Walk(driver.planned(values), values)
+            planned = driver.planned(values)
+            is_tight = planned.is_tight or arena.is_tight()
+            virtual = Virtual(Ledger(PlayedArena(is_tight)))
+            again = self._read_again(virtual, given, values)
+            if again is None:
+                return why, Walk(planned, values)
+            walk = Walk(planned, again, virtual)
+            del again  # which the call does not hold in its backward pass
+            with virtual:
+                walk.notes += virtual_backward(virtual, walk.leave())
+            return why, walk
+
+    def _read_again(
+        self, virtual: Virtual, given: tuple[Any, ...], values: Sequence[Any]
+    ) -> tuple[Any, ...] | None:
+        """The operands without values, where reading what is captured computes: a parametrization
+        makes its weight at each call, and what it takes is the call's."""
+        if len(values) == len(given):
+            return None
+        with virtual:
+            found = self.resolve(virtual.untouched(given))[1]
+        return found if virtual.has_run else None
 
     def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call from code that is being traced: the program's ops, control flow kept, become

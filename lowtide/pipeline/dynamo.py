@@ -40,7 +40,7 @@ class CompiledGraph(Compiled):
 
     def __init__(self, module: torch.fx.GraphModule, program: Any, options: Options) -> None:
         self.__name__ = self.__qualname__ = program.function.name
-        self._forward: Callable[..., Any] = module.forward
+        self.forward: Callable[..., Any] = module.forward
         self.options = options
         self._driver = make_driver(program.function, options)
         self._arguments: tuple[int, ...] = program.arguments
@@ -54,7 +54,7 @@ class CompiledGraph(Compiled):
         if _reason():
             self.without_budget(_reason())
             stats.count("calls_eager")
-            return self._forward(*args)
+            return self.forward(*args)
         values = (*[args[k] for k in self._arguments], *self._captured)
         grad = self._sets_grad and torch.is_grad_enabled()
         try:
@@ -67,7 +67,7 @@ class CompiledGraph(Compiled):
             raise through_user_lines(error) from error.__cause__
         self.without_budget("")
         stats.count("calls_eager")
-        return self._forward(*args)
+        return self.forward(*args)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The operands of the program, for the inputs of the graph."""
@@ -88,13 +88,13 @@ class PlainGraph:
     def __init__(self, module: torch.fx.GraphModule, why: str) -> None:
         self.__name__ = self.__qualname__ = "graph"
         self.why = why
-        self._forward: Callable[..., Any] = module.forward
+        self.forward: Callable[..., Any] = module.forward
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
         rehearsed.hear(self, args)
         stats.count("calls_eager")
-        return self._forward(*args)
+        return self.forward(*args)
 
     def __str__(self) -> str:
         return f"{self.__name__}: PyTorch runs the captured graph as it is: {self.why}"

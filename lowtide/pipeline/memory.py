@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory.ledger import Entry
+from lowtide.memory.ledger import Entry, Ledger
 from lowtide.memory.plan import Held
 from lowtide.pipeline.walk import TorchStep, Walk
 
@@ -76,18 +76,24 @@ class MemoryPlan:
 
 def plan_memory(walk: Walk, plain: str = "") -> MemoryPlan:
     """The plan of a call. `plain`: why it would run as plain Python, "" if it is compiled."""
-    ledger = walk.ledger
-    notes = list(dict.fromkeys(walk.notes))
+    notes = list(walk.notes)
     if plain:
         notes.insert(
             0, f"{plain}: such a call runs as plain PyTorch; this is the compiled one's peak"
         )
-    theirs = dict.fromkeys(step.label for step in walk.steps if isinstance(step, TorchStep))
+    return plan_of(walk.ledger, [walk], notes)
+
+
+def plan_of(ledger: Ledger, walks: Sequence[Walk], notes: Sequence[str]) -> MemoryPlan:
+    """The plan of a call, in which these were walked on one ledger."""
+    notes = list(dict.fromkeys(notes))
+    labels = [s.label for walk in walks for s in walk.steps if isinstance(s, TorchStep)]
+    theirs = dict.fromkeys(labels)
     if theirs:
         names = ", ".join(theirs)
         notes.append(f"what PyTorch allocates inside {names} is bounded from above, not known")
     alive = ledger.at_peak()
-    names = dict(walk.sizes())
+    names = dict(walks[0].sizes()) if walks else {}
     symbols: dict[int, str] = {}
     for _, size in names.items():
         if size >= _LEAST_SIZE:
@@ -101,7 +107,7 @@ def plan_memory(walk: Walk, plain: str = "") -> MemoryPlan:
         buffers=tuple(Buffer(name=x.name, nbytes=x.nbytes, kind=x.kind, loc=x.loc) for x in alive),
         sizes={symbol: name for symbol, name in places.items() if symbol in words},
         notes=tuple(notes),
-        fails=walk.fails,
+        fails=next((walk.fails for walk in walks if walk.fails), ""),
     )
 
 

@@ -4,6 +4,7 @@ In: a `Ledger`, and an executable with its memory plan. Out: what the ledger lea
 
     play(ledger, exe, symbols)([a, b], sizes, numbers)   what it takes; its outputs
     backward(ledger, results)                            the engine's road, from dense cotangents
+    virtual_backward(virtual, results)                   the same of tensors without values
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.plan import Event, Held
+from lowtide.memory.virtual import Virtual
 from lowtide.texpr.sizes import evaluate
 
 _TRUE = torch.tensor(True, device="cpu")
@@ -66,7 +69,7 @@ def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
 
     Each result gets a cotangent of its own, which counts; gradients count as what is new of them.
     """
-    carrying = list({id(x): x for x in results if x.grad_fn is not None}.values())
+    carrying = [x for x in results if x.requires_grad]
     if not carrying:
         return []
     ledger.at("cotangent", UNKNOWN_LOC, "gradient")
@@ -76,3 +79,32 @@ def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
         words = re.split(r"[.\n]", str(fault))[0]
         return [f"the backward pass is not counted further than this: {words}"]
     return []
+
+
+def virtual_backward(virtual: Virtual, result: Any) -> list[str]:
+    """The same of tensors without values; the caller's own gradients stay as they are."""
+    tensors = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
+        return []
+    before = [(x, x.grad) for x in _leaves(tensors)]
+    virtual.names = False
+    try:
+        return backward(virtual.ledger, tensors)
+    finally:
+        for x, grad in before:
+            x.grad = grad
+
+
+def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Those to which the backward pass of these leads."""
+    found = [x for x in tensors if x.requires_grad and x.is_leaf]
+    seen: set[Any] = set()
+    todo: list[Any] = [x.grad_fn for x in tensors if x.grad_fn is not None]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            if hasattr(node, "variable"):
+                found.append(node.variable)
+            todo += [below for below, _ in node.next_functions]
+    return found

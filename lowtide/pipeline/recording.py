@@ -22,6 +22,7 @@ from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.ir.named_results import build
 from lowtide.memory import watching
+from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.pipeline import plain
 from lowtide.pipeline.abstract import Abs, Map, Place, Seq
 from lowtide.pipeline.faults import survive
@@ -232,6 +233,9 @@ class _Region(torch.autograd.Function):
         for k, value in zip(r.wanted, found, strict=True):
             gradients[k] = value
         return (None, *gradients)
+
+
+hide_with_callees(_Region.backward)  # which a function that Dynamo has compiled may call
 
 
 def _by_kernels(

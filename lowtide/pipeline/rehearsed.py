@@ -4,33 +4,36 @@ In: the compiled object, and arguments, meta tensors too. Out: the answers of th
 
     PyTorch's capture ──► graph 1: a Walk, results without values ──► graph 2: a Walk ──► one answer
 
-Which graphs a call takes only a call tells. So there is one, in which none of them is run: each
-gives tensors of the right form, whose memory nobody touches, and so are meta tensors handed in.
-Python that asks for a value between two graphs finds an arbitrary one.
+Which graphs a call takes only a call tells. So there is one, on tensors without values
+(`memory/virtual`): graphs are walked; what Python does between them, and what PyTorch runs of a
+graph, is booked op by op; the backward pass goes through all of it, on one ledger.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
 
-import torch
-from torch.utils._pytree import tree_leaves, tree_map
-
+from lowtide.frontend.dynamo.internals import is_capturing
 from lowtide.memory import watching
-from lowtide.memory.ledger import from_leaf
+from lowtide.memory.ledger import Ledger
+from lowtide.memory.virtual import Stopped, Virtual
 from lowtide.pipeline import plain
 from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.explain import Explanation, explain
-from lowtide.pipeline.memory import MemoryPlan, plan_memory
+from lowtide.pipeline.memory import MemoryPlan, plan_of
+from lowtide.pipeline.played import virtual_backward
 from lowtide.pipeline.walk import Walk, ineligible
+from lowtide.runtime import arena
+from lowtide.runtime.played_arena import PlayedArena
 
 # Told of each graph that is called, and its arguments; what it returns is the result instead.
 listeners: list[Callable[[Any, tuple[Any, ...]], Any]] = []
 RUN: Final = object()  # the graph is to be run
+_ASKED: Final = "Python asks the data for numbers, which are taken to be 1, or False"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class Rehearsal:
 class Explanations(tuple[Rehearsal, ...]):
     """What a call does, graph by graph; prints."""
 
-    __slots__ = ()
+    memory: MemoryPlan
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self)) or "no graph is captured: Python runs all of it"
@@ -63,7 +66,7 @@ class Explanations(tuple[Rehearsal, ...]):
     @property
     def peak_bytes(self) -> int:
         """The predicted peak."""
-        return _plan(self).peak_bytes
+        return self.memory.peak_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as for JSON."""
@@ -92,17 +95,20 @@ def attach(compiled: Any) -> Any:
 
 def _memory(compiled: Any, /, *args: Any, **kwargs: Any) -> MemoryPlan:
     """The predicted peak for these inputs (meta tensors too); no graph is run."""
-    return _plan(_rehearse(compiled, args, kwargs))
+    return _rehearse(compiled, args, kwargs)[1]
 
 
 def _explain(compiled: Any, /, *args: Any, **kwargs: Any) -> Explanations:
     """For these inputs (meta tensors too), graph by graph: kernels, what PyTorch runs and why."""
-    return Explanations(_rehearse(compiled, args, kwargs))
+    graphs, plan = _rehearse(compiled, args, kwargs)
+    made = Explanations(graphs)
+    made.memory = plan
+    return made
 
 
 def _stages(compiled: Any, /, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
     """The programs after each stage for these inputs, graph by graph."""
-    walks = [g.walk for g in _rehearse(compiled, args, kwargs) if g.walk is not None]
+    walks = [g.walk for g in _rehearse(compiled, args, kwargs)[0] if g.walk is not None]
     return [stage for walk in walks for stage in walk.stages()]
 
 
@@ -111,57 +117,53 @@ _METHODS: Final[dict[str, Callable[..., Any]]] = {
 }  # fmt: skip
 
 
-def _rehearse(compiled: Any, args: Any, kwargs: Any) -> list[Rehearsal]:
-    found: list[Rehearsal] = []
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """A call on tensors without values, as it goes on: its graphs, and what it takes."""
 
-    def listener(graph: Any, given: tuple[Any, ...]) -> Any:
-        if not isinstance(graph, Compiled):
-            found.append(Rehearsal(name=graph.__name__, why=graph.why))
-            return RUN
-        values = graph.bind(given, {})
-        why = plain.reason() or ineligible(values)
-        walk = Walk(graph.resolve(values)[0].planned(values), values)
-        found.append(Rehearsal(name=graph.__name__, why=why, walk=walk))
-        return RUN if walk.results is None else tree_map(_untouched, walk.results[0])
+    virtual: Virtual
+    graphs: list[Rehearsal] = field(default_factory=list[Rehearsal])
+    notes: list[str] = field(default_factory=list[str])
+    reason: str = ""  # why nothing is compiled just now
 
-    listeners.append(listener)
+    def hear(self, graph: Any, given: tuple[Any, ...]) -> Any:
+        """What the graph gives; where that is not known, what PyTorch gives for it."""
+        if isinstance(graph, Compiled):
+            with self.virtual.aside():
+                values = graph.bind(given, {})
+                why = self.reason or ineligible(values)
+                walk = Walk(graph.resolve(values)[0].planned(values), values, self.virtual)
+                self.graphs.append(Rehearsal(name=graph.__name__, why=why, walk=walk))
+                results = walk.leave()
+            if results is not None:
+                return results[0]
+        else:
+            self.graphs.append(Rehearsal(name=graph.__name__, why=graph.why))
+        return cast("Any", graph).forward(*given)
+
+    def plan(self) -> MemoryPlan:
+        """Its peak, Python's own ops counted."""
+        walks = [g.walk for g in self.graphs if g.walk is not None]
+        notes = [note for walk in walks for note in walk.notes]
+        notes += [str(g) for g in self.graphs if g.walk is None]
+        notes += [_ASKED] * (self.virtual.asked > 0)
+        notes += self.virtual.ledger.notes
+        return plan_of(self.virtual.ledger, walks, [*notes, *self.notes])
+
+
+def _rehearse(compiled: Any, args: Any, kwargs: Any) -> tuple[list[Rehearsal], MemoryPlan]:
+    call = _Call(
+        virtual=Virtual(Ledger(PlayedArena(arena.is_tight())), is_capturing),
+        reason=plain.reason(),
+    )
+    given, named = call.virtual.untouched(args), call.virtual.untouched(kwargs)
+    listeners.append(call.hear)
     try:
-        with watching.aside():
-            compiled(*tree_map(_untouched, args), **tree_map(_untouched, kwargs))
+        with watching.aside(), call.virtual:
+            try:
+                call.notes += virtual_backward(call.virtual, compiled(*given, **named))
+            except Stopped as why:
+                call.notes.append(f"{why}; nothing after it is counted")
     finally:
-        listeners.remove(listener)
-    return found
-
-
-def _untouched(x: Any) -> Any:
-    """For a meta tensor one that has memory, of which no page is used."""
-    if not isinstance(x, torch.Tensor) or not (x.is_meta or _is_fake(x)):
-        return x
-    made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
-    made.requires_grad_(x.requires_grad)
-    return made if x.is_leaf else from_leaf(made)
-
-
-def _is_fake(x: torch.Tensor) -> bool:
-    return hasattr(x, "fake_mode")
-
-
-def _plan(graphs: Sequence[Rehearsal]) -> MemoryPlan:
-    """The peak of all graphs. What one gives counts as alive for those that follow; with gradients
-    what it keeps does, too."""
-    plans = [(g.walk, plan_memory(g.walk, g.why)) for g in graphs if g.walk is not None]
-    left = tuple(f"not counted: {g}" for g in graphs if g.walk is None)
-    if not plans:
-        notes = (*left, *(() if left else ("no graph is captured",)))
-        return MemoryPlan(peak_bytes=0, formula="0", buffers=(), notes=notes)
-    if len(plans) == 1:
-        return replace(plans[0][1], notes=(*plans[0][1].notes, *left))
-    peak = before = 0
-    for walk, plan in plans:
-        peak = max(peak, before + plan.peak_bytes)
-        tensors = [x for x in tree_leaves(walk.results) if isinstance(x, torch.Tensor)]
-        before += plan.peak_bytes if walk.records else sum(x.nbytes for x in tensors)
-    most = max((plan for _, plan in plans), key=lambda p: p.peak_bytes)
-    notes = dict.fromkeys(n for _, plan in plans for n in plan.notes)
-    counted = f"{len(plans)} graphs: what each leaves is counted to the end, Python's own is not"
-    return replace(most, peak_bytes=peak, formula=str(peak), notes=(*notes, *left, counted))
+        listeners.remove(call.hear)
+    return call.graphs, call.plan()

@@ -14,7 +14,7 @@ call would fail there too: `fails`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -27,6 +27,7 @@ from lowtide.ir.interpret import run_op
 from lowtide.memory.largest import DEPENDS
 from lowtide.memory.ledger import Ledger, like
 from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
@@ -52,6 +53,7 @@ _META: Final = torch.device("meta")
 _ASKS: Final = "`{}` asks the data for a number, which is taken to be 1, or False"
 _DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
 _CALLS_PYTHON: Final = ("py.call", "py.call_method", "call_module")
+_SETS_GRAD: Final = "torch._C._set_grad_enabled"  # as captured graphs call it
 _NOT_COUNTED: Final = "what `{}` allocates is Python's, and not counted"
 _STOPS: Final = "`{}` stops the program"
 _IS_PYTHON: Final = "`{}` is Python's, and is not called to see what it gives"
@@ -130,7 +132,7 @@ def ineligible(values: Sequence[Any]) -> str:
 class Walk:
     """See the module's text; everything is found out when it is made."""
 
-    def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
+    def __init__(self, driver: Driver, args: Sequence[Any], virtual: Virtual | None = None) -> None:
         self.function = driver.function
         self.differences = driver.differences
         self.steps: list[Step] = []
@@ -140,19 +142,26 @@ class Walk:
         self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
         self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
-        self.ledger = Ledger(PlayedArena(driver.is_tight or arena.is_tight(), is_used=on_host))
+        self.ledger = (
+            virtual.ledger
+            if virtual is not None
+            else Ledger(PlayedArena(driver.is_tight or arena.is_tight(), is_used=on_host))
+        )
+        self._virtual = virtual
         self._known: dict[int, torch.Tensor] = {}
         if plain.autocast_on():
             self.notes.append("autocast is on: its casts within PyTorch's ops are not counted")
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
+        # The caller's, and what stands for each, by that one's id.
+        self.operands: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._objects = WalkedObjects(self.ledger.paused)
         env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
-        self._arguments = {v.name: env[v] for v in driver.function.arguments}
+        self._sizes = [*_named_sizes({v.name: env[v] for v in driver.function.arguments})]
         try:
             road = LikeTheCpu() if on_host else contextlib.nullcontext()
             with self.ledger, road, torch.set_grad_enabled(self.records):
                 self.results = results = self._block(driver.plan, env)
-                if self.records:
+                if self.records and virtual is None:
                     self.notes += backward(self.ledger, _tensors(results))
         except WalkEnds as why:
             self.notes.append(str(why))
@@ -180,10 +189,16 @@ class Walk:
 
     def sizes(self) -> Iterator[tuple[str, int]]:
         """Each size of the caller's tensors, and what the user calls it."""
-        for name, given in self._arguments.items():
-            for k, tensor in enumerate(_tensors(given)):
-                path = name if tensor is given else f"{name}[{k}]"
-                yield from ((f"{path}.shape[{d}]", size) for d, size in enumerate(tensor.shape))
+        return iter(self._sizes)
+
+    def leave(self) -> Any:
+        """What the call gives, on the CPU, without values; the walk lets go of all tensors."""
+        assert self._virtual is not None
+        results, operands = self.results, dict(self.operands)
+        self.results = None
+        self.operands.clear()
+        self._known.clear()
+        return None if results is None else self._virtual.joined(results, operands)
 
     # -- walking --
 
@@ -305,6 +320,10 @@ class Walk:
             if found is not None:
                 return [v if v is UNKNOWN else self._meta(v) for v in found]
         scratch = dict(env)
+        if op.attrs.get("target") == _SETS_GRAD:
+            if self.records:
+                run_op(op, scratch)
+            return [None]
         if _is_torch(op):
             given, is_whole = stand_ins(op, [env[v] for v in op.operands])
             scratch.update(zip(op.operands, given, strict=True))
@@ -449,6 +468,9 @@ class Walk:
     def _meta(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             found = self._known.get(id(value))
+            if found is None and self._virtual is not None:
+                found = self._known[id(value)] = self._virtual.operand(value)
+                self.operands[id(found)] = value, found
             if found is None:
                 with self.ledger.paused():
                     found = like(value, self.records and value.requires_grad)
@@ -470,6 +492,13 @@ def _asks_the_run(op: Op, env: Env) -> bool:
     inner = [o for block in op.blocks for o in block.ops]
     is_unknown = any(env.get(v) is UNKNOWN for v in op.operands)
     return is_unknown or any(o.name == "py.call" or _asks_the_run(o, env) for o in inner)
+
+
+def _named_sizes(given: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, value in given.items():
+        for k, tensor in enumerate(_tensors(value)):
+            path = name if tensor is value else f"{name}[{k}]"
+            yield from ((f"{path}.shape[{d}]", size) for d, size in enumerate(tensor.shape))
 
 
 def _keep(env: Env, alive: set[Value]) -> None:

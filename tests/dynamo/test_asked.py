@@ -75,7 +75,6 @@ def test_several_graphs(runs: list[Any]) -> None:
         assert len(compiled.explain(x)) == 2
         assert not runs
         assert plan.peak_bytes >= 500 * 40 * 4
-        assert any("2 graphs" in note for note in plan.notes)
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
     assert compiled.memory(x).peak_bytes > plan.peak_bytes
     torch.testing.assert_close(copy.deepcopy(compiled)(x), model(x), rtol=1e-4, atol=1e-4)
@@ -102,14 +101,15 @@ def test_what_a_graph_has_made_may_be_changed() -> None:
     assert compiled.memory(x, y).peak_bytes >= plan.peak_bytes
 
 
-def test_what_pytorch_runs_is_not_counted() -> None:
+def test_what_pytorch_runs_is_counted() -> None:
     def f(x: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return x @ x.t()
 
     compiled: Any = lt.compile(f)
-    plan = compiled.memory(torch.rand(40, 30))
-    assert any("not counted" in note and "autocast" in note for note in plan.notes)
+    plan = compiled.memory(torch.rand(400, 300))
+    assert 2 * (2 * 400 * 300 + 400 * 400) <= plan.peak_bytes < 1_000_000
+    assert any("PyTorch runs" in note and "autocast" in note for note in plan.notes)
     assert "PyTorch runs the captured graph as it is" in str(compiled.explain(torch.rand(40, 30)))
 
 

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from tests.memory.case_table import N, case, cube, images, two_squares
 
+LAST = torch.channels_last
+
 # -- pointwise, reductions, views ------------------------------------------------------------------
 
 
@@ -359,6 +361,11 @@ def convolved_double(x, w):
 @case(lambda: (torch.rand(4, 16, 48, 48).double(), torch.rand(16, 16, 4, 4).double()))
 def convolved_double_up(x, w):
     return F.conv_transpose2d(x, w, stride=2, padding=1)
+
+
+@case(lambda: (torch.rand(8, 32, 96, 96), torch.rand(32, 32, 3, 3).to(memory_format=LAST)))
+def convolved_by_channels_last(x, w):
+    return F.conv2d(x, w, padding=1)
 
 
 @case(lambda: (torch.rand(4, 32, 96, 96).bfloat16(), torch.rand(64, 32, 3, 3).bfloat16()))

@@ -55,6 +55,11 @@ def is_wrapped(example: Any) -> bool:
     return check is not None and isinstance(example, torch.Tensor) and bool(check(example))
 
 
+def is_capturing() -> bool:
+    """Whether the capture, or what it hands its graph to, is at work."""
+    return torch._guards.TracingContext.try_get() is not None  # pyright: ignore
+
+
 def place_of(node: Any) -> Loc:
     """Where in the user's file a node stands: the innermost line that is not PyTorch's own."""
     frames = _FRAME.findall(str(getattr(node, "stack_trace", None) or ""))

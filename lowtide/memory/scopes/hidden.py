@@ -27,6 +27,15 @@ _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _eval: Any = _C._dynamo.eval_frame
 _SKIP: Any = _eval._FrameExecStrategy(_eval._FrameAction.SKIP, _eval._FrameAction.DEFAULT)
 
+_SKIP_BELOW: Any = _eval._FrameExecStrategy(_eval._FrameAction.SKIP, _eval._FrameAction.SKIP)
+
+
+def hide_with_callees(function: Callable[..., Any]) -> None:
+    """The function, and whatever it calls."""
+    code = _code_of(function)
+    assert code is not None
+    _eval.set_code_exec_strategy(code, _SKIP_BELOW)
+
 
 def by_python(member: Marked) -> Marked:
     """A function that compiled programs call, never a part of one; or a class of them."""

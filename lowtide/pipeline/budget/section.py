@@ -16,6 +16,7 @@ import torch
 
 from lowtide.ir.core import Op
 from lowtide.memory import watching
+from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.pipeline.budget.stretches import Stretches
 from lowtide.runtime import heap
@@ -66,6 +67,9 @@ class _Recomputed(torch.autograd.Function):
                 return None, *section.gradients(values, saved[count:], wanted, cotangents)
         finally:
             torch.set_rng_state(now)
+
+
+hide_with_callees(_Recomputed.backward)
 
 
 def _detached(value: Any) -> Any:

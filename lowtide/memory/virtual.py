@@ -1,0 +1,310 @@
+"""Python that is called without being run: PyTorch's ops on tensors whose memory nobody touches.
+
+In: a `Ledger`, entered nowhere. Out: a mode under which each op of PyTorch, by whatever Python it
+is called, is computed on the meta device, booked, and gives tensors of the CPU without values.
+
+    mode = Virtual(ledger)
+    with mode:
+        y = model(x)                       # on the CPU, of the right form; autograd is PyTorch's
+        y.backward(torch.ones_like(y))
+    ledger.peak_bytes
+
+Always holds: a tensor of the CPU and its *twin* on the meta device have the same form, and their
+memories live equally long, so that the ledger's account is right. What the caller's tensors hold is
+neither changed nor looked at, but for single numbers. A number that only the data know is 1, or
+False; `was_asked` tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import sys
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lowtide.errors import UNKNOWN_LOC
+from lowtide.memory.ledger import HEAP_BYTES, Ledger
+from lowtide.memory.scopes.births import loc_of, user_frame
+from lowtide.memory.scopes.hidden import hide_with_callees
+
+Tensor = torch.Tensor
+Storage = torch.UntypedStorage
+_OVERLOAD: Final[Any] = type(torch.ops.aten.add.Tensor)
+_NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0  # Python has no name for it
+_MOST_NUMBERS: Final = 1024  # that Python may ask for: perhaps it asks until the answer is another
+_TWICE: Final = "gradients of gradients are not counted within what is compiled"
+_ASK: Final = torch.ops.aten._local_scalar_dense.default
+
+
+class Stopped(Exception):
+    """Nothing is known from here on; the text says why."""
+
+
+class Virtual(TorchDispatchMode):
+    """See the module's text. `is_compiling`: whether what is called just now is a compiler's."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, ledger: Ledger, is_compiling: Callable[[], bool] = lambda: False) -> None:
+        super().__init__()
+        self.ledger = ledger
+        self.asked = 0  # numbers that only the data know
+        self.has_run = False  # an op of Python's own
+        self.names = True  # ops, and their lines
+        self._is_compiling = is_compiling
+        self._is_aside = False
+        self._twins: dict[int, tuple[weakref.ref[Storage], Tensor]] = {}
+        self._hosts: dict[int, weakref.ref[Storage]] = {}
+        self._starts: dict[int, Tensor] = {}  # where the graph of a program ends, by operand
+        self._made: set[int] = set()  # storages without values
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as the ledger
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Captured code runs under this mode."""
+        return True
+
+    @contextlib.contextmanager
+    def aside(self) -> Generator[None]:
+        """Inside, ops are none of the mode's business."""
+        before, self._is_aside = self._is_aside, True
+        try:
+            yield
+        finally:
+            self._is_aside = before
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The op's results, without values."""
+        named = dict(kwargs or {})
+        if self._is_aside or self._is_compiling() or not isinstance(func, _OVERLOAD):
+            return func(*args, **named)
+        if _is_view(func):
+            return func(*args, **named)
+        self.has_run = True
+        if self.names:
+            self._name(func.overloadpacket.__name__)
+        if func is _ASK:
+            if self._key(args[0]) not in self._made:
+                return func(*args)
+            self._count()
+        given = _map(self.twin, args), {k: _map(self.twin, v) for k, v in named.items()}
+        with self.ledger.answering():
+            found = self.ledger.__torch_dispatch__(func, types, *given)
+        return _map(self.host, found)
+
+    def _name(self, name: str) -> None:
+        frame = user_frame(sys._getframe(2))  # pyright: ignore[reportPrivateUsage]
+        loc = UNKNOWN_LOC
+        if frame is not None and not frame.f_code.co_filename.startswith("<"):
+            loc = loc_of(frame.f_code, frame.f_lasti)
+        self.ledger.at(name, loc)
+        if torch.is_grad_enabled():  # then the op's node is the latest
+            number: int = torch._C._autograd._get_sequence_nr() - 1  # pyright: ignore
+            self.ledger.places[number] = self.ledger.name, self.ledger.loc
+
+    def _count(self) -> None:
+        self.asked += 1
+        if self.asked > _MOST_NUMBERS:
+            raise Stopped(f"Python asks the data for more than {_MOST_NUMBERS} numbers")
+
+    def twin(self, x: Tensor, keeps_numbers: bool = True) -> Tensor:
+        """The meta tensor that stands for it; single numbers of the caller's stay what they are."""
+        if x.is_meta:
+            return x
+        if x.layout is not torch.strided:
+            raise Stopped(f"tensors of {x.layout} are not counted")
+        storage = x.untyped_storage()
+        found = self._twins.get(storage._cdata)  # pyright: ignore[reportPrivateUsage]
+        if found is None:
+            if not x.dim() and keeps_numbers:
+                return x
+            made = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+            self.ledger.given([made])
+            self._pair(storage, made)
+        else:
+            made = found[1]
+        return _over(x, made.untyped_storage()).requires_grad_(x.requires_grad)
+
+    def operand(self, x: Tensor) -> Tensor:
+        """Its twin, as a program's operand: no leaf, for the graph would hold a leaf's memory."""
+        with self.aside():
+            made = self.twin(x, keeps_numbers=False)
+            if x.requires_grad:
+                start = torch.empty(x.shape, dtype=x.dtype, device="meta", requires_grad=True)
+                made = _over_leaf(start, made)
+                self._starts[id(made)] = start
+            return made
+
+    def host(self, x: Tensor) -> Tensor:
+        """The tensor of the CPU for a meta tensor."""
+        if not x.is_meta:
+            return x
+        storage = x.untyped_storage()
+        known = self._hosts.get(storage._cdata)  # pyright: ignore[reportPrivateUsage]
+        host = known() if known is not None else None
+        if host is None:
+            host = untouched(storage.nbytes())
+            self._made.add(host._cdata)  # pyright: ignore[reportPrivateUsage]
+            self._pair(host, x.detach())
+        return _over(x, host)
+
+    def joined(self, results: Any, operands: Mapping[int, tuple[Tensor, Tensor]]) -> Any:
+        """A program's results as tensors of the CPU. `operands`: by the id of each one's stand-in,
+        the tensor that it stands for, and that stand-in."""
+        with self.aside():
+            made: dict[int, Tensor] = {key: x for key, (x, _) in operands.items()}
+            carrying: dict[int, Tensor] = {}
+            for x in tree_leaves(results):
+                if isinstance(x, torch.Tensor) and id(x) not in made:
+                    if x.requires_grad:
+                        carrying[id(x)] = x
+                    else:
+                        made[id(x)] = self.host(x)
+            if carrying:
+                own = {key: x for key, (x, _) in operands.items() if x.requires_grad}
+                starts = [self._starts[key] for key in own]
+                found = _joined(self, list(carrying.values()), starts, *own.values())
+                made |= dict(zip(carrying, found, strict=True))
+
+            self._starts.clear()
+
+            def exchange(x: Any) -> Any:
+                return made.get(id(x), x)
+
+            return tree_map(exchange, results)
+
+    def untouched(self, value: Any) -> Any:
+        """The caller's value, with tensors of the CPU for meta and for fake ones."""
+        return tree_map(self._untouched, value)
+
+    def _untouched(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or not (x.is_meta or hasattr(x, "fake_mode")):
+            return x
+        made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        self.ledger.given([made])
+        made = self.host(made).requires_grad_(x.requires_grad)
+        return made if x.is_leaf or not x.requires_grad else _over_leaf(made, made)
+
+    def _pair(self, storage: Storage, twin: Tensor) -> None:
+        key, meta = storage._cdata, twin.untyped_storage()._cdata  # pyright: ignore
+
+        def end(ref: object) -> None:
+            if self._twins.get(key, (None,))[0] is ref:
+                del self._twins[key]
+                self._made.discard(key)
+            if self._hosts.get(meta) is ref:
+                del self._hosts[meta]
+
+        ref = weakref.ref(storage, end)
+        self._twins[key], self._hosts[meta] = (ref, twin), ref
+
+    def _key(self, x: Tensor) -> int:
+        return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def untouched(nbytes: int) -> Storage:
+    """Memory of which no page is used, however much it is."""
+    if nbytes < HEAP_BYTES:
+        return Storage(nbytes, device="cpu")
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+
+
+def _over(x: Tensor, storage: Storage) -> Tensor:
+    """A tensor of the form of `x`, in this memory."""
+    made = torch.empty(0, dtype=x.dtype, device=storage.device)
+    made = made.set_(storage, x.storage_offset(), x.shape, x.stride())  # pyright: ignore
+    made = made.conj() if x.is_conj() else made
+    return torch._neg_view(made) if x.is_neg() else made  # pyright: ignore
+
+
+def _over_leaf(leaf: Tensor, like: Tensor) -> Tensor:
+    """A tensor with the memory of `like`, whose gradient is the leaf's."""
+    with torch.enable_grad():
+        return cast("Tensor", _OverLeaf.apply(leaf, like.detach()))
+
+
+class _OverLeaf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, like: Tensor) -> Tensor:
+        return _over(like, like.untyped_storage())
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        return cotangents[0], None
+
+
+class _Joined(torch.autograd.Function):
+    """What autograd knows of a program, as one op on the CPU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        virtual: Virtual,
+        results: Sequence[Tensor],
+        operands: Sequence[Tensor],
+        *_: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.virtual, ctx.operands = virtual, operands
+        ctx.edges = [torch.autograd.graph.get_gradient_edge(x) for x in results]
+        return tuple(map(virtual.host, results))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        virtual: Virtual = ctx.virtual
+        if torch.is_grad_enabled():
+            virtual.ledger.notes[_TWICE] = None
+        with virtual.aside():
+            given = [
+                (edge, virtual.twin(g, keeps_numbers=False))
+                for edge, g in zip(ctx.edges, cotangents, strict=True)
+                if g is not None
+            ]
+            with virtual.ledger:
+                found = _gradients(
+                    [edge for edge, _ in given],
+                    ctx.operands,
+                    [g for _, g in given],
+                    allow_unused=True,
+                )
+            return None, None, None, *(None if g is None else virtual.host(g) for g in found)
+
+
+_joined: Final[Any] = cast("Any", _Joined).apply
+_gradients: Final[Any] = torch.autograd.grad
+
+for _hidden in (Virtual.__torch_dispatch__, _Joined.backward, _OverLeaf.backward):
+    hide_with_callees(_hidden)
+
+
+def _is_view(func: Any) -> bool:
+    """Whether it gives views and nothing else, or changes the form of one."""
+    returns = func._schema.returns
+    is_view = bool(returns) and all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )
+    return is_view or torch.Tag.inplace_view in func.tags
+
+
+def _map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(_map(change, v) for v in cast("Sequence[Any]", value))
+    return value

@@ -1,0 +1,197 @@
+"""Python that is called on tensors without values: what it takes is counted, nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+import lowtide as lt
+from lowtide.memory.ledger import Ledger
+from lowtide.memory.measure import can_measure_resident, measure_peak
+from lowtide.memory.virtual import Virtual, untouched
+from lowtide.runtime.played_arena import PlayedArena
+from tests.memory.test_prediction import NOISE_BYTES
+
+residents = pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
+
+
+def virtual() -> Virtual:
+    return Virtual(Ledger(PlayedArena()))
+
+
+def measured(call: Any, *leaves: Tensor) -> int:
+    """Forward and backward, the second time."""
+
+    def run() -> None:
+        result = call()
+        if result.requires_grad:
+            result.backward(torch.ones_like(result))
+
+    run()
+    for x in leaves:
+        x.grad = None
+    return measure_peak(run, release=lt.empty_cache)[0].peak_bytes
+
+
+def check(compiled: Any, *args: Tensor, weights: Sequence[Tensor] = ()) -> Any:
+    plan = compiled.memory(*args)
+    found = measured(lambda: compiled(*args), *args, *weights)
+    assert found <= plan.peak_bytes + NOISE_BYTES, str(plan)
+    assert plan.peak_bytes <= 1.1 * found + 1_000_000, str(plan)
+    return plan
+
+
+def test_ops_are_booked_and_not_run() -> None:
+    x = torch.rand(400, 500)
+    mode = virtual()
+    with mode:
+        y = torch.cumsum(x, 0)
+        z = y.t()[3:]
+        z.mul_(2)
+        del y
+        assert 800_000 <= mode.ledger.live_bytes < 810_000
+        del z
+    assert mode.ledger.live_bytes < 10_000
+    assert mode.ledger.peak_bytes < 810_000
+
+
+def test_what_the_caller_has_stays_as_it_is() -> None:
+    x = torch.rand(40, 50, requires_grad=True)
+    norm, before = nn.BatchNorm1d(50), x.detach().clone()
+    mode = virtual()
+    with mode:
+        (norm(x) * 3).sum().backward()
+        x.detach().zero_()
+    assert torch.equal(x, before)
+    assert not norm.running_mean.any()
+
+
+def test_memory_without_pages_is_as_large_as_asked_for() -> None:
+    assert untouched(1 << 40).nbytes() == 1 << 40
+    assert untouched(0).nbytes() == 0
+
+
+def test_numbers_of_the_caller_are_known_others_are_not() -> None:
+    mode, n = virtual(), torch.tensor([3, 4])
+    with mode:
+        assert n[1].item() == 4
+        assert not mode.asked
+        assert (n * 2)[1].item() == 1
+        assert mode.asked
+
+
+class Sequences(nn.Module):
+    """Dynamo leaves the layer in the middle to Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 48), nn.Linear(64, 16)
+        self.middle = nn.LSTM(48, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.middle(torch.tanh(self.first(x)))[0]))
+
+
+@residents
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_python_runs_between_graphs_is_counted(grad: bool) -> None:
+    torch._dynamo.reset()
+    model, x = Sequences(), torch.rand(100, 40, 32, requires_grad=grad)
+    weights = list(model.parameters())
+    with torch.set_grad_enabled(grad):
+        plan = lt.compile(model).memory(x.detach().to("meta").requires_grad_(grad))
+        assert all(w.grad is None for w in weights)
+        assert x.grad is None
+        check(lt.compile(model), x, weights=weights)
+    assert plan.peak_bytes > 100 * 40 * 64 * 4
+
+
+def in_lower_precision(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return (x @ w).relu() @ w
+
+
+def by_rows(x: Tensor, w: Tensor) -> Tensor:
+    return torch.func.vmap(lambda r: torch.cumsum(torch.tanh(r @ w)[:, None] * r[None], 0))(x)
+
+
+def with_a_part_without(x: Tensor, w: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = torch.softmax(x @ w, 1)
+    return torch.cumsum(scale * x, 0)
+
+
+def picked(x: Tensor, w: Tensor) -> Tensor:
+    y = x @ w
+    return y[y > 0].cumsum(0)
+
+
+@residents
+@pytest.mark.parametrize("f", [in_lower_precision, by_rows, with_a_part_without])
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_pytorch_does_with_a_graph_is_counted(f: Any, grad: bool) -> None:
+    torch._dynamo.reset()
+    n = 60 if f is by_rows else 700
+    x, w = (torch.rand(n, n, requires_grad=grad) for _ in range(2))
+    check(lt.compile(f), x, w)
+
+
+def test_sizes_of_the_data_are_bounded_between_graphs() -> None:
+    torch._dynamo.reset()
+    plan = lt.compile(picked).memory(torch.rand(300, 300), torch.rand(300, 300))
+    assert plan.peak_bytes > 300 * 300 * (4 + 16)
+    assert any("the largest it can be" in note for note in plan.notes)
+
+
+def test_a_loop_that_asks_for_ever_ends() -> None:
+    def forever(x: Tensor) -> Tensor:
+        while not bool((x.sum() > 3).item()):
+            x = x * 1
+        return x
+
+    torch._dynamo.reset()
+    plan = lt.compile(forever).memory(torch.rand(100))
+    assert any("nothing after it is counted" in note for note in plan.notes)
+
+
+def test_a_gradient_within_captures_none_of_ours() -> None:
+    def descend(x: Tensor) -> Tensor:
+        z = x.detach().requires_grad_(True)
+        y = torch.tanh(z).cumsum(0).pow(2).sum()
+        return x - 0.1 * torch.autograd.grad([y], [z])[0]
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled, x = lt.compile(descend), torch.rand(40, 50, requires_grad=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), descend(x))
+    assert torch._dynamo.utils.counters["frames"]["total"] < 12
+    assert lt.compile(descend).memory(x).peak_bytes >= 2 * x.nbytes
+
+
+@residents
+def test_a_weight_that_is_computed_at_each_call_is_counted() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(512, 1024)), nn.ReLU())
+    x = torch.rand(64, 512)
+    compiled = lt.script(model)
+    check(compiled, x, weights=[*model.parameters()])
+    with torch.no_grad():
+        plan = check(compiled, x)
+    assert plan.peak_bytes >= 512 * 1024 * 4
+
+
+def given_back(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, x.sin()
+
+
+@pytest.mark.parametrize("compile", [lt.script, lt.compile])
+def test_a_result_that_is_an_input_has_a_cotangent(compile: Any) -> None:
+    torch._dynamo.reset()
+    x = torch.rand(500, 500, requires_grad=True)
+    assert compile(given_back).memory(x).peak_bytes >= 4 * x.nbytes
+    assert x.grad is None
