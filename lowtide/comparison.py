@@ -110,6 +110,9 @@ def compare(
         )
     if not variants:
         raise ValueError('compare needs at least one callable: compare({"eager": f}, args)')
+    for name, given in {"rtol": rtol, "atol": atol}.items():
+        if given is not None and not given >= 0:
+            raise LowtideError(f"{name} is {given}; write a number that is not negative, or None")
     calls = {name: partial(_called, function, args) for name, function in variants.items()}
     rows: dict[str, ComparisonRow] = {}
     reference = _Reference()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -124,3 +125,10 @@ def test_args_are_a_sequence() -> None:
 def test_variants_have_names() -> None:
     with pytest.raises(lt.LowtideError, match=r"write a dict of functions by name"):
         lt.compare(double, (X,))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tolerance", [{"rtol": math.nan}, {"atol": -1.0}])
+def test_tolerances_that_nothing_can_be_within_are_refused(tolerance: dict[str, float]) -> None:
+    calls = dict.fromkeys(("one", "other"), lambda: torch.ones(3))
+    with pytest.raises(lt.LowtideError, match="not negative"):
+        lt.compare(calls, **tolerance)

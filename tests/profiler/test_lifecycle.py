@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -266,3 +267,16 @@ with lt.dispose_scope():
 assert lt.is_disposed(norms[0])
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_one_that_nobody_has_any_more_is_over() -> None:
+    lt.profile().__enter__()
+    gc.collect()
+    with lt.profile() as prof:
+        torch.ones(10)
+    assert prof.peak_bytes == 40
+
+
+def test_one_that_never_ran_has_nothing_to_tell() -> None:
+    with pytest.raises(lt.LowtideError, match="nothing was profiled"):
+        lt.profile().table()

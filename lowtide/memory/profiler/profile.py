@@ -11,6 +11,7 @@ In: any PyTorch code. Out: a `Profile`, to be asked while it runs or after.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class Profile:
 
     def __init__(self) -> None:
         self._session: Session | None = None
+        self._has_begun = False
         self._timeline = Timeline()
         self._waiting: list[Any] = []  # captures that nobody asked for yet
         self._rows: list[Row] | None = None
@@ -79,10 +81,18 @@ class Profile:
     # -- from begin to end --
 
     def __enter__(self) -> Self:
-        if self._session is not None or self._waiting or self._timeline.operators:
+        if self._has_begun:
             raise LowtideError("a profile runs once; make another with lt.profile()")
         self._begin()
+        self._has_begun = True
         return self
+
+    def __del__(self) -> None:
+        # One that was begun by hand and is gone stands in no other's way.
+        session = getattr(self, "_session", None)
+        if session is not None:
+            with contextlib.suppress(Exception):  # another thread's, or Python ends
+                session.stop()
 
     def __exit__(
         self,
@@ -116,6 +126,8 @@ class Profile:
 
     def _read(self) -> Timeline:
         """Everything up to now; a running profile is interrupted for it."""
+        if not self._has_begun:
+            raise LowtideError("nothing was profiled: write `with lt.profile() as prof:`")
         is_running = self._session is not None
         # Many small objects are made, and between two recordings nobody sees what is freed.
         with quiet_gc(collect=False):  # leaks() tells what waits in cycles
