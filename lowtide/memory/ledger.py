@@ -42,6 +42,7 @@ _TORCH = "PyTorch"
 _OBJECT_BYTES = 448  # of a tensor, besides its elements
 _NODE_BYTES = 384  # of an op in autograd's graph
 _EDGE_BYTES = 160  # of each of its operands, which it may save
+_ALONE = 2  # uses of a storage that one tensor has, while it is asked
 _HOLES_BYTES = 3 << 20  # left between small ones that come and go, at most
 _TORN_BYTES = 20_000  # of a place from which small ones may take a part: it is too short then
 aten = torch.ops.aten
@@ -121,6 +122,7 @@ class Ledger(TorchDispatchMode):
         self._is_paused = False
         self.was_asked = False  # for a number that only the data know
         self._answers = False
+        self._done: Any = None  # the node of the backward pass that has run last
         self._zeros = 0  # the storage of the zeros that were made last
 
     # -- what the run tells --
@@ -216,6 +218,27 @@ class Ledger(TorchDispatchMode):
                 node.metadata[_NODE] = self.name, self.loc
                 todo += [below for below, _ in node.next_functions]
 
+    def watch(self, results: Sequence[torch.Tensor]) -> None:
+        """From now on it is seen when a node of the backward pass of these results is done."""
+        for node in nodes_of(results):
+            node.register_hook(self._node_is_done)
+
+    def _node_is_done(self, *_: object) -> None:
+        self._done = torch._C._current_autograd_node()  # pyright: ignore
+
+    def accumulates(self, func: Any, args: Sequence[Any]) -> bool:
+        """Whether the engine adds a gradient to one that it has, which it does in place where
+        nobody else has that; under a mode it does not."""
+        if func is not aten.add.Tensor or self._done is None or torch.is_grad_enabled():
+            return False
+        x = args[0]
+        return (
+            self._done is torch._C._current_autograd_node()  # pyright: ignore
+            and x.layout is torch.strided
+            and torch._C._storage_Use_Count(_key(x)) == _ALONE  # pyright: ignore
+            and _is_packed(x)
+        )
+
     def at_peak(self) -> list[Entry | Held]:
         """What is alive at the peak, the largest first."""
         found: list[Entry | Held] = [
@@ -252,6 +275,8 @@ class Ledger(TorchDispatchMode):
             self.was_asked = True
             if self._answers:
                 return _answer(func, args[0])
+        if self.accumulates(func, args):
+            return args[0]
         func = self._as_without_a_mode(func, args)
         result, note = largest(func, args)
         if result is None:
@@ -413,6 +438,28 @@ class Ledger(TorchDispatchMode):
                 del self._storages[key]
 
         return end
+
+
+def _is_packed(x: torch.Tensor) -> bool:
+    """Whether its elements lie side by side, in whatever order of dims."""
+    step = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def nodes_of(results: Sequence[torch.Tensor]) -> list[Any]:
+    """Of autograd's graph, those that lead to these results."""
+    found: dict[Any, None] = {}
+    todo: list[Any] = [x.grad_fn for x in results if x.grad_fn is not None]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found:
+            found[node] = None
+            todo += [below for below, _ in node.next_functions]
+    return [*found]
 
 
 def _is_recorded(args: Sequence[Any]) -> bool:

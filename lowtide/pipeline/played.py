@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from lowtide.errors import UNKNOWN_LOC
-from lowtide.memory.ledger import Ledger
+from lowtide.memory.ledger import Ledger, nodes_of
 from lowtide.memory.plan import Event, Held
 from lowtide.memory.virtual import Virtual
 from lowtide.texpr.sizes import evaluate
@@ -73,6 +73,7 @@ def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
     if not carrying:
         return []
     ledger.at("cotangent", UNKNOWN_LOC, "gradient")
+    ledger.watch(carrying)
     try:
         torch.autograd.backward(carrying, [torch.ones_like(x) for x in carrying])
     except (RuntimeError, NotImplementedError) as fault:
@@ -98,13 +99,4 @@ def virtual_backward(virtual: Virtual, result: Any) -> list[str]:
 def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Those to which the backward pass of these leads."""
     found = [x for x in tensors if x.requires_grad and x.is_leaf]
-    seen: set[Any] = set()
-    todo: list[Any] = [x.grad_fn for x in tensors if x.grad_fn is not None]
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            if hasattr(node, "variable"):
-                found.append(node.variable)
-            todo += [below for below, _ in node.next_functions]
-    return found
+    return found + [node.variable for node in nodes_of(tensors) if hasattr(node, "variable")]

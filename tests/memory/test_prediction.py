@@ -371,3 +371,15 @@ def test_after_tensors_of_python_nothing_is_counted() -> None:
     assert f"test_prediction.py:{_given_by_python.__code__.co_firstlineno + 2}" in note
     assert note.endswith("nothing after it is counted")
     assert 800_000 <= plan.peak_bytes < 1_000_000
+
+
+def put_twice(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
+    """Two gradients of `v`, of which the second is added to the first in place."""
+    return x.clone().index_put_((i,), v).index_put_((i,), v, accumulate=True)
+
+
+@pytest.mark.parametrize("compile", [lt.script, lt.compile])
+def test_gradients_are_added_in_place(compile: Any) -> None:
+    x, v = torch.rand(100, 500, requires_grad=True), torch.rand(600, 500, requires_grad=True)
+    peak = compile(put_twice).memory(x, torch.randint(0, 100, (600,)), v).peak_bytes
+    assert 2 * v.nbytes + 3 * x.nbytes <= peak < 2.3 * v.nbytes + 3 * x.nbytes
