@@ -164,6 +164,12 @@ def _rehearse(compiled: Any, args: Any, kwargs: Any) -> tuple[list[Rehearsal], M
                 call.notes += virtual_backward(call.virtual, compiled(*given, **named))
             except Stopped as why:
                 call.notes.append(f"{why}; nothing after it is counted")
+            except Exception as error:
+                # An op that no meta tensor goes through, or a number that was taken to be 1.
+                if not (call.virtual.asked or isinstance(error, NotImplementedError)):
+                    raise
+                words = str(error).partition("\n")[0]
+                call.notes.append(f"{type(error).__name__}: {words}; nothing after it is counted")
     finally:
         listeners.remove(call.hear)
     return call.graphs, call.plan()

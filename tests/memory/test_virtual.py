@@ -195,3 +195,30 @@ def test_a_result_that_is_an_input_has_a_cotangent(compile: Any) -> None:
     x = torch.rand(500, 500, requires_grad=True)
     assert compile(given_back).memory(x).peak_bytes >= 4 * x.nbytes
     assert x.grad is None
+
+
+def through_sparse(x: Tensor) -> Tensor:
+    return torch.sparse.mm(x.cumsum(0).to_sparse(), x)
+
+
+def as_many_as_asked(x: Tensor) -> Tensor:
+    n = int(x.cumsum(0).max())
+    return x.view(n, 7).sum(0)
+
+
+@pytest.mark.parametrize("f", [through_sparse, as_many_as_asked])
+def test_what_no_data_can_tell_ends_the_count(f: Any) -> None:
+    torch._dynamo.reset()
+    plan = lt.compile(f).memory(torch.ones(210, 50) / 210 * 30)
+    assert any("nothing after it is counted" in note for note in plan.notes)
+    assert plan.peak_bytes >= 210 * 50 * 4
+
+
+def test_an_error_of_the_users_own_is_raised() -> None:
+    def fails(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        raise KeyError("mine")
+
+    torch._dynamo.reset()
+    with pytest.raises(KeyError, match="mine"):
+        lt.compile(fails).memory(torch.rand(3))
