@@ -274,7 +274,12 @@ def _cloned(
     free = {d.name: d for d in defs if d.name not in kept}
     written = _live({d.name: d for d in defs}, roots, OffAxes(free, roots, hints, room))
     written = _extracted(written)  # a sum that has lost a factor by that is no longer alone
-    by_name = {d.name: d for d in written if d.name not in kept}
+    large = {d.name for d in written if points(d.axes, hints) > room}
+    by_name = {
+        d.name: d
+        for d in written
+        if d.name not in kept and large.isdisjoint(load.source for load in ex.loads(d.expr))
+    }  # two parts of a sum over pairs would read stored ones
     parts = {
         name: list(found.values())
         for name, found in _read_parts(written).items()

@@ -140,3 +140,28 @@ def test_peak_in_bytes() -> None:
     outputs = [b for b in plan.buffers if b.kind == "output"]
     assert [b.nbytes for b in outputs] == [4 * 1000 * 500]
     assert "s0*s1" in plan.formula
+
+
+def distances(x, y):
+    return ((x[..., :, None, :] - y[..., None, :, :]) ** 2).sum(-1)
+
+
+def expanded(x, y):
+    squares = (x**2).sum(-1)[..., None] + (y**2).sum(-1)[..., None, :]
+    return squares - 2 * x @ y.transpose(-2, -1)
+
+
+@pytest.mark.parametrize("pairs", [distances, expanded, torch.cdist])
+@pytest.mark.parametrize("batches", [2, 5])
+def test_pairs_of_a_few_batches_are_not_stored(pairs: Callable[..., Tensor], batches: int) -> None:
+    """A mean over so few is written out, each of its parts being a minimum over pairs."""
+
+    def chamfer(x, y):
+        d = pairs(x, y)
+        return d.min(-1).values.mean() + d.min(-2).values.mean()
+
+    torch.manual_seed(0)
+    x, y = torch.rand(batches, 500, 3), torch.rand(batches, 500, 3)
+    compiled = lt.script(chamfer)
+    assert compiled.memory(x, y).peak_bytes < 500 * 500
+    torch.testing.assert_close(compiled(x, y), chamfer(x, y))
