@@ -215,9 +215,9 @@ class BlockPlan:
         except Ineligible:
             return ~self.run_eager(pos, region.end, env)
         spec = entry.spec
-        del values
         if results is not None and (trimmer := heap.trimmer()) is not None:
-            trimmer.follow(results)
+            trimmer.follow(values, results)
+        del values
         if entry.run is None:
             return ~self.run_eager(pos, region.end, env) if entry.eager else pos
         if results is None:
@@ -251,7 +251,7 @@ class BlockPlan:
         else:
             run_op(op, env)
             if (trimmer := heap.trimmer()) is not None:
-                trimmer.follow(env[v] for v in op.results)
+                trimmer.follow([env[v] for v in op.operands], [env[v] for v in op.results])
             _drop(env, alive, (*op.operands, *op.results))
             return
         env.update(zip(op.results, results, strict=True))

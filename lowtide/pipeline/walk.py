@@ -138,7 +138,7 @@ class Walk:
         self.steps: list[Step] = []
         self.notes: list[str] = []
         self.fails = ""  # why the call would raise, and where
-        self._has_guessed = False
+        self.has_guessed = False
         self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
         self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
@@ -415,7 +415,7 @@ class Walk:
         lists: list[Any] = [
             v for v in outer.values() if isinstance(v, list)
         ]  # steps may add to them
-        self._has_guessed |= trips is UNKNOWN or going is UNKNOWN
+        self.has_guessed |= trips is UNKNOWN or going is UNKNOWN
         i = grown = 0
         most = MAX_ROUNDS if trips is UNKNOWN else MAX_TRIPS
         while trips is UNKNOWN or i < trips:
@@ -452,12 +452,12 @@ class Walk:
 
     def _guess(self, note: str) -> None:
         """From here on something may be different in a run."""
-        self._has_guessed = True
+        self.has_guessed = True
         self.notes.append(note)
 
     def _fail(self, op: Op, why: str) -> None:
         """The walk ends where every run does; where it has guessed, a run may come another way."""
-        if not (self._has_guessed or self.ledger.notes):
+        if not (self.has_guessed or self.ledger.notes):
             places, loc = [str(op.loc)], op.loc
             while loc.caller is not None:
                 places.append(f"called at {loc.caller}")

@@ -34,7 +34,7 @@ class Trimmer:
         self._limit_bytes = most_bytes - growth_bytes
         self._start_bytes = resident_bytes()
 
-    def check(self, *_: object) -> None:
+    def check(self) -> None:
         """Before an op: gives free pages back if it might need more than is left beside them."""
         trim = _malloc_trim()
         if trim is None or resident_bytes() - self._start_bytes <= self._limit_bytes:
@@ -45,11 +45,16 @@ class Trimmer:
             # neither of this call nor free: it would be looked for before each op
             self._start_bytes = now_bytes - self._limit_bytes
 
-    def follow(self, results: Iterable[Any]) -> None:
-        """Checks before the ops in the backward pass of these, too."""
+    def follow(self, operands: Iterable[Any], results: Iterable[Any]) -> None:
+        """Checks before the backward pass of an op, too. What hands on an operand is none."""
+        given = [x.grad_fn for x in operands if isinstance(x, torch.Tensor)]
         for x in results:
-            if isinstance(x, torch.Tensor) and x.grad_fn is not None:
-                x.grad_fn.register_prehook(self.check)
+            node = x.grad_fn if isinstance(x, torch.Tensor) else None
+            if node is not None and not any(node is other for other in given):
+                node.register_prehook(self._before_node)
+
+    def _before_node(self, *_: object) -> None:
+        self.check()
 
 
 class _Now(threading.local):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import subprocess
@@ -414,3 +416,60 @@ def test_plain_calls_say_that_no_budget_is_kept(entry: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         limited(torch.rand(40, 30))
+
+
+# -- what decides a branch is what a plan is kept by ----------------------------------------------
+
+
+def by_dtype(x, dtype):
+    h = torch.sort(x * 2, -1).values
+    return h + 1 if dtype == torch.float32 else h - 1
+
+
+def by_gradients(x, _):
+    h = torch.sort(x * 2, -1).values
+    return torch.cumsum(h + 1, 1) if h.requires_grad else h - 1
+
+
+def by_identity(x, y):
+    h = torch.sort(x * 2, -1).values + y
+    return h + 1 if x is y else h - 1
+
+
+def by_number(x, n):
+    h = torch.sort(x * 2, -1).values
+    return h + 1 if isinstance(n, float) else h - 1
+
+
+def by_none(x, y=None):
+    h = torch.sort(x * 2, -1).values
+    return h - 1 if y is None else h + y
+
+
+X = torch.rand(600, 700)
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds"),
+    [
+        (by_dtype, [torch.float32, torch.float64]),
+        (by_gradients, [None]),
+        (by_identity, [X, X + 1]),
+        (by_number, [1, 1.0]),
+        (by_none, [None, X]),
+    ],
+)
+@pytest.mark.parametrize("share", [10, 9, 7])
+def test_a_branch_that_another_call_decides_otherwise(
+    program: Any, seconds: list[Any], share: int
+) -> None:
+    xs = (X, X.clone().requires_grad_()) if program is by_gradients else (X,)
+    free = max(lt.script(program).memory(x, y).peak_bytes for x in xs for y in seconds)
+    kept = 0
+    for order in (seconds, seconds[::-1]):
+        limited = lt.script(program, budget=free * share // 10)
+        for x, second in itertools.product(xs, order):
+            with contextlib.suppress(lt.BudgetError):
+                torch.testing.assert_close(limited(x, second), program(x, second))
+                kept += 1
+    assert kept >= len(xs)

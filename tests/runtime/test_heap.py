@@ -53,11 +53,19 @@ def test_what_others_hold_is_looked_for_once(resident: dict[str, int]) -> None:
 def test_backward_passes_are_followed(resident: dict[str, int]) -> None:
     x = torch.rand(10, requires_grad=True)
     y, fixed = x.exp(), torch.rand(3)
-    Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB).follow([y, fixed, None, 3])
+    Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB).follow([x], [y, fixed, None, 3])
     resident["bytes"] = 200 * MB
     y.sum().backward()
     assert resident["trims"] == 1
     assert torch.equal(x.grad, x.exp())  # pyright: ignore[reportArgumentType]
+
+
+def test_what_an_op_hands_on_is_not_followed(resident: dict[str, int]) -> None:
+    x = torch.rand(10, requires_grad=True).exp()
+    Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB).follow([x, 2], [x.contiguous()])
+    resident["bytes"] = 200 * MB
+    x.sum().backward()
+    assert not resident["trims"]
 
 
 def test_each_thread_has_the_call_that_it_is_in() -> None:

@@ -40,7 +40,7 @@ class BudgetedDriver(Driver):
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function within the budget; raises BudgetError, and what a Driver raises."""
-        plan = self._planned(args)
+        plan = self._plan_of(args)
         if plan is None:
             return self._plain(args)
         if plan.growth_bytes is None:
@@ -51,10 +51,10 @@ class BudgetedDriver(Driver):
 
     def planned(self, args: Sequence[Any]) -> Driver:
         """The driver that these arguments are run by; raises BudgetError."""
-        plan = self._planned(args)
+        plan = self._plan_of(args)
         return self._plain if plan is None else plan.driver
 
-    def _planned(self, args: Sequence[Any]) -> Plan | None:
+    def _plan_of(self, args: Sequence[Any]) -> Plan | None:
         """None where no budget is kept; raises BudgetError."""
         if plain.autocast_on():
             self._tell()
@@ -102,4 +102,5 @@ def _form(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(map(_form, cast("Sequence[Any]", value)))
     is_plain = value is None or isinstance(value, int | float | str)
-    return value if is_plain else id(cast("object", type(value)))
+    # `1`, `1.0` and `True` are equal, and so are two zeros; a NaN is not even equal to itself
+    return (type(value), repr(value)) if is_plain else id(cast("object", type(value)))

@@ -9,6 +9,10 @@ such arguments: the same sizes, and the same values of what is no tensor.
 
 What stands between two ops that could be done in chunks would part them, and libraries check much:
 `nn.BatchNorm2d` asks for the dims of its input, and whether it is training.
+
+Always holds: a condition is decided only where it follows from what plans are kept by: sizes, which
+arguments are None, and numbers, truths and texts among them. Gradients, devices, and whether two
+names mean one tensor are for the run to say.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.ir import opdefs
+from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_block, with_block
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
@@ -26,6 +32,12 @@ from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed
 
 _MOST_ROUNDS: Final = 8  # branches within branches
+_PLAIN: Final = (bool, int, float, str, type(None))
+_PYTHON: Final = ("const", "py", "math", "tuple")
+_SIZES: Final = (
+    "torch.dim", "torch.shape", "torch.size", "torch.size.dim", "torch.numel", "torch.len",
+)  # fmt: skip
+_NONE_TESTS: Final = ("py.is", "py.is_not")
 
 
 def decided(driver: Driver, args: Sequence[Any]) -> Function:
@@ -33,8 +45,9 @@ def decided(driver: Driver, args: Sequence[Any]) -> Function:
     function = driver.function
     for _ in range(_MOST_ROUNDS):
         with torch.no_grad():
-            known = Followed(driver, args).known
-        if not any(_is_decided(op, known) for op in function.block.ops):
+            followed = Followed(driver, args)
+        known = _decidable(function, followed)
+        if not any(op.name == "if" and op.operands[0] in known for op in function.block.ops):
             break
         chosen = fold_constants(_with_conditions(function, known))
         function = eliminate_dead_code(eliminate_common_subexpressions(chosen))
@@ -42,20 +55,36 @@ def decided(driver: Driver, args: Sequence[Any]) -> Function:
     return function
 
 
-def _is_decided(op: Op, known: Mapping[Value, Any]) -> bool:
-    return op.name == "if" and type(known.get(op.operands[0])) is bool
+def _decidable(function: Function, followed: Followed) -> dict[Value, bool]:
+    """The truths that are the same in all such calls."""
+    known = followed.known
+    plain = {v for v in function.params if type(known.get(v)) in _PLAIN}
+    for op in function.block.ops:
+        if all(v in known for v in op.results) and _follows(op, plain, function, followed):
+            plain.update(op.results)
+    values = ((v, known[v]) for v in plain)
+    return {v: value for v, value in values if type(value) is bool}
 
 
-def _with_conditions(function: Function, known: Mapping[Value, Any]) -> Function:
+def _follows(op: Op, plain: set[Value], function: Function, followed: Followed) -> bool:
+    """Is what the op gives known from plain values, sizes and which arguments are None alone?"""
+    if op.name in _SIZES:
+        return not followed.has_guessed and plain.issuperset(op.operands[1:])
+    if op.name in _NONE_TESTS and any(v.type == t.NONE for v in op.operands):
+        return all(v.type == t.NONE or v in function.params for v in op.operands)
+    is_python = op.name.partition(".")[0] in _PYTHON and opdefs.is_shareable(op)
+    return is_python and plain.issuperset(op.operands)
+
+
+def _with_conditions(function: Function, known: Mapping[Value, bool]) -> Function:
     """The conditions that are known, also of branches within, as constants before all else."""
     mapping: dict[Value, Value] = {}
     block = clone_block(function.block, mapping)
     constants: dict[Value, Op] = {}
-    for v, stand_in in mapping.items():
-        value = known.get(v)
-        if type(value) is bool:
-            made = Value(stand_in.name, stand_in.type)
-            constants[stand_in] = Op(name="const", attrs={"value": value}, results=[made])
+    for v, value in known.items():
+        stand_in = mapping[v]
+        made = Value(stand_in.name, stand_in.type)
+        constants[stand_in] = Op(name="const", attrs={"value": value}, results=[made])
     for op in Function(function.name, block).walk():
         if op.name == "if" and op.operands[0] in constants:
             op.operands[0] = constants[op.operands[0]].result

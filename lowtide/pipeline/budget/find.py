@@ -22,6 +22,7 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.ir import opdefs
+from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value, free_values, walk
 from lowtide.memory.ledger import Ledger
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
@@ -141,7 +142,17 @@ class _Finder:
             return False
         if op.name not in ("call_torch", "mutate") and family not in ("torch", *_STRUCTURE):
             return False
+        if self._asks_a_tensor(op):
+            return False
         return all(v in self.known for v in (*op.operands, *op.results))
+
+    def _asks_a_tensor(self, op: Op) -> bool:
+        """Asks it which tensor it is, or anything else that a part may answer otherwise?"""
+        if op.name in ("py.is", "py.is_not"):
+            return all(v.type != t.NONE for v in op.operands)
+        is_torch = op.name == "call_torch" or op.name.startswith("torch.")
+        gives = any(_tensors(self.known.get(v)) for v in op.results)
+        return is_torch and not gives and not opdefs.has_kind(op.name, ("size",))
 
     def _extended(self, start: int, seeds: dict[int, int], extent: int) -> Candidate | None:
         """As far as it goes, with further operands cut where an op needs that."""
