@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, TensorDataset
 
 import lowtide as lt
@@ -68,6 +69,66 @@ def test_plain_attributes_of_a_module_are_the_scopes() -> None:
         module = Cached()
     with pytest.raises(lt.DisposedTensorError, match=r"self\.table = torch\.arange\(3\)"):
         module.table.sum()
+
+
+def _weight_normed() -> Any:
+    return nn.utils.weight_norm(nn.Linear(3, 3))
+
+
+def _spectral_normed() -> Any:
+    return nn.utils.spectral_norm(nn.Linear(3, 3))
+
+
+def _pruned() -> Any:
+    return prune.l1_unstructured(nn.Linear(3, 3), "weight", 0.3)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("make", [_weight_normed, _spectral_normed, _pruned])
+def test_weights_that_hooks_of_pytorch_set_are_the_modules(make: Any) -> None:
+    with lt.dispose_scope():
+        layer = make()
+    for step in range(3):
+        assert layer.weight.shape == (3, 3)
+        with torch.set_grad_enabled(step < 2), lt.dispose_scope():
+            y = layer(torch.ones(2, 3))
+        assert lt.is_disposed(y)
+    before = layer.weight.clone()
+    assert torch.equal(copy.deepcopy(layer.eval()).weight, before)
+    with lt.dispose_scope() as scope:
+        layer(torch.ones(2, 3))
+        scope.attach(layer.weight)
+    assert lt.is_disposed(layer.weight)
+
+
+def test_a_disposed_tensor_becomes_no_buffer() -> None:
+    with lt.dispose_scope():
+        gone = torch.ones(2)
+    with pytest.raises(lt.DisposedTensorError, match="gone = torch"):
+        nn.Module().register_buffer("table", gone)
+
+
+def test_attributes_of_ctx_are_the_scopes() -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, is_saved: bool) -> torch.Tensor:
+            factor = x.detach() * 2
+            ctx.save_for_backward(factor)
+            ctx.factor = None if is_saved else factor
+            return x * factor
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            (saved,) = ctx.saved_tensors
+            return grads[0] * (saved if ctx.factor is None else ctx.factor), None
+
+    leaf = torch.ones(3, requires_grad=True)
+    with lt.dispose_scope() as scope:
+        loss, other = scope.detach(*(Scaled.apply(leaf, saved).sum() for saved in (True, False)))
+    loss.backward()
+    torch.testing.assert_close(leaf.grad, torch.full((3,), 2.0))
+    with pytest.raises(lt.DisposedTensorError, match=r"factor = x\.detach"):
+        other.backward()
 
 
 def test_batch_norm_keeps_its_statistics() -> None:

@@ -230,3 +230,27 @@ def test_random_sequences_are_counted_exactly(stats: lt.ScopeStatistics, seed: i
             assert scope.disposables_count == len(theirs)
     for scope in scopes.values():
         scope.dispose()
+
+
+def test_backward_in_nested_scopes_counts_each_tensor_once(stats: lt.ScopeStatistics) -> None:
+    stats.stop()  # two holders at least, of which the first has the mode on the stack
+    leaf = torch.ones(3, requires_grad=True)
+    with lt.dispose_scope(), lt.dispose_scope():
+        # A method in Python: PyTorch has the mode aside, and autograd's engine puts it on again.
+        (leaf * 2).sum().backward()
+        stats.reset()
+        for _ in range(3):
+            leaf * 2
+        assert stats.created_in_scope == stats.disposed_in_scope == 3
+
+
+def test_watched_outside_backward_in_a_scope_counts_each_tensor_once(
+    stats: lt.ScopeStatistics,
+) -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    with lt.dispose_scope():
+        (leaf * 2).sum().backward()
+        stats.reset()
+        for _ in range(3):
+            leaf * 2
+        assert stats.created_in_scope == stats.disposed_in_scope == 3

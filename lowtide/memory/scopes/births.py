@@ -44,6 +44,10 @@ _KEEPING = (
         os.path.join("torch", "nn", "utils", "parametrize.py"),
         "_inject_property.<locals>.get_cached_parametrization",
     ),
+    (os.path.join("torch", "nn", "utils", "weight_norm.py"), "WeightNorm.compute_weight"),
+    (os.path.join("torch", "nn", "utils", "spectral_norm.py"), "SpectralNorm.compute_weight"),
+    (os.path.join("torch", "nn", "utils", "spectral_norm.py"), "SpectralNorm.apply"),
+    (os.path.join("torch", "nn", "utils", "prune.py"), "BasePruningMethod.apply_mask"),
     (os.path.join("torch", "_dynamo", "convert_frame.py"), ""),
     (os.path.join("torch", "utils", "checkpoint.py"), "_NoopSaveInputs.forward"),
 )

@@ -31,7 +31,7 @@ from torch.utils import dlpack
 from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.bag import LOCK, owner_of
 from lowtide.memory.scopes.births import unseen
-from lowtide.memory.scopes.disposed import is_gone
+from lowtide.memory.scopes.disposed import error_of, is_gone
 from lowtide.memory.scopes.hidden import hide
 from lowtide.memory.scopes.nests import tensors_in
 from lowtide.memory.scopes.watch import FRESH_SHARED, Place, see, state
@@ -109,6 +109,8 @@ def install() -> None:
 
 
 def _registered(module: Any, name: str, value: Any) -> None:
+    if is_gone(value):
+        raise error_of(value)
     if state().open and value is not None:
         keep(value)
 

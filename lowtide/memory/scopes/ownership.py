@@ -76,10 +76,10 @@ def attach(tensor: torch.Tensor, to: Place) -> None:
     with LOCK:
         check_open(to)
         place = keepers.meet(tensor)
-        if place is to:
-            return
-        birth = place.take(tensor)
-        if birth is not None:
+        birth = place.find(tensor)
+        # One that its maker keeps may be in the scope already, to be left alone at its end.
+        if birth is not None and (place is not to or birth != given_away(birth)):
+            place.take(tensor)
             to.add(tensor, given_away(birth))
             if place is place.thread.loose:
                 to.thread.attached += 1

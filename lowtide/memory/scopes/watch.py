@@ -103,12 +103,14 @@ class ThreadState:
 
     def switch_off(self, holder: object) -> None:
         """Undo `switch_on`, in any order of holders; on another thread the mode goes later."""
-        self.open = [other for other in self.open if other is not holder]
+        at = next((i for i, other in enumerate(self.open) if other is holder), len(self.open))
+        later = self.open[at + 1 :]  # those before have an entry already, if PyTorch has it aside
+        self.open = self.open[:at] + later
         was_pushed = any(other is holder for other in self.pushed)
         self.pushed = [other for other in self.pushed if other is not holder]
         if self is not state():
             return
-        heir = next((other for other in self.open if other not in self.pushed), None)
+        heir = next((other for other in later if other not in self.pushed), None)
         if not self.open:
             self.pushed.clear()
             _remove(self.mode)
