@@ -254,3 +254,19 @@ def test_watched_outside_backward_in_a_scope_counts_each_tensor_once(
         for _ in range(3):
             leaf * 2
         assert stats.created_in_scope == stats.disposed_in_scope == 3
+
+
+def test_a_scope_that_a_hook_opens_and_leaves_open_counts_each_tensor_once(
+    stats: lt.ScopeStatistics,
+) -> None:
+    stats.stop()
+    leaf, inner = torch.ones(3, requires_grad=True), lt.dispose_scope()
+    doubled = leaf * 2
+    doubled.register_hook(lambda grad: inner.__enter__() and None)
+    with lt.dispose_scope():
+        doubled.sum().backward()
+        stats.reset()
+        for _ in range(3):
+            leaf * 2
+        assert stats.created_in_scope == stats.disposed_in_scope == 3
+        inner.dispose()

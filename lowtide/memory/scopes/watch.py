@@ -104,13 +104,16 @@ class ThreadState:
     def switch_off(self, holder: object) -> None:
         """Undo `switch_on`, in any order of holders; on another thread the mode goes later."""
         at = next((i for i, other in enumerate(self.open) if other is holder), len(self.open))
-        later = self.open[at + 1 :]  # those before have an entry already, if PyTorch has it aside
-        self.open = self.open[:at] + later
+        earlier, later = self.open[:at], self.open[at + 1 :]
+        self.open = earlier + later
         was_pushed = any(other is holder for other in self.pushed)
         self.pushed = [other for other in self.pushed if other is not holder]
         if self is not state():
             return
-        heir = next((other for other in later if other not in self.pushed), None)
+        # PyTorch has the entry of an earlier one aside, while a method of its own runs, and puts it
+        # back: with one more, each tensor would be seen twice.
+        is_aside = any(other in self.pushed for other in earlier)
+        heir = None if is_aside else next((o for o in later if o not in self.pushed), None)
         if not self.open:
             self.pushed.clear()
             _remove(self.mode)
