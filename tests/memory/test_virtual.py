@@ -15,7 +15,7 @@ from lowtide.memory.ledger import Ledger
 from lowtide.memory.measure import can_measure_resident, measure_peak
 from lowtide.memory.virtual import Virtual, untouched
 from lowtide.runtime.played_arena import PlayedArena
-from tests.memory.test_prediction import NOISE_BYTES
+from tests.memory.test_prediction import NOISE_BYTES, ROOM_BYTES
 
 residents = pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
 
@@ -42,7 +42,7 @@ def check(compiled: Any, *args: Tensor, weights: Sequence[Tensor] = ()) -> Any:
     plan = compiled.memory(*args)
     found = measured(lambda: compiled(*args), *args, *weights)
     assert found <= plan.peak_bytes + NOISE_BYTES, str(plan)
-    assert plan.peak_bytes <= 1.1 * found + 1_000_000, str(plan)
+    assert plan.peak_bytes <= 1.1 * found + ROOM_BYTES, str(plan)
     return plan
 
 
@@ -101,14 +101,14 @@ class Sequences(nn.Module):
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_python_runs_between_graphs_is_counted(grad: bool) -> None:
     torch._dynamo.reset()
-    model, x = Sequences(), torch.rand(100, 40, 32, requires_grad=grad)
+    model, x = Sequences(), torch.rand(200, 40, 32, requires_grad=grad)
     weights = list(model.parameters())
     with torch.set_grad_enabled(grad):
         plan = lt.compile(model).memory(x.detach().to("meta").requires_grad_(grad))
         assert all(w.grad is None for w in weights)
         assert x.grad is None
         check(lt.compile(model), x, weights=weights)
-    assert plan.peak_bytes > 100 * 40 * 64 * 4
+    assert plan.peak_bytes > 200 * 40 * 64 * 4
 
 
 def in_lower_precision(x: Tensor, w: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def picked(x: Tensor, w: Tensor) -> Tensor:
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_pytorch_does_with_a_graph_is_counted(f: Any, grad: bool) -> None:
     torch._dynamo.reset()
-    n = 60 if f is by_rows else 700
+    n = 140 if f is by_rows else 1500
     x, w = (torch.rand(n, n, requires_grad=grad) for _ in range(2))
     check(lt.compile(f), x, w)
 
@@ -176,13 +176,13 @@ def test_a_gradient_within_captures_none_of_ours() -> None:
 
 @residents
 def test_a_weight_that_is_computed_at_each_call_is_counted() -> None:
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(512, 1024)), nn.ReLU())
-    x = torch.rand(64, 512)
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(1024, 4096)), nn.ReLU())
+    x = torch.rand(64, 1024)
     compiled = lt.script(model)
     check(compiled, x, weights=[*model.parameters()])
     with torch.no_grad():
         plan = check(compiled, x)
-    assert plan.peak_bytes >= 512 * 1024 * 4
+    assert plan.peak_bytes >= 1024 * 4096 * 4
 
 
 def given_back(x: Tensor) -> tuple[Tensor, Tensor]:
