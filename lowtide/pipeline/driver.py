@@ -26,6 +26,7 @@ from lowtide.memory import watching
 from lowtide.passes.turns import take_turns_together
 from lowtide.pipeline import plain, stats
 from lowtide.pipeline.backend import Tiles
+from lowtide.pipeline.budget.chunks import RunBlock
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
@@ -278,16 +279,17 @@ class BlockPlan:
         return carried
 
     def _section(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        (block,) = op.blocks
-        plan = self.inner(block)
+        runs = [self._runner(block) for block in op.blocks]
         values = [env[v] for v in op.operands]
         _drop(env, alive, op.operands)
         with watching.aside():
-            results = run_section(
-                op, values, lambda given: plan.run(dict(zip(block.args, given, strict=True)))
-            )
+            results = run_section(op, values, runs)
         watching.told(results)
         return results
+
+    def _runner(self, block: Block) -> RunBlock:
+        plan = self.inner(block)
+        return lambda given: plan.run(dict(zip(block.args, given, strict=True)))
 
     def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         manager = env[op.operands[0]]

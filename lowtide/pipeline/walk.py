@@ -29,6 +29,7 @@ from lowtide.memory.ledger import Ledger, like
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
+from lowtide.pipeline.budget.chunks import RunBlock
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
 from lowtide.pipeline.gradient import Pass
@@ -384,17 +385,14 @@ class Walk:
         return results, (self.ledger.asked_bytes - held, len(self.steps) - steps)
 
     def _section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        (block,) = op.blocks
-        inner = plan.inner(block)
+        runs = [self._runner(plan.inner(block), block) for block in op.blocks]
         values = [env[v] for v in op.operands]
         _keep(env, alive)
         self.ledger.at("chunks", op.loc)
-        return run_section(
-            op,
-            values,
-            lambda given: self._block(inner, dict(zip(block.args, given, strict=True))),
-            at_most=SHOWN_CHUNKS,
-        )
+        return run_section(op, values, runs, at_most=SHOWN_CHUNKS)
+
+    def _runner(self, plan: BlockPlan, block: Block) -> RunBlock:
+        return lambda given: self._block(plan, dict(zip(block.args, given, strict=True)))
 
     def _with(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
         block, leaving = op.blocks

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import lowtide as lt
 from lowtide.pipeline.budget.find import candidates
+from lowtide.pipeline.budget.outer import Outer
 
 X = (300, 400)
 IMAGES = (6, 4, 40, 50)
@@ -27,7 +28,7 @@ def cuts(fn: Callable[..., object], *shapes: tuple[int, ...]) -> list[tuple[int 
             for v, cut in zip(c.inputs, c.cuts, strict=True)
             if v in driver.function.params
         )
-        for c in candidates(driver, values)
+        for c in candidates(Outer(driver, values))
     ]
 
 
@@ -127,7 +128,7 @@ def test_a_size_from_before_is_not_mistaken() -> None:
     x = torch.rand(300, 400)
     compiled = lt.script(f)
     driver, values = compiled.resolve(compiled.bind((x, 300), {}))
-    (found,) = candidates(driver, values)
+    (found,) = candidates(Outer(driver, values))
     assert driver.function.params[0] not in found.inputs  # begins behind the view
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.pipeline.budget.find import candidates
+from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.rewrite import with_sections
 from lowtide.pipeline.budget.search import Plan, path
 from lowtide.pipeline.driver import Driver
@@ -127,7 +128,7 @@ def results(fn: Callable[..., Any], args: list[Tensor]) -> list[Tensor]:
 def test_the_same_in_stretches(fn: Callable[..., Any], grad: bool) -> None:
     args = inputs(fn, grad)
     driver, values = resolved(fn, args)
-    loops = [c for c in candidates(driver, values) if c.carried is not None]
+    loops = [c for c in candidates(Outer(driver, values)) if c.carried is not None]
     assert loops
     for count in (1, 3):
         stretched = Driver(with_sections(driver.function, dict.fromkeys(loops, count), {}))
@@ -163,7 +164,7 @@ def test_what_is_kept_grows_with_the_stretches_only() -> None:
 def test_gradients_of_gradients(fn: Callable[..., Any]) -> None:
     args = inputs(fn, True)
     driver, values = resolved(fn, args)
-    loops = [c for c in candidates(driver, values) if c.carried is not None]
+    loops = [c for c in candidates(Outer(driver, values)) if c.carried is not None]
     stretched = Driver(with_sections(driver.function, dict.fromkeys(loops, 3), {}))
 
     def twice(run: Callable[..., Any]) -> list[Tensor]:
@@ -177,7 +178,7 @@ def test_gradients_of_gradients(fn: Callable[..., Any]) -> None:
 def test_two_backward_passes() -> None:
     args = inputs(dropped, True)
     driver, values = resolved(dropped, args)
-    chunks = dict.fromkeys(candidates(driver, values), 3)
+    chunks = dict.fromkeys(candidates(Outer(driver, values)), 3)
     torch.manual_seed(1)
     y, _ = Driver(with_sections(driver.function, chunks, {}))(values)
     first = torch.autograd.grad(y.sum(), args[:3], retain_graph=True)
@@ -276,7 +277,7 @@ WHOLE = [
 def test_stays_whole(fn: Callable[..., Any]) -> None:
     args = inputs(fn, True)
     driver, values = resolved(fn, args)
-    assert not [c for c in candidates(driver, values) if c.carried is not None]
+    assert not [c for c in candidates(Outer(driver, values)) if c.carried is not None]
 
 
 # -- gradients of what all chunks share ------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 import torch
 
@@ -14,6 +15,15 @@ from lowtide.pipeline.signature import SMALL
 LEAST_BYTES: Final = 1 << 16  # what has only smaller values is not worth it
 
 
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """The tensors in a nest of tuples and lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [x for v in cast("Sequence[object]", value) for x in tensors_in(v)]
+    return []
+
+
 def storage_of(x: torch.Tensor) -> int:
     """Equal for tensors that share memory."""
     return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
@@ -22,8 +32,9 @@ def storage_of(x: torch.Tensor) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """Ops [start, stop) of the outer block. `extent`: of the axis, 1 where there is none and the
-    run can only be done again; `cuts` and `joins`: see `chunks`. Of a loop: how many values it
-    carries, the block of a stretch, and the ops elsewhere that are in this block."""
+    run can only be done again; `cuts` and `joins`: see `chunks`; `updated`: inputs that are written
+    by ops of the run, which nothing else in it reads. Of a loop: how many values it carries, the
+    block of a stretch, and the ops elsewhere that are in this block."""
 
     start: int
     stop: int
@@ -32,6 +43,7 @@ class Candidate:
     extent: int = 1
     cuts: tuple[Cut | None, ...] = ()
     joins: tuple[int | None, ...] = ()
+    updated: tuple[Value, ...] = ()
     carried: int | None = None
     block: Block | None = field(default=None, compare=False)
     moved: tuple[Op, ...] = field(default=(), compare=False)

@@ -64,12 +64,13 @@ class Recorded:
 class Chunks:
     """See the module's text."""
 
-    def __init__(self, op: Op, run: RunBlock, at_most: int | None) -> None:
-        self.run = run
+    def __init__(self, op: Op, runs: Sequence[RunBlock], at_most: int | None) -> None:
+        self.run, self.run_again = runs[0], runs[-1]
         self.chunks = cast("int", op.attrs["chunks"])
         self.kept_chunks = cast("int", op.attrs.get("kept", 0))
         self.cuts = cast("Sequence[Cut | None]", op.attrs["cuts"])
         self.joins = cast("Sequence[int | None]", op.attrs["joins"])
+        self.updated = cast("Sequence[int]", op.attrs.get("updated", ()))
         self.at_most = at_most
         self.keeps = False  # whether there will be a backward pass
         self.carrying: Sequence[bool] = ()  # if so, which operands carry gradients
@@ -92,8 +93,7 @@ class Chunks:
         starts = started(parts, self.carrying)
         with torch.enable_grad():
             results = self.run(list(starts))
-        ends = [get_gradient_edge(r) if carries_gradient(r) else None for r in results]
-        self._recorded[span.start] = Recorded(starts, ends)
+        self._recorded[span.start] = Recorded(starts, _ends(results))
         return [r.detach() if isinstance(r, Tensor) else r for r in results]
 
     def kept(self) -> list[Tensor]:
@@ -126,7 +126,7 @@ class Chunks:
     ) -> list[Tensor | None]:
         """As one chunk, so that the gradients can be differentiated."""
         starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
-        return gradients_of(self.run(list(starts)), starts, wanted, cotangents, again=True)
+        return gradients_of(self.run_again(list(starts)), starts, wanted, cotangents, again=True)
 
     def chunk_gradients(
         self, parts: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
@@ -134,8 +134,8 @@ class Chunks:
         """Runs one chunk again, and back."""
         starts = started(parts, wanted)
         with torch.enable_grad():
-            results = self.run(list(starts))
-        return gradients_of(results, starts, wanted, cotangents, again=False)
+            ends = _ends(self.run_again(list(starts)))  # the results may go
+        return gradients_of(ends, starts, wanted, cotangents, again=False)
 
     def extent(self, values: Sequence[Any]) -> int:
         """How many points the axis has."""
@@ -213,6 +213,10 @@ def started(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
         p.detach().requires_grad_(w) if isinstance(p, Tensor) else p
         for p, w in zip(parts, wanted, strict=True)
     ]
+
+
+def _ends(results: Sequence[Any]) -> list[GradientEdge | None]:
+    return [get_gradient_edge(r) if carries_gradient(r) else None for r in results]
 
 
 def carries_gradient(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """Which runs of ops can become sections, and along which axes they can be cut.
 
-In: a Driver and the arguments of a call. Out: `Candidate`s, in program order, none overlapping.
+In: an `Outer`. Out: `Candidate`s, in program order, none overlapping.
 
     h = norm(x)           ┐
     a = softmax(q @ k.T)  │ one section, cut along the batch of x
@@ -17,49 +17,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 
 from lowtide.ir import opdefs
-from lowtide.ir import types as t
-from lowtide.ir.core import Op, Value, free_values, walk
+from lowtide.ir.core import Op, Value
 from lowtide.memory.ledger import Ledger
-from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
+from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of, tensors_in
 from lowtide.pipeline.budget.chunks import Cut
-from lowtide.pipeline.budget.independence import (
-    Dependent,
-    Needs,
-    cut_results,
-    is_pointwise_write,
-)
+from lowtide.pipeline.budget.independence import Dependent, Needs, cut_results
 from lowtide.pipeline.budget.loops import Loops
-from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.followed import Followed, run_on_meta
-from lowtide.pipeline.mutation import CHANGING, may_change
+from lowtide.pipeline.budget.outer import Outer
+from lowtide.pipeline.followed import run_on_meta
 from lowtide.runtime.played_arena import PlayedArena
 
 Tensor = torch.Tensor
 _MOST_DIMS: Final = 4
 _MOST_STARTS: Final = 8
-_STRUCTURE: Final = ("const", "cast", "tuple", "list", "unpack", "py", "math")
-_BARRIERS: Final = (
-    "py.call", "py.call_method", "call_module", "print", "assert", "raise", "use", "with", "undef",
-    "list.append", "list.extend",
-)  # fmt: skip
 
 
-def candidates(driver: Driver, args: Sequence[Any]) -> list[Candidate]:
-    """See the module's text."""
+def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Candidate]:
+    """See the module's text. Those in ops [start, stop) only."""
     found: list[Candidate] = []
-    pos, last = 0, driver.plan.last
-    with torch.no_grad():
-        known = Followed(driver, args).known
-    finder = _Finder(driver, known)
-    loops = Loops(driver.function, known, driver.plan.changed)
+    pos, stop = start, outer.last if stop is None else stop
+    finder = _Finder(outer, stop)
+    loops = Loops(outer.function, outer.known, outer.changed)
     with Ledger(PlayedArena()), torch.no_grad():
-        while pos < last:
-            is_loop = driver.plan.ops[pos].name == "loop"
+        while pos < stop:
+            is_loop = outer.ops[pos].name == "loop"
             best = loops.candidate(pos) if is_loop else finder.farthest(pos)
             if best is not None:
                 found.append(best)
@@ -79,26 +65,11 @@ class _Run:
 
 
 class _Finder:
-    def __init__(self, driver: Driver, known: dict[Value, Any]) -> None:
-        self.ops = driver.plan.ops
-        self.last = driver.plan.last
-        self.live_at = driver.plan.live_at
-        self.known = known
-        self.function = driver.function
-        self.written = self._written(self.ops)
-
-    def _written(self, ops: Sequence[Op]) -> set[int]:
-        """The memory that some of these ops may write into: of values in the outer block it is
-        known which that is."""
-        inner = [o for op in ops for block in op.blocks for o in walk(block)]
-        changed = set(may_change(self.function, inner))
-        for op in ops:
-            if op.name in CHANGING:
-                changed.update(op.operands[:1] if op.name == "mutate" else op.operands)
-        return {storage_of(x) for v in changed for x in _tensors(self.known.get(v))}
-
-    def _is_written(self, value: Any) -> bool:
-        return any(storage_of(x) in self.written for x in _tensors(value))
+    def __init__(self, outer: Outer, last: int) -> None:
+        self.outer = outer
+        self.ops = outer.ops
+        self.last = last
+        self.known = outer.known
 
     def farthest(self, start: int) -> Candidate | None:
         """The run that gets farthest, from this op on or from one that it reaches."""
@@ -115,7 +86,7 @@ class _Finder:
 
     def _longest(self, start: int) -> Candidate | None:
         """The longest run from this op on; of equal ones the one with the longer axis."""
-        if not self._may_be_in(self.ops[start]):
+        if not self.outer.may_be_in(self.ops[start]):
             return None
         best: Candidate | None = None
         for tensor, dim in self._seeds(self.ops[start]):
@@ -133,26 +104,6 @@ class _Finder:
             for d in range(min(x.dim(), _MOST_DIMS))
             if x.shape[d] > 1
         ]
-
-    def _may_be_in(self, op: Op) -> bool:
-        family = op.name.partition(".")[0]
-        if op.blocks or op.name in _BARRIERS or opdefs.writes(op.name):
-            return False
-        if op.name == "mutate" and not is_pointwise_write(op):
-            return False
-        if op.name not in ("call_torch", "mutate") and family not in ("torch", *_STRUCTURE):
-            return False
-        if self._asks_a_tensor(op):
-            return False
-        return all(v in self.known for v in (*op.operands, *op.results))
-
-    def _asks_a_tensor(self, op: Op) -> bool:
-        """Asks it which tensor it is, or anything else that a part may answer otherwise?"""
-        if op.name in ("py.is", "py.is_not"):
-            return all(v.type != t.NONE for v in op.operands)
-        is_torch = op.name == "call_torch" or op.name.startswith("torch.")
-        gives = any(_tensors(self.known.get(v)) for v in op.results)
-        return is_torch and not gives and not opdefs.has_kind(op.name, ("size",))
 
     def _extended(self, start: int, seeds: dict[int, int], extent: int) -> Candidate | None:
         """As far as it goes, with further operands cut where an op needs that."""
@@ -172,16 +123,15 @@ class _Finder:
         outer: set[int] = set()
         for pos in range(run.start, self.last):
             op = self.ops[pos]
-            if not self._may_be_in(op):
+            if not self.outer.may_be_in(op):
                 return pos, None
             for v in op.operands:
                 if v not in run.part:
-                    if self._is_written(
-                        self.known[v]
-                    ):  # when a chunk runs, or runs again, it may be another
-                        return pos, None
+                    held = (storage_of(x) for x in self.outer.tensors(v))
+                    if any(self.outer.is_written(s, run.start) for s in held):
+                        return pos, None  # when a chunk runs, or runs again, it may be another
                     run.part[v] = self._part_of(self.known[v], run)
-                    outer |= {id(x) for x in _tensors(self.known[v])}
+                    outer |= {id(x) for x in tensors_in(self.known[v])}
             try:
                 self._step(op, run)
             except Dependent:
@@ -198,11 +148,11 @@ class _Finder:
             if id(tensor) in outer:
                 break
             op = self.ops[pos]
-            if any(x is tensor for v in op.results for x in _tensors(self.known[v])):
+            if any(x is tensor for v in op.results for x in tensors_in(self.known[v])):
                 alike = (
                     x
                     for v in op.operands
-                    for x in _tensors(self.known[v])
+                    for x in tensors_in(self.known[v])
                     if x.dim() == tensor.dim() and x.shape[dim] == tensor.shape[dim]
                 )
                 tensor = next(alike, tensor)
@@ -217,9 +167,9 @@ class _Finder:
         if parts is None:
             raise Dependent("does not run on a part")
         run.part.update(zip(op.results, parts, strict=True))
-        if len(_tensors(results)) != len(_tensors(parts)):
+        if len(tensors_in(results)) != len(tensors_in(parts)):
             raise Dependent("is a list that changes later")
-        for whole, part in zip(_tensors(results), _tensors(parts), strict=True):
+        for whole, part in zip(tensors_in(results), tensors_in(parts), strict=True):
             if tuple(part.shape) != _part_shape(whole, run.cut.get(id(whole)), run):
                 raise Dependent("has another shape on a part")
 
@@ -232,7 +182,7 @@ class _Finder:
         differs = any(_differs(self.known[v], run.part[v]) for v in op.operands)
         if differs and not opdefs.has_kind(op.name, ("view", "composite")):
             raise Dependent("computes with a size")
-        if any(id(x) in run.cut for v in values for x in _tensors(v)):
+        if any(id(x) in run.cut for v in values for x in tensors_in(v)):
             run.cut |= cut_results(op, values, results, run.cut)
         elif differs:
             raise Dependent("is as large as a part")
@@ -261,23 +211,14 @@ class _Finder:
         return None
 
     def _candidate(self, run: _Run, stop: int) -> Candidate | None:
-        ops = self.ops[run.start : stop]
-        inputs = free_values(ops)
-        made = [v for op in ops for v in op.results]
-        outputs = [v for v in made if v in self.live_at[stop]]
-        given = {storage_of(x) for v in inputs for x in _tensors(self.known[v])}
-        if not outputs or any(_holds(self.known[v]) for v in (*inputs, *outputs)):
+        ends = self.outer.ends(run.start, stop)
+        if ends is None:
             return None
-        for v in outputs:
-            value = self.known[v]
-            if not isinstance(value, Tensor) and _differs(value, run.part[v]):
-                return None
-            if isinstance(value, Tensor) and storage_of(value) in given:
-                return None  # a view of what was there before
-        made_here = {storage_of(x) for v in outputs for x in _tensors(self.known[v])}
-        if not made_here.isdisjoint(self._written(self.ops[stop:])):
-            return None  # what is joined is no view of another result, nor autograd's to be changed
-        if not any(x.nbytes >= LEAST_BYTES for v in made for x in _tensors(self.known[v])):
+        inputs, outputs = ends
+        if any(_differs(self.known[v], run.part[v]) for v in outputs):
+            return None
+        made = (v for op in self.ops[run.start : stop] for v in op.results)
+        if not any(x.nbytes >= LEAST_BYTES for v in made for x in self.outer.tensors(v)):
             return None
         joins = tuple(run.cut.get(id(self.known[v])) for v in outputs)
         if all(d is None for d in joins):
@@ -305,17 +246,4 @@ def _part_shape(whole: Tensor, dim: int | None, run: _Run) -> tuple[int, ...]:
 
 def _differs(whole: Any, part: Any) -> bool:
     """Whether a value without tensors is another on a part."""
-    return not _tensors(whole) and not (type(whole) is type(part) and whole == part)
-
-
-def _holds(value: Any) -> bool:
-    """Is it a list or the like with tensors in it?"""
-    return not isinstance(value, Tensor) and bool(_tensors(value))
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [x for v in cast("Sequence[Any]", value) for x in _tensors(v)]
-    return []
+    return not tensors_in(whole) and not (type(whole) is type(part) and whole == part)

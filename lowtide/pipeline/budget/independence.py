@@ -22,6 +22,7 @@ import torch
 from lowtide.ir import opdefs
 from lowtide.ir.core import Block, Op, Value
 from lowtide.pipeline.abstract import Abs, Map, Place, Seq
+from lowtide.pipeline.budget.candidate import tensors_in
 from lowtide.pipeline.lifting import inplace
 from lowtide.pipeline.signature import CONSTANT, Binding
 from lowtide.pipeline.specialise import specialise
@@ -57,11 +58,11 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
         count = len(values) - len(names)
         named = dict(zip(names, values[count:], strict=True))
         found = rule(values[:count], named, results, cut)
-        if any(dim >= x.dim() for x in _tensors(results) for dim in [found[id(x)]]):
+        if any(dim >= x.dim() for x in tensors_in(results) for dim in [found[id(x)]]):
             raise Dependent("reduces everything")
         return found
     given = dict(zip(op.operands, values, strict=True))
-    live = [v for v in given if _tensors(given[v]) or isinstance(given[v], list)]
+    live = [v for v in given if tensors_in(given[v]) or isinstance(given[v], list)]
     constants = [
         Op(name="const", attrs={"value": x}, results=[v]) for v, x in given.items() if v not in live
     ]
@@ -185,12 +186,12 @@ def _name(op: Op) -> str:
 
 
 def _same_dim(results: Sequence[Any], dim: int) -> dict[int, int]:
-    return {id(x): dim for x in _tensors(results)}
+    return {id(x): dim for x in tensors_in(results)}
 
 
 def _first_cut(values: Sequence[Any], named: Named, cut: Cut) -> tuple[Tensor, int]:
     """The first operand and its dim; no other tensor may be cut."""
-    x, *rest = _tensors([*values, *named.values()])
+    x, *rest = tensors_in([*values, *named.values()])
     if id(x) not in cut or any(id(r) in cut for r in rest):
         raise Dependent("another operand than the first is cut")
     return x, cut[id(x)]
@@ -206,7 +207,7 @@ def _along(default: int, position: int = 1) -> Rule:
         along = named.get("dim", values[position] if len(values) > position else default)
         if type(along) is not int or along % x.dim() == dim:
             raise Dependent("works along what is cut")
-        is_smaller = all(r.dim() < x.dim() for r in _tensors(results))
+        is_smaller = all(r.dim() < x.dim() for r in tensors_in(results))
         return _same_dim(results, dim - (is_smaller and along % x.dim() < dim))
 
     return rule
@@ -229,7 +230,7 @@ def _leading(inner: int) -> Rule:
 def _batch(values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut) -> dict[int, int]:
     """x: [N, C, ...], N independent."""
     x, dim = _first_cut(values, named, cut)
-    if dim != 0 or x.dim() < 3 or any(r.dim() != x.dim() for r in _tensors(results)):
+    if dim != 0 or x.dim() < 3 or any(r.dim() != x.dim() for r in tensors_in(results)):
         raise Dependent("works along what is cut")
     return _same_dim(results, 0)
 
@@ -238,18 +239,10 @@ def _convolution(
     values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
 ) -> dict[int, int]:
     """As `_batch`, if there is a batch."""
-    x, weight, *_ = _tensors([*values, *named.values()])
+    x, weight, *_ = tensors_in([*values, *named.values()])
     if x.dim() != weight.dim():
         raise Dependent("there is no batch")
     return _batch(values, named, results, cut)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [x for v in cast("Sequence[Any]", value) for x in _tensors(v)]
-    return []
 
 
 _RULES: Final[Mapping[str, Rule]] = {

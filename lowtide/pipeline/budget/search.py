@@ -20,16 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from lowtide.errors import BudgetError
-from lowtide.ir.core import Block, Function
+from lowtide.ir.core import Function
 from lowtide.pipeline import faults
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.decided import decided
 from lowtide.pipeline.budget.find import candidates
-from lowtide.pipeline.budget.rewrite import with_sections
+from lowtide.pipeline.budget.outer import Outer
+from lowtide.pipeline.budget.rewrite import Blocks, with_sections
+from lowtide.pipeline.budget.segments import segmentations
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.signature import CPU
@@ -37,6 +40,7 @@ from lowtide.pipeline.walk import Walk
 
 _MOST_STEPS: Final = 24
 _FACTORS: Final = (2, 16)  # times as many chunks
+_NESTED_FACTOR: Final = 4
 _SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
 _MOST_KEPT: Final = 8  # chunks; each is rehearsed
 Chunks = Mapping[Candidate, int]
@@ -77,13 +81,52 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
     walk = Walk(driver, args)
     yield _plan(driver, walk)
     driver = Driver(_decided(driver, args), tiles=driver.tiles)
-    found = _candidates(driver, args)
     trials = _Trials(driver, args)
+    yield trials.plan({})
+    outer = _outer(driver, args)
+    if outer is None:
+        yield trials.plan({}, tiles="least")
+        return
+    found = candidates(outer)
+    chunked = sum(sum(outer.made_bytes[c.start : c.stop]) for c in found)
+    roads = [_in_chunks(trials, found, walk.records)]
+    if walk.records:
+        roads.insert(2 * chunked >= sum(outer.made_bytes), _in_segments(trials, outer))
+    for road in roads:
+        yield from road
+
+
+def _in_segments(trials: _Trials, outer: Outer) -> Iterator[Plan]:
+    """What is not kept is computed again, little of it at first; then, in the segments whose peak
+    is least, more and more chunks for what makes most."""
+    least: tuple[int, list[Candidate]] | None = None
+    for segments in segmentations(outer):
+        plan = trials.plan(dict.fromkeys(segments, 1))
+        if least is None or plan.peak_bytes < least[0]:
+            least = plan.peak_bytes, segments
+        yield plan
+    if least is None:
+        return
+    chunks = dict.fromkeys(least[1], 1)
+    places = [0, *(p for c in least[1] for p in (c.start, c.stop)), outer.last]
+    found = [c for a, b in pairwise(places) for c in candidates(outer, a, b)]
+    made = {c: sum(outer.made_bytes[c.start : c.stop]) for c in found}
+    for _ in range(_MOST_STEPS):
+        finer = {c: c.more(chunks.get(c, 1), _NESTED_FACTOR) for c in found}
+        finer = {c: n for c, n in finer.items() if n > chunks.get(c, 1)}
+        if not finer:
+            break
+        most = max(finer, key=lambda c: made[c] / chunks.get(c, 1))
+        chunks[most] = finer[most]
+        yield trials.plan(chunks)
+
+
+def _in_chunks(trials: _Trials, found: Sequence[Candidate], records: bool) -> Iterator[Plan]:
+    """More chunks, step by step."""
     chunks: dict[Candidate, int] = {}
     best = trials.plan(chunks)
-    yield best
     again: Plan | None = None
-    if walk.records and found:
+    if records and found:
         chunks = dict.fromkeys(found, 1)
         best = again = trials.plan(chunks)
     for _ in range(_MOST_STEPS):
@@ -91,7 +134,7 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
         if step is None:
             break
         chunks, best = step
-        if walk.records:
+        if records:
             yield from (trials.plan(chunks, kept) for kept in _keeping(chunks))
         if again is not None:  # all ops once more: some chunks of them cost less
             yield again
@@ -113,12 +156,12 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
     )
 
 
-def _candidates(driver: Driver, args: Sequence[Any]) -> list[Candidate]:
+def _outer(driver: Driver, args: Sequence[Any]) -> Outer | None:
     try:
-        return candidates(driver, args)
+        return Outer(driver, args)
     except Exception as fault:
         faults.survive(fault, f"{driver.function.name}: what can be done in chunks")
-        return []
+        return None
 
 
 def _decided(driver: Driver, args: Sequence[Any]) -> Function:
@@ -135,7 +178,7 @@ class _Trials:
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.driver = driver
         self.args = args
-        self._blocks: dict[Candidate, Block] = {}
+        self._blocks: Blocks = {}
         self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
 
     def plan(

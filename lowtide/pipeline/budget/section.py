@@ -24,10 +24,13 @@ from lowtide.runtime import heap
 SECTION: Final = "section"
 
 
-def run_section(op: Op, values: list[Any], run: RunBlock, at_most: int | None = None) -> list[Any]:
-    """See the module's text. `at_most`: chunks that are really run, in a rehearsal."""
+def run_section(
+    op: Op, values: list[Any], runs: Sequence[RunBlock], at_most: int | None = None
+) -> list[Any]:
+    """See the module's text. `runs`: of each block; `at_most`: chunks that are really run, in a
+    rehearsal."""
     records = torch.is_grad_enabled() and any(map(carries_gradient, values))
-    section = (Stretches if "carried" in op.attrs else Chunks)(op, run, at_most)
+    section = (Stretches if "carried" in op.attrs else Chunks)(op, runs, at_most)
     if records:
         return list(_Recomputed.apply(section, *values))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return section.forward(values)
@@ -45,7 +48,10 @@ class _Recomputed(torch.autograd.Function):
         section.carrying = [carries_gradient(v) for v in values]
         with torch.no_grad():
             results = section.forward([_detached(v) for v in values])
-        tensors = [v if isinstance(v, Tensor) else None for v in values]
+        updated = section.updated
+        tensors = [
+            v if isinstance(v, Tensor) and k not in updated else None for k, v in enumerate(values)
+        ]
         ctx.save_for_backward(*tensors, *section.kept())
         fixed = [r for r in results if isinstance(r, Tensor) and not _may_have_gradient(r)]
         ctx.mark_non_differentiable(*fixed)

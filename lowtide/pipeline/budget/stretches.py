@@ -35,8 +35,8 @@ from lowtide.pipeline.budget.chunks import (
 class Stretches(Chunks):
     """See the module's text."""
 
-    def __init__(self, op: Op, run: RunBlock, at_most: int | None) -> None:
-        super().__init__(op, run, at_most)
+    def __init__(self, op: Op, runs: Sequence[RunBlock], at_most: int | None) -> None:
+        super().__init__(op, runs, at_most)
         count = cast("int", op.attrs["carried"])
         self.carried = slice(1, 1 + count)  # operands
         self.last = slice(0, count)  # results

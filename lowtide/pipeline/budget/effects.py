@@ -1,0 +1,132 @@
+"""What each op of the outer block does beside its results, if it were to run again.
+
+In: an `Outer`. Out: `Effect`s, one for each op, and which tensors have a graph behind them.
+
+    y = dropout(conv(x, w))            repeats, with the random numbers that it had
+    y = batch_norm(x, mean, var)       repeats, but writes mean and var
+    y = torch.ops.mine.op(x)           nobody knows
+
+Each op runs once on the meta device, with gradients, under a mode that sees the schemas of all that
+it calls. They tell what is written, except of running statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowtide.ir.core import Op
+from lowtide.ir.interpret import run_op
+from lowtide.memory.ledger import Ledger
+from lowtide.pipeline.budget.candidate import storage_of, tensors_in
+from lowtide.pipeline.budget.outer import Outer
+from lowtide.runtime.played_arena import PlayedArena
+
+Tensor = torch.Tensor
+_KNOWN: Final = ("aten", "prims")
+_RUNNING: Final = ("running_mean", "running_var")  # written, whatever the schema says
+_OF_THE_BATCH: Final = ("training", "train", "use_input_stats")  # unless this is False
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """`writes`: memory, by `storage_of`. `repeats`: whether the same results come again."""
+
+    writes: frozenset[int] = frozenset()
+    repeats: bool = True
+
+
+class Effects:
+    """See the module's text. `carrying`: ids of tensors with a graph behind them."""
+
+    def __init__(self, outer: Outer) -> None:
+        self.outer = outer
+        self.carrying = {
+            id(known)
+            for v, given in outer.args.items()
+            for known, x in zip(outer.tensors(v), tensors_in(given), strict=False)
+            if x.requires_grad
+        }
+        with Ledger(PlayedArena()), torch.enable_grad():
+            self.rows = [self._effect(op) for op in outer.ops[: outer.last]]
+
+    def carries(self, value: Any) -> bool:
+        """Has any tensor of it a graph behind it?"""
+        return any(id(x) in self.carrying for x in tensors_in(value))
+
+    def _effect(self, op: Op) -> Effect:
+        """Of one op; notes which of its results carry gradients."""
+        known = self.outer.known
+        if not self.outer.may_be_in(op):
+            self._note(op, [known.get(v) for v in op.results])
+            return Effect(repeats=False)
+        copies: dict[int, Tensor] = {}
+        values = [self._copied(known[v], copies) for v in op.operands]
+        origin = {storage_of(copy): storage_of(x) for x, copy in self._pairs(op, copies)}
+        env = dict(zip(op.operands, values, strict=True))
+        with _Calls() as calls:
+            try:
+                run_op(op, env)
+            except Exception:  # whatever PyTorch raises on the meta device
+                self._note(op, [known[v] for v in op.results])
+                return Effect(repeats=False)
+        writes = frozenset(origin[s] for s in calls.writes if s in origin)
+        if op.name == "mutate":
+            target, *others = (known[v] for v in op.operands)
+            gains = self.carries(others) and not self.carries(target)
+            return Effect(writes, calls.repeats and not gains)
+        for v in op.results:
+            pairs = zip(tensors_in(known[v]), tensors_in(env[v]), strict=True)
+            self.carrying |= {id(x) for x, made in pairs if made.requires_grad}
+        return Effect(writes, calls.repeats)
+
+    def _note(self, op: Op, results: Sequence[Any]) -> None:
+        """Of an op that is not run: its results carry gradients if an operand does."""
+        if self.carries([self.outer.known.get(v) for v in op.operands]):
+            self.carrying |= {id(x) for x in tensors_in(results)}
+
+    def _copied(self, value: Any, copies: dict[int, Tensor]) -> Any:
+        """A value with tensors of their own, which have a graph if those in it do."""
+        if isinstance(value, tuple | list):
+            elems = [self._copied(v, copies) for v in value]  # pyright: ignore[reportUnknownVariableType]
+            return tuple(elems) if isinstance(value, tuple) else elems
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in copies:
+            copy = value.detach().clone()
+            may = copy.is_floating_point() or copy.is_complex()
+            carries = may and id(value) in self.carrying
+            copies[id(value)] = copy.requires_grad_().clone() if carries else copy
+        return copies[id(value)]
+
+    def _pairs(self, op: Op, copies: Mapping[int, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        for v in op.operands:
+            yield from ((x, copies[id(x)]) for x in self.outer.tensors(v))
+
+
+class _Calls(TorchDispatchMode):
+    """Sees what an op calls: what it writes, and whether it would do the same again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: set[int] = set()
+        self.repeats = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
+        given |= kwargs or {}
+        is_of_batch = all(given.get(name) is not False for name in _OF_THE_BATCH)
+        for a in func._schema.arguments:
+            is_written = a.alias_info is not None and a.alias_info.is_write
+            if is_written or (is_of_batch and a.name in _RUNNING):
+                self.writes |= {storage_of(x) for x in tensors_in(given.get(a.name))}
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        is_own = given.get("generator") is not None  # whose state nobody puts back
+        self.repeats &= func.namespace in _KNOWN and not (is_random and is_own)
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,129 @@
+"""The outer block of a program, its values known: which of its ops may be part of a section.
+
+In: a Driver and the arguments of a call. Out: `Outer`, the ops with their values on the meta
+device, and what both kinds of sections ask: may this op run later, or again; does something write
+into that memory; where may a run of ops begin and end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from lowtide.ir import opdefs
+from lowtide.ir import types as t
+from lowtide.ir.core import Op, Value, free_values, walk
+from lowtide.pipeline.budget.candidate import storage_of, tensors_in
+from lowtide.pipeline.budget.independence import is_pointwise_write
+from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.followed import Followed
+from lowtide.pipeline.mutation import CHANGING, may_change
+
+Tensor = torch.Tensor
+_STRUCTURE: Final = ("const", "cast", "tuple", "list", "unpack", "py", "math")
+_BARRIERS: Final = (
+    *(name for name in CHANGING if name != "mutate"),
+    "print", "assert", "raise", "use", "with", "undef", "list.append", "list.extend",
+)  # fmt: skip
+# the operands that hold running statistics, and the one that says whether these are written
+_NORMS: Final = ("torch.batch_norm", "torch.instance_norm")
+_STATISTICS: Final = (1, 2)
+_OF_THE_BATCH: Final = 5
+
+
+class Outer:
+    """See the module's text. `given`: the memory of the arguments, by `storage_of`; `made_at`,
+    `nbytes`: the op that makes what is not of them, and its size; `made_bytes`: of each op."""
+
+    def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
+        self.function = driver.function
+        self.ops = driver.plan.ops
+        self.last = driver.plan.last
+        self.live_at = driver.plan.live_at
+        self.changed = driver.plan.changed
+        self.args = dict(zip(driver.function.params, args, strict=True))
+        with torch.no_grad():
+            self.known = Followed(driver, args).known
+        self._last_write = {s: pos for pos, op in enumerate(self.ops) for s in self.written([op])}
+        self.given = {storage_of(x) for v in self.args for x in self.tensors(v)}
+        self.made_at: dict[int, int] = {}
+        self.nbytes: dict[int, int] = {}
+        self.made_bytes = [0] * self.last
+        for pos, op in enumerate(self.ops[: self.last]):
+            self._note_made(pos, op)
+
+    def _note_made(self, pos: int, op: Op) -> None:
+        for x in (x for v in op.results for x in self.tensors(v)):
+            if storage_of(x) not in self.given and storage_of(x) not in self.made_at:
+                self.made_at[storage_of(x)] = pos
+                self.nbytes[storage_of(x)] = x.untyped_storage().nbytes()
+                self.made_bytes[pos] += self.nbytes[storage_of(x)]
+
+    def tensors(self, v: Value) -> list[Tensor]:
+        """Those of a value, on the meta device; none where it is not known."""
+        return tensors_in(self.known.get(v))
+
+    def written(self, ops: Sequence[Op]) -> set[int]:
+        """The memory that some of these ops may write into: of values in the outer block it is
+        known which that is."""
+        inner = [o for op in ops for block in op.blocks for o in walk(block)]
+        changed = set(may_change(self.function, inner))
+        for op in ops:
+            if op.name in CHANGING:
+                changed.update(op.operands[:1] if op.name == "mutate" else op.operands)
+            changed.update(self.statistics(op))
+        return {storage_of(x) for v in changed for x in self.tensors(v)}
+
+    def statistics(self, op: Op) -> list[Value]:
+        """The running statistics that the op writes, in training."""
+        if op.name not in _NORMS or self.known.get(op.operands[_OF_THE_BATCH]) is False:
+            return []
+        return [op.operands[k] for k in _STATISTICS]
+
+    def is_written(self, storage: int, start: int) -> bool:
+        """May an op from `start` on write into this memory?"""
+        return self._last_write.get(storage, -1) >= start
+
+    def may_be_in(self, op: Op) -> bool:
+        """May the op be part of a section at all?"""
+        family = op.name.partition(".")[0]
+        if op.blocks or op.name in _BARRIERS or opdefs.writes(op.name):
+            return False
+        if op.name == "mutate" and not is_pointwise_write(op):
+            return False
+        if op.name not in ("call_torch", "mutate") and family not in ("torch", *_STRUCTURE):
+            return False
+        if self._asks_a_tensor(op):
+            return False
+        return all(v in self.known for v in (*op.operands, *op.results))
+
+    def _asks_a_tensor(self, op: Op) -> bool:
+        """Asks it which tensor it is, or anything else that a part may answer otherwise?"""
+        if op.name in ("py.is", "py.is_not"):
+            return all(v.type != t.NONE for v in op.operands)
+        is_torch = op.name == "call_torch" or op.name.startswith("torch.")
+        gives = any(self.tensors(v) for v in op.results)
+        return is_torch and not gives and not opdefs.has_kind(op.name, ("size",))
+
+    def ends(self, start: int, stop: int) -> tuple[list[Value], list[Value]] | None:
+        """What ops [start, stop) need and give, if that can be handed over: no lists, results in
+        memory of their own that nobody writes into afterwards."""
+        ops = self.ops[start:stop]
+        inputs = free_values(ops)
+        outputs = [v for op in ops for v in op.results if v in self.live_at[stop]]
+        if not outputs or any(_holds_tensors(self.known[v]) for v in (*inputs, *outputs)):
+            return None
+        made_here = {storage_of(x) for v in outputs for x in self.tensors(v)}
+        given = {storage_of(x) for v in inputs for x in self.tensors(v)}
+        if not made_here.isdisjoint(given):
+            return None  # a view of what was there before
+        if not made_here.isdisjoint(self.written(self.ops[stop:])):
+            return None  # what is joined is no view of another result, nor autograd's to be changed
+        return inputs, outputs
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Is it a list or the like with tensors in it?"""
+    return not isinstance(value, Tensor) and bool(tensors_in(value))

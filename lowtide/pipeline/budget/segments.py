@@ -1,0 +1,160 @@
+"""Which runs of ops are worth being run again in the backward pass, though no axis cuts them.
+
+In: an `Outer`. Out: lists of `Candidate`s of one chunk, from those that do little again to those
+that do nearly all.
+
+    a = relu(norm(conv(x)))       ┐ a segment: gives a, keeps x
+    b = relu(norm(conv(a)))       ┘
+    c = up(pool(b))               ┐ another, keeps b
+    d = relu(norm(conv(c)))       ┘
+    …                               the rest keeps what its gradients read, as ever
+
+A list is made for a number of bytes, which the backward pass shall not hold at once: what the
+segments so far keep, and what one of them makes inside. It ends where all of the rest may be kept,
+too. So the first segments are long, later ones shorter. Running statistics, counters of batches and
+the like are written once, in the forward pass: the block that runs again goes without them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from lowtide.ir.core import Op, Value
+from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of, tensors_in
+from lowtide.pipeline.budget.effects import Effects
+from lowtide.pipeline.budget.outer import Outer
+
+_FINER: Final = 0.9  # times as many bytes for the next list
+_MOST_LISTS: Final = 32
+_LEAST_FILLED: Final = 0.5  # of the room; beyond, the end with the fewest bytes is taken
+
+
+def segmentations(outer: Outer) -> Iterator[list[Candidate]]:
+    """See the module's text."""
+    cutter = _Cutter(outer)
+    most_bytes = float(sum(outer.made_bytes))
+    before: list[Candidate] = []
+    for _ in range(_MOST_LISTS):
+        most_bytes *= _FINER
+        segments = list(cutter.segments(most_bytes))
+        if segments != before:
+            yield segments
+        before = segments
+
+
+class _Cutter:
+    def __init__(self, outer: Outer) -> None:
+        self.outer = outer
+        self.effects = Effects(outer)
+        self.states = self._states()
+
+    def _states(self) -> set[int]:
+        """Memory of the caller's that one argument has for itself, without a gradient."""
+        rows = [
+            (storage_of(known), storage_of(x))
+            for v, given in self.outer.args.items()
+            for known, x in zip(self.outer.tensors(v), tensors_in(given), strict=False)
+            if id(known) not in self.effects.carrying
+        ]
+        everywhere = [x for given in self.outer.args.values() for x in tensors_in(given)]
+        times = Counter(storage_of(x) for x in {id(x): x for x in everywhere}.values())
+        return {known for known, real in rows if times[real] == 1}
+
+    def segments(self, most_bytes: float) -> Iterator[Candidate]:
+        """From the first op on, until the rest may be kept."""
+        pos = 0
+        kept: set[int] = set()
+        while pos < self.outer.last:
+            room = most_bytes - sum(self.outer.nbytes[s] for s in kept)
+            if sum(self.outer.made_bytes[pos:]) <= room:
+                return
+            best = self._segment(pos, room)
+            if best is None:
+                kept |= {s for s, maker in self.outer.made_at.items() if maker == pos}
+                pos += 1
+                continue
+            yield best
+            kept |= {storage_of(x) for v in best.inputs for x in self.outer.tensors(v)}
+            kept -= self.outer.given
+            pos = best.stop
+
+    def _segment(self, start: int, most_bytes: float) -> Candidate | None:
+        """The one that leaves the fewest bytes behind, of the longer ones that begin here."""
+        best: Candidate | None = None
+        made = least = 0
+        for stop in range(start + 1, self._end(start) + 1):
+            made += self.outer.made_bytes[stop - 1]
+            if best is not None and made > most_bytes:
+                break
+            left = self._left_bytes(stop)
+            if best is not None and left > least and made >= _LEAST_FILLED * most_bytes:
+                continue
+            found = self._candidate(start, stop, made)
+            if found is not None:
+                best, least = found, left
+        return best
+
+    def _left_bytes(self, pos: int) -> int:
+        """What is alive there, but for the arguments."""
+        alive = {storage_of(x) for v in self.outer.live_at[pos] for x in self.outer.tensors(v)}
+        return sum(self.outer.nbytes[s] for s in alive - self.outer.given)
+
+    def _end(self, start: int) -> int:
+        """How far a segment from here may go: each op gives the same again, and what it reads is
+        still the same then."""
+        updated: set[int] = set()
+        touched: set[int] = set()
+        for pos in range(start, self.outer.last):
+            op, effect = self.outer.ops[pos], self.effects.rows[pos]
+            updates = {s for s in effect.writes if self._is_from_before(s, start)}
+            reads = {storage_of(x) for v in op.operands for x in self.outer.tensors(v)} - updates
+            may_differ = any(
+                self._is_from_before(s, start) and self.outer.is_written(s, start) for s in reads
+            )
+            if not effect.repeats or may_differ or not self._is_update(op, updates):
+                return pos
+            if updates & (touched | updated) or reads & updated:
+                return pos
+            updated |= updates
+            touched |= reads
+        return self.outer.last
+
+    def _is_from_before(self, storage: int, start: int) -> bool:
+        return self.outer.made_at.get(storage, -1) < start
+
+    def _is_update(self, op: Op, writes: set[int]) -> bool:
+        """Does it write, if at all, what can be left out when the op runs again?"""
+        if op.name == "mutate":
+            is_alone = not any(self.outer.tensors(v) for v in op.operands[1:])
+        else:
+            statistics = self.outer.statistics(op)
+            is_alone = writes <= {storage_of(x) for v in statistics for x in self.outer.tensors(v)}
+        return not writes or (is_alone and writes <= self.states)
+
+    def _candidate(self, start: int, stop: int, made_bytes: int) -> Candidate | None:
+        ends = self.outer.ends(start, stop)
+        if ends is None:
+            return None
+        inputs, outputs = ends
+        results = {id(x): x for v in outputs for x in self.outer.tensors(v)}.values()
+        may_carry = (x for x in results if x.is_floating_point() or x.is_complex())
+        if not all(self.effects.carries(x) for x in may_carry):
+            return None  # an autograd.Function gives all of its results a graph
+        if made_bytes - sum(x.nbytes for x in results) < LEAST_BYTES:
+            return None
+        return Candidate(
+            start=start,
+            stop=stop,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            cuts=(None,) * len(inputs),
+            joins=(None,) * len(outputs),
+            updated=tuple(v for v in inputs if self._is_state(v, start, stop)),
+        )
+
+    def _is_state(self, v: Value, start: int, stop: int) -> bool:
+        """Is it written here, and so read by nothing else?"""
+        held = {storage_of(x) for x in self.outer.tensors(v)}
+        return any(held & row.writes for row in self.effects.rows[start:stop])
