@@ -15,7 +15,7 @@ import torch
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value, free_values, walk
-from lowtide.pipeline.budget.candidate import storage_of, tensors_in
+from lowtide.pipeline.budget.candidate import Candidate, storage_of, tensors_in
 from lowtide.pipeline.budget.independence import is_pointwise_write
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed
@@ -60,6 +60,11 @@ class Outer:
                 self.made_at[storage_of(x)] = pos
                 self.nbytes[storage_of(x)] = x.untyped_storage().nbytes()
                 self.made_bytes[pos] += self.nbytes[storage_of(x)]
+
+    def inner_bytes(self, run: Candidate) -> int:
+        """What its ops make and nobody reads afterwards."""
+        given = sum(x.nbytes for v in run.outputs for x in self.tensors(v))
+        return max(sum(self.made_bytes[run.start : run.stop]) - given, 0)
 
     def tensors(self, v: Value) -> list[Tensor]:
         """Those of a value, on the meta device; none where it is not known."""

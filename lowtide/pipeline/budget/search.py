@@ -18,9 +18,9 @@ peak.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 from lowtide.errors import BudgetError
@@ -32,7 +32,7 @@ from lowtide.pipeline.budget.decided import decided
 from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.rewrite import Blocks, with_sections
-from lowtide.pipeline.budget.segments import segmentations
+from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.signature import CPU
@@ -40,7 +40,9 @@ from lowtide.pipeline.walk import Walk
 
 _MOST_STEPS: Final = 24
 _FACTORS: Final = (2, 16)  # times as many chunks
-_NESTED_FACTOR: Final = 4
+_LARGE: Final = 16  # of all that is made, one part is worth being done in chunks in a segment
+_CHUNKS: Final = 4  # of it, and times as many
+_PATIENCE: Final = 4  # lists of segments that may be worse than one before
 _SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
 _MOST_KEPT: Final = 8  # chunks; each is rehearsed
 Chunks = Mapping[Candidate, int]
@@ -88,37 +90,51 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
         yield trials.plan({}, tiles="least")
         return
     found = candidates(outer)
-    chunked = sum(sum(outer.made_bytes[c.start : c.stop]) for c in found)
     roads = [_in_chunks(trials, found, walk.records)]
     if walk.records:
-        roads.insert(2 * chunked >= sum(outer.made_bytes), _in_segments(trials, outer))
+        freed = sum(map(outer.inner_bytes, found))
+        first = 2 * freed < sum(outer.made_bytes)
+        roads.insert(0 if first else 1, _in_segments(trials, outer, found))
     for road in roads:
         yield from road
 
 
-def _in_segments(trials: _Trials, outer: Outer) -> Iterator[Plan]:
-    """What is not kept is computed again, little of it at first; then, in the segments whose peak
-    is least, more and more chunks for what makes most."""
-    least: tuple[int, list[Candidate]] | None = None
-    for segments in segmentations(outer):
-        plan = trials.plan(dict.fromkeys(segments, 1))
-        if least is None or plan.peak_bytes < least[0]:
-            least = plan.peak_bytes, segments
-        yield plan
-    if least is None:
-        return
-    chunks = dict.fromkeys(least[1], 1)
-    places = [0, *(p for c in least[1] for p in (c.start, c.stop)), outer.last]
-    found = [c for a, b in pairwise(places) for c in candidates(outer, a, b)]
-    made = {c: sum(outer.made_bytes[c.start : c.stop]) for c in found}
-    for _ in range(_MOST_STEPS):
-        finer = {c: c.more(chunks.get(c, 1), _NESTED_FACTOR) for c in found}
-        finer = {c: n for c, n in finer.items() if n > chunks.get(c, 1)}
-        if not finer:
+def _in_segments(trials: _Trials, outer: Outer, found: Sequence[Candidate]) -> Iterator[Plan]:
+    """What is not kept is computed again, little of it at first; then the same with the large parts
+    in chunks."""
+    cutter = Cutter(outer)
+    large = [c for c in found if _LARGE * outer.inner_bytes(c) >= sum(outer.made_bytes)]
+    chunks: dict[Candidate, int] = {}
+    before: Chunks | None = None
+    for parts in (large, *[found] * _MOST_STEPS):
+        yield from _with_segments(trials, cutter, chunks)
+        before, chunks = chunks, {c: c.more(chunks.get(c, 1), _CHUNKS) for c in parts}
+        if chunks == before:
             break
-        most = max(finer, key=lambda c: made[c] / chunks.get(c, 1))
-        chunks[most] = finer[most]
-        yield trials.plan(chunks)
+
+
+def _with_segments(trials: _Trials, cutter: Cutter, chunks: Chunks) -> Iterator[Plan]:
+    """Beside these chunks. After the lists, the best one is split where that helps most."""
+    rows: list[tuple[Plan, list[Candidate]]] = []
+    for segments in cutter.lists(chunks):
+        rows.append((trials.plan({**dict.fromkeys(segments, 1), **chunks}), segments))
+        yield rows[-1][0]
+        if _least(rows[:-_PATIENCE]) < _least(rows[-_PATIENCE:]):
+            break
+    while rows:
+        peak_bytes = _least(rows)
+        best = next(segments for plan, segments in rows if plan.peak_bytes == peak_bytes)
+        rows = [
+            (trials.plan({**dict.fromkeys(segments, 1), **chunks}), segments)
+            for segments in cutter.split(best)
+        ]
+        if _least(rows) >= peak_bytes:
+            break
+        yield min((plan for plan, _ in rows), key=lambda plan: plan.peak_bytes)
+
+
+def _least(rows: Sequence[tuple[Plan, object]]) -> float:
+    return min((plan.peak_bytes for plan, _ in rows), default=math.inf)
 
 
 def _in_chunks(trials: _Trials, found: Sequence[Candidate], records: bool) -> Iterator[Plan]:

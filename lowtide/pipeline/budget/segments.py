@@ -18,7 +18,7 @@ the like are written once, in the forward pass: the block that runs again goes w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from lowtide.ir.core import Op, Value
@@ -31,24 +31,57 @@ _MOST_LISTS: Final = 32
 _LEAST_FILLED: Final = 0.5  # of the room; beyond, the end with the fewest bytes is taken
 
 
-def segmentations(outer: Outer) -> Iterator[list[Candidate]]:
+class Cutter:
     """See the module's text."""
-    cutter = _Cutter(outer)
-    most_bytes = float(sum(outer.made_bytes))
-    before: list[Candidate] = []
-    for _ in range(_MOST_LISTS):
-        most_bytes *= _FINER
-        segments = list(cutter.segments(most_bytes))
-        if segments != before:
-            yield segments
-        before = segments
 
-
-class _Cutter:
     def __init__(self, outer: Outer) -> None:
         self.outer = outer
         self.effects = Effects(outer)
         self.states = self._states()
+        self.made_bytes = outer.made_bytes  # less what is done in chunks
+        self.inside: set[int] = set()  # positions within what is done in chunks
+
+    def lists(self, chunks: Mapping[Candidate, int]) -> Iterator[list[Candidate]]:
+        """See the module's text. `chunks`: parts that are done in chunks, which no segment cuts."""
+        self.inside = {pos for c in chunks for pos in range(c.start + 1, c.stop)}
+        self.made_bytes = list(self.outer.made_bytes)
+        for c, count in chunks.items():
+            made, inner = sum(self.made_bytes[c.start : c.stop]), self.outer.inner_bytes(c)
+            self.made_bytes[c.start : c.stop] = [0] * (c.stop - c.start)
+            self.made_bytes[c.stop - 1] = made - inner + inner // count
+        most_bytes = float(sum(self.made_bytes))
+        before: list[Candidate] = []
+        for _ in range(_MOST_LISTS):
+            most_bytes *= _FINER
+            segments = list(self._segments(most_bytes))
+            if segments != before:
+                yield segments
+            before = segments
+
+    def split(self, segments: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+        """The list with one more segment: one of them in two, or a part of what is kept."""
+        for k, whole in enumerate(segments):
+            halves = self._halves(whole)
+            if halves:
+                yield [*segments[:k], *halves, *segments[k + 1 :]]
+        start = segments[-1].stop if segments else 0
+        more = self._segment(start, sum(self.made_bytes[start:]) / 2)
+        if more is not None:
+            yield [*segments, more]
+
+    def _halves(self, whole: Candidate) -> list[Candidate]:
+        """The parts that leave the smallest larger one."""
+        found: list[tuple[float, list[Candidate]]] = []
+        for pos in range(whole.start + 1, whole.stop):
+            if pos in self.inside:
+                continue
+            parts = [(whole.start, pos), (pos, whole.stop)]
+            made = [sum(self.made_bytes[a:b]) for a, b in parts]
+            rows = zip(parts, made, strict=True)
+            halves = [self._candidate(a, b, n) for (a, b), n in rows]
+            if halves[0] is not None and halves[1] is not None:
+                found.append((max(made) + self._left_bytes(pos), [h for h in halves if h]))
+        return min(found, key=lambda row: row[0])[1] if found else []
 
     def _states(self) -> set[int]:
         """Memory of the caller's that one argument has for itself, without a gradient."""
@@ -62,34 +95,39 @@ class _Cutter:
         times = Counter(storage_of(x) for x in {id(x): x for x in everywhere}.values())
         return {known for known, real in rows if times[real] == 1}
 
-    def segments(self, most_bytes: float) -> Iterator[Candidate]:
+    def _segments(self, most_bytes: float) -> Iterator[Candidate]:
         """From the first op on, until the rest may be kept."""
         pos = 0
         kept: set[int] = set()
         while pos < self.outer.last:
             room = most_bytes - sum(self.outer.nbytes[s] for s in kept)
-            if sum(self.outer.made_bytes[pos:]) <= room:
+            if sum(self.made_bytes[pos:]) <= room:
                 return
             best = self._segment(pos, room)
-            if best is None:
-                kept |= {s for s, maker in self.outer.made_at.items() if maker == pos}
-                pos += 1
-                continue
-            yield best
-            kept |= {storage_of(x) for v in best.inputs for x in self.outer.tensors(v)}
-            kept -= self.outer.given
-            pos = best.stop
+            if best is not None:
+                yield best
+                held = best.inputs
+                pos = best.stop
+            else:
+                pos = next(
+                    stop for stop in range(pos + 1, self.outer.last + 1) if stop not in self.inside
+                )
+                held = self.outer.live_at[pos]
+            kept |= {storage_of(x) for v in held for x in self.outer.tensors(v)} - self.outer.given
 
     def _segment(self, start: int, most_bytes: float) -> Candidate | None:
         """The one that leaves the fewest bytes behind, of the longer ones that begin here."""
         best: Candidate | None = None
         made = least = 0
         for stop in range(start + 1, self._end(start) + 1):
-            made += self.outer.made_bytes[stop - 1]
+            made += self.made_bytes[stop - 1]
             if best is not None and made > most_bytes:
                 break
-            left = self._left_bytes(stop)
-            if best is not None and left > least and made >= _LEAST_FILLED * most_bytes:
+            if stop in self.inside:
+                continue
+            left = self._left_bytes(stop)  # its gradients come when all of the segment is there
+            is_long = made + least >= _LEAST_FILLED * most_bytes
+            if best is not None and (made + left > most_bytes or (left > least and is_long)):
                 continue
             found = self._candidate(start, stop, made)
             if found is not None:
