@@ -364,3 +364,20 @@ def test_a_write_into_what_is_detached_keeps_the_gradient(f: Any) -> None:
     (mine,) = torch.autograd.grad(got[0].sum(), x)
     (theirs,) = torch.autograd.grad(want[0].sum(), x)
     torch.testing.assert_close(mine, theirs)
+
+
+def minus_the_mean(x, mean, var):
+    y = F.batch_norm(x, mean, var, training=True)
+    return torch.tanh(y * 3 - mean)
+
+
+def test_running_statistics_that_are_read_are_those_of_the_call() -> None:
+    """PyTorch writes them without telling autograd; a second call comes before the backward pass."""
+
+    def gradient(f: Any) -> Tensor:
+        x, mean, var = leaf(6, 5).float(), torch.zeros(5), torch.ones(5)
+        ys = f(x, mean, var), f(x * 2 + 1, mean, var)
+        (found,) = torch.autograd.grad(sum(y.square().sum() for y in ys), x)
+        return found
+
+    torch.testing.assert_close(gradient(lt.script(minus_the_mean)), gradient(minus_the_mean))

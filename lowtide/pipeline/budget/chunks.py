@@ -70,6 +70,7 @@ class Chunks:
         self.kept_chunks = cast("int", op.attrs.get("kept", 0))
         self.cuts = cast("Sequence[Cut | None]", op.attrs["cuts"])
         self.joins = cast("Sequence[int | None]", op.attrs["joins"])
+        self.fixed = cast("Sequence[int]", op.attrs.get("fixed", ()))
         self.updated = cast("Sequence[int]", op.attrs.get("updated", ()))
         self.at_most = at_most
         self.keeps = False  # whether there will be a backward pass

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.ir.core import Op
+from lowtide.ir.core import Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.memory.ledger import Ledger
 from lowtide.pipeline.budget.candidate import storage_of, tensors_in
@@ -41,28 +41,32 @@ class Effect:
 
 
 class Effects:
-    """See the module's text. `carrying`: ids of tensors with a graph behind them."""
+    """See the module's text."""
 
     def __init__(self, outer: Outer) -> None:
         self.outer = outer
-        self.carrying = {
+        self._without_graph = {  # ids; of a tensor that nobody has seen being made, nobody knows
             id(known)
             for v, given in outer.args.items()
             for known, x in zip(outer.tensors(v), tensors_in(given), strict=False)
-            if x.requires_grad
+            if not x.requires_grad
         }
         with Ledger(PlayedArena()), torch.enable_grad():
             self.rows = [self._effect(op) for op in outer.ops[: outer.last]]
 
+    def fixed(self) -> set[Value]:
+        """Values without a graph behind them."""
+        values = (v for op in self.outer.ops for v in op.results if v in self.outer.known)
+        return {v for v in values if not self.carries(self.outer.known[v])}
+
     def carries(self, value: Any) -> bool:
-        """Has any tensor of it a graph behind it?"""
-        return any(id(x) in self.carrying for x in tensors_in(value))
+        """May any tensor of it have a graph behind it?"""
+        return any(id(x) not in self._without_graph for x in tensors_in(value))
 
     def _effect(self, op: Op) -> Effect:
-        """Of one op; notes which of its results carry gradients."""
+        """Of one op; notes which of its results have no graph."""
         known = self.outer.known
         if not self.outer.may_be_in(op):
-            self._note(op, [known.get(v) for v in op.results])
             return Effect(repeats=False)
         copies: dict[int, Tensor] = {}
         values = [self._copied(known[v], copies) for v in op.operands]
@@ -72,22 +76,19 @@ class Effects:
             try:
                 run_op(op, env)
             except Exception:  # whatever PyTorch raises on the meta device
-                self._note(op, [known[v] for v in op.results])
                 return Effect(repeats=False)
         writes = frozenset(origin[s] for s in calls.writes if s in origin)
         if op.name == "mutate":
             target, *others = (known[v] for v in op.operands)
             gains = self.carries(others) and not self.carries(target)
             return Effect(writes, calls.repeats and not gains)
-        for v in op.results:
-            pairs = zip(tensors_in(known[v]), tensors_in(env[v]), strict=True)
-            self.carrying |= {id(x) for x, made in pairs if made.requires_grad}
+        results = tensors_in([known[v] for v in op.results])
+        made = tensors_in([env[v] for v in op.results])
+        if len(results) != len(made):  # a list that changes later
+            return Effect(repeats=False)
+        pairs = zip(results, made, strict=True)
+        self._without_graph |= {id(x) for x, again in pairs if not again.requires_grad}
         return Effect(writes, calls.repeats)
-
-    def _note(self, op: Op, results: Sequence[Any]) -> None:
-        """Of an op that is not run: its results carry gradients if an operand does."""
-        if self.carries([self.outer.known.get(v) for v in op.operands]):
-            self.carrying |= {id(x) for x in tensors_in(results)}
 
     def _copied(self, value: Any, copies: dict[int, Tensor]) -> Any:
         """A value with tensors of their own, which have a graph if those in it do."""
@@ -99,8 +100,9 @@ class Effects:
         if id(value) not in copies:
             copy = value.detach().clone()
             may = copy.is_floating_point() or copy.is_complex()
-            carries = may and id(value) in self.carrying
-            copies[id(value)] = copy.requires_grad_().clone() if carries else copy
+            copies[id(value)] = (
+                copy.requires_grad_().clone() if may and self.carries(value) else copy
+            )
         return copies[id(value)]
 
     def _pairs(self, op: Op, copies: Mapping[int, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -19,7 +19,7 @@ from lowtide.pipeline.budget.candidate import Candidate, storage_of, tensors_in
 from lowtide.pipeline.budget.independence import is_pointwise_write
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed
-from lowtide.pipeline.mutation import CHANGING, may_change
+from lowtide.pipeline.mutation import CHANGING, STATISTICS, may_change
 
 Tensor = torch.Tensor
 _STRUCTURE: Final = ("const", "cast", "tuple", "list", "unpack", "py", "math")
@@ -27,10 +27,7 @@ _BARRIERS: Final = (
     *(name for name in CHANGING if name != "mutate"),
     "print", "assert", "raise", "use", "with", "undef", "list.append", "list.extend",
 )  # fmt: skip
-# the operands that hold running statistics, and the one that says whether these are written
-_NORMS: Final = ("torch.batch_norm", "torch.instance_norm")
-_STATISTICS: Final = (1, 2)
-_OF_THE_BATCH: Final = 5
+_OF_THE_BATCH: Final = 5  # the operand of a norm that says whether it is in training
 
 
 class Outer:
@@ -83,12 +80,15 @@ class Outer:
 
     def statistics(self, op: Op) -> list[Value]:
         """The running statistics that the op writes, in training."""
-        if op.name not in _NORMS or self.known.get(op.operands[_OF_THE_BATCH]) is False:
+        places = STATISTICS.get(op.name, ())
+        if places and self.known.get(op.operands[_OF_THE_BATCH]) is False:
             return []
-        return [op.operands[k] for k in _STATISTICS]
+        return [op.operands[k] for k in places]
 
     def is_written(self, storage: int, start: int) -> bool:
-        """May an op from `start` on write into this memory?"""
+        """May an op from `start` on write into this memory? Into an argument any op, since the next
+        call may come before the backward pass of this one."""
+        start = 0 if storage in self.given else start
         return self._last_write.get(storage, -1) >= start
 
     def may_be_in(self, op: Op) -> bool:

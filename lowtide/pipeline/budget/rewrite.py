@@ -9,7 +9,7 @@ In: a Function, candidates, and in how many chunks each is done. Out: another Fu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -24,23 +24,29 @@ Blocks: TypeAlias = dict[tuple[Candidate, tuple[Row, ...]], list[Block]]
 
 
 def with_sections(
-    function: Function, chunks: Counts, blocks: Blocks, kept: Counts | None = None
+    function: Function,
+    chunks: Counts,
+    blocks: Blocks,
+    kept: Counts | None = None,
+    fixed: Set[Value] = frozenset(),
 ) -> Function:
     """See the module's text. The values outside of sections are the same objects as before;
     `blocks`: those of sections that were made earlier, and are taken again; `kept`: how many chunks
-    are not run again in the backward pass. A candidate may lie within another."""
+    are not run again in the backward pass; `fixed`: values that no gradient goes through. A
+    candidate may lie within another."""
     rows = [(c, count, (kept or {}).get(c, 0)) for c, count in chunks.items()]
     rows.sort(key=lambda row: (row[0].start, -row[0].stop))
     moved = {id(op) for c in chunks for op in c.moved}
-    made = _Rewriter(function, blocks).ops(0, len(function.block.ops), rows)
+    made = _Rewriter(function, blocks, fixed).ops(0, len(function.block.ops), rows)
     left = [op for op in made if id(op) not in moved]
     return with_block(function, Block(function.block.args, left))
 
 
 class _Rewriter:
-    def __init__(self, function: Function, blocks: Blocks) -> None:
+    def __init__(self, function: Function, blocks: Blocks, fixed: Set[Value]) -> None:
         self.function = function
         self.blocks = blocks
+        self.fixed = fixed
 
     def ops(self, start: int, stop: int, rows: Sequence[Row]) -> list[Op]:
         """Ops [start, stop) with sections for these candidates in them, which are in order."""
@@ -51,7 +57,7 @@ class _Rewriter:
                 continue  # it lies within the one before
             found += self.function.block.ops[pos : candidate.start]
             blocks = self._blocks_of(candidate, _within(candidate, rows))
-            found.append(_section(blocks, candidate, count, kept))
+            found.append(_section(blocks, candidate, count, kept, self.fixed))
             pos = candidate.stop
         return found + self.function.block.ops[pos:stop]
 
@@ -93,8 +99,12 @@ def _block(ops: list[Op], candidate: Candidate) -> Block:
     return Block(args, body)
 
 
-def _section(blocks: list[Block], candidate: Candidate, chunks: int, kept: int) -> Op:
+def _section(
+    blocks: list[Block], candidate: Candidate, chunks: int, kept: int, fixed: Set[Value]
+) -> Op:
     how: dict[str, Any] = {"chunks": chunks, "cuts": candidate.cuts, "joins": candidate.joins}
+    if not fixed.isdisjoint(candidate.outputs):
+        how["fixed"] = tuple(k for k, v in enumerate(candidate.outputs) if v in fixed)
     if kept:
         how["kept"] = kept
     if candidate.carried is not None:

@@ -19,16 +19,17 @@ peak.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lowtide.errors import BudgetError
-from lowtide.ir.core import Function
+from lowtide.ir.core import Function, Value
 from lowtide.pipeline import faults
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.decided import decided
+from lowtide.pipeline.budget.effects import Effects
 from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.rewrite import Blocks, with_sections
@@ -92,17 +93,19 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
     found = candidates(outer)
     roads = [_in_chunks(trials, found, walk.records)]
     if walk.records:
+        effects = Effects(outer)
+        trials.fixed = effects.fixed()
         freed = sum(map(outer.inner_bytes, found))
         first = 2 * freed < sum(outer.made_bytes)
-        roads.insert(0 if first else 1, _in_segments(trials, outer, found))
+        roads.insert(0 if first else 1, _in_segments(trials, effects, found))
     for road in roads:
         yield from road
 
 
-def _in_segments(trials: _Trials, outer: Outer, found: Sequence[Candidate]) -> Iterator[Plan]:
+def _in_segments(trials: _Trials, effects: Effects, found: Sequence[Candidate]) -> Iterator[Plan]:
     """What is not kept is computed again, little of it at first; then the same with the large parts
     in chunks."""
-    cutter = Cutter(outer)
+    cutter, outer = Cutter(effects), effects.outer
     large = [c for c in found if _LARGE * outer.inner_bytes(c) >= sum(outer.made_bytes)]
     chunks: dict[Candidate, int] = {}
     before: Chunks | None = None
@@ -194,6 +197,7 @@ class _Trials:
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.driver = driver
         self.args = args
+        self.fixed: Set[Value] = frozenset()
         self._blocks: Blocks = {}
         self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
 
@@ -203,7 +207,7 @@ class _Trials:
         kept: Chunks | None = None,
         tiles: Tiles | None = None,
     ) -> Plan:
-        function = with_sections(self.driver.function, chunks, self._blocks, kept)
+        function = with_sections(self.driver.function, chunks, self._blocks, kept, self.fixed)
         tiles = tiles or self.driver.tiles
         made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
         made.is_tight = True

@@ -53,7 +53,8 @@ class _Recomputed(torch.autograd.Function):
             v if isinstance(v, Tensor) and k not in updated else None for k, v in enumerate(values)
         ]
         ctx.save_for_backward(*tensors, *section.kept())
-        fixed = [r for r in results if isinstance(r, Tensor) and not _may_have_gradient(r)]
+        rows = [(k, r) for k, r in enumerate(results) if isinstance(r, Tensor)]
+        fixed = [r for k, r in rows if k in section.fixed or not _may_have_gradient(r)]
         ctx.mark_non_differentiable(*fixed)
         return tuple(results)
 

@@ -24,7 +24,6 @@ from typing import Final
 from lowtide.ir.core import Op, Value
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of, tensors_in
 from lowtide.pipeline.budget.effects import Effects
-from lowtide.pipeline.budget.outer import Outer
 
 _FINER: Final = 0.9  # times as many bytes for the next list
 _MOST_LISTS: Final = 32
@@ -34,9 +33,9 @@ _LEAST_FILLED: Final = 0.5  # of the room; beyond, the end with the fewest bytes
 class Cutter:
     """See the module's text."""
 
-    def __init__(self, outer: Outer) -> None:
-        self.outer = outer
-        self.effects = Effects(outer)
+    def __init__(self, effects: Effects) -> None:
+        self.outer = outer = effects.outer
+        self.effects = effects
         self.states = self._states()
         self.made_bytes = outer.made_bytes  # less what is done in chunks
         self.inside: set[int] = set()  # positions within what is done in chunks
@@ -89,7 +88,7 @@ class Cutter:
             (storage_of(known), storage_of(x))
             for v, given in self.outer.args.items()
             for known, x in zip(self.outer.tensors(v), tensors_in(given), strict=False)
-            if id(known) not in self.effects.carrying
+            if not self.effects.carries(known)
         ]
         everywhere = [x for given in self.outer.args.values() for x in tensors_in(given)]
         times = Counter(storage_of(x) for x in {id(x): x for x in everywhere}.values())
@@ -176,11 +175,8 @@ class Cutter:
         if ends is None:
             return None
         inputs, outputs = ends
-        results = {id(x): x for v in outputs for x in self.outer.tensors(v)}.values()
-        may_carry = (x for x in results if x.is_floating_point() or x.is_complex())
-        if not all(self.effects.carries(x) for x in may_carry):
-            return None  # an autograd.Function gives all of its results a graph
-        if made_bytes - sum(x.nbytes for x in results) < LEAST_BYTES:
+        results = {id(x): x.nbytes for v in outputs for x in self.outer.tensors(v)}
+        if made_bytes - sum(results.values()) < LEAST_BYTES:
             return None
         return Candidate(
             start=start,
