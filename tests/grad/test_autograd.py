@@ -372,7 +372,7 @@ def minus_the_mean(x, mean, var):
 
 
 def test_running_statistics_that_are_read_are_those_of_the_call() -> None:
-    """PyTorch writes them without telling autograd; a second call comes before the backward pass."""
+    """PyTorch writes them without telling autograd; a call may come before the backward pass."""
 
     def gradient(f: Any) -> Tensor:
         x, mean, var = leaf(6, 5).float(), torch.zeros(5), torch.ones(5)

@@ -18,6 +18,7 @@ from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
+from lowtide.pipeline.budget.generators import Generators
 from lowtide.pipeline.budget.stretches import Stretches
 from lowtide.runtime import heap
 
@@ -41,7 +42,7 @@ class _Recomputed(torch.autograd.Function):
     def forward(ctx: Any, section: Chunks, *values: Any) -> tuple[Any, ...]:
         ctx.section = section
         ctx.others = [None if isinstance(v, Tensor) else v for v in values]
-        ctx.random = torch.get_rng_state()
+        ctx.random = Generators.of(values)
         ctx.trimmer = heap.trimmer()
         ctx.set_materialize_grads(False)
         section.keeps = True
@@ -65,15 +66,10 @@ class _Recomputed(torch.autograd.Function):
         count = len(others)
         values = [x if x is not None else o for x, o in zip(saved[:count], others, strict=True)]
         wanted = [bool(n) for n in ctx.needs_input_grad[1:]]
-        now = torch.get_rng_state()
-        torch.set_rng_state(ctx.random)
-        try:
-            with watching.aside(), heap.trimming(ctx.trimmer):
-                if torch.is_grad_enabled():
-                    return None, *section.differentiable(values, wanted, cotangents)
-                return None, *section.gradients(values, saved[count:], wanted, cotangents)
-        finally:
-            torch.set_rng_state(now)
+        with ctx.random.again(values), watching.aside(), heap.trimming(ctx.trimmer):
+            if torch.is_grad_enabled():
+                return None, *section.differentiable(values, wanted, cotangents)
+            return None, *section.gradients(values, saved[count:], wanted, cotangents)
 
 
 hide_with_callees(_Recomputed.backward)

@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import torch
-
 from lowtide.ir.core import Op
 from lowtide.pipeline.budget.chunks import (
     Chunks,
@@ -30,6 +28,7 @@ from lowtide.pipeline.budget.chunks import (
     Tensor,
     gradients_of,
 )
+from lowtide.pipeline.budget.generators import Generators
 
 
 class Stretches(Chunks):
@@ -41,7 +40,7 @@ class Stretches(Chunks):
         self.carried = slice(1, 1 + count)  # operands
         self.last = slice(0, count)  # results
         self._starts: list[Tensor] = []
-        self._random = torch.empty(0, device="cpu")  # [stretches, state]
+        self._random: list[Generators] = []  # at the start of each stretch
 
     def extent(self, values: Sequence[Any]) -> int:
         """The number of steps."""
@@ -55,6 +54,7 @@ class Stretches(Chunks):
         for k, span in enumerate(self.spans(values)):
             if self.keeps:
                 self._keep(k, carried, span)
+                self._random[k] = Generators.of(values)
             found = self.run(self._given(values, carried, span))
             carried = found[self.last]
             self.join(results, found[self.last.stop :], joins, span)
@@ -81,8 +81,7 @@ class Stretches(Chunks):
             if k:
                 asked[self.carried] = [x.is_floating_point() or x.is_complex() for x in start]
             given = [*carried, *self.cotangents(cotangents, span)[self.last.stop :]]
-            if not self._random.is_meta:
-                torch.set_rng_state(self._random[k].clone())  # it must own its memory
+            self._random[k].set()
             parts = self._given(values, start, span)
             # the first two arguments of the block are numbers, the operands have one
             rows = self.chunk_gradients(parts, [False, *asked], given)[1:]
@@ -110,9 +109,6 @@ class Stretches(Chunks):
         if k == 0:
             count = min(self.chunks, span.extent)
             self._starts = [x.new_empty((count - 1, *x.shape)) for x in carried if count > 1]
-            device = carried[0].device if carried else None
-            size = torch.get_rng_state().numel()
-            self._random = torch.empty((count, size), dtype=torch.uint8, device=device)
-        self._random[k].copy_(torch.get_rng_state())
+            self._random = [Generators.of(carried) for _ in range(count)]
         for whole, x in zip(self._starts, carried, strict=True) if k else ():
             whole[k - 1].copy_(x)

@@ -1,0 +1,49 @@
+"""The state of the random generators that a section draws from, so that it draws the same again.
+
+In: the values of its operands. Out: `Generators`, of the CPU and of the GPUs that these are on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Generators:
+    """Their states; in a rehearsal only the room that they take."""
+
+    cpu: torch.Tensor
+    gpus: dict[int, torch.Tensor]
+
+    @staticmethod
+    def of(values: Sequence[Any]) -> Generators:
+        """As they are."""
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        state = torch.get_rng_state()
+        if any(x.is_meta for x in tensors):
+            return Generators(torch.empty_like(state, device="meta"), {})
+        gpus = {x.get_device() for x in tensors if x.is_cuda}
+        return Generators(state, {k: torch.cuda.get_rng_state(k) for k in sorted(gpus)})
+
+    def set(self) -> None:
+        """Makes them as they were."""
+        if self.cpu.is_meta:
+            return
+        torch.set_rng_state(self.cpu)
+        for device, state in self.gpus.items():
+            torch.cuda.set_rng_state(state, device)
+
+    @contextlib.contextmanager
+    def again(self, values: Sequence[Any]) -> Generator[None]:
+        """As they were, inside; `values`: on the same devices."""
+        now = Generators.of(values)
+        self.set()
+        try:
+            yield
+        finally:
+            now.set()
