@@ -51,6 +51,8 @@ def static_reason(op: Op) -> str:
     family = op.name.partition(".")[0]
     if op.name == "call_torch" and late.may_bind(op):
         return ""
+    if op.name == "section" and op.attrs["chunks"] == 1:
+        return "is computed again in the backward pass"
     if op.name in STOPPING or family in _STOPPING_FAMILIES:
         return STOPPING.get(op.name) or _STOPPING_FAMILIES[family]
     if op.name == "call_module":

@@ -6,8 +6,9 @@ a BudgetError with the least peak that was found.
 Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
 the same with an arena that gives free blocks back before it takes others; then, step by step, twice
 as many chunks for the section that lowers the peak most. Where gradients are recorded chunks are
-computed again, at each step first only some of them. At last, kernels whose tiles need least work
-memory.
+computed again, at each step first only some of them; and there are segments, which are computed
+again as a whole (`segments`): before the chunks, if these would free less than half. At the end of
+the chunks, kernels whose tiles need least work memory.
 
 A plan fits if its peak does, and beside it the hole that an op may leave where it has worked
 (`needed_bytes`; glibc looks for a larger place than it gives back). The first plan that fits is
@@ -86,26 +87,21 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
     driver = Driver(_decided(driver, args), tiles=driver.tiles)
     trials = _Trials(driver, args)
     yield trials.plan({})
-    outer = _outer(driver, args)
-    if outer is None:
-        yield trials.plan({}, tiles="least")
-        return
-    found = candidates(outer)
+    found, cutter = _parts(driver, args, walk.records)
     roads = [_in_chunks(trials, found, walk.records)]
-    if walk.records:
-        effects = Effects(outer)
-        trials.fixed = effects.fixed()
-        freed = sum(map(outer.inner_bytes, found))
-        first = 2 * freed < sum(outer.made_bytes)
-        roads.insert(0 if first else 1, _in_segments(trials, effects, found))
+    if cutter is not None:
+        trials.fixed = cutter.effects.fixed()
+        freed = sum(map(cutter.outer.inner_bytes, found))
+        is_first = 2 * freed < sum(cutter.outer.made_bytes)
+        roads.insert(0 if is_first else 1, _in_segments(trials, cutter, found))
     for road in roads:
         yield from road
 
 
-def _in_segments(trials: _Trials, effects: Effects, found: Sequence[Candidate]) -> Iterator[Plan]:
+def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) -> Iterator[Plan]:
     """What is not kept is computed again, little of it at first; then the same with the large parts
     in chunks."""
-    cutter, outer = Cutter(effects), effects.outer
+    outer = cutter.outer
     large = [c for c in found if _LARGE * outer.inner_bytes(c) >= sum(outer.made_bytes)]
     chunks: dict[Candidate, int] = {}
     before: Chunks | None = None
@@ -175,12 +171,16 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
     )
 
 
-def _outer(driver: Driver, args: Sequence[Any]) -> Outer | None:
+def _parts(
+    driver: Driver, args: Sequence[Any], records: bool
+) -> tuple[list[Candidate], Cutter | None]:
+    """What an axis cuts; and what makes segments, where gradients are recorded."""
     try:
-        return Outer(driver, args)
+        outer = Outer(driver, args)
+        return candidates(outer), Cutter(Effects(outer)) if records else None
     except Exception as fault:
-        faults.survive(fault, f"{driver.function.name}: what can be done in chunks")
-        return None
+        faults.survive(fault, f"{driver.function.name}: what can be done in chunks, or again")
+        return [], None
 
 
 def _decided(driver: Driver, args: Sequence[Any]) -> Function:
