@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +20,7 @@ from lowtide.memory.virtual import Virtual, untouched
 from lowtide.runtime.played_arena import PlayedArena
 from tests.memory.test_prediction import NOISE_BYTES, ROOM_BYTES
 
+ALONE = "LOWTIDE_TEST_ALONE"  # set where a test runs in a process of its own
 residents = pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
 
 
@@ -42,9 +46,24 @@ def measured(call: Any, *leaves: Tensor) -> int:
     return min(found)
 
 
+def assert_passes_alone() -> None:
+    """The test that runs now, in a new process: in an old one Python's own objects lie on many
+    pages of the heap, which come back one by one."""
+    test = os.environ["PYTEST_CURRENT_TEST"].removesuffix(" (call)")
+    others = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    done = subprocess.run(
+        command, env={**others, ALONE: "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def check(compiled: Any, *args: Tensor, weights: Sequence[Tensor] = ()) -> Any:
     plan = compiled.memory(*args)
     found = measured(lambda: compiled(*args), *args, *weights)
+    if found > plan.peak_bytes + NOISE_BYTES and ALONE not in os.environ:
+        assert_passes_alone()
+        return plan
     assert found <= plan.peak_bytes + NOISE_BYTES, str(plan)
     assert plan.peak_bytes <= 1.1 * found + ROOM_BYTES, str(plan)
     return plan

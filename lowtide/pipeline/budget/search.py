@@ -7,8 +7,8 @@ Plans lie on one path that does not depend on the budget, cheap ones first: the 
 the same with an arena that gives free blocks back before it takes others; then, step by step, twice
 as many chunks for the section that lowers the peak most. Where gradients are recorded chunks are
 computed again, at each step first only some of them; and there are segments, which are computed
-again as a whole (`segments`): before the chunks, if these would free less than half. At the end of
-the chunks, kernels whose tiles need least work memory.
+again as a whole (`segments`): before the chunks, if these would free less than half, and not at all
+if they would free most. At the end of the chunks, kernels whose tiles need least work memory.
 
 A plan fits if its peak does, and beside it the hole that an op may leave where it has worked
 (`needed_bytes`; glibc looks for a larger place than it gives back). The first plan that fits is
@@ -42,6 +42,8 @@ from lowtide.pipeline.walk import Walk
 
 _MOST_STEPS: Final = 24
 _FACTORS: Final = (2, 16)  # times as many chunks
+_HALF: Final = 0.5  # of all that is made
+_MOST: Final = 0.75
 _LARGE: Final = 16  # of all that is made, one part is worth being done in chunks in a segment
 _CHUNKS: Final = 4  # of it, and times as many
 _PATIENCE: Final = 4  # lists of segments that may be worse than one before
@@ -91,9 +93,9 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
     roads = [_in_chunks(trials, found, walk.records)]
     if cutter is not None:
         trials.fixed = cutter.effects.fixed()
-        freed = sum(map(cutter.outer.inner_bytes, found))
-        is_first = 2 * freed < sum(cutter.outer.made_bytes)
-        roads.insert(0 if is_first else 1, _in_segments(trials, cutter, found))
+        freed = sum(map(cutter.outer.inner_bytes, found)) / max(sum(cutter.outer.made_bytes), 1)
+        if freed < _MOST:
+            roads.insert(0 if freed < _HALF else 1, _in_segments(trials, cutter, found))
     for road in roads:
         yield from road
 
