@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional
 
-from lowtide.ir import object_ops, opdefs, python_objects
+from lowtide.ir import object_ops, opdefs, python_objects, recomputed
 from lowtide.ir.core import Block, Function, Op, Value
 from lowtide.ir.named_results import build
 from lowtide.ir.python_ops.numbers import UNBOUND
@@ -83,6 +83,7 @@ _ROOTS: dict[str, object] = {
     "F": torch.nn.functional,
     "Tensor": torch.Tensor,
     "operator": operator,
+    "lowtide": recomputed,
 }
 
 

@@ -22,10 +22,12 @@ from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
 from lowtide.ir.interpret import Entered, run_block, run_op, suppressed
+from lowtide.ir.recomputed import Recomputed
 from lowtide.memory import watching
 from lowtide.passes.turns import take_turns_together
 from lowtide.pipeline import plain, stats
 from lowtide.pipeline.backend import Tiles
+from lowtide.pipeline.budget.checkpoint import as_section
 from lowtide.pipeline.budget.chunks import RunBlock
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.differences import attribute
@@ -293,6 +295,10 @@ class BlockPlan:
 
     def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         manager = env[op.operands[0]]
+        if isinstance(manager, Recomputed) and manager.records():
+            section = as_section(op, env)
+            if section is not None:
+                return self._section(section, env, alive)
         block, *leaving = op.blocks
         plan = self.inner(block)
         inner = {v: env[v] for v in plan.live_at[0] if v in env}

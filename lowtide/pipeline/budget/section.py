@@ -17,6 +17,7 @@ import torch
 from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.memory.scopes.hidden import hide_with_callees
+from lowtide.pipeline.budget.autocast import Autocast
 from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.pipeline.budget.generators import Generators
 from lowtide.pipeline.budget.stretches import Stretches
@@ -43,6 +44,7 @@ class _Recomputed(torch.autograd.Function):
         ctx.section = section
         ctx.others = [None if isinstance(v, Tensor) else v for v in values]
         ctx.random = Generators.of(values)
+        ctx.autocast = Autocast.now()
         ctx.trimmer = heap.trimmer()
         ctx.set_materialize_grads(False)
         section.keeps = True
@@ -66,7 +68,8 @@ class _Recomputed(torch.autograd.Function):
         count = len(others)
         values = [x if x is not None else o for x, o in zip(saved[:count], others, strict=True)]
         wanted = [bool(n) for n in ctx.needs_input_grad[1:]]
-        with ctx.random.again(values), watching.aside(), heap.trimming(ctx.trimmer):
+        random, casts = ctx.random.again(values), ctx.autocast.again()
+        with random, casts, watching.aside(), heap.trimming(ctx.trimmer):
             if torch.is_grad_enabled():
                 return None, *section.differentiable(values, wanted, cotangents)
             return None, *section.gradients(values, saved[count:], wanted, cotangents)
