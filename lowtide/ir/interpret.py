@@ -59,12 +59,22 @@ def run_op(op: Op, env: Env) -> None:
     try:
         results = _STRUCTURED.get(op.name, _run_plain)(op, env)
     except Exception as error:
-        if op.loc.line and not hasattr(error, LOC):
-            setattr(error, LOC, op.loc)
+        located(error, op)
         raise
     if len(results) != len(op.results):
         raise ValueError(f"{op.name} gave {len(results)} results instead of {len(op.results)}")
     env.update(zip(op.results, results, strict=True))
+
+
+def located(error: Exception, op: Op) -> None:
+    """Says where the op stands, if the error does not know better."""
+    if op.loc.line and not hasattr(error, LOC):
+        setattr(error, LOC, op.loc)
+
+
+def is_plain(op: Op) -> bool:
+    """Is it a call of one function with its operands, and no more?"""
+    return op.name not in _STRUCTURED
 
 
 def callable_of(target: str) -> Callable[..., Any]:
