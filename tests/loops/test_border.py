@@ -659,7 +659,7 @@ LIFTED: list[Callable[..., Any]] = [
     neg_step, negative_index1, step3, step_sum, dtype_down, int_acc, slice_strided,
     slice_strided2, modulo_add, ij_conv, inner_reset, carried_index, last_value, expanded_write,
     list_mutated_after, buf_row_alias, requires, enum_zip, col_row, write_flat_view, diag_write,
-    diag_antidiag, write_then_read_all_after, uninit_empty, reads_next,
+    diag_antidiag, while_loop, write_then_read_all_after, uninit_empty, reads_next,
     same_row_add, list_two, dtype_change, acc_bcast, shape_change_first,
     cond_write, continue_, upper, upper_add,
 ]  # fmt: skip
@@ -672,7 +672,7 @@ KEPT: list[Callable[..., Any]] = [
     modulo_write, square_index, ij_overlap, inner_not_reset, carried_index_var,
     list_cond, list_view_of_buf, buf_row_alias_reused,
     setitem_mask, swap_rows, max_builtin, clamp_acc, bool_acc, out_resized,
-    scaled_by_count, mean_running, two_accs_cross, write_flat_overlap, ext_loop_var, while_loop,
+    scaled_by_count, mean_running, two_accs_cross, write_flat_overlap, ext_loop_var,
 ]  # fmt: skip
 
 
