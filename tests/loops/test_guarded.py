@@ -13,12 +13,12 @@ import lowtide as lt
 from tests.loops.windows import gradient_of_input
 
 ROOT = Path(__file__).parents[2]
-SLOW = [pytest.param(["windows", "100", "3"], marks=pytest.mark.slow, id="windows-100")]
+LONG = [["scans"], ["empties"], ["windows", "0", "15"], ["windows", "100", "3"]]
 
 
 @pytest.mark.parametrize(
     "kind",
-    [["lifted"], ["kept"], ["branches"], ["scans"], ["empties"], ["windows", "0", "15"], *SLOW],
+    [["lifted"], ["kept"], ["branches"], *(pytest.param(k, marks=pytest.mark.long) for k in LONG)],
     ids=lambda k: "-".join(k[:2]),
 )
 def test_memory_is_left_alone(kind: list[str]) -> None:

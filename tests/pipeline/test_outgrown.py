@@ -46,7 +46,9 @@ def gradients(fn: Callable[..., Tensor], args: list[Tensor]) -> tuple[Tensor, ..
 
 
 @pytest.mark.parametrize("fn", [cross_entropy, neighbours])
-@pytest.mark.parametrize("first", [(40, 36, 64), (150, 130, 64)])
+@pytest.mark.parametrize(
+    "first", [(40, 36, 64), pytest.param((150, 130, 64), marks=pytest.mark.long)]
+)
 def test_as_little_as_if_it_had_come_first(
     fn: Callable[..., Tensor], first: tuple[int, int, int]
 ) -> None:
