@@ -9,20 +9,27 @@ which dim. Out: for each tensor of the result, the dim along which it is cut as 
     z = y + b        y cut along 0, b: [N, M]     Needs: b must be cut along 0, too
 
 An op that has a lowering is judged by its own formula, so that no table can contradict it: every
-load of what is cut must be at the very axis of the result. The table is for PyTorch's own ops.
+load of what is cut must be at the very axis of the result. `torch_rules` has PyTorch's own ops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 
-from lowtide.ir import opdefs
 from lowtide.ir.core import Block, Op, Value
 from lowtide.pipeline.abstract import Abs, Map, Place, Seq
 from lowtide.pipeline.budget.candidate import tensors_in
+from lowtide.pipeline.budget.torch_rules import (
+    Cut,
+    Dependent,
+    Needs,
+    is_pointwise,
+    pointwise,
+    rule_of,
+)
 from lowtide.pipeline.lifting import inplace
 from lowtide.pipeline.signature import CONSTANT, Binding
 from lowtide.pipeline.specialise import specialise
@@ -32,27 +39,13 @@ from lowtide.texpr.expr import Def, Load, Program
 from lowtide.texpr.index import Axis, deep_atoms, the_axis
 
 Tensor = torch.Tensor
-Cut = Mapping[int, int]  # id of a meta tensor → the dim along which it is cut
-
-
-class Dependent(Exception):
-    """The results are not independent along that axis, or nobody knows."""
-
-
-class Needs(Exception):
-    """They are if this operand is cut along this dim too."""
-
-    def __init__(self, tensor: Tensor, dim: int) -> None:
-        super().__init__(dim)
-        self.tensor = tensor
-        self.dim = dim
 
 
 def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut) -> dict[int, int]:
     """The dim along which each tensor of `results` is cut, by id; others are whole.
 
     `values`: one for each operand. Raises Dependent and Needs."""
-    rule = _RULES.get(_name(op))
+    rule = rule_of(op)
     if rule is not None:
         names = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
         count = len(values) - len(names)
@@ -72,6 +65,8 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
         binding = Binding(inputs, _Constants(), True)
         trace = specialise(block, 0, live, binding, {}, {})
     except Exception as fault:  # whatever a lowering says of what it does not take
+        if is_pointwise(op):  # of complex numbers, say
+            return pointwise(values, {}, results, cut)
         raise Dependent(str(fault)) from fault
     if trace.stop < len(block.ops) or trace.misfit:
         raise Dependent(trace.reason)
@@ -167,102 +162,3 @@ def _at(values: Sequence[Any], place: Place) -> Any:
     for key in place.path:
         found = found[key]
     return found
-
-
-# -- PyTorch's own ops -----------------------------------------------------------------------------
-
-Named = Mapping[str, Any]
-Rule = Callable[[Sequence[Any], Named, Sequence[Any], Cut], dict[int, int]]
-
-
-def _name(op: Op) -> str:
-    """`sort` for torch.sort, F.max_pool2d and Tensor.sort alike; "" for what has a lowering."""
-    if op.name == "call_torch":
-        return str(op.attrs["target"]).rpartition(".")[2]
-    if not op.name.startswith("torch."):
-        return ""
-    record: Any = opdefs.torch_record(op.name)
-    return "" if record.lower is not None else record.name.rpartition(".")[2]
-
-
-def _same_dim(results: Sequence[Any], dim: int) -> dict[int, int]:
-    return {id(x): dim for x in tensors_in(results)}
-
-
-def _first_cut(values: Sequence[Any], named: Named, cut: Cut) -> tuple[Tensor, int]:
-    """The first operand and its dim; no other tensor may be cut."""
-    x, *rest = tensors_in([*values, *named.values()])
-    if id(x) not in cut or any(id(r) in cut for r in rest):
-        raise Dependent("another operand than the first is cut")
-    return x, cut[id(x)]
-
-
-def _along(default: int, position: int = 1) -> Rule:
-    """Works along one dim, operand `position` or `dim`; independent along all others."""
-
-    def rule(
-        values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
-    ) -> dict[int, int]:
-        x, dim = _first_cut(values, named, cut)
-        along = named.get("dim", values[position] if len(values) > position else default)
-        if type(along) is not int or along % x.dim() == dim:
-            raise Dependent("works along what is cut")
-        is_smaller = all(r.dim() < x.dim() for r in tensors_in(results))
-        return _same_dim(results, dim - (is_smaller and along % x.dim() < dim))
-
-    return rule
-
-
-def _leading(inner: int) -> Rule:
-    """Works on the last `inner` dims; all before them are independent."""
-
-    def rule(
-        values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
-    ) -> dict[int, int]:
-        x, dim = _first_cut(values, named, cut)
-        if dim >= x.dim() - inner or "dim" in named or len(values) > 1:
-            raise Dependent("works along what is cut")
-        return _same_dim(results, dim)
-
-    return rule
-
-
-def _batch(values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut) -> dict[int, int]:
-    """x: [N, C, ...], N independent."""
-    x, dim = _first_cut(values, named, cut)
-    if dim != 0 or x.dim() < 3 or any(r.dim() != x.dim() for r in tensors_in(results)):
-        raise Dependent("works along what is cut")
-    return _same_dim(results, 0)
-
-
-def _convolution(
-    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
-) -> dict[int, int]:
-    """As `_batch`, if there is a batch."""
-    x, weight, *_ = tensors_in([*values, *named.values()])
-    if x.dim() != weight.dim():
-        raise Dependent("there is no batch")
-    return _batch(values, named, results, cut)
-
-
-_RULES: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(("sort", "argsort", "median", "nanmedian", "mode"), _along(-1)),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "msort"), _along(0)),
-    **dict.fromkeys(("topk", "kthvalue"), _along(-1, position=2)),
-    **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"), _leading(1)),
-    **dict.fromkeys(
-        ("inv", "det", "slogdet", "svdvals", "svd", "qr", "eigh", "eigvalsh", "cholesky", "pinv",
-         "matrix_exp", "inverse", "logdet"),
-        _leading(2),
-    ),
-    **dict.fromkeys(
-        ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        _convolution,
-    ),
-    **dict.fromkeys(
-        ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
-         "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "interpolate",
-         "group_norm", "pixel_shuffle", "pixel_unshuffle"),
-        _batch,
-    ),
-}  # fmt: skip
