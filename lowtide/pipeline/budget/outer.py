@@ -44,6 +44,8 @@ class Outer:
         with torch.no_grad():
             self.known = Followed(driver, args).known
         self._last_write = {s: pos for pos, op in enumerate(self.ops) for s in self.written([op])}
+        outward = [op for op in self.ops if not self.may_be_in(op)]
+        self._seen = {storage_of(x) for v in free_values(outward) for x in self.tensors(v)}
         self.given = {storage_of(x) for v in self.args for x in self.tensors(v)}
         self.made_at: dict[int, int] = {}
         self.nbytes: dict[int, int] = {}
@@ -114,13 +116,16 @@ class Outer:
 
     def ends(self, start: int, stop: int) -> tuple[list[Value], list[Value]] | None:
         """What ops [start, stop) need and give, if that can be handed over: no lists, results in
-        memory of their own that nobody writes into afterwards."""
+        memory that nobody writes into afterwards, and of their own if the caller gets them."""
         ops = self.ops[start:stop]
         inputs = free_values(ops)
         outputs = [v for op in ops for v in op.results if v in self.live_at[stop]]
         if not outputs or any(_holds_tensors(self.known[v]) for v in (*inputs, *outputs)):
             return None
-        made_here = {storage_of(x) for v in outputs for x in self.tensors(v)}
+        held = [storage_of(x) for v in outputs for x in self.tensors(v)]
+        made_here = set(held)
+        if any(held.count(s) > 1 for s in made_here & self._seen):
+            return None  # the caller may write into one of them, and read the other
         given = {storage_of(x) for v in inputs for x in self.tensors(v)}
         if not made_here.isdisjoint(given):
             return None  # a view of what was there before
