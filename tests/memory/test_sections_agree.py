@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
+from lowtide.errors import BudgetError
 from lowtide.pipeline.budget.search import path
 from lowtide.pipeline.budget.section import SECTION
 from lowtide.pipeline.driver import Driver
@@ -93,3 +95,88 @@ def test_every_plan_gives_what_eager_gives(function: Callable[..., Any]) -> None
         torch.testing.assert_close(found[0], expected[0])
         assert found[1] == expected[1]
     assert sections
+
+
+def at_least(function: Callable[..., Any], *args: Tensor) -> Callable[..., Any]:
+    """Compiled for the least budget that there is for these arguments."""
+    with pytest.raises(BudgetError) as refused:
+        lt.script(function, budget=1)(*args)
+    return lt.script(function, budget=refused.value.least_bytes)
+
+
+def sorted_twice(x: Tensor, w: Tensor) -> Tensor:
+    y = torch.sort(torch.cumsum((x * w).sigmoid(), 1), 1)[0]
+    return torch.cumsum(torch.tanh(torch.cumsum(y, 1)), 1)
+
+
+def made() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(1000, 50, dtype=torch.float64, requires_grad=True)
+    return x, torch.randn(50, dtype=torch.float64, requires_grad=True)
+
+
+def test_a_batch_of_cotangents() -> None:
+    x, w = made()
+
+    def gradients(call: Callable[..., Any]) -> Any:
+        y = call(x, w)
+        given = torch.stack([torch.ones_like(y), y.detach()])
+        return torch.autograd.grad(y, (x, w), given, is_grads_batched=True)
+
+    limited = at_least(sorted_twice, x, w)
+    torch.testing.assert_close(gradients(limited), gradients(sorted_twice))
+
+
+def columns(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.sort(torch.cumsum((x * w).sigmoid(), 1), 1)[0]
+    return torch.cumsum(y, 1).t(), torch.cumsum(y.t(), 0)
+
+
+def test_results_may_be_changed_in_place() -> None:
+    x, w = made()
+
+    def gradients(call: Callable[..., Any]) -> Any:
+        first, second = call(x, w)
+        first.mul_(2).sigmoid_()
+        second.add_(1)
+        return torch.autograd.grad((first * second).sum(), (x, w))
+
+    limited = at_least(columns, x, w)
+    torch.testing.assert_close(gradients(limited), gradients(columns))
+
+
+def multiplied(x: Tensor, w: Tensor) -> Tensor:
+    return torch.cumsum(torch.softmax(torch.cumsum(torch.tanh(x @ w), 1) @ w, 1), 1)
+
+
+def test_what_runs_again_does_not_run_under_autocast() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1000, 50, requires_grad=True)
+    w = torch.randn(50, 50, requires_grad=True)
+    limited = at_least(multiplied, x, w)
+    y = limited(x, w).sum()
+    expected = torch.autograd.grad(y, (x, w), retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.autograd.grad(y, (x, w))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def normed(x: Tensor, mean: Tensor, var: Tensor, shift: Tensor) -> Tensor:
+    y = torch.cumsum(torch.cumsum((x - shift).sigmoid(), 1), 1)
+    y = F.batch_norm(y, mean, var, None, None, True)
+    return torch.cumsum(y.sigmoid(), 1)
+
+
+def test_a_plan_is_for_arguments_that_share_memory_alike() -> None:
+    x, _ = made()
+
+    def gradient(call: Callable[..., Any], is_shared: bool) -> Tensor:
+        mean, var = torch.full((50,), 0.5, dtype=x.dtype), torch.ones(50, dtype=x.dtype)
+        y = call(x, mean, var, mean[:] if is_shared else mean.clone())
+        return torch.autograd.grad(y.square().sum(), x)[0]
+
+    with pytest.raises(BudgetError) as refused:
+        gradient(lt.script(normed, budget=1), True)
+    limited = lt.script(normed, budget=refused.value.least_bytes)
+    for is_shared in (False, True):
+        torch.testing.assert_close(gradient(limited, is_shared), gradient(normed, is_shared))

@@ -125,9 +125,12 @@ class Chunks:
     def differentiable(
         self, values: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """As one chunk, so that the gradients can be differentiated."""
-        starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
-        return gradients_of(self.run_again(list(starts)), starts, wanted, cotangents, again=True)
+        """As one chunk, so that the gradients can be differentiated, or taken under a transform."""
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
+            results = self.run_again(list(starts))
+        return gradients_of(results, starts, wanted, cotangents, again=again)
 
     def chunk_gradients(
         self, parts: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]

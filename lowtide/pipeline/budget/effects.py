@@ -47,10 +47,7 @@ class Effects:
     def __init__(self, outer: Outer) -> None:
         self.outer = outer
         self._without_graph = {  # ids; of a tensor that nobody has seen being made, nobody knows
-            id(known)
-            for v, given in outer.args.items()
-            for known, x in zip(outer.tensors(v), tensors_in(given), strict=False)
-            if not x.requires_grad
+            id(known) for known, x in outer.pairs if not x.requires_grad
         }
         with Ledger(PlayedArena()), torch.enable_grad():
             self.rows = [self._effect(op) for op in outer.ops[: outer.last]]

@@ -31,8 +31,9 @@ _OF_THE_BATCH: Final = 5  # the operand of a norm that says whether it is in tra
 
 
 class Outer:
-    """See the module's text. `given`: the memory of the arguments, by `storage_of`; `made_at`,
-    `nbytes`: the op that makes what is not of them, and its size; `made_bytes`: of each op."""
+    """See the module's text. `pairs`: tensors of the arguments, as known here and as they are;
+    `given`: their memory, by `storage_of`; `made_at`, `nbytes`: the op that makes what is not of
+    them, and its size; `made_bytes`: of each op."""
 
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.function = driver.function
@@ -43,7 +44,13 @@ class Outer:
         self.args = dict(zip(driver.function.params, args, strict=True))
         with torch.no_grad():
             self.known = Followed(driver, args).known
+        self.pairs = [
+            (known, x)
+            for v, given in self.args.items()
+            for known, x in zip(self.tensors(v), tensors_in(given), strict=False)
+        ]
         self._last_write = {s: pos for pos, op in enumerate(self.ops) for s in self.written([op])}
+        self._write_alike()
         outward = [op for op in self.ops if not self.may_be_in(op)]
         self._seen = {storage_of(x) for v in free_values(outward) for x in self.tensors(v)}
         self.given = {storage_of(x) for v in self.args for x in self.tensors(v)}
@@ -59,6 +66,16 @@ class Outer:
                 self.made_at[storage_of(x)] = pos
                 self.nbytes[storage_of(x)] = x.untyped_storage().nbytes()
                 self.made_bytes[pos] += self.nbytes[storage_of(x)]
+
+    def _write_alike(self) -> None:
+        """What is written into one argument is written into all that share its memory."""
+        alike: dict[int, set[int]] = {}
+        for known, x in self.pairs:
+            alike.setdefault(storage_of(x), set()).add(storage_of(known))
+        for group in alike.values():
+            last = [self._last_write[s] for s in group if s in self._last_write]
+            if last:
+                self._last_write.update(dict.fromkeys(group, max(last)))
 
     def inner_bytes(self, run: Candidate) -> int:
         """What its ops make and nobody reads afterwards."""

@@ -9,7 +9,8 @@ Deep Nets with Sublinear Memory Cost"). Chunks for which there is room are not r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.memory.scopes.hidden import hide_with_callees
+from lowtide.pipeline import plain
 from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.pipeline.budget.generators import Generators
 from lowtide.pipeline.budget.stretches import Stretches
@@ -48,7 +50,7 @@ class _Recomputed(torch.autograd.Function):
         section.keeps = True
         section.carrying = [carries_gradient(v) for v in values]
         with torch.no_grad():
-            results = section.forward([_detached(v) for v in values])
+            results = list(map(_whole, section.forward([_detached(v) for v in values])))
         updated = section.updated
         tensors = [
             v if isinstance(v, Tensor) and k not in updated else None for k, v in enumerate(values)
@@ -66,8 +68,13 @@ class _Recomputed(torch.autograd.Function):
         count = len(others)
         values = [x if x is not None else o for x, o in zip(saved[:count], others, strict=True)]
         wanted = [bool(n) for n in ctx.needs_input_grad[1:]]
-        with ctx.random.again(values), watching.aside(), heap.trimming(ctx.trimmer):
-            if torch.is_grad_enabled():
+        with (
+            ctx.random.again(values),
+            _without_autocast(values),
+            watching.aside(),
+            heap.trimming(ctx.trimmer),
+        ):
+            if torch.is_grad_enabled() or plain.in_transform(cotangents):
                 return None, *section.differentiable(values, wanted, cotangents)
             return None, *section.gradients(values, saved[count:], wanted, cotangents)
 
@@ -77,6 +84,22 @@ hide_with_callees(_Recomputed.backward)
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
+
+
+def _whole(value: Any) -> Any:
+    """A view of what nobody else has is a tensor like others, which may be changed in place."""
+    is_view = isinstance(value, Tensor) and value._is_view()  # pyright: ignore[reportPrivateUsage]
+    return value.detach() if is_view else value
+
+
+@contextlib.contextmanager
+def _without_autocast(values: Sequence[Any]) -> Generator[None]:
+    """As in the forward pass: no budget is kept under autocast."""
+    with contextlib.ExitStack() as stack:
+        if plain.autocast_on():
+            for kind in {x.device.type for x in values if isinstance(x, Tensor)}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _may_have_gradient(x: Tensor) -> bool:
