@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import lowtide as lt
 from lowtide.errors import BudgetError
@@ -95,6 +95,40 @@ def test_every_plan_gives_what_eager_gives(function: Callable[..., Any]) -> None
         torch.testing.assert_close(found[0], expected[0])
         assert found[1] == expected[1]
     assert sections
+
+
+class Averages(nn.Module):
+    """Its buffer becomes another tensor at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(50, 50))
+        self.register_buffer("mean", torch.zeros(50))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cumsum(x @ self.weight, 1)
+        self.mean = self.mean * 0.9 + 0.1 * y.detach().mean(0)
+        return torch.cumsum(torch.cumsum(y - self.mean, 1).sigmoid(), 1)
+
+
+def test_what_nobody_knows_to_have_a_graph_has_one_only_if_it_does() -> None:
+    torch.manual_seed(0)
+    model, x = Averages().double(), torch.randn(1000, 50, dtype=torch.float64)
+
+    def steps(call: Callable[[], Tensor]) -> list[Tensor]:
+        model.zero_grad()
+        model.mean = torch.zeros(50, dtype=torch.float64)
+        for _ in range(2):
+            call().square().sum().backward()
+            assert not model.mean.requires_grad
+        assert model.weight.grad is not None
+        return [model.mean, model.weight.grad]
+
+    expected = steps(lambda: model(x))
+    forward = lt.script(model).forward
+    driver, values = forward.resolve(forward.bind((x,), {}))
+    for plan in islice(path(Driver(driver.function), values), MOST_PLANS):
+        torch.testing.assert_close(steps(lambda plan=plan: plan.driver(values)), expected)
 
 
 def at_least(function: Callable[..., Any], *args: Tensor) -> Callable[..., Any]:

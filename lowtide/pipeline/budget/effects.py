@@ -12,7 +12,7 @@ it calls. They tell what is written, except of running statistics.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lowtide.ir.core import Op, Value, free_values
 from lowtide.ir.interpret import run_op
 from lowtide.memory.ledger import Ledger
-from lowtide.pipeline.budget.candidate import storage_of, tensors_in
+from lowtide.pipeline.budget.candidate import Candidate, storage_of, tensors_in
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.runtime.played_arena import PlayedArena
 
@@ -52,10 +52,28 @@ class Effects:
         with Ledger(PlayedArena()), torch.enable_grad():
             self.rows = [self._effect(op) for op in outer.ops[: outer.last]]
 
-    def fixed(self) -> set[Value]:
-        """Values without a graph behind them."""
-        values = (v for op in self.outer.ops for v in op.results if v in self.outer.known)
-        return {v for v in values if not self.carries(self.outer.known[v])}
+    def sources(self, run: Candidate) -> tuple[tuple[int, ...], ...]:
+        """For each result of a section, which of its operands a graph of it may come from."""
+        found: dict[int, set[int]] = {}
+        for k, v in enumerate(run.inputs):
+            self._note_sources(v, {k}, found)
+        everything = {k for known in found.values() for k in known}
+        for op in self.outer.ops[run.start : run.stop]:
+            used = (x for v in free_values([op]) for x in self.outer.tensors(v))
+            joined = {k for x in used for k in found.get(id(x), ())}
+            for v in op.results:
+                self._note_sources(v, joined, found)
+            if op.name == "mutate":
+                written = self._alike(self.outer.tensors(op.operands[0]))
+                found |= {name: found.get(name, set()) | joined for name in written}
+        for v in run.outputs:
+            self._note_sources(v, everything, found)  # of a loop, made elsewhere
+        rows = ({k for x in self.outer.tensors(v) for k in found[id(x)]} for v in run.outputs)
+        return tuple(map(tuple, rows))
+
+    def _note_sources(self, v: Value, sources: set[int], found: dict[int, set[int]]) -> None:
+        for x in self.outer.tensors(v):
+            found.setdefault(id(x), sources if self.carries(x) else set())
 
     def carries(self, value: Any) -> bool:
         """May any tensor of it have a graph behind it?"""
@@ -89,15 +107,18 @@ class Effects:
         return Effect(writes, calls.repeats)
 
     def _gaining(self, op: Op) -> set[int]:
-        """Ids of the tensors that have a graph after the op, and had none before: those that it may
-        write into, what they view, and other views of that."""
+        """Ids of the tensors that have a graph after the op, and had none before."""
         used = tensors_in([self.outer.known.get(v) for v in free_values([op])])
         if not (op.blocks or op.name in _GAINING) or not self.carries(used):
             return set()
         written = self.outer.written([op])
-        roots = {id(_viewed(x)) for x in used if storage_of(x) in written}
+        return self._alike(x for x in used if storage_of(x) in written) & self._without_graph
+
+    def _alike(self, written: Iterable[Tensor]) -> set[int]:
+        """Ids of these tensors, of what they view, and of other views of that."""
+        roots = {id(_viewed(x)) for x in written}
         found = tensors_in(list(self.outer.known.values()))
-        return {id(x) for x in found if id(_viewed(x)) in roots} & self._without_graph
+        return {id(x) for x in found if id(_viewed(x)) in roots}
 
     def _copied(self, value: Any, copies: dict[int, Tensor]) -> Any:
         """A value with tensors of their own, which have a graph if those in it do."""

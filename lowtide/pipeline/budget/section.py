@@ -56,9 +56,10 @@ class _Recomputed(torch.autograd.Function):
             v if isinstance(v, Tensor) and k not in updated else None for k, v in enumerate(values)
         ]
         ctx.save_for_backward(*tensors, *section.kept())
-        rows = [(k, r) for k, r in enumerate(results) if isinstance(r, Tensor)]
-        fixed = [r for k, r in rows if k in section.fixed or not _may_have_gradient(r)]
-        ctx.mark_non_differentiable(*fixed)
+        rows = zip(results, section.sources, strict=True)
+        fixed = [r for r, s in rows if not any(section.carrying[k] for k in s)]
+        fixed += [r for r in results if isinstance(r, Tensor) and not _may_have_gradient(r)]
+        ctx.mark_non_differentiable(*(r for r in fixed if isinstance(r, Tensor)))
         return tuple(results)
 
     @staticmethod
