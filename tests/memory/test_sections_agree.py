@@ -131,6 +131,34 @@ def test_what_nobody_knows_to_have_a_graph_has_one_only_if_it_does() -> None:
         torch.testing.assert_close(steps(lambda plan=plan: plan.driver(values)), expected)
 
 
+class Shifted(Averages):
+    """Its buffer is an attribute that may become another tensor, and is written in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > 5000:
+            self.mean = self.mean * 2
+        self.mean.add_(1)
+        y = torch.sort(torch.cumsum(x @ self.weight, 1) - self.mean, 1)[0]
+        return torch.cumsum(torch.cumsum(y, 1).sigmoid(), 1)
+
+
+def test_what_the_next_call_writes_is_not_read_by_this_one() -> None:
+    torch.manual_seed(0)
+    model, x = Shifted().double(), torch.randn(1000, 50, dtype=torch.float64)
+
+    def gradient(call: Callable[[], Tensor]) -> Tensor:
+        model.mean.zero_()
+        y = call().square().sum() + call().square().sum()
+        return torch.autograd.grad(y, model.weight)[0]
+
+    expected = gradient(lambda: model(x))
+    forward = lt.script(model).forward
+    driver, values = forward.resolve(forward.bind((x,), {}))
+    for plan in islice(path(Driver(driver.function), values), MOST_PLANS):
+        found = gradient(lambda plan=plan: plan.driver(values))
+        torch.testing.assert_close(found, expected)
+
+
 def at_least(function: Callable[..., Any], *args: Tensor) -> Callable[..., Any]:
     """Compiled for the least budget that there is for these arguments."""
     with pytest.raises(BudgetError) as refused:

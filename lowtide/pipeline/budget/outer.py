@@ -54,6 +54,7 @@ class Outer:
         outward = [op for op in self.ops if not self.may_be_in(op)]
         self._seen = {storage_of(x) for v in free_values(outward) for x in self.tensors(v)}
         self.given = {storage_of(x) for v in self.args for x in self.tensors(v)}
+        self._others = set(self.given)  # memory that the caller has, or may have
         self.made_at: dict[int, int] = {}
         self.nbytes: dict[int, int] = {}
         self.made_bytes = [0] * self.last
@@ -66,6 +67,8 @@ class Outer:
                 self.made_at[storage_of(x)] = pos
                 self.nbytes[storage_of(x)] = x.untyped_storage().nbytes()
                 self.made_bytes[pos] += self.nbytes[storage_of(x)]
+                if not _is_torch(op):
+                    self._others.add(storage_of(x))
 
     def _write_alike(self) -> None:
         """What is written into one argument is written into all that share its memory."""
@@ -105,9 +108,9 @@ class Outer:
         return [op.operands[k] for k in places]
 
     def is_written(self, storage: int, start: int) -> bool:
-        """May an op from `start` on write into this memory? Into an argument any op, since the next
-        call may come before the backward pass of this one."""
-        start = 0 if storage in self.given else start
+        """May an op from `start` on write into this memory? Into what the caller has any op, since
+        the next call may come before the backward pass of this one."""
+        start = 0 if storage in self._others else start
         return self._last_write.get(storage, -1) >= start
 
     def may_be_in(self, op: Op) -> bool:
@@ -127,9 +130,8 @@ class Outer:
         """Asks it which tensor it is, or anything else that a part may answer otherwise?"""
         if op.name in ("py.is", "py.is_not"):
             return all(v.type != t.NONE for v in op.operands)
-        is_torch = op.name == "call_torch" or op.name.startswith("torch.")
         gives = any(self.tensors(v) for v in op.results)
-        return is_torch and not gives and not opdefs.has_kind(op.name, ("size",))
+        return _is_torch(op) and not gives and not opdefs.has_kind(op.name, ("size",))
 
     def ends(self, start: int, stop: int) -> tuple[list[Value], list[Value]] | None:
         """What ops [start, stop) need and give, if that can be handed over: no lists, results in
@@ -149,6 +151,10 @@ class Outer:
         if not made_here.isdisjoint(self.written(self.ops[stop:])):
             return None  # what is joined is no view of another result, nor autograd's to be changed
         return inputs, outputs
+
+
+def _is_torch(op: Op) -> bool:
+    return op.name == "call_torch" or op.name.startswith("torch.")
 
 
 def _holds_tensors(value: Any) -> bool:
