@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.ir import recomputed
+
 
 def names_in(text: str) -> frozenset[str]:
     """The words of a text."""
@@ -251,8 +253,10 @@ OPERATORS: Final = names_in(
 
 # Context managers, the only ones that `with` takes in a file.
 MODES: Final = frozenset(
-    f"torch.{name}"
-    for name in ("no_grad", "enable_grad", "set_grad_enabled", "inference_mode", "autocast")
+    (
+        *(f"torch.{name}" for name in ("no_grad", "enable_grad", "set_grad_enabled")),
+        *("torch.inference_mode", "torch.autocast", recomputed.TARGET),
+    )
 )
 
 _OTHERS: Final = (

@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional
 
-from lowtide.ir import object_ops, opdefs, python_objects
+from lowtide.ir import object_ops, opdefs, python_objects, recomputed
 from lowtide.ir.core import Block, Function, Op, Value
 from lowtide.ir.named_results import build
 from lowtide.ir.python_ops.numbers import UNBOUND
@@ -59,12 +59,22 @@ def run_op(op: Op, env: Env) -> None:
     try:
         results = _STRUCTURED.get(op.name, _run_plain)(op, env)
     except Exception as error:
-        if op.loc.line and not hasattr(error, LOC):
-            setattr(error, LOC, op.loc)
+        located(error, op)
         raise
     if len(results) != len(op.results):
         raise ValueError(f"{op.name} gave {len(results)} results instead of {len(op.results)}")
     env.update(zip(op.results, results, strict=True))
+
+
+def located(error: Exception, op: Op) -> None:
+    """Says where the op stands, if the error does not know better."""
+    if op.loc.line and not hasattr(error, LOC):
+        setattr(error, LOC, op.loc)
+
+
+def is_plain(op: Op) -> bool:
+    """Is it a call of one function with its operands, and no more?"""
+    return op.name not in _STRUCTURED
 
 
 def callable_of(target: str) -> Callable[..., Any]:
@@ -83,6 +93,7 @@ _ROOTS: dict[str, object] = {
     "F": torch.nn.functional,
     "Tensor": torch.Tensor,
     "operator": operator,
+    "lowtide": recomputed,
 }
 
 

@@ -1,21 +1,49 @@
 """A loop that asks before each step if there is another, of a number that is fixed, is counted.
 
-In, out: a Function. Always holds: the number is from before the loop.
+In, out: a Function. Always holds: as many steps as before; the bound is from before the loop.
 
-    %go: bool = py.lt(%0, %n)                      %x = loop(%n, %true, …)
-    %x = loop(%endless, %go, …)               →      block(%i, …):
-      block(%i, …):                                    …
-        %next: bool = py.lt(%i + 1, %n)                yield(%true, …)
-        yield(%next, …)
+    %go: bool = py.lt(%a, %n)                      %x = loop(%range_len, %true, …)
+    %x = loop(%endless, %go, %a, …)          →       block(%i, %k, …):
+      block(%i, %k, …):                                …
+        %more: int = py.add(%k, %2)                    yield(%true, %more, …)
+        %next: bool = py.lt(%more, %n)
+        yield(%next, %more, …)
+
+The first step may be unconditional: `while True`, left by `if k >= n: break`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
-from lowtide.passes.making import Makers, constant, make_constant, makers_of
+from lowtide.passes.making import Makers, ahead_of, constant, drop, make_constant, makers_of
 from lowtide.passes.run import about
+
+# comparison: (which way the counter runs, what to add to the bound for where a range would end)
+_TESTS: Final = {"py.lt": (1, 0), "py.le": (1, 1), "py.gt": (-1, 0), "py.ge": (-1, -1)}
+_UNEQUAL: Final = "py.ne"
+_FLIPPED: Final = {
+    "py.lt": "py.gt", "py.gt": "py.lt", "py.le": "py.ge", "py.ge": "py.le", "py.ne": "py.ne",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counter:
+    """The first test is of `start`, or there is none; each step adds `step`, which is not 0, and
+    the loop goes on as long as `test`, a comparison, holds with `bound`; `hoisted`: what makes the
+    bound in each step anew."""
+
+    start: Value | int
+    step: int
+    test: str
+    bound: Value | int
+    is_asked_first: bool
+    hoisted: tuple[Op, ...]
 
 
 @about("loop")
@@ -29,38 +57,137 @@ def count_loops(fn: Function) -> Function:
 def _count(block: Block, makers: Makers) -> None:
     kept: list[Op] = []
     for op in block.ops:
-        length = _length(op, makers) if op.name == "loop" else None
-        if length is not None:
-            going, again = Value("", t.BOOL), Value("", t.BOOL)
-            kept.append(make_constant(going, True, op))
-            op.operands[:2] = [length, going]
-            body = op.blocks[0]
-            body.terminator.operands[0] = again
-            body.ops.insert(0, make_constant(again, True, op))
+        counter = _counter(op, makers) if op.name == "loop" else None
+        if counter is not None:
+            kept += _counted(op, counter)
         for inner in op.blocks:
             _count(inner, makers)
         kept.append(op)
     block.ops = kept
 
 
-def _length(loop: Op, makers: Makers) -> Value | None:
-    """The number of steps, where the loop is of this form."""
+def _counter(loop: Op, makers: Makers) -> _Counter | None:
+    """What the loop counts, where it is of this form."""
     trips, going = loop.operands[:2]
     (body,) = loop.blocks
     endless = constant(trips, makers)
-    first, again = makers.get(going), makers.get(body.terminator.operands[0])
-    if not isinstance(endless, int) or endless < opdefs.MAX_TRIPS or not first or not again:
+    if not isinstance(endless, int) or endless < opdefs.MAX_TRIPS:
         return None
-    if first.name != "py.lt" or again.name != "py.lt":
-        return None
-    start, length = first.operands
-    after, same = again.operands
-    step = makers.get(after)
-    counts = (
-        step is not None
-        and step.name == "py.add"
-        and step.operands[0] is body.args[0]
-        and constant(step.operands[1], makers) == 1
-    )
-    fixed = length.type == t.INT and same is length and constant(start, makers) == 0
-    return length if counts and fixed else None
+    again = makers.get(body.terminator.operands[0])
+    for test, after, limit in _sides(again):
+        bound = _known(limit, makers)
+        hoisted: list[Op] = []
+        if isinstance(bound, Value) and not _hoist(bound, loop, makers, hoisted):
+            continue
+        for start, step in _steps(loop, after, makers):
+            if not _ends(test, step):
+                continue
+            asked = (
+                (name, *(_known(v, makers) for v in xs)) for name, *xs in _sides(makers.get(going))
+            )
+            is_asked = (test, start, bound) in list(asked)
+            if is_asked or constant(going, makers) is True:
+                drop(body, set(hoisted))
+                return _Counter(
+                    start=start,
+                    step=step,
+                    test=test,
+                    bound=bound,
+                    is_asked_first=is_asked,
+                    hoisted=tuple(hoisted),
+                )
+    return None
+
+
+def _hoist(value: Value, loop: Op, makers: Makers, ops: list[Op]) -> bool:
+    """Whether it is the same in all steps; adds the ops of a step that make it."""
+    (body,) = loop.blocks
+    maker = makers.get(value)
+    if maker is None or maker not in body.ops:
+        return value not in body.args
+    sizes = [v for v in maker.operands if v in makers and makers[v].name == "torch.shape"]
+    may_go = opdefs.is_shareable(maker, sizes) and not opdefs.has_kind(maker.name, ("pointwise",))
+    if may_go and all(_hoist(v, loop, makers, ops) for v in maker.operands) and maker not in ops:
+        ops.append(maker)
+    return may_go and maker in ops
+
+
+def _ends(test: str, step: int) -> bool:
+    """Does the counter come to the bound?"""
+    return abs(step) == 1 if test == _UNEQUAL else step * _TESTS[test][0] > 0
+
+
+def _known(value: Value, makers: Makers) -> Value | int:
+    """Its value, if that is a constant."""
+    found = constant(value, makers)
+    return found if type(found) is int else value
+
+
+def _sides(op: Op | None) -> Iterator[tuple[str, Value, Value]]:
+    """The comparison of an op, of ints, read from the left and from the right."""
+    if op is not None and op.name in _FLIPPED and all(v.type == t.INT for v in op.operands):
+        a, b = op.operands
+        yield op.name, a, b
+        yield _FLIPPED[op.name], b, a
+
+
+def _steps(loop: Op, after: Value, makers: Makers) -> Iterator[tuple[Value | int, int]]:
+    """What `after` may be counted by: its value before the first step, and what a step adds."""
+    (body,) = loop.blocks
+    ahead = ahead_of(after, body.args[0], makers)
+    if ahead is not None:  # the number of the step, and more
+        yield ahead - 1, 1
+    yielded = body.terminator.operands[1:]
+    for init, arg, value in zip(loop.operands[2:], body.args[1:], yielded, strict=True):
+        step = ahead_of(after, arg, makers) if value is after and arg.type == t.INT else None
+        if step:
+            yield _known(init, makers), step
+
+
+def _counted(loop: Op, counter: _Counter) -> list[Op]:
+    """Makes the loop a counted one; gives the ops that count."""
+    ops = list(counter.hoisted)
+
+    def known(value: int) -> Value:
+        ops.append(make_constant(Value("", t.INT), value, loop))
+        return ops[-1].result
+
+    def number(name: str, *operands: Value) -> Value:
+        ops.append(Op(name=name, operands=list(operands), results=[Value("", t.INT)], loc=loop.loc))
+        return ops[-1].result
+
+    start, stop = (known(v) if isinstance(v, int) else v for v in (counter.start, counter.bound))
+    if counter.test == _UNEQUAL:
+        ops += _until_equal(loop, counter, start, stop)
+        return [*ops, *_with_trips(loop, ops[-1].result)]
+    beyond = _TESTS[counter.test][1]
+    stop = number("py.add", stop, known(beyond)) if beyond else stop
+    trips = number("py.range_len", start, stop, known(counter.step))
+    if not counter.is_asked_first:
+        trips = number("py.max", trips, known(1))
+    return [*ops, *_with_trips(loop, trips)]
+
+
+def _until_equal(loop: Op, counter: _Counter, start: Value, stop: Value) -> list[Op]:
+    """The steps from `start` to `stop`; what has gone by never comes to it."""
+    least, far, comes, trips = (Value("", t.INT) for _ in range(4))
+    comes.type = t.BOOL
+    ends = [stop, start] if counter.step > 0 else [start, stop]
+    ahead = Block([], [Op(name="yield", operands=[far], loc=loop.loc)])
+    gone_by = Block([], [Op(name="yield", operands=[loop.operands[0]], loc=loop.loc)])
+    return [
+        make_constant(least, 0 if counter.is_asked_first else 1, loop),
+        Op(name="py.sub", operands=ends, results=[far], loc=loop.loc),
+        Op(name="py.ge", operands=[far, least], results=[comes], loc=loop.loc),
+        Op(name="if", operands=[comes], results=[trips], blocks=[ahead, gone_by], loc=loop.loc),
+    ]
+
+
+def _with_trips(loop: Op, trips: Value) -> list[Op]:
+    """Makes it a counted loop; gives what comes before."""
+    going, again = Value("", t.BOOL), Value("", t.BOOL)
+    loop.operands[:2] = [trips, going]
+    (body,) = loop.blocks
+    body.terminator.operands[0] = again
+    body.ops.insert(0, make_constant(again, True, loop))
+    return [make_constant(going, True, loop)]

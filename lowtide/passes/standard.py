@@ -12,6 +12,7 @@ from lowtide.passes.asked_again import ask_again
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.counted_loops import count_loops
+from lowtide.passes.counters import count_by_steps
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.early_ends import end_early
 from lowtide.passes.first_steps import peel_first_steps
@@ -21,8 +22,9 @@ from lowtide.passes.last_items import carry_last_items
 from lowtide.passes.last_steps import peel_last_steps
 from lowtide.passes.reroll import reroll
 from lowtide.passes.rows import read_rows
-from lowtide.passes.run import Pass, run
+from lowtide.passes.run import Pass, about, run
 from lowtide.passes.split_tuples import split_tuples
+from lowtide.passes.truths import simplify_truths
 
 TIDY: tuple[Pass, ...] = (
     inline_no_grad,
@@ -33,7 +35,10 @@ TIDY: tuple[Pass, ...] = (
     eliminate_dead_code,  # and what loops carry unchanged
     end_early,
     read_rows,
+    about("loop")(eliminate_common_subexpressions),  # what is compared is one value
+    simplify_truths,
     count_loops,
+    count_by_steps,
     grow_in_place,
     carry_last_items,
     eliminate_common_subexpressions,

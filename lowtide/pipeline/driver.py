@@ -21,13 +21,16 @@ from typing import Any, Final
 from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
-from lowtide.ir.interpret import Entered, run_block, run_op, suppressed
+from lowtide.ir.interpret import Entered, run_block, suppressed
+from lowtide.ir.prepared import Step, prepared
+from lowtide.ir.recomputed import Recomputed
 from lowtide.memory import watching
 from lowtide.passes.turns import take_turns_together
-from lowtide.pipeline import plain, stats
+from lowtide.pipeline import little, plain, stats
 from lowtide.pipeline.backend import Tiles
+from lowtide.pipeline.budget.checkpoint import as_section
 from lowtide.pipeline.budget.chunks import RunBlock
-from lowtide.pipeline.budget.section import SECTION, run_section
+from lowtide.pipeline.budget.section import run_section
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.mutation import CHANGING, may_change
@@ -78,6 +81,7 @@ class BlockPlan:
             if op.name in _GROW
         }
         self._regions: dict[int, Region | None] = {}
+        self._steps: dict[int, tuple[Step, tuple[Value, ...]]] = {}  # and what is dead after it
         self._inner: dict[int, BlockPlan] = {}
         self._lock = threading.Lock()
 
@@ -111,6 +115,7 @@ class BlockPlan:
             name=f"{self.name}:{self.ops[pos].loc.line or pos}",
             shown=self.shown,
             tiles=self.tiles,
+            is_repeated=self.is_repeated,
         )
 
     def _ends(self, pos: int, start: int) -> bool:
@@ -219,6 +224,8 @@ class BlockPlan:
         if results is not None and (trimmer := heap.trimmer()) is not None:
             trimmer.follow(values, results)
         del values
+        if entry.eager == little.WHY:
+            return ~self._run_ops(pos, region.end, env)
         if entry.run is None:
             return ~self.run_eager(pos, region.end, env) if entry.eager else pos
         if results is None:
@@ -231,8 +238,11 @@ class BlockPlan:
         return spec.stop if spec.reason else ~spec.stop
 
     def run_eager(self, start: int, stop: int, env: Env) -> int:
-        """PyTorch runs ops [start, stop); gives `stop`."""
+        """PyTorch runs ops [start, stop), which kernels cannot; gives `stop`."""
         stats.count("regions_eager")
+        return self._run_ops(start, stop, env)
+
+    def _run_ops(self, start: int, stop: int, env: Env) -> int:
         for pos in range(start, stop):
             self.run_op(pos, env)
         return stop
@@ -240,6 +250,9 @@ class BlockPlan:
     def run_op(self, pos: int, env: Env) -> None:
         """Runs one op outside of any region, then drops what nobody uses any more."""
         op = self.ops[pos]
+        if not op.blocks:
+            self._run_plain(pos, env)
+            return
         alive = self.live_at[pos + 1]
         if op.name == "if":
             results = self._if(op, env, alive)
@@ -247,16 +260,24 @@ class BlockPlan:
             results = self._loop(op, env, alive)
         elif op.name == "with":
             results = self._with(op, env, alive)
-        elif op.name == SECTION:
-            results = self._section(op, env, alive)
         else:
-            run_op(op, env)
-            if (trimmer := heap.trimmer()) is not None:
-                trimmer.follow([env[v] for v in op.operands], [env[v] for v in op.results])
-            _drop(env, alive, (*op.operands, *op.results))
-            return
+            results = self._section(op, env, alive)
         env.update(zip(op.results, results, strict=True))
         _drop(env, alive, op.results)
+
+    def _run_plain(self, pos: int, env: Env) -> None:
+        known = self._steps.get(pos)
+        if known is None:
+            op = self.ops[pos]
+            dead = {v for v in (*op.operands, *op.results) if v not in self.live_at[pos + 1]}
+            known = self._steps[pos] = prepared(op), tuple(dead)
+        step, dead = known
+        step(env)
+        if (trimmer := heap.trimmer()) is not None:
+            op = self.ops[pos]
+            trimmer.follow([env[v] for v in op.operands], [env[v] for v in op.results])
+        for v in dead:
+            env.pop(v, None)
 
     def _if(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         plan = self.inner(op.blocks[0 if env[op.operands[0]] else 1])
@@ -293,6 +314,10 @@ class BlockPlan:
 
     def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         manager = env[op.operands[0]]
+        if isinstance(manager, Recomputed) and manager.records():
+            section = as_section(op, env)
+            if section is not None:
+                return self._section(section, env, alive)
         block, *leaving = op.blocks
         plan = self.inner(block)
         inner = {v: env[v] for v in plan.live_at[0] if v in env}

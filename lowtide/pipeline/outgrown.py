@@ -6,7 +6,7 @@ pairs may as well be stored. At other sizes the same kernels store it again, how
     planned at 64 x 50, called at 8000 x 6000:    199 MB, where a plan for these sizes takes 19 MB
 
 In: what one plan and another need at the present sizes. Out: whether the signature is worth
-splitting, and where. `Plan.room` is what inputs and outputs take: the measure of a size.
+splitting, and where. What inputs and outputs take is the measure of a size.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from lowtide.texpr.index import Index, as_index, product
 from lowtide.texpr.sizes import evaluate
 
 OUTGROWN: Final = "sizes have outgrown the kernels planned for smaller ones"
-_GROWN: Final = 4  # times what it was planned for: sooner no other plan is looked for
+GROWN: Final = 4  # times what it was planned for: sooner no other plan is looked for
+GROWN_AGAIN: Final = 1.25  # times where it was found to suit
 _SPARE_BYTES: Final = 4 << 20  # beyond inputs and outputs: less than this is not worth a compile
 _WORTH: Final = 0.75  # another plan must need no more than this part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Kernels, planned for sizes at which inputs and outputs took `room` bytes."""
+    """Kernels, planned for sizes at which inputs and outputs took `suits` bytes; at others these
+    take `room`."""
 
-    program: Program
+    room: Index
     executable: Any
     gradient: Gradient | None
-    room: int
+    suits: int
 
     def needs(self, sizes: Mapping[str, int]) -> int:
         """Bytes at the peak of the forward or the backward pass, with what is kept between."""
@@ -46,9 +48,8 @@ class Plan:
         return max([forward, *(kept + e.memory(sizes).peak_bytes for e in g.executables)])
 
     def may_be_outgrown(self, sizes: Mapping[str, int]) -> bool:
-        """Is it planned for much smaller sizes, and takes much more than inputs and outputs?"""
-        room = room_bytes(self.program, sizes)
-        return room > _GROWN * self.room and self.needs(sizes) > room + _SPARE_BYTES
+        """Planned for much smaller sizes, does it take much more than inputs and outputs?"""
+        return self.needs(sizes) > evaluate(self.room, sizes) + _SPARE_BYTES
 
     def is_outgrown(self, fresh: Plan, sizes: Mapping[str, int]) -> bool:
         """Does a plan made for these sizes need much less?"""
@@ -59,15 +60,11 @@ class Plan:
 
     def threshold(self, sizes: Mapping[str, int]) -> Index:
         """Not negative at sizes that are nearer to these than to those of the plan."""
-        return _room(self.program) - math.isqrt(self.room * room_bytes(self.program, sizes))
+        return self.room - math.isqrt(self.suits * evaluate(self.room, sizes))
 
 
-def room_bytes(program: Program, sizes: Mapping[str, int]) -> int:
+def room_bytes(program: Program) -> Index:
     """What inputs and outputs take."""
-    return evaluate(_room(program), sizes)
-
-
-def _room(program: Program) -> Index:
     inputs = [product(i.shape) * i.dtype.itemsize for i in program.inputs.values()]
     made = [program.defs[n] for n in program.outputs if n in program.defs]
     return sum([*inputs, *(product(d.shape) * d.dtype.itemsize for d in made)], as_index(0))

@@ -22,7 +22,7 @@ import torch
 
 from lowtide.errors import Loc, LowtideError
 from lowtide.ir.core import Block, Value
-from lowtide.pipeline import backend, debug, hostcode, plain, stats
+from lowtide.pipeline import backend, debug, hostcode, little, plain, stats
 from lowtide.pipeline.abstract import Place
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.differences import Facts, differences, signature_facts
@@ -30,15 +30,15 @@ from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.keys import KeyOf, key_function, whole_key
-from lowtide.pipeline.outgrown import OUTGROWN, Plan, room_bytes
+from lowtide.pipeline.outgrown import GROWN, GROWN_AGAIN, OUTGROWN, Plan, room_bytes
 from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, launched
 from lowtide.pipeline.signature import CPU, Binding, Levels, Spot, escalated, with_varying
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
-from lowtide.texpr.build import NeedConst, Unsupported
-from lowtide.texpr.index import Index
+from lowtide.texpr.build import NeedConst, Unsupported, symbols
+from lowtide.texpr.index import Index, as_index
 from lowtide.texpr.sizes import evaluate
 
-MAX_EXACT: Final = 256  # sizes remembered before the first cache starts anew
+MAX_EXACT: Final = 4096  # sizes remembered before the first cache starts anew
 MAX_CLASSES: Final = 64  # signatures compiled before the rest runs as PyTorch
 _MAX_ATTEMPTS: Final = 200
 
@@ -51,8 +51,10 @@ class Specialisation:
 
     `gradient` and `again` are there where outputs carry gradients: the backward pass, and how
     PyTorch runs the same ops; `places` says where the Program's tensors are among the live-ins.
-    `differences`: from the nearest one that was compiled before it. `suits`: what inputs and
-    outputs take at the largest sizes for which no better plan than `executable` was found."""
+    `differences`: from the nearest one that was compiled before it. `room`: what inputs and
+    outputs take; `suits`: that at the largest sizes for which no better plan than `executable` was
+    found; `looked`: at the largest ones for which none was looked for, as it takes little.
+    `little`: what all its values take, if PyTorch is as quick where that is little."""
 
     stop: int
     finished: bool
@@ -71,7 +73,10 @@ class Specialisation:
     machine: str = "cpu"
     executable: Any = None
     run: Callable[..., tuple[Any, ...]] | None = None
+    room: Index = field(default_factory=lambda: as_index(0))
+    little: Index | None = None
     suits: int = 0
+    looked: int = 0
 
     @property
     def advances(self) -> bool:
@@ -116,7 +121,7 @@ class Entry:
 class Region:
     """See the module's text. `end` is the first op that ends every trace; `live_at[k]` are the
     values that ops from k on use; `shown` is what the user calls captured values; `tiles`: see
-    `backend`."""
+    `backend`; `is_repeated`: in a loop that the driver runs."""
 
     block: Block
     start: int
@@ -135,6 +140,7 @@ class Region:
     small: dict[Spot, set[int]] = field(default_factory=dict[Spot, set[int]])
     floats_constant: bool = False
     tiles: Tiles = "usual"
+    is_repeated: bool = False
     count: int = 0
     shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
     history: list[Facts] = field(default_factory=list[Facts])
@@ -216,7 +222,7 @@ class Region:
                     tiles=self.tiles,
                 )
                 spec.executable = debug.planned(self.name, compile_program, hints)
-                spec.suits = room_bytes(host.program, hints)
+                spec.suits = evaluate(spec.room, hints)
             return spec.executable
 
     # -- the second cache --
@@ -246,7 +252,10 @@ class Region:
         for a, b, message in host.program.equalities:
             if evaluate(a, numbers) != evaluate(b, numbers):
                 return Entry(spec, z, [], None, message)
-        return Entry(spec, z, [z[k] for k in host.pick], None)
+        entry = Entry(spec, z, [z[k] for k in host.pick], None)
+        if spec.little is not None and evaluate(spec.little, numbers) <= little.LITTLE_BYTES:
+            entry.eager = little.WHY
+        return entry
 
     def _is_outgrown(self, entry: Entry, binding: Binding, values: Sequence[Any]) -> bool:
         """Whether the signature is now split, because kernels planned anew take much less."""
@@ -254,19 +263,23 @@ class Region:
         if host is None or spec.executable is None or self.count >= MAX_CLASSES:
             return False
         sizes = dict(zip(host.symbols, entry.sizes, strict=True))
-        plan = _plan(spec, host)
+        room = evaluate(spec.room, sizes)
+        if room <= max(GROWN * spec.suits, GROWN_AGAIN * spec.looked):
+            return False
+        plan = _plan(spec)
         if not plan.may_be_outgrown(sizes):
+            spec.looked = room
             return False
         again = self._gradient(host, binding)
         fresh = replace(spec, gradient=again, executable=None, run=None, differences=(OUTGROWN,))
         try:
             self.executable(fresh, entry)
-            is_worth_it = plan.is_outgrown(_plan(fresh, host), sizes)
+            is_worth_it = plan.is_outgrown(_plan(fresh), sizes)
         except Exception as error:
             survive(error, f"{self.name}: kernels for larger sizes", "those for smaller ones run")
             is_worth_it = False
         if not is_worth_it:
-            spec.suits = room_bytes(host.program, sizes)
+            spec.suits = room
             return False
         self.count += 1
         self._put(self._way(binding), Split(plan.threshold(sizes), yes=fresh, no=spec))
@@ -389,7 +402,17 @@ class Region:
             places=binding.tensors,
             differences=differences(facts, earlier),
             machine=binding.machine,
+            room=as_index(0) if host is None else room_bytes(host.program),
+            little=self._little(trace, host, binding),
         )
+
+    def _little(self, trace: Trace, host: HostCode | None, binding: Binding) -> Index | None:
+        """What all values take, if they are few enough for PyTorch to be as quick."""
+        ops = self.block.ops[self.start : max(trace.stop, self.end)]
+        if host is None or not (self.is_repeated and binding.wanted and little.are_few(ops)):
+            return None
+        found = little.bytes_of(trace.env.values())
+        return found if symbols(found) <= set(host.names) else None
 
     def _host(
         self, trace: Trace, binding: Binding, results: Sequence[Value], records: bool
@@ -449,12 +472,12 @@ class Region:
         return [v for v in self.live_ins if v not in alive]
 
 
-def _plan(spec: Specialisation, host: HostCode) -> Plan:
+def _plan(spec: Specialisation) -> Plan:
     return Plan(
-        program=host.program,
+        room=spec.room,
         executable=spec.executable,
         gradient=spec.gradient,
-        room=spec.suits,
+        suits=spec.suits,
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.errors import Loc, LowtideError
+from lowtide.ir import recomputed
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
@@ -29,6 +30,7 @@ from lowtide.memory.ledger import Ledger, like
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
+from lowtide.pipeline.budget.checkpoint import NOT_AGAIN, as_section
 from lowtide.pipeline.budget.chunks import RunBlock
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
@@ -296,6 +298,8 @@ class Walk:
             results = self._loop(plan, op, env, plan.live_at[pos + 1])
         elif op.name == SECTION:
             results = self._section(plan, op, env, plan.live_at[pos + 1])
+        elif op.name == "with" and isinstance(env[op.operands[0]], recomputed.Recomputed):
+            results = self._again(plan, op, env, plan.live_at[pos + 1])
         elif op.name == "with" and len(op.blocks) == 2:
             results = self._with(plan, op, env)
         else:
@@ -393,6 +397,18 @@ class Walk:
 
     def _runner(self, plan: BlockPlan, block: Block) -> RunBlock:
         return lambda given: self._block(plan, dict(zip(block.args, given, strict=True)))
+
+    def _again(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        """The block of a checkpoint."""
+        manager = env[op.operands[0]]
+        if self.records and manager.records():
+            section = as_section(op, env)
+            if section is not None:
+                self.notes.append(f"{op.loc}: a checkpoint: run again in the backward pass")
+                return self._section(plan, section, env, alive)
+            self.notes.append(f"{op.loc}: a checkpoint whose values are kept: {NOT_AGAIN}")
+        with manager:
+            return self._block(*self._inner(plan, op.blocks[0], env))
 
     def _with(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
         block, leaving = op.blocks
@@ -533,7 +549,8 @@ def _is_torch(op: Op) -> bool:
 
 
 def _is_unseen(op: Op) -> bool:
-    return op.name in _UNSEEN or op.name.partition(".")[0] in ("py", "list", "math")
+    is_structure = op.name in _UNSEEN or op.name.partition(".")[0] in ("py", "list", "math")
+    return is_structure or op.attrs.get("target") == recomputed.TARGET
 
 
 def _unseen_by_modes(op: Op) -> contextlib.AbstractContextManager[object]:

@@ -7,6 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.memory.case_table import module
 
@@ -57,6 +58,22 @@ def lstm_deep() -> nn.Module:
             return torch.tanh(y).sum(0) + h.sum() * c.sum()
 
     return Encoder()
+
+
+@module("checkpoints", lambda: (torch.rand(4000, 128),))
+def checkpoints() -> nn.Module:
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layers = (nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)),) * 3
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + checkpoint(layer, x.cumsum(1), use_reentrant=False)
+            return x
+
+    return Deep()
 
 
 @module("lstm", lambda: (torch.rand(16, 60, 64),))

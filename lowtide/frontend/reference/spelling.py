@@ -83,6 +83,7 @@ def spelt(obj: object) -> str:
 _PREFIXES: Final = {
     "lowtide": "lt.",
     "torch.jit": "torch.jit.",
+    "torch.utils.checkpoint": "torch.utils.checkpoint.",
     "torch._jit_internal": "torch.jit.",
     "torch.futures": "torch.futures.",
     "torch.nn": "torch.nn.",

@@ -19,6 +19,7 @@ from typing import Any
 from lowtide.errors import CompileError
 from lowtide.frontend.script import (
     calls,
+    checkpoints,
     chosen,
     closures,
     comprehensions,
@@ -62,9 +63,9 @@ __all__ = ["check_syntax", "script_function", "signature_types"]
 
 # Importing these fills the tables of `context`.
 LANGUAGE = (
-    *(calls, chosen, closures, comprehensions, expressions, indexing, itertools_calls),
-    *(left_to_python, local_calls, loops, operators, questions, slices, statements),
-    *(module_attributes, module_calls),  # `super()` is that of plain classes, too
+    *(calls, checkpoints, chosen, closures, comprehensions, expressions, indexing),
+    *(itertools_calls, left_to_python, local_calls, loops, operators, questions, slices),
+    *(statements, module_attributes, module_calls),  # `super()` is that of plain classes, too
 )
 _DECORATED = 1  # the owner of a decorated function's frame within that of its program
 

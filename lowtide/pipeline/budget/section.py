@@ -9,8 +9,7 @@ Deep Nets with Sublinear Memory Cost"). Chunks for which there is room are not r
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Final, cast
 
 import torch
@@ -19,6 +18,8 @@ from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.pipeline import plain
+from lowtide.pipeline.budget.autocast import Autocast
+from lowtide.pipeline.budget.candidate import storage_of
 from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.pipeline.budget.generators import Generators
 from lowtide.pipeline.budget.stretches import Stretches
@@ -45,12 +46,15 @@ class _Recomputed(torch.autograd.Function):
         ctx.section = section
         ctx.others = [None if isinstance(v, Tensor) else v for v in values]
         ctx.random = Generators.of(values)
+        ctx.autocast = Autocast.now()
         ctx.trimmer = heap.trimmer()
         ctx.set_materialize_grads(False)
         section.keeps = True
         section.carrying = [carries_gradient(v) for v in values]
+        given = {storage_of(v) for v in values if isinstance(v, Tensor)}
         with torch.no_grad():
-            results = list(map(_whole, section.forward([_detached(v) for v in values])))
+            results = section.forward([_detached(v) for v in values])
+            results = [_handed_out(r, given) for r in results]
         updated = section.updated
         tensors = [
             v if isinstance(v, Tensor) and k not in updated else None for k, v in enumerate(values)
@@ -69,12 +73,8 @@ class _Recomputed(torch.autograd.Function):
         count = len(others)
         values = [x if x is not None else o for x, o in zip(saved[:count], others, strict=True)]
         wanted = [bool(n) for n in ctx.needs_input_grad[1:]]
-        with (
-            ctx.random.again(values),
-            _without_autocast(values),
-            watching.aside(),
-            heap.trimming(ctx.trimmer),
-        ):
+        random, casts = ctx.random.again(values), ctx.autocast.again()
+        with random, casts, watching.aside(), heap.trimming(ctx.trimmer):
             if torch.is_grad_enabled() or plain.in_transform(cotangents):
                 return None, *section.differentiable(values, wanted, cotangents)
             return None, *section.gradients(values, saved[count:], wanted, cotangents)
@@ -87,20 +87,14 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _whole(value: Any) -> Any:
-    """A view of what nobody else has is a tensor like others, which may be changed in place."""
-    is_view = isinstance(value, Tensor) and value._is_view()  # pyright: ignore[reportPrivateUsage]
-    return value.detach() if is_view else value
-
-
-@contextlib.contextmanager
-def _without_autocast(values: Sequence[Any]) -> Generator[None]:
-    """As in the forward pass: no budget is kept under autocast."""
-    with contextlib.ExitStack() as stack:
-        if plain.autocast_on():
-            for kind in {x.device.type for x in values if isinstance(x, Tensor)}:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
+def _handed_out(value: Any, given: Set[int]) -> Any:
+    """A view of what nobody else has is a tensor like others, which may be changed in place; what
+    shares memory with an operand is a view, which PyTorch refuses to change."""
+    if not isinstance(value, Tensor):
+        return value
+    if storage_of(value) in given:
+        return value.view_as(value)
+    return value.detach() if value._is_view() else value  # pyright: ignore[reportPrivateUsage]
 
 
 def _may_have_gradient(x: Tensor) -> bool:

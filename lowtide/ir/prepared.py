@@ -1,0 +1,70 @@
+"""One op, ready to be run many times: `interpret.run_op` with all that can be looked up before.
+
+In: an op. Out: a function of the environment, as quick as the op's own work allows. The driver runs
+each op of a loop's step by one.
+
+    step = prepared(op)
+    step(env)               reads operands from env, writes results into it
+
+Always holds: it does what `run_op` does, and raises what that raises.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+from lowtide.ir import opdefs
+from lowtide.ir.core import Op, Value
+from lowtide.ir.interpret import Env, is_plain, located, run_op
+
+Step: TypeAlias = Callable[[Env], None]
+
+
+def prepared(op: Op) -> Step:
+    """See the module's text."""
+    if op.name == "const":
+        return _constant(op.result, op.attrs["value"])
+    fn = _function(op)
+    if fn is None or len(op.results) != 1:
+        return functools.partial(run_op, op)
+    return _call(op, fn, op.operands, op.result)
+
+
+def _function(op: Op) -> Callable[..., Any] | None:
+    """What gives the op's only result from its operands; None where `run_op` has more to do."""
+    if op.name == "torch.getitem" and "rows" not in op.attrs:
+        return _item(cast("Sequence[str]", op.attrs["spec"]))
+    if not is_plain(op):
+        return None
+    definition = opdefs.find(op.name)
+    return opdefs.torch_record(op.name).eager if definition is None else definition.run
+
+
+def _item(spec: Sequence[str]) -> Callable[..., Any]:
+    def one(x: Any, i: Any) -> Any:
+        return x[i]
+
+    def several(x: Any, *items: Any) -> Any:
+        return x[opdefs.Indexing.index(spec, items)]
+
+    return one if tuple(spec) == ("int",) else several
+
+
+def _constant(result: Value, value: object) -> Step:
+    def run(env: Env) -> None:
+        env[result] = value
+
+    return run
+
+
+def _call(op: Op, fn: Callable[..., Any], operands: Sequence[Value], result: Value) -> Step:
+    def run(env: Env) -> None:
+        try:
+            env[result] = fn(*[env[v] for v in operands])
+        except Exception as error:
+            located(error, op)
+            raise
+
+    return run

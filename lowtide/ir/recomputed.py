@@ -1,0 +1,41 @@
+"""`with Recomputed(asked…)`: ops that keep only what they read, and run again for their gradients.
+
+In: `asked`, tensors one of which must want a gradient for the ops to be recorded; if none are
+given, they are recorded as ever. Out: a context manager, which keeps all where PyTorch runs the
+program.
+
+    %m: Any = call_torch() {target="lowtide.Recomputed", kwnames=()}
+    %y: Tensor = with(%m)
+      block(%_: Any):
+        %h: Tensor = torch.tanh(%x)
+        yield(%h)
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+TARGET: Final = "lowtide.Recomputed"
+
+
+class Recomputed:
+    """See the module's text."""
+
+    def __init__(self, *asked: object) -> None:
+        self.asked = asked
+        self._outer: list[bool] = []
+
+    def records(self) -> bool:
+        """Whether gradients go through the block."""
+        wanted = (x.requires_grad for x in self.asked if isinstance(x, torch.Tensor))
+        return torch.is_grad_enabled() and (not self.asked or any(wanted))
+
+    def __enter__(self) -> None:
+        records = self.records()
+        self._outer.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(records)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_grad_enabled(self._outer.pop())

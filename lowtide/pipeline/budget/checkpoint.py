@@ -1,0 +1,95 @@
+"""The block of a `Recomputed`, which the user's checkpoint stands for, as a section of one chunk.
+
+In: the op `with` and the values it reads. Out: a `section`, or None where the block is to be kept
+as it is: gradients go through tensors that are operands and results of a section, not through those
+in lists and objects, and not through what it writes into from outside.
+
+    with(%m): block: %h = tanh(%x); yield(%h)    →    %h = section(%x) {chunks=1}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from lowtide.ir import opdefs
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Op, Value, free_values, walk
+from lowtide.pipeline.budget.chunks import carries_gradient
+from lowtide.pipeline.budget.section import SECTION
+from lowtide.pipeline.mutation import CHANGING
+
+NOT_AGAIN: Final = (
+    "it writes into tensors from outside, or reads or gives lists or objects, which hide gradients"
+)
+_CARRYING: Final = (t.TENSOR, t.OptionalType(t.TENSOR))
+_NEW: Final = ("pointwise", "contraction", "factory")
+_PLAIN: Final = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.STR, t.NONE)
+
+
+def as_section(op: Op, env: Mapping[Value, Any]) -> Op | None:
+    """See the module's text."""
+    (block,) = op.blocks
+    inputs = [v for v in free_values(block.ops) if v not in block.args]
+    values = [env[v] for v in inputs]
+    if any(r.type not in (*_CARRYING, *_PLAIN) for r in op.results):
+        return None
+    if not all(isinstance(x, torch.Tensor) or _is_plain(x) for x in values):
+        return None
+    if _writes(block, env):
+        return None
+    carrying = {v for v, x in zip(inputs, values, strict=True) if carries_gradient(x)}
+    _spread(block.ops, carrying)
+    ends, everything = block.terminator.operands, tuple(range(len(inputs)))
+    how: dict[str, Any] = {
+        "chunks": 1,
+        "cuts": (None,) * len(inputs),
+        "joins": (None,) * len(ends),
+        "sources": tuple(everything if v in carrying else () for v in ends),
+    }
+    return Op(
+        name=SECTION,
+        operands=inputs,
+        attrs=how,
+        results=op.results,
+        blocks=[Block(inputs, block.ops)],
+        loc=op.loc,
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device)
+
+
+def _writes(block: Block, env: Mapping[Value, Any]) -> bool:
+    """May it write into what is not its own? Counters are written again, as PyTorch's checkpoint
+    does it."""
+    for op in walk(block):
+        if op.name not in CHANGING:
+            continue
+        target = env.get(op.operands[0]) if op.operands else None
+        is_counter = isinstance(target, torch.Tensor) and not target.is_floating_point()
+        if op.name != "mutate" or not (is_counter or _is_made_by(op.operands[0], block)):
+            return True
+    return False
+
+
+def _is_made_by(value: Value, block: Block) -> bool:
+    """Is its memory new, rather than perhaps a view of what was there before?"""
+    maker = next((op for op in walk(block) if value in op.results), None)
+    return maker is not None and opdefs.has_kind(
+        maker.name, ("pointwise", "contraction", "factory")
+    )
+
+
+def _spread(ops: Sequence[Op], carrying: set[Value]) -> None:
+    """Adds what may have a graph, since it is computed from what has one."""
+    for op in ops:
+        for block in op.blocks:
+            carrying.update(block.args)
+            _spread(block.ops, carrying)
+        used = [*op.operands, *(v for b in op.blocks for v in b.terminator.operands)]
+        if op.name != "torch.detach" and not carrying.isdisjoint(used):
+            carrying.update(op.results)

@@ -1,0 +1,240 @@
+"""`torch.utils.checkpoint` inside compiled code: values, gradients and state as PyTorch's, and less
+memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint as cp
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import lowtide as lt
+
+again = functools.partial(checkpoint, use_reentrant=False)
+
+
+def layer(x, w):
+    return torch.tanh(x @ w).relu()
+
+
+def of_a_function(x, w):
+    return checkpoint(layer, x, w, use_reentrant=False).sum(1)
+
+
+def by_a_partial(x, w):
+    return again(layer, x, w) * 2
+
+
+def with_a_keyword(x, w):
+    return checkpoint(layer, x, w=w, use_reentrant=False, preserve_rng_state=True)
+
+
+def of_a_closure(x, w):
+    scale = w.sum()
+    return checkpoint(lambda y: (y * scale).exp(), x, use_reentrant=False)
+
+
+def two_results(x, w):
+    def both(y):
+        return y @ w, (y * w.sum()).detach(), y.shape[0]
+
+    a, b, n = checkpoint(both, x, use_reentrant=False)
+    return a * n, b
+
+
+def within_one(x, w):
+    def outer(y):
+        return checkpoint(layer, y, w, use_reentrant=False).cos()
+
+    return checkpoint(outer, x, use_reentrant=False)
+
+
+def in_a_loop(x, w):
+    for _ in range(3):
+        x = checkpoint(layer, x, w, use_reentrant=False) + x
+    return x
+
+
+def in_a_branch(x, w):
+    if x.sum() > 1e6:
+        return x
+    return checkpoint(layer, x, w, use_reentrant=False)
+
+
+def of_a_list(x, w):
+    tensors = []
+    for row in x:
+        tensors.append(row * w.sum())
+
+    return checkpoint(torch.stack, tensors, use_reentrant=False)
+
+
+def writing_outside(x, w):
+    y = x * 2
+
+    def change(z):
+        y.add_(z @ w)
+        return z.sin()
+
+    made = checkpoint(change, x, use_reentrant=False)
+    return made + y
+
+
+def reentrant(x, w):
+    return checkpoint(layer, x, w, use_reentrant=True)
+
+
+def of_parameters_alone(x, w):
+    held = w * 1
+    return checkpoint(lambda y: (y @ held).sin(), x.detach(), use_reentrant=True)
+
+
+def hands_on(x, w):
+    return checkpoint(lambda y: y, x, use_reentrant=False) * w.sum()
+
+
+def with_a_view(x, w):
+    return checkpoint(lambda y: y.t(), x, use_reentrant=False).exp() * w.sum()
+
+
+PROGRAMS = [
+    of_a_function,
+    by_a_partial,
+    with_a_keyword,
+    of_a_closure,
+    two_results,
+    within_one,
+    in_a_loop,
+    in_a_branch,
+    of_a_list,
+    writing_outside,
+    reentrant,
+    of_parameters_alone,
+    hands_on,
+    with_a_view,
+]
+
+
+def _run(fn: Callable[..., Any], x: torch.Tensor, w: torch.Tensor) -> list[Any]:
+    x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
+    made = fn(x, w)
+    results = made if isinstance(made, tuple) else (made,)
+    first = results[0]
+    if first.requires_grad:
+        (first * torch.arange(first.numel()).view_as(first)).mean().backward()
+    flags = [r.requires_grad for r in results]
+    return [*(r.detach() for r in results), x.grad, w.grad, flags]
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
+def test_values_and_gradients(fn: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    x, w = (torch.randn(n, 40, dtype=torch.float64) / 6 for n in (5, 40))
+    compiled = lt.script(fn)
+    for _ in range(2):
+        torch.testing.assert_close(_run(compiled, x, w), _run(fn, x, w))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, w), fn(x, w))
+
+
+def test_second_derivatives() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    fn = lt.script(of_a_closure)
+    assert torch.autograd.gradcheck(fn, (x, w))
+    assert torch.autograd.gradgradcheck(fn, (x, w))
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.GELU(), nn.Dropout())
+            for _ in range(3)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + cp.checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+def test_random_numbers_and_statistics_as_in_eager() -> None:
+    torch.manual_seed(0)
+    eager, x = Net(), torch.randn(48, 64)
+    net = Net()
+    net.load_state_dict(eager.state_dict())
+    compiled = lt.script(net)
+    for model in (eager, compiled):
+        torch.manual_seed(1)
+        model(x).square().mean().backward()
+    for a, b in zip(net.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    torch.testing.assert_close(net.state_dict(), eager.state_dict())
+    assert "run again in the backward pass" in str(compiled.explain(x))
+
+
+class Deep(nn.Module):
+    def __init__(self, checkpoints: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+        self.checkpoints = checkpoints
+
+    def inner(self, layer: nn.Module, x):
+        return torch.fft.fft(layer(x)).real.sin().cumsum(1)
+
+    def forward(self, x):
+        for k in range(4):
+            if self.checkpoints:
+                x = checkpoint(self.twice, k, x, use_reentrant=False)
+            else:
+                x = self.twice(k, x)
+        return x.sum()
+
+    def twice(self, k: int, x):
+        return self.inner(self.layers[2 * k + 1], self.inner(self.layers[2 * k], x))
+
+
+def test_less_is_kept() -> None:
+    x = torch.randn(8192, 64)
+    plain, checkpointed = (lt.script(Deep(c)).memory(x).peak_bytes for c in (False, True))
+    assert checkpointed < 0.75 * plain
+
+
+def test_why_one_is_kept_is_told() -> None:
+    x, w = torch.randn(5, 40, requires_grad=True), torch.randn(40, 40)
+    assert "a checkpoint whose values are kept" in str(lt.script(of_a_list).explain(x, w))
+
+
+def scaled_if_cast(x, w):
+    y = x @ w
+    return y * 2 if y.dtype == torch.bfloat16 else y
+
+
+def _checkpointed(x, w):
+    return checkpoint(scaled_if_cast, x, w, use_reentrant=False)
+
+
+def test_autocast_is_the_same_again() -> None:
+    x, w = torch.ones(40, 40, requires_grad=True), torch.ones(40, 40)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = lt.script(_checkpointed)(x, w)
+    made.sum().backward()
+    assert made.dtype == torch.bfloat16
+    assert x.grad is not None
+    assert x.grad[0, 0] == 80
+
+
+def _with_contexts(x):
+    return checkpoint(torch.sin, x, use_reentrant=False, context_fn=cp.noop_context_fn)
+
+
+def test_contexts_are_refused_with_a_remedy() -> None:
+    with pytest.raises(lt.CompileError, match="`context_fn`"):
+        lt.script(_with_contexts)(torch.ones(3))
