@@ -165,7 +165,7 @@ def _rehearse(compiled: Any, args: Any, kwargs: Any) -> tuple[list[Rehearsal], M
             except Stopped as why:
                 call.notes.append(f"{why}; nothing after it is counted")
             except Exception as error:
-                # An op that no meta tensor goes through; a number that was taken to be 1; a gradient
+                # An op without meta tensors; a number that was taken to be 1; a gradient
                 # that has none itself here.
                 is_guess = call.virtual.asked or TWICE in call.virtual.ledger.notes
                 if not (is_guess or isinstance(error, NotImplementedError)):

@@ -1,5 +1,5 @@
-"""Gradients of gradients: within a script they are counted, of a captured graph a note says that they
-are not."""
+"""Gradients of gradients: within a script they are counted, of a captured graph a note says that
+they are not."""
 
 from __future__ import annotations
 
