@@ -92,6 +92,31 @@ class Arena(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Heap:
+    """What small tensors leave behind. `room_bytes`: places of what is gone; `again_bytes`: of
+    these, what was taken since the beginning; `torn_bytes`: the same in backward passes, which
+    leave gradients in between; `graph_bytes`: autograd's nodes."""
+
+    room_bytes: int = 0
+    again_bytes: int = 0
+    torn_bytes: int = 0
+    graph_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """What is resident beside the tensors."""
+        holes = min(self.again_bytes // 2, _HOLES_BYTES) + self.torn_bytes // 7
+        return self.room_bytes + holes + self.graph_bytes
+
+    def take(self, nbytes: int, is_backward: bool) -> None:
+        """A place is taken, or is free for others."""
+        again = min(self.room_bytes, nbytes)
+        self.room_bytes -= again
+        self.again_bytes += max(again, 0)
+        self.torn_bytes += again * (is_backward and again >= _TORN_BYTES)
+
+
 class Ledger(TorchDispatchMode):
     """See the module's text. `name`, `loc` and `kind` are those of what is made from now on."""
 
@@ -99,10 +124,7 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.arena = arena
         self.torch_bytes = 0
-        self._heap_room = 0  # places in the heap, of what was small and is gone
-        self._taken_again = 0  # of these places, since the beginning
-        self._torn = 0  # the same in backward passes, which leave gradients behind in between
-        self._graph_bytes = 0
+        self._heap = _Heap()
         self.asked_bytes = 0  # of what is alive, without pages and warm blocks
         self.peak_bytes = 0
         self.growth_bytes = 0  # what one op has added at most, also for a moment
@@ -135,9 +157,7 @@ class Ledger(TorchDispatchMode):
     @property
     def live_bytes(self) -> int:
         """What is held now, blocks that the arena keeps warm counted."""
-        holes = min(self._taken_again // 2, _HOLES_BYTES) + self._torn // 7
-        small = self._heap_room + holes + self._graph_bytes
-        return self.torch_bytes + small + self.arena.reserved_bytes
+        return self.torch_bytes + self._heap.nbytes + self.arena.reserved_bytes
 
     def spike(self, nbytes: int) -> None:
         """So many bytes are there for a moment, within an op."""
@@ -293,7 +313,7 @@ class Ledger(TorchDispatchMode):
             if not any(x is given for given in args):  # as the ops in place return
                 self._book(x)
         if _is_recorded(args):
-            self._graph_bytes += _node_bytes(args, result)
+            self._heap.graph_bytes += _node_bytes(args, result)
         inside = scratch_bytes(func, args, kwargs, result)
         if inside:
             self.spike(inside)
@@ -383,26 +403,19 @@ class Ledger(TorchDispatchMode):
 
     def _take_small(self, nbytes: int) -> None:
         """A place in the heap is taken, or is free for others: it stays resident."""
-        again = min(self._heap_room, nbytes)
-        self._heap_room -= again
-        self._taken_again += max(again, 0)
-        if again >= _TORN_BYTES and torch._C._current_autograd_node() is not None:  # pyright: ignore
-            self._torn += again
+        self._heap.take(nbytes, is_backward=_current()[0] is not None)
         self.torch_bytes += nbytes
 
     def _see_node(self) -> None:
         """In a backward pass an op begins where the engine comes to another node."""
-        node: Any = torch._C._current_autograd_node()  # pyright: ignore
-        number = -1 if node is None else node._sequence_nr()
+        _, number = _current()
         if number not in (-1, self._node):
             self._before_bytes = self.live_bytes
         self._node = number
 
     def _place(self) -> tuple[str, Loc]:
-        node: Any = torch._C._current_autograd_node()  # pyright: ignore
-        place = None if node is None else node.metadata.get(_NODE)
-        if node is not None and place is None and self.places and hasattr(node, "_sequence_nr"):
-            place = self.places.get(node._sequence_nr())
+        node, number = _current()
+        place = None if node is None else node.metadata.get(_NODE, self.places.get(number))
         return (f"{place[0]} backward", place[1]) if place else (self.name, self.loc)
 
     def _enter(self, entry: Entry) -> None:
@@ -503,6 +516,12 @@ class _FromLeaf(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> torch.Tensor:
         return cotangents[0]
+
+
+def _current() -> tuple[Any, int]:
+    """The node of the backward pass that runs, and its number; None and -1 outside of it."""
+    node: Any = torch._C._current_autograd_node()  # pyright: ignore
+    return node, -1 if node is None else int(node._sequence_nr())
 
 
 def _lifted(func: Any, result: Any) -> Any:

@@ -38,7 +38,7 @@ Storage = torch.UntypedStorage
 _OVERLOAD: Final[Any] = type(torch.ops.aten.add.Tensor)
 _NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0  # Python has no name for it
 _MOST_NUMBERS: Final = 1024  # that Python may ask for: perhaps it asks until the answer is another
-_TWICE: Final = "gradients of gradients are not counted within what is compiled"
+TWICE: Final = "gradients of gradients are not counted within what is compiled"
 _ASK: Final = torch.ops.aten._local_scalar_dense.default
 
 
@@ -272,7 +272,7 @@ class _Joined(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         virtual: Virtual = ctx.virtual
         if torch.is_grad_enabled():
-            virtual.ledger.notes[_TWICE] = None
+            virtual.ledger.notes[TWICE] = None
         with virtual.aside():
             given = [
                 (edge, virtual.twin(g, keeps_numbers=False))

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from lowtide.frontend.dynamo.internals import is_capturing
 from lowtide.memory import watching
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.virtual import Stopped, Virtual
+from lowtide.memory.virtual import TWICE, Stopped, Virtual
 from lowtide.pipeline import plain
 from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.explain import Explanation, explain
@@ -165,8 +165,10 @@ def _rehearse(compiled: Any, args: Any, kwargs: Any) -> tuple[list[Rehearsal], M
             except Stopped as why:
                 call.notes.append(f"{why}; nothing after it is counted")
             except Exception as error:
-                # An op that no meta tensor goes through, or a number that was taken to be 1.
-                if not (call.virtual.asked or isinstance(error, NotImplementedError)):
+                # An op without meta tensors; a number that was taken to be 1; a gradient
+                # that has none itself here.
+                is_guess = call.virtual.asked or TWICE in call.virtual.ledger.notes
+                if not (is_guess or isinstance(error, NotImplementedError)):
                     raise
                 words = str(error).partition("\n")[0]
                 call.notes.append(f"{type(error).__name__}: {words}; nothing after it is counted")

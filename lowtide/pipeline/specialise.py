@@ -365,11 +365,11 @@ class _Specialiser:
         if found is None:
             raise Stop("changes a tensor in place")
         record, bound = found
-        names = [p.name for p in record.params]
-        if "inplace" in names and source == op.attrs["target"]:  # its name does not say so
-            if bound[names.index("inplace")].value is not True:
+        flag = next((k for k, p in enumerate(record.params) if p.name == "inplace"), None)
+        if flag is not None and source == op.attrs["target"]:  # its name does not say so
+            if bound[flag].value is not True:
                 raise Stop("changes a tensor in place, or not")
-            bound[names.index("inplace")] = constant(False)
+            bound[flag] = constant(False)
         return self._lowered(op, record, "pointwise", (), [frozen(x) for x in bound])[0]
 
     def refresh(self, values: Iterable[Abs]) -> None:

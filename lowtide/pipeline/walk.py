@@ -334,7 +334,7 @@ class Walk:
             scratch.update(zip(op.operands, given, strict=True))
             if is_whole:
                 self._guess(f"{op.loc}: {DEPENDS.format(_name(op))}")
-        runs = op.name not in OBJECT_OPS or op.name in PURE_OPS
+        runs = op.name not in OBJECT_OPS or op.name in PURE_OPS or _is_method(op, scratch)
         why = _IS_PYTHON if op.name in _CALLS_PYTHON else _DATA_DECIDE
         if runs and not _asks_the_run(op, scratch):
             for road in (contextlib.nullcontext(), self.ledger.answering()):
@@ -546,6 +546,12 @@ def _forms(values: Sequence[Any]) -> list[Any]:
 
 def _is_torch(op: Op) -> bool:
     return op.name in ("call_torch", "mutate") or op.name.startswith("torch.")
+
+
+def _is_method(op: Op, env: Env) -> bool:
+    """Is it a method of PyTorch's on a tensor whose type the program does not tell?"""
+    is_tensor = op.name == "py.call_method" and type(env[op.operands[0]]) is torch.Tensor
+    return is_tensor and hasattr(torch.Tensor, str(op.attrs["name"]))
 
 
 def _is_unseen(op: Op) -> bool:

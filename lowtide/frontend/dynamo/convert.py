@@ -25,10 +25,17 @@ from torch import fx
 
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.frontend.dynamo.calls import Call, Emitted, call_function, call_method
-from lowtide.frontend.dynamo.internals import SET_GRAD, example_of, place_of, symbol_of
+from lowtide.frontend.dynamo.internals import (
+    SET_GRAD,
+    example_of,
+    is_checkpoint,
+    place_of,
+    symbol_of,
+)
 from lowtide.frontend.dynamo.refusals import refusal
 from lowtide.frontend.script.binding import bind, emit, records_of
 from lowtide.frontend.trace.encode import NotEncodable, encode
+from lowtide.ir import recomputed
 from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Function, Value
@@ -164,6 +171,8 @@ class _Writer:
                 self._values[node] = self.capture(found, str(node.target))
             case "call_module":
                 self._values[node] = self._call_module(node)
+            case "call_function" if is_checkpoint(node) and not refusal(self._body(node).nodes):
+                self._values[node] = self._checkpoint(node)
             case _:
                 self.sets_grad |= node.target is SET_GRAD
                 emitted = self._call(node)
@@ -187,6 +196,34 @@ class _Writer:
         first = node.args[0] if node.args else None
         if emitted.changed is not None and isinstance(first, fx.Node):
             self._values[first] = emitted.changed
+
+    def _body(self, node: fx.Node) -> fx.Graph:
+        """The graph that a node calls."""
+        (body, *_) = cast("tuple[fx.Node, ...]", node.args)
+        return cast("fx.Graph", _attribute(self.module, str(body.target)).graph)
+
+    def _checkpoint(self, node: fx.Node) -> Value:
+        """A tuple of what the graph gives, computed in a block that is run again for its gradients,
+        as in `frontend/script/checkpoints`."""
+        build, loc, outer = self.builder, self.builder.loc, self.module
+        operands = [encode(self, self._resolved(a)) for a in node.args[1:]]
+        manager = build.emit("call_torch", [], [t.ANY], target=recomputed.TARGET, kwnames=()).result
+        graph = self._body(node)
+        inputs = [n for n in graph.nodes if n.op == "placeholder"]
+        self._values.update(zip(inputs, operands, strict=True))
+        block, ends = Block([Value("", t.ANY)]), list[Value]()
+        build.born(block.args)
+        self.module = cast("fx.GraphModule", graph.owning_module)
+        with build.inside(block):
+            for inner in graph.nodes:
+                if inner.op == "output":
+                    ends += [encode(self, self._resolved(a)) for a in inner.args[0]]
+                else:
+                    self.node(inner)
+            build.emit("yield", ends)
+        self.module, build.loc = outer, loc
+        made = build.emit("with", [manager], [v.type for v in ends], blocks=[block])
+        return build.tuple_make(made.results)
 
     def _call_module(self, node: fx.Node) -> Value:
         target = str(node.target)

@@ -20,6 +20,10 @@ from lowtide.errors import UNKNOWN_LOC, Loc
 BACKEND: Final = "lowtide"
 SET_GRAD: Final[Any] = torch._C._set_grad_enabled  # pyright: ignore
 
+_CHECKPOINT: Final = "tag_activation_checkpoint"
+_CHECKPOINT_OPTIONS: Final = (
+    *("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop"),
+)
 _TORCH: Final = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 _FRAME: Final = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
@@ -46,6 +50,15 @@ def symbol_of(example: object) -> str | None:
     if not isinstance(example, torch.SymInt):
         return None
     return str(expression) if getattr(expression, "is_Symbol", False) else None
+
+
+def is_checkpoint(node: Any) -> bool:
+    """Whether a node stands for `torch.utils.checkpoint`: a call of the graph that is its first
+    argument."""
+    target, options = node.target, set(node.kwargs)
+    is_higher = isinstance(target, torch._ops.HigherOrderOperator)  # pyright: ignore
+    name = str(target.name()) if is_higher else ""
+    return name == _CHECKPOINT and options.issubset(_CHECKPOINT_OPTIONS)
 
 
 def is_wrapped(example: Any) -> bool:

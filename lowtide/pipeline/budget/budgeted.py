@@ -20,8 +20,10 @@ from lowtide.ir.core import Function
 from lowtide.memory import watching
 from lowtide.pipeline import plain
 from lowtide.pipeline.backend import Tiles
+from lowtide.pipeline.budget.candidate import storage_of, tensors_in
 from lowtide.pipeline.budget.search import Plan, search
 from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.mutation import may_change
 from lowtide.runtime import arena, heap
 
 _MOST_PLANS: Final = 256
@@ -35,6 +37,7 @@ class BudgetedDriver(Driver):
         self.budget_bytes = budget_bytes
         self._plain = Driver(function, tiles=tiles)
         self._plans: dict[Any, Plan | BudgetError] = {}
+        self._writes = bool(may_change(function))
         self._searching = threading.Lock()
         self._has_told = False
 
@@ -59,7 +62,7 @@ class BudgetedDriver(Driver):
         if plain.autocast_on():
             self._tell()
             return None
-        key = _key(args)
+        key = _key(args), _sharing(args) if self._writes else ()
         found = self._plans.get(key)
         if found is None:
             with self._searching:
@@ -93,6 +96,13 @@ class BudgetedDriver(Driver):
 
 def _key(args: Sequence[Any]) -> Any:
     return torch.is_grad_enabled(), torch.get_num_threads(), tuple(map(_form, args))
+
+
+def _sharing(args: Sequence[Any]) -> tuple[int, ...]:
+    """Which tensors share memory, so that what is written into one of them is seen in another: for
+    each the first of them."""
+    storages = [storage_of(x) for x in tensors_in(args)]
+    return tuple(map(storages.index, storages)) if len({*storages}) < len(storages) else ()
 
 
 def _form(value: Any) -> Any:

@@ -42,12 +42,12 @@ def as_section(op: Op, env: Mapping[Value, Any]) -> Op | None:
         return None
     carrying = {v for v, x in zip(inputs, values, strict=True) if carries_gradient(x)}
     _spread(block.ops, carrying)
-    ends = block.terminator.operands
+    ends, everything = block.terminator.operands, tuple(range(len(inputs)))
     how: dict[str, Any] = {
         "chunks": 1,
         "cuts": (None,) * len(inputs),
         "joins": (None,) * len(ends),
-        "fixed": tuple(k for k, v in enumerate(ends) if v not in carrying),
+        "sources": tuple(everything if v in carrying else () for v in ends),
     }
     return Op(
         name=SECTION,
@@ -90,6 +90,11 @@ def _spread(ops: Sequence[Op], carrying: set[Value]) -> None:
         for block in op.blocks:
             carrying.update(block.args)
             _spread(block.ops, carrying)
-        used = [*op.operands, *(v for b in op.blocks for v in b.terminator.operands)]
+        ends = [block.terminator.operands for block in op.blocks]
+        if op.name in ("if", "with"):  # the first block of these gives the results, or each
+            rows = zip(op.results, *ends[: 1 if op.name == "with" else 2], strict=True)
+            carrying.update(r for r, *given in rows if not carrying.isdisjoint(given))
+            continue
+        used = {*op.operands, *(v for given in ends for v in given)}
         if op.name != "torch.detach" and not carrying.isdisjoint(used):
             carrying.update(op.results)

@@ -9,7 +9,8 @@ backward pass the gradients of its operands, chunk by chunk.
         yield(%c)               written side by side, along dim 0, into y
 
 `cuts`: where each operand is cut, None if each chunk needs the whole; `joins`: the dim along which
-each result is joined, None for what is the same in all chunks. `kept`: so many chunks, the last
+each result is joined, None for what is the same in all chunks. `sources`: for each result, the
+operands that a graph of it may come from, all if it is absent. `kept`: so many chunks, the last
 ones, keep what their gradients read, and are not run again. The backward pass takes them first, so
 that what they keep is gone when the others are computed again.
 """
@@ -70,7 +71,10 @@ class Chunks:
         self.kept_chunks = cast("int", op.attrs.get("kept", 0))
         self.cuts = cast("Sequence[Cut | None]", op.attrs["cuts"])
         self.joins = cast("Sequence[int | None]", op.attrs["joins"])
-        self.fixed = cast("Sequence[int]", op.attrs.get("fixed", ()))
+        everything = tuple(range(len(op.operands)))
+        self.sources = cast(
+            "Sequence[Sequence[int]]", op.attrs.get("sources", (everything,) * len(op.results))
+        )
         self.updated = cast("Sequence[int]", op.attrs.get("updated", ()))
         self.at_most = at_most
         self.keeps = False  # whether there will be a backward pass
@@ -125,9 +129,12 @@ class Chunks:
     def differentiable(
         self, values: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """As one chunk, so that the gradients can be differentiated."""
-        starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
-        return gradients_of(self.run_again(list(starts)), starts, wanted, cotangents, again=True)
+        """As one chunk, so that the gradients can be differentiated, or taken under a transform."""
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
+            results = self.run_again(list(starts))
+        return gradients_of(results, starts, wanted, cotangents, again=again)
 
     def chunk_gradients(
         self, parts: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]

@@ -31,7 +31,6 @@ from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed
 
-_MOST_ROUNDS: Final = 8  # branches within branches
 _PLAIN: Final = (bool, int, float, str, type(None))
 _PYTHON: Final = ("const", "py", "math", "tuple")
 _SIZES: Final = (
@@ -43,16 +42,15 @@ _NONE_TESTS: Final = ("py.is", "py.is_not")
 def decided(driver: Driver, args: Sequence[Any]) -> Function:
     """See the module's text; the driver's own function where nothing is decided."""
     function = driver.function
-    for _ in range(_MOST_ROUNDS):
+    while True:  # branches within branches; each round leaves fewer
         with torch.no_grad():
             followed = Followed(driver, args)
         known = _decidable(function, followed)
         if not any(op.name == "if" and op.operands[0] in known for op in function.block.ops):
-            break
+            return function
         chosen = fold_constants(_with_conditions(function, known))
         function = eliminate_dead_code(eliminate_common_subexpressions(chosen))
         driver = Driver(function, tiles=driver.tiles)
-    return function
 
 
 def _decidable(function: Function, followed: Followed) -> dict[Value, bool]:

@@ -59,7 +59,7 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
     constants = [
         Op(name="const", attrs={"value": x}, results=[v]) for v, x in given.items() if v not in live
     ]
-    block = Block(live, [*constants, *_ops(op), Op(name="yield", operands=list(op.results))])
+    block = Block(live, [*constants, *_on_a_copy(op), Op(name="yield", operands=list(op.results))])
     inputs = [given[v] for v in live]
     try:
         binding = Binding(inputs, _Constants(), True)
@@ -86,7 +86,7 @@ def is_pointwise_write(op: Op) -> bool:
     return inplace.out_of_place(op) not in ("", "setitem")
 
 
-def _ops(op: Op) -> list[Op]:
+def _on_a_copy(op: Op) -> list[Op]:
     """The op; what writes into a tensor here writes into a copy."""
     if op.name != "mutate":
         return [op]

@@ -31,8 +31,9 @@ _OF_THE_BATCH: Final = 5  # the operand of a norm that says whether it is in tra
 
 
 class Outer:
-    """See the module's text. `given`: the memory of the arguments, by `storage_of`; `made_at`,
-    `nbytes`: the op that makes what is not of them, and its size; `made_bytes`: of each op."""
+    """See the module's text. `pairs`: tensors of the arguments, as known here and as they are;
+    `given`: their memory, by `storage_of`; `made_at`, `nbytes`: the op that makes what is not of
+    them, and its size; `made_bytes`: of each op."""
 
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.function = driver.function
@@ -43,8 +44,17 @@ class Outer:
         self.args = dict(zip(driver.function.params, args, strict=True))
         with torch.no_grad():
             self.known = Followed(driver, args).known
+        self.pairs = [
+            (known, x)
+            for v, given in self.args.items()
+            for known, x in zip(self.tensors(v), tensors_in(given), strict=False)
+        ]
         self._last_write = {s: pos for pos, op in enumerate(self.ops) for s in self.written([op])}
+        self._write_alike()
+        outward = [op for op in self.ops if not self.may_be_in(op)]
+        self._seen = {storage_of(x) for v in free_values(outward) for x in self.tensors(v)}
         self.given = {storage_of(x) for v in self.args for x in self.tensors(v)}
+        self._others = set(self.given)  # memory that the caller has, or may have
         self.made_at: dict[int, int] = {}
         self.nbytes: dict[int, int] = {}
         self.made_bytes = [0] * self.last
@@ -57,6 +67,18 @@ class Outer:
                 self.made_at[storage_of(x)] = pos
                 self.nbytes[storage_of(x)] = x.untyped_storage().nbytes()
                 self.made_bytes[pos] += self.nbytes[storage_of(x)]
+                if not _is_torch(op):
+                    self._others.add(storage_of(x))
+
+    def _write_alike(self) -> None:
+        """What is written into one argument is written into all that share its memory."""
+        alike: dict[int, set[int]] = {}
+        for known, x in self.pairs:
+            alike.setdefault(storage_of(x), set()).add(storage_of(known))
+        for group in alike.values():
+            last = [self._last_write[s] for s in group if s in self._last_write]
+            if last:
+                self._last_write.update(dict.fromkeys(group, max(last)))
 
     def inner_bytes(self, run: Candidate) -> int:
         """What its ops make and nobody reads afterwards."""
@@ -86,9 +108,9 @@ class Outer:
         return [op.operands[k] for k in places]
 
     def is_written(self, storage: int, start: int) -> bool:
-        """May an op from `start` on write into this memory? Into an argument any op, since the next
-        call may come before the backward pass of this one."""
-        start = 0 if storage in self.given else start
+        """May an op from `start` on write into this memory? Into what the caller has any op, since
+        the next call may come before the backward pass of this one."""
+        start = 0 if storage in self._others else start
         return self._last_write.get(storage, -1) >= start
 
     def may_be_in(self, op: Op) -> bool:
@@ -108,25 +130,31 @@ class Outer:
         """Asks it which tensor it is, or anything else that a part may answer otherwise?"""
         if op.name in ("py.is", "py.is_not"):
             return all(v.type != t.NONE for v in op.operands)
-        is_torch = op.name == "call_torch" or op.name.startswith("torch.")
         gives = any(self.tensors(v) for v in op.results)
-        return is_torch and not gives and not opdefs.has_kind(op.name, ("size",))
+        return _is_torch(op) and not gives and not opdefs.has_kind(op.name, ("size",))
 
     def ends(self, start: int, stop: int) -> tuple[list[Value], list[Value]] | None:
         """What ops [start, stop) need and give, if that can be handed over: no lists, results in
-        memory of their own that nobody writes into afterwards."""
+        memory that nobody writes into afterwards, and of their own if the caller gets them."""
         ops = self.ops[start:stop]
         inputs = free_values(ops)
         outputs = [v for op in ops for v in op.results if v in self.live_at[stop]]
         if not outputs or any(_holds_tensors(self.known[v]) for v in (*inputs, *outputs)):
             return None
-        made_here = {storage_of(x) for v in outputs for x in self.tensors(v)}
+        held = [storage_of(x) for v in outputs for x in self.tensors(v)]
+        made_here = set(held)
+        if any(held.count(s) > 1 for s in made_here & self._seen):
+            return None  # the caller may write into one of them, and read the other
         given = {storage_of(x) for v in inputs for x in self.tensors(v)}
         if not made_here.isdisjoint(given):
             return None  # a view of what was there before
         if not made_here.isdisjoint(self.written(self.ops[stop:])):
             return None  # what is joined is no view of another result, nor autograd's to be changed
         return inputs, outputs
+
+
+def _is_torch(op: Op) -> bool:
+    return op.name == "call_torch" or op.name.startswith("torch.")
 
 
 def _holds_tensors(value: Any) -> bool:

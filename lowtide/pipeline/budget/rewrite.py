@@ -9,7 +9,7 @@ In: a Function, candidates, and in how many chunks each is done. Out: another Fu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -20,7 +20,12 @@ from lowtide.pipeline.budget.section import SECTION
 
 Counts: TypeAlias = Mapping[Candidate, int]
 Row: TypeAlias = tuple[Candidate, int, int]  # how many chunks, how many of them are kept
+Sources: TypeAlias = Callable[[Candidate], Sequence[Sequence[int]] | None]
 Blocks: TypeAlias = dict[tuple[Candidate, tuple[Row, ...]], list[Block]]
+
+
+def of_all(_: Candidate) -> None:
+    """A graph of any result may come from any operand."""
 
 
 def with_sections(
@@ -28,25 +33,25 @@ def with_sections(
     chunks: Counts,
     blocks: Blocks,
     kept: Counts | None = None,
-    fixed: Set[Value] = frozenset(),
+    sources: Sources = of_all,
 ) -> Function:
     """See the module's text. The values outside of sections are the same objects as before;
     `blocks`: those of sections that were made earlier, and are taken again; `kept`: how many chunks
-    are not run again in the backward pass; `fixed`: values that no gradient goes through. A
+    are not run again in the backward pass; `sources`: see `chunks`. A
     candidate may lie within another."""
     rows = [(c, count, (kept or {}).get(c, 0)) for c, count in chunks.items()]
     rows.sort(key=lambda row: (row[0].start, -row[0].stop))
     moved = {id(op) for c in chunks for op in c.moved}
-    made = _Rewriter(function, blocks, fixed).ops(0, len(function.block.ops), rows)
+    made = _Rewriter(function, blocks, sources).ops(0, len(function.block.ops), rows)
     left = [op for op in made if id(op) not in moved]
     return with_block(function, Block(function.block.args, left))
 
 
 class _Rewriter:
-    def __init__(self, function: Function, blocks: Blocks, fixed: Set[Value]) -> None:
+    def __init__(self, function: Function, blocks: Blocks, sources: Sources) -> None:
         self.function = function
         self.blocks = blocks
-        self.fixed = fixed
+        self.sources = sources
 
     def ops(self, start: int, stop: int, rows: Sequence[Row]) -> list[Op]:
         """Ops [start, stop) with sections for these candidates in them, which are in order."""
@@ -57,7 +62,8 @@ class _Rewriter:
                 continue  # it lies within the one before
             found += self.function.block.ops[pos : candidate.start]
             blocks = self._blocks_of(candidate, _within(candidate, rows))
-            found.append(_section(blocks, candidate, count, kept, self.fixed))
+            sources = self.sources(candidate)
+            found.append(_section(blocks, candidate, count, kept, sources))
             pos = candidate.stop
         return found + self.function.block.ops[pos:stop]
 
@@ -100,11 +106,15 @@ def _block(ops: list[Op], candidate: Candidate) -> Block:
 
 
 def _section(
-    blocks: list[Block], candidate: Candidate, chunks: int, kept: int, fixed: Set[Value]
+    blocks: list[Block],
+    candidate: Candidate,
+    chunks: int,
+    kept: int,
+    sources: Sequence[Sequence[int]] | None,
 ) -> Op:
     how: dict[str, Any] = {"chunks": chunks, "cuts": candidate.cuts, "joins": candidate.joins}
-    if not fixed.isdisjoint(candidate.outputs):
-        how["fixed"] = tuple(k for k, v in enumerate(candidate.outputs) if v in fixed)
+    if sources is not None:
+        how["sources"] = sources
     if kept:
         how["kept"] = kept
     if candidate.carried is not None:

@@ -19,13 +19,14 @@ peak.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lowtide.errors import BudgetError
-from lowtide.ir.core import Function, Value
+from lowtide.ir.core import Function
 from lowtide.pipeline import faults
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
@@ -33,7 +34,7 @@ from lowtide.pipeline.budget.decided import decided
 from lowtide.pipeline.budget.effects import Effects
 from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.outer import Outer
-from lowtide.pipeline.budget.rewrite import Blocks, with_sections
+from lowtide.pipeline.budget.rewrite import Blocks, Sources, of_all, with_sections
 from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
@@ -92,7 +93,7 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
     found, cutter = _parts(driver, args, walk.records)
     roads = [_in_chunks(trials, found, walk.records)]
     if cutter is not None:
-        trials.fixed = cutter.effects.fixed()
+        trials.sources = functools.cache(cutter.effects.sources)
         freed = sum(map(cutter.outer.inner_bytes, found)) / max(sum(cutter.outer.made_bytes), 1)
         if freed < _MOST:
             roads.insert(0 if freed < _HALF else 1, _in_segments(trials, cutter, found))
@@ -199,7 +200,7 @@ class _Trials:
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.driver = driver
         self.args = args
-        self.fixed: Set[Value] = frozenset()
+        self.sources: Sources = of_all
         self._blocks: Blocks = {}
         self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
 
@@ -209,7 +210,7 @@ class _Trials:
         kept: Chunks | None = None,
         tiles: Tiles | None = None,
     ) -> Plan:
-        function = with_sections(self.driver.function, chunks, self._blocks, kept, self.fixed)
+        function = with_sections(self.driver.function, chunks, self._blocks, kept, self.sources)
         tiles = tiles or self.driver.tiles
         made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
         made.is_tight = True

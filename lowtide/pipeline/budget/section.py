@@ -9,7 +9,7 @@ Deep Nets with Sublinear Memory Cost"). Chunks for which there is room are not r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Final, cast
 
 import torch
@@ -17,7 +17,9 @@ import torch
 from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.memory.scopes.hidden import hide_with_callees
+from lowtide.pipeline import plain
 from lowtide.pipeline.budget.autocast import Autocast
+from lowtide.pipeline.budget.candidate import storage_of
 from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.pipeline.budget.generators import Generators
 from lowtide.pipeline.budget.stretches import Stretches
@@ -49,16 +51,19 @@ class _Recomputed(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         section.keeps = True
         section.carrying = [carries_gradient(v) for v in values]
+        given = {storage_of(v) for v in values if isinstance(v, Tensor)}
         with torch.no_grad():
             results = section.forward([_detached(v) for v in values])
+            results = [_handed_out(r, given) for r in results]
         updated = section.updated
         tensors = [
             v if isinstance(v, Tensor) and k not in updated else None for k, v in enumerate(values)
         ]
         ctx.save_for_backward(*tensors, *section.kept())
-        rows = [(k, r) for k, r in enumerate(results) if isinstance(r, Tensor)]
-        fixed = [r for k, r in rows if k in section.fixed or not _may_have_gradient(r)]
-        ctx.mark_non_differentiable(*fixed)
+        rows = zip(results, section.sources, strict=True)
+        fixed = [r for r, s in rows if not any(section.carrying[k] for k in s)]
+        fixed += [r for r in results if isinstance(r, Tensor) and not _may_have_gradient(r)]
+        ctx.mark_non_differentiable(*(r for r in fixed if isinstance(r, Tensor)))
         return tuple(results)
 
     @staticmethod
@@ -70,7 +75,7 @@ class _Recomputed(torch.autograd.Function):
         wanted = [bool(n) for n in ctx.needs_input_grad[1:]]
         random, casts = ctx.random.again(values), ctx.autocast.again()
         with random, casts, watching.aside(), heap.trimming(ctx.trimmer):
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() or plain.in_transform(cotangents):
                 return None, *section.differentiable(values, wanted, cotangents)
             return None, *section.gradients(values, saved[count:], wanted, cotangents)
 
@@ -80,6 +85,16 @@ hide_with_callees(_Recomputed.backward)
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
+
+
+def _handed_out(value: Any, given: Set[int]) -> Any:
+    """A view of what nobody else has is a tensor like others, which may be changed in place; what
+    shares memory with an operand is a view, which PyTorch refuses to change."""
+    if not isinstance(value, Tensor):
+        return value
+    if storage_of(value) in given:
+        return value.view_as(value)
+    return value.detach() if value._is_view() else value  # pyright: ignore[reportPrivateUsage]
 
 
 def _may_have_gradient(x: Tensor) -> bool:

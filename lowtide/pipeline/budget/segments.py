@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from lowtide.ir.core import Op, Value
-from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of, tensors_in
+from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
 from lowtide.pipeline.budget.effects import Effects
 
 _FINER: Final = 0.9  # times as many bytes for the next list
@@ -84,15 +84,12 @@ class Cutter:
 
     def _states(self) -> set[int]:
         """Memory of the caller's that one argument has for itself, without a gradient."""
-        rows = [
-            (storage_of(known), storage_of(x))
-            for v, given in self.outer.args.items()
-            for known, x in zip(self.outer.tensors(v), tensors_in(given), strict=False)
-            if not self.effects.carries(known)
-        ]
-        everywhere = [x for given in self.outer.args.values() for x in tensors_in(given)]
-        times = Counter(storage_of(x) for x in {id(x): x for x in everywhere}.values())
-        return {known for known, real in rows if times[real] == 1}
+        times = Counter(storage_of(x) for x in {id(x): x for _, x in self.outer.pairs}.values())
+        return {
+            storage_of(known)
+            for known, x in self.outer.pairs
+            if times[storage_of(x)] == 1 and not self.effects.carries(known)
+        }
 
     def _segments(self, most_bytes: float) -> Iterator[Candidate]:
         """From the first op on, until the rest may be kept."""

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import torch
+
 from lowtide.ir.core import Op
 from lowtide.pipeline.budget.chunks import (
     Chunks,
@@ -94,11 +96,14 @@ class Stretches(Chunks):
     def differentiable(
         self, values: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """As one stretch, so that the gradients can be differentiated."""
-        starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
+        """As one stretch, see `Chunks`."""
+        again = torch.is_grad_enabled()
         steps = self.extent(values)
-        given = self._given(starts, starts[self.carried], Span(0, steps, steps))
-        return gradients_of(self.run(given), starts, wanted, cotangents, again=True)
+        with torch.enable_grad():
+            starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
+            given = self._given(starts, starts[self.carried], Span(0, steps, steps))
+            results = self.run(given)
+        return gradients_of(results, starts, wanted, cotangents, again=again)
 
     def _given(self, values: Sequence[Any], carried: Sequence[Any], span: Span) -> list[Any]:
         """The arguments of the block."""
