@@ -134,6 +134,7 @@ def chosen(cond: Expr, yes: Abs, no: Abs) -> Abs | None:
 def _both_or_either(cond: Expr, yes: Expr, no: Expr) -> Expr:
     """`a and b`, `a or b`, as conditions are otherwise written."""
     true, false = (ex.const(v, dtypes.boolean) for v in (True, False))
+    yes, no = true if yes is cond else yes, false if no is cond else no
     if no is false:
         return cond if yes is true else ex.apply("and", (cond, yes), dtypes.boolean)
     if yes is true:

@@ -32,12 +32,14 @@ Ask = Callable[[Index], bool | None]  # is index >= 0 in every run? None if that
 
 def larger(a: Index, b: Index, ask: Ask) -> Index | None:
     """max(a, b); None where it is no index."""
+    a, b = (a, b) if _has(a, None) else (b, a)
     part = positive_part(a - b, ask)
     return None if part is None else b + part
 
 
 def smaller(a: Index, b: Index, ask: Ask) -> Index | None:
     """min(a, b); None where it is no index."""
+    a, b = (b, a) if _has(a, None) else (a, b)
     part = positive_part(a - b, ask)
     return None if part is None else a - part
 
