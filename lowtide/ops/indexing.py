@@ -85,7 +85,7 @@ def _bound(b: Builder, value: Any, size: Size) -> Index:
         v = v + n
         if not b.at_least(v, 0):
             return as_index(0)
-    if varies(v) and b.is_known(n - v) is None:  # in some iterations it is beyond the end
+    if varies(v) and not b.is_always(n - v):  # in some iterations it is beyond the end
         held = bounds.smaller(n, v, b.ask)
         if held is not None:
             return held

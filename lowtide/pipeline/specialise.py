@@ -128,7 +128,7 @@ class _Specialiser:
         self.names = names
         self.kept = kept  # loops that fill a list that is needed as one, and by what
         self.b, self.live = binding.abstract()
-        self.b.ask = self.ask
+        self.b.ask, self.b.answers = self.ask, assumed
         self.numbers = binding.numbers
         self.spots = binding.spots
         self.assumed = assumed

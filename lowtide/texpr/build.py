@@ -7,7 +7,7 @@ the pipeline then takes these sizes as constants of the signature and lowers aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,11 +45,13 @@ class ShapeError(Exception):
 
 
 class NeedConst(Exception):
-    """These symbols must be constants of the signature."""
+    """These symbols must be constants of the signature. `room`: if the question is whether that is
+    0 or more."""
 
-    def __init__(self, symbols: frozenset[str]) -> None:
+    def __init__(self, symbols: frozenset[str], room: Index | None = None) -> None:
         super().__init__(", ".join(sorted(symbols)))
         self.symbols = symbols
+        self.room = room
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Builder:
         self.unmasked = set[str]()  # made in it, of what was masked
         self.branched = False  # was any followed?
         self.ask: bounds.Ask = lambda _: None  # may split the signature by the answer
+        self.answers: Mapping[Index, bool] = {}  # to what was asked before
         self.loops: list[int] = []  # the first definitions of the bodies that are followed
         self._serial = 0
 
@@ -174,11 +177,6 @@ class Builder:
 
     # -- questions about sizes --
 
-    def _is_asked(self, index: Index) -> bool:
-        """Is index >= 0 in all iterations, as the run says of the worst of them?"""
-        worst = None if self._is_shown(index) else bounds.least(index)
-        return self._is_shown(index) or (worst is not None and self.ask(worst) is True)
-
     def equal(self, a: Index | int, b: Index | int) -> bool:
         """Are two sizes the same, for every run of this signature?"""
         a, b = as_index(a), as_index(b)
@@ -198,17 +196,27 @@ class Builder:
     def at_least(self, size: Index | int, least: int) -> bool:
         room = as_index(size) - least
         known = self.is_known(room)
-        if known is None and varies(room) and all(map(self._is_asked, bounds.parts(room))):
-            known = True
+        if known is None and varies(room):
+            known = self.is_always(room) or None
         if known is None:
-            raise NeedConst(symbols(as_index(size)))
+            raise NeedConst(symbols(room), room)
         return known
 
     def is_known(self, index: Index) -> bool | None:
         """Is index >= 0, wherever the branch is taken that is followed? None if that is open."""
         if self._is_shown(index):
             return True
+        if index in self.answers:
+            return self.answers[index]
         return False if self._is_shown(-index - 1) else None
+
+    def is_always(self, index: Index) -> bool:
+        """Is index >= 0 in all iterations, as the run says of the worst of them?"""
+        return all(self._is_asked(part) for part in bounds.parts(index))
+
+    def _is_asked(self, index: Index) -> bool:
+        worst = None if self._is_shown(index) else bounds.least(index)
+        return self._is_shown(index) or (worst is not None and self.ask(worst) is True)
 
     def _is_shown(self, index: Index) -> bool:
         return all(
