@@ -22,6 +22,7 @@ from lowtide.texpr.index import (
     as_index,
     clamp,
     deep_atoms,
+    floordiv,
     nonnegative,
     substitute,
     way,
@@ -61,6 +62,11 @@ def is_positive_part(a: Atom) -> bool:
 def least_bound(index: Index, axes: Collection[Axis] | None, ask: Ask) -> Index | None:
     """The least that is known never to be exceeded, without these axes, or any; None if nothing
     is."""
+    divided = _division(index, axes)
+    if divided is not None:
+        num, den = divided
+        most = least_bound(num, axes, ask)
+        return None if most is None else floordiv(most, den)
     best: Index | None = None
     for found in dict.fromkeys(_without_axes(v, axes) for v in _without_clamps(index, axes)):
         if found is not None and (best is None or ask(best - found)):
@@ -70,6 +76,10 @@ def least_bound(index: Index, axes: Collection[Axis] | None, ask: Ask) -> Index 
 
 def least(index: Index) -> Index | None:
     """The least value over all axes, or less; None if nothing is known."""
+    divided = _division(-index, None)
+    if divided is not None:
+        most = least(-divided[0])
+        return None if most is None else -floordiv(-most, divided[1])
     found = [_without_axes(v, None) for v in _without_clamps(-index, None)]
     known = [i for i in found if i is not None]
     return -min(known, key=lambda i: (i.const is None, len(i.terms))) if known else None
@@ -111,21 +121,25 @@ def _without_axes(index: Index, axes: Collection[Axis] | None) -> Index | None:
     for a in [a for a in deep_atoms(index) if isinstance(a, Axis)]:
         if (axes is not None and a not in axes) or a not in deep_atoms(index):
             continue
-        direction = _way(index, a)
+        direction = way(index, a)
         if not direction:
             return None
         index = substitute(index, {a: a.extent - 1 if direction > 0 else as_index(0)})
     return None if _has(index, axes) else index
 
 
-def _way(index: Index, axis: Axis) -> int:
-    """As `way`; (n + 2*i) // 3 - i is (n - i) // 3."""
+def _division(index: Index, axes: Collection[Axis] | None) -> tuple[Index, Index] | None:
+    """(n + 2*i) // 3 - i is (n - i) // 3: what is divided, and by what."""
     for a in index.atoms():
-        factor = _plainly(index, a) if isinstance(a, FloorDiv) and a.den.const is not None else 0
-        if isinstance(a, FloorDiv) and abs(factor) == 1 and axis in deep_atoms(a.num):
-            rest = index - factor * as_index(a)
-            return way(rest * a.den + factor * a.num, axis)
-    return way(index, axis)
+        if not isinstance(a, FloorDiv) or a.den.const is None or not _has(a.num, axes):
+            continue
+        factor = _plainly(index, a)
+        rest = (index - factor * as_index(a)) * a.den
+        if factor == 1:
+            return rest + a.num, a.den
+        if factor == -1:  # -(p // d) is (d - 1 - p) // d
+            return rest + (a.den - 1) - a.num, a.den
+    return None
 
 
 def parts(index: Index) -> Sequence[Index]:

@@ -85,7 +85,7 @@ class Squares:
             if cond is not None:
                 rest = ex.const(identity(node.fn, body.dtype), body.dtype)
                 body = ex.select(cond, _masked(body, cond) if b.records else body, rest)
-            return ex.reduce(node.fn, axes, body, node.dtype)
+            return longest.counted(ex.reduce(node.fn, axes, body, node.dtype))
 
         expr = Rewriter(visit, longest.atoms)(d.expr)
         axes = tuple(longest.axes.get(a, a) for a in d.axes)
@@ -151,6 +151,15 @@ class _Longest:
                 self.shifts[new], self._extents[new] = shift, a.extent
                 self.atoms[a] = as_index(new) - shift
         self.new = frozenset[Atom](self.axes.values())
+
+    def counted(self, node: Expr) -> Expr:
+        """Where an extreme is, as the iteration counts."""
+        shift = ZERO
+        if isinstance(node, Reduce) and node.fn in ("argmin", "argmax"):
+            shift = self.shifts.get(node.axes[0], ZERO)
+        if shift is ZERO:
+            return node
+        return ex.apply("sub", (node, ex.at(shift, node.dtype)), node.dtype)
 
     def inside(self, axes: Sequence[Axis]) -> Expr | None:
         """Where the iteration has such elements; None if it has all."""
