@@ -17,8 +17,9 @@ from lowtide.ir import dtypes
 from lowtide.ops.operands import Size, broadcast, broadcast_index
 from lowtide.ops.registry import OpRecord, Param, register
 from lowtide.ops.views import view
+from lowtide.texpr import bounds
 from lowtide.texpr.build import Builder, Unsupported, Val, varies
-from lowtide.texpr.index import Index, as_index, floordiv, nonnegative
+from lowtide.texpr.index import Index, as_index, floordiv
 
 INDEX_DTYPES = (dtypes.i64, dtypes.i32)
 
@@ -69,7 +70,7 @@ def slice_range(b: Builder, size: Size, start: Any, stop: Any, step: Any) -> Ran
         raise b.error("a slice step that is not positive")
     first = _bound(b, 0 if start is None else start, size)
     last = as_index(size) if stop is None else _bound(b, stop, size)
-    if varies(last - first) and nonnegative(last - first) and as_index(step).const == 1:
+    if varies(last - first) and as_index(step).const == 1 and b.at_least(last - first, 0):
         return Range(first, 1, last - first)  # in some iterations of a loop there may be nothing
     if not b.at_least(last - first, 1):
         return Range(as_index(0), 1, 0)
@@ -84,6 +85,10 @@ def _bound(b: Builder, value: Any, size: Size) -> Index:
         v = v + n
         if not b.at_least(v, 0):
             return as_index(0)
+    if varies(v) and not b.is_always(n - v):  # in some iterations it is beyond the end
+        held = bounds.smaller(n, v, b.ask)
+        if held is not None:
+            return held
     return v if b.at_least(n - v, 0) else n
 
 

@@ -79,7 +79,7 @@ def _lifted(
     neither."""
     if op in run.kept:
         return run.kept[op]
-    steps = ragged.steps_of(op, count, env)
+    steps = ragged.steps_of(op, count, env, run.ask)
     if steps is None:
         return "loops as often as only the run knows"
     trips = steps.trips

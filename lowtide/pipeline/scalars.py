@@ -52,6 +52,10 @@ class Host(Protocol):
         """Is index >= 0? None where that is only known at run time."""
         ...
 
+    def ask(self, index: Index) -> bool | None:
+        """The same, whatever branch is followed."""
+        ...
+
     def truth(self, x: Abs) -> Abs | None:
         """bool(x) of a tensor, in a loop that is lifted."""
         ...
@@ -371,7 +375,7 @@ def _extremum(sign: int) -> Callable[..., Abs | None]:
             assert top is not None
             keeps = host.decide((top - index) * sign)
             if keeps is None:
-                return varying.extremum(top, index, sign) if len(xs) == 2 else None
+                return varying.extremum(top, index, sign, host.ask) if len(xs) == 2 else None
             best = best if keeps else x
         return best
 

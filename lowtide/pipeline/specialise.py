@@ -57,7 +57,7 @@ from lowtide.pipeline.signature import Binding, size_symbol
 from lowtide.pipeline.stopping import Stop, ends_region, only_prepares
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols, varies
-from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.index import Index, as_index, nonnegative
 
 MAX_GUARDS: Final = 12
 MOST_SCALE: Final = 8  # of the size of a region that records gradients
@@ -128,6 +128,7 @@ class _Specialiser:
         self.names = names
         self.kept = kept  # loops that fill a list that is needed as one, and by what
         self.b, self.live = binding.abstract()
+        self.b.ask, self.b.answers = self.ask, assumed
         self.numbers = binding.numbers
         self.spots = binding.spots
         self.assumed = assumed
@@ -210,6 +211,14 @@ class _Specialiser:
         known = self.b.is_known(index)
         if known is not None or varies(index):
             return known  # of a loop that is lifted: now so, now so
+        return self.ask(index)
+
+    def ask(self, index: Index) -> bool | None:
+        """The same, whatever branch is followed."""
+        if nonnegative(index) or nonnegative(-index - 1):
+            return nonnegative(index)
+        if varies(index):
+            return None
         if index in self.assumed:
             return self.assumed[index]
         if not symbols(index) <= self.numbers.keys() or len(self.assumed) >= MAX_GUARDS:

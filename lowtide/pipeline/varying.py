@@ -16,11 +16,14 @@ from lowtide.ir import dtypes
 from lowtide.ir import types as t
 from lowtide.ir.core import Op
 from lowtide.pipeline.abstract import Abs
+from lowtide.texpr import bounds
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import COMPARISONS, Unsupported, varies
 from lowtide.texpr.conditions import joined, sides
 from lowtide.texpr.expr import Apply, Expr
 from lowtide.texpr.index import Index, as_index, nonnegative
+
+_TRUE: Final = ex.const(True, dtypes.boolean)
 
 
 def has_axis(x: Abs) -> bool:
@@ -64,8 +67,12 @@ def absolute(index: Index) -> Abs | None:
     return None if cond is None else chosen(_truth_of(cond), Abs(index), Abs(-index))
 
 
-def extremum(a: Index, b: Index, sign: int) -> Abs | None:
+def extremum(a: Index, b: Index, sign: int, ask: bounds.Ask) -> Abs | None:
     """The larger of two ints, the smaller where `sign` is -1; None as for the others."""
+    if varies(a - b):
+        found = (bounds.larger if sign > 0 else bounds.smaller)(a, b, ask)
+        if found is not None:
+            return Abs(found if found.const is None else found.const)
     cond = not_negative((a - b) * sign)
     return None if cond is None else chosen(_truth_of(cond), Abs(a), Abs(b))
 
@@ -82,8 +89,7 @@ def not_negative(index: Index) -> Abs | None:
 
 def within(index: Index, count: Index) -> Expr:
     """0 <= index < count."""
-    room = [i for i in (index, count - index - 1) if not nonnegative(i)]
-    return joined([_at_least_0(i) for i in room]) or ex.const(True, dtypes.boolean)
+    return _at_least_0(index, count - index - 1)
 
 
 def equal(a: Index, b: Index) -> Abs | None:
@@ -103,8 +109,10 @@ def negated(cond: Expr) -> Expr:
     return ex.apply("not", (cond,), dtypes.boolean)
 
 
-def _at_least_0(index: Index) -> Expr:
-    return ex.apply("ge", (_at(index), _at(as_index(0))), dtypes.boolean)
+def _at_least_0(*indices: Index) -> Expr:
+    zero = _at(as_index(0))
+    asked = [i for index in indices for i in bounds.parts(index) if not nonnegative(i)]
+    return joined([ex.apply("ge", (_at(i), zero), dtypes.boolean) for i in asked]) or _TRUE
 
 
 def _at(index: Index) -> Expr:
@@ -126,6 +134,7 @@ def chosen(cond: Expr, yes: Abs, no: Abs) -> Abs | None:
 def _both_or_either(cond: Expr, yes: Expr, no: Expr) -> Expr:
     """`a and b`, `a or b`, as conditions are otherwise written."""
     true, false = (ex.const(v, dtypes.boolean) for v in (True, False))
+    yes, no = true if yes is cond else yes, false if no is cond else no
     if no is false:
         return cond if yes is true else ex.apply("and", (cond, yes), dtypes.boolean)
     if yes is true:

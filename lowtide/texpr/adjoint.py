@@ -94,11 +94,16 @@ class _Solver:
         if gathered is not None:
             self.data.append((rhs, gathered))
             return
-        held = [a for a in deep_atoms(lhs) if isinstance(a, Clamp)]
+        unknown = frozenset[Atom](self.scope)
+        held = [
+            a
+            for a in deep_atoms(lhs)
+            if isinstance(a, Clamp) and not unknown.isdisjoint(deep_atoms(as_index(a)))
+        ]
         if held:
             if not self.dropping and not all(within(a.num, a.extent, self.known) for a in held):
                 raise Unsupported("the gradient of a clamped index")
-            lhs = _unclamped(lhs)
+            lhs = _unclamped(lhs, held)
         if any(isinstance(a, Gather) for a in deep_atoms(lhs)):
             raise Unsupported("the gradient of an index computed from data")
         self.equations.append((lhs, rhs))
@@ -306,10 +311,9 @@ def _gathered(index: Index) -> Expr | None:
     return atom.expr if isinstance(atom, Gather) else None
 
 
-def _unclamped(index: Index) -> Index:
-    values: dict[Atom, Index] = {
-        a: _unclamped(a.num) for a in deep_atoms(index) if isinstance(a, Clamp)
-    }
+def _unclamped(index: Index, held: Sequence[Clamp]) -> Index:
+    inside = [a for a in held if a in deep_atoms(index)]
+    values: dict[Atom, Index] = {a: _unclamped(a.num, inside) for a in inside}
     return substitute(index, values)
 
 

@@ -7,7 +7,7 @@ the pipeline then takes these sizes as constants of the signature and lowers aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
+from lowtide.texpr import bounds
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Expr, Input, Program
 from lowtide.texpr.index import (
@@ -44,11 +45,13 @@ class ShapeError(Exception):
 
 
 class NeedConst(Exception):
-    """These symbols must be constants of the signature."""
+    """These symbols must be constants of the signature. `room`: if the question is whether that is
+    0 or more."""
 
-    def __init__(self, symbols: frozenset[str]) -> None:
+    def __init__(self, symbols: frozenset[str], room: Index | None = None) -> None:
         super().__init__(", ".join(sorted(symbols)))
         self.symbols = symbols
+        self.room = room
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class Builder:
         self.masks: str | None = None  # the kind of the op in it that reads what carries gradients
         self.unmasked = set[str]()  # made in it, of what was masked
         self.branched = False  # was any followed?
+        self.ask: bounds.Ask = lambda _: None  # may split the signature by the answer
+        self.answers: Mapping[Index, bool] = {}  # to what was asked before
         self.loops: list[int] = []  # the first definitions of the bodies that are followed
         self._serial = 0
 
@@ -189,18 +194,35 @@ class Builder:
         return not varies(as_index(size)) and self.equal(size, 1)
 
     def at_least(self, size: Index | int, least: int) -> bool:
-        known = self.is_known(as_index(size) - least)
+        room = as_index(size) - least
+        known = self.is_known(room)
+        if known is None and varies(room):
+            known = self.is_always(room) or None
         if known is None:
-            raise NeedConst(symbols(as_index(size)))
+            raise NeedConst(symbols(room), room)
         return known
 
     def is_known(self, index: Index) -> bool | None:
         """Is index >= 0, wherever the branch is taken that is followed? None if that is open."""
-        if nonnegative(index) or any(nonnegative(index - i) for i in self.assumed):
+        if self._is_shown(index):
             return True
-        below = -index - 1
-        found = nonnegative(below) or any(nonnegative(below - i) for i in self.assumed)
-        return False if found else None
+        if index in self.answers:
+            return self.answers[index]
+        return False if self._is_shown(-index - 1) else None
+
+    def is_always(self, index: Index) -> bool:
+        """Is index >= 0 in all iterations, as the run says of the worst of them?"""
+        return all(self._is_asked(part) for part in bounds.parts(index))
+
+    def _is_asked(self, index: Index) -> bool:
+        worst = None if self._is_shown(index) else bounds.least(index)
+        return self._is_shown(index) or (worst is not None and self.ask(worst) is True)
+
+    def _is_shown(self, index: Index) -> bool:
+        return all(
+            nonnegative(part) or any(nonnegative(part - i) for i in self.assumed)
+            for part in bounds.parts(index)
+        )
 
     def freed(self, index: Index) -> Index:
         """The index without holding in bounds what lies there wherever the branch is taken."""

@@ -467,12 +467,10 @@ def way(index: Index, atom: Axis) -> int:
         if not any(atom in deep_atoms(as_index(a)) for a in monomial):
             continue
         (a, *more) = monomial
-        rises = a is atom or (
-            isinstance(a, FloorDiv)
-            and a.den.const is not None
-            and all(c > 0 and m in ((), (atom,)) for m, c in a.num.terms)
-        )
-        ways.add((1 if factor > 0 else -1) if rises and not more else 0)
+        step = int(a is atom)
+        if isinstance(a, FloorDiv) and a.den.const is not None:
+            step = way(a.num, atom)
+        ways.add(0 if more else step if factor > 0 else -step)
     return ways.pop() if len(ways) == 1 else 0
 
 
@@ -522,7 +520,10 @@ def _without(index: Index, atom: Axis | Mod | Clamp) -> bool:
     at_top = substitute(index, {atom: top})
     slope = substitute(index, {atom: as_index(1)}) - at_zero
     if isinstance(atom, Clamp):  # of nothing it is 0, which then is beyond its top
-        return nonnegative(at_zero) and nonnegative(at_top)
+        if not nonnegative(at_zero):
+            return False
+        held = substitute(index, {atom: atom.num})  # a clamp is no more than that, or 0
+        return nonnegative(at_top) or (nonnegative(-slope) and nonnegative(held))
     if nonnegative(slope):
         return nonnegative(at_zero)
     return nonnegative(at_top) and (nonnegative(-slope) or nonnegative(at_zero))

@@ -661,14 +661,14 @@ LIFTED: list[Callable[..., Any]] = [
     list_mutated_after, buf_row_alias, requires, enum_zip, col_row, write_flat_view, diag_write,
     diag_antidiag, while_loop, write_then_read_all_after, uninit_empty, reads_next,
     same_row_add, list_two, dtype_change, acc_bcast, shape_change_first,
-    cond_write, continue_, upper, upper_add,
+    cond_write, continue_, upper, upper_add, slice_past_end,
 ]  # fmt: skip
 KEPT: list[Callable[..., Any]] = [
     neg_step_overlap, negative_index, wrap_neg, wrap_write, reads_prev,
     in_place_input_alias, transposed_alias, diag_and_row, u8_acc,
     break_const, data_bounds, two_buffers_swap, write_scalar_read_later, min_and_read,
     overlap_add_then_mul, sub_reversed, div_acc, abs_acc,
-    slice_neg, slice_past_end, slice_past_end_w, same_row_twice,
+    slice_neg, slice_past_end_w, same_row_twice,
     modulo_write, square_index, ij_overlap, inner_not_reset, carried_index_var,
     list_cond, list_view_of_buf, buf_row_alias_reused,
     setitem_mask, swap_rows, max_builtin, clamp_acc, bool_acc, out_resized,

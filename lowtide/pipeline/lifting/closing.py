@@ -20,7 +20,7 @@ from lowtide.ir import dtypes
 from lowtide.pipeline.lifting import updates
 from lowtide.pipeline.lifting.match import Carried, NotLifted
 from lowtide.pipeline.lifting.needs import read_where_needed
-from lowtide.pipeline.lifting.squared import squared
+from lowtide.pipeline.lifting.squared import Squares
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Builder, Unsupported, Val
@@ -106,10 +106,9 @@ def closed(
     body.lifted |= body.in_steps
     if any(axis in deep_atoms(n) for y in inner for n in b.program.delays[y].shape):
         raise NotLifted("sizes of what a loop inside it carries change from iteration to iteration")
-    known = dict(shapes)
+    squares = Squares(b, axis, shapes)
     for name in list(defs)[first_def:]:
-        d = squared(b, defs[name], axis, known)
-        known[name] = d.shape
+        d = squares.squared(defs[name])
         body.own.add(name)
         expr, axes = body.put(d.expr), d.axes
         if axis in expr.free or name in body.in_steps:

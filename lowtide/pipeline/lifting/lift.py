@@ -121,6 +121,8 @@ class Lift:
             many = known & symbols(self.axis.extent) - self.run.divisors(why.symbols)
             if known and not many:
                 return NeedConst(known)  # as for an op outside of any loop
+            if known and why.room is not None:
+                self.run.ask(why.room)  # splits the signature
             return NotLifted(f"its indices cannot be compared without knowing {self.run.told(why)}")
         return why if isinstance(why, NotLifted | Full) else NotLifted(str(why))
 

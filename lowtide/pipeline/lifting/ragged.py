@@ -13,13 +13,15 @@ first of all begins: then what lies beside one another in memory does so along `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lowtide.ir.core import Op, Value
 from lowtide.pipeline.abstract import Abs, Ragged
+from lowtide.texpr import bounds
+from lowtide.texpr.bounds import is_positive_part
 from lowtide.texpr.build import varies
-from lowtide.texpr.index import Atom, Axis, Index, as_index, deep_atoms, substitute, way
+from lowtide.texpr.index import Atom, Axis, Clamp, Index, as_index, deep_atoms, substitute
 
 ZERO = as_index(0)
 
@@ -35,19 +37,22 @@ class Steps:
     skipped: int = 0
 
 
-def steps_of(op: Op, count: int | Index | Ragged, env: Mapping[Value, Abs]) -> Steps | None:
+def steps_of(
+    op: Op, count: int | Index | Ragged, env: Mapping[Value, Abs], ask: bounds.Ask
+) -> Steps | None:
     """The steps of a loop; None where nothing bounds them."""
     number = as_index(count.count if isinstance(count, Ragged) else count)
     if not varies(number):
         return Steps(trips=number)
-    begin = _begin(op, env)
-    shift = begin - _without_axes(begin)
-    for first in dict.fromkeys((shift, ZERO)):
-        most = _most(number + first)
-        least = _most(-first)
-        if most is not None and least is not None and least.const == 0:
-            return Steps(trips=most, first=-first, count=number)
-    return None
+    best: Steps | None = None
+    for first in _origins(_begin(op, env)):
+        most = bounds.least_bound(number + first, None, ask)
+        least = bounds.least(first)
+        if most is None or least is None or least.const != 0:
+            continue
+        if best is None or ask(best.trips - most - 1):
+            best = Steps(trips=most, first=-first, count=number)
+    return best
 
 
 def _begin(op: Op, env: Mapping[Value, Abs]) -> Index:
@@ -62,18 +67,13 @@ def _begin(op: Op, env: Mapping[Value, Abs]) -> Index:
     return ZERO
 
 
-def _without_axes(index: Index) -> Index:
-    axes: dict[Atom, Index] = {a: ZERO for a in deep_atoms(index) if isinstance(a, Axis)}
-    return substitute(index, axes)
-
-
-def _most(index: Index) -> Index | None:
-    """The largest value over all axes, None if that is not known."""
-    for a in [a for a in deep_atoms(index) if isinstance(a, Axis)]:
-        if a not in deep_atoms(index):
-            continue
-        direction = way(index, a)
-        if not direction:
-            return None
-        index = substitute(index, {a: a.extent - 1 if direction > 0 else ZERO})
-    return None if varies(index) else index
+def _origins(begin: Index) -> Iterable[Index]:
+    """How many steps may be counted before an iteration's first one: from where the first of all
+    begins; from `z` where it is max(0, z) in which it begins; none."""
+    axes: dict[Atom, Index] = {a: ZERO for a in deep_atoms(begin) if isinstance(a, Axis)}
+    shifted = {a: a.num for a in begin.atoms() if isinstance(a, Clamp) and is_positive_part(a)}
+    if shifted:
+        yield begin - substitute(begin, dict(shifted))
+    else:
+        yield begin - substitute(begin, axes)
+    yield ZERO
