@@ -50,6 +50,10 @@ MAX_TRIPS: Final = 1024  # the same, where it is known how many there are
 _UNSEEN: Final = ("const", "undef", "cast", "tuple.make", "tuple.get", "list.make", "unpack")
 
 
+_STATES: Final = (
+    *(torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode),
+    torch.autocast,
+)
 _META: Final = torch.device("meta")
 
 
@@ -302,6 +306,8 @@ class Walk:
             results = self._again(plan, op, env, plan.live_at[pos + 1])
         elif op.name == "with" and len(op.blocks) == 2:
             results = self._with(plan, op, env)
+        elif op.name == "with" and isinstance(env[op.operands[0]], _STATES):
+            results = self._under(plan, op, env)
         else:
             why = reason or static_reason(op) or "takes the part of this iteration"
             step = TorchStep(op=op, reason=why)
@@ -407,8 +413,13 @@ class Walk:
                 self.notes.append(f"{op.loc}: a checkpoint: run again in the backward pass")
                 return self._section(plan, section, env, alive)
             self.notes.append(f"{op.loc}: a checkpoint whose values are kept: {NOT_AGAIN}")
-        with manager:
-            return self._block(*self._inner(plan, op.blocks[0], env))
+        return self._under(plan, op, env)
+
+    def _under(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
+        """A block under another state of PyTorch's."""
+        block, manager = op.blocks[0], env[op.operands[0]]
+        with manager as entered:
+            return self._block(*self._inner(plan, block, {block.args[0]: entered} | env))
 
     def _with(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
         block, leaving = op.blocks

@@ -546,3 +546,18 @@ def middle_of_all(x):
 @case(lambda: (torch.rand(1, 4, 58, 24, 24), torch.rand(16, 4, 3, 3, 3)))
 def convolved_one_volume(x, w):
     return F.conv3d(x, w, padding=1)
+
+
+@case(two_squares)
+def target_without_gradient(x, y):
+    with torch.no_grad():
+        target = torch.cumsum(torch.tanh(x * 2), 1)
+    return ((torch.relu(y) - target) ** 2).mean()
+
+
+@case(lambda: (torch.rand(6000, 400), torch.rand(400, 400) / 20))
+def products_under_autocast(x, w):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h = torch.relu(x @ w)
+        h = F.linear(torch.relu(h @ w), w)
+    return torch.cumsum(h.float(), 1)

@@ -23,6 +23,7 @@ from tests.memory.cases import CASES, Case
 ROOM_BYTES = 8_000_000
 NOISE_BYTES = 1 << 20  # what a thread's stack, a kernel's code and the like may take
 EVERY_DAY = {
+    "products_under_autocast",
     "pointwise", "transposed", "pairs", "low_then_up", "cross_entropy", "cumulative", "ordered",
     "smallest_k", "convolved_1d", "branch", "collected", "block", "unet",
 }  # fmt: skip
