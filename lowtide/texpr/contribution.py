@@ -157,7 +157,7 @@ def _where(index: Index, value: Expr) -> Expr:
 def summed_terms(parts: Sequence[Contribution], y: tuple[Axis, ...], within: DType) -> list[Expr]:
     """The sums that make up a cotangent; those of one definition over the same axes are one."""
     groups: dict[tuple[str, tuple[Axis, ...]], F] = {}
-    for p in [q for p in parts for q in without_clamps(p)]:
+    for p in [q for part in parts for q in without_clamps(part)]:
         if is_number(p.value, 0):
             continue
         rest, body = placed(p, y)
