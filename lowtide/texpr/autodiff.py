@@ -30,6 +30,7 @@ from lowtide.texpr.contribution import (
     accumulator,
     placed,
     summed_terms,
+    without_clamps,
 )
 from lowtide.texpr.exact import ExactBody, exact_body
 from lowtide.texpr.exchange import exchanged
@@ -156,7 +157,8 @@ class Differentiation:
         for load, value in pulled.loads.items():
             use = _handed(d, pulled, load, value)
             if not use.is_sparse or load.source in self.delays:
-                placed(use, tuple(Axis("y", size) for size in self.shape(load.source)))
+                for part in without_clamps(use):
+                    placed(part, tuple(Axis("y", size) for size in self.shape(load.source)))
 
     def assume(self, value: Val) -> None:
         """What a loop carries, while it is not known what that is: it may carry gradients."""

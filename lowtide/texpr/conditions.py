@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from lowtide.ir import dtypes
+from lowtide.texpr import bounds
 from lowtide.texpr.expr import (
     Apply,
     At,
@@ -145,8 +146,9 @@ def within(index: Index, extent: Index, known: Sequence[Index]) -> bool:
     if divided is not None and within(divided[0], extent * divided[1], known):
         return True
     return all(
-        nonnegative(room) or any(nonnegative(room - i) for i in known)
+        nonnegative(part) or any(nonnegative(part - i) for i in known)
         for room in (index, extent - index - 1)
+        for part in bounds.parts(room)
     )
 
 

@@ -10,18 +10,30 @@ the axes of what is read; or, where the data say which element, a scatter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.adjoint import Inverse, invert
 from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.bounds import is_positive_part
 from lowtide.texpr.build import Unsupported
-from lowtide.texpr.conditions import where_not_zero
-from lowtide.texpr.expr import Def, Expr, Load, Rewriter
+from lowtide.texpr.conditions import joined, parts_of, where_not_zero
+from lowtide.texpr.conditions import within as is_within
+from lowtide.texpr.expr import Def, Expr, Load, Rewriter, Select
 from lowtide.texpr.formula import F, all_of, is_number
-from lowtide.texpr.index import Atom, Axis, Gather, Index, as_index, deep_atoms, product
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    Clamp,
+    Gather,
+    Index,
+    as_index,
+    deep_atoms,
+    product,
+    substitute,
+)
 
 MOST_MASKED = 64  # a scatter of at most so many values is a sum with a mask
 
@@ -113,10 +125,39 @@ def placed(p: Contribution, y: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], Expr
     return inverse.rest, (value if held is None else held.or_zero(value)).e
 
 
+def without_clamps(p: Contribution) -> list[Contribution]:
+    """x[max(0, i - 3)] as x[i - 3] where i >= 3, and x[0] where it is not: the element that is read
+    is then one that can be solved for."""
+    if p.dropping or p.is_sparse:
+        return [p]
+    known = where_not_zero(p.value)
+    for a in [a for i in p.index for a in deep_atoms(i) if isinstance(a, Clamp)]:
+        inside = set(p.scope) & {*deep_atoms(as_index(a))}
+        if not inside or not is_positive_part(a) or is_within(a.num, a.extent, known):
+            continue
+        low, high = (
+            replace(p, index=tuple(substitute(i, {a: to}) for i in p.index), value=value)
+            for to, value in (
+                (as_index(0), _where(-a.num - 1, p.value)),
+                (a.num, _where(a.num, p.value)),
+            )
+        )
+        low = replace(low, user=f"{p.user} {a}")  # a sum of its own: it may be of one element
+        return [*without_clamps(low), *without_clamps(high)]
+    return [p]
+
+
+def _where(index: Index, value: Expr) -> Expr:
+    """The value where index >= 0, else 0."""
+    zero = ex.at(as_index(0), dtypes.i64)
+    cond = ex.apply("ge", (ex.at(index, dtypes.i64), zero), dtypes.boolean)
+    return ex.select(cond, value, ex.const(0, value.dtype))
+
+
 def summed_terms(parts: Sequence[Contribution], y: tuple[Axis, ...], within: DType) -> list[Expr]:
     """The sums that make up a cotangent; those of one definition over the same axes are one."""
     groups: dict[tuple[str, tuple[Axis, ...]], F] = {}
-    for p in parts:
+    for p in [q for part in parts for q in without_clamps(part)]:
         if is_number(p.value, 0):
             continue
         rest, body = placed(p, y)
@@ -134,6 +175,13 @@ def _is_few(rest: tuple[Axis, ...]) -> bool:
 def _summed(rest: tuple[Axis, ...], body: Expr, within: DType) -> Expr:
     if not rest:
         return body
+    if isinstance(body, Select) and is_number(body.no, 0):  # which element it is, asked once
+        conds = parts_of(body.cond)
+        outer = joined([c for c in conds if not c.free & frozenset(rest)])
+        if outer is not None:
+            inner = joined([c for c in conds if c.free & frozenset(rest)])
+            value = body.yes if inner is None else ex.select(inner, body.yes, body.no)
+            return ex.select(outer, _summed(rest, value, within), body.no)
     fresh = {a: Axis(a.name, a.extent) for a in rest}
     moved = at_indices(body, {a: as_index(b) for a, b in fresh.items()})
     return ex.reduce("sum", [fresh[a] for a in rest], moved, within)

@@ -27,13 +27,11 @@ LIFTED: list[tuple[Callable[..., Tensor], tuple[int, ...]]] = [
     (clipped.neighbours, (50,)),
     (clipped.every_third, ()),
     (clipped.back_by_two, ()),
+    (clipped.sparse_neighbours, ()),
+    (clipped.first_and_last, ()),
+    (clipped.nearest_inside, ()),
     (clipped.with_borders, ()),
     (clipped.without_outside, ()),
-]
-LIFTED_WITHOUT_GRADIENTS = [
-    clipped.first_and_last,
-    clipped.nearest_inside,
-    clipped.sparse_neighbours,
 ]
 KEPT = [
     clipped.overwritten_parts,
@@ -74,15 +72,8 @@ def test_lifted_with_its_gradient(fn: Callable[..., Tensor], numbers: tuple[int,
         same(f, fn, n, numbers)
     for grad in (False, True):
         text = str(f.explain(torch.rand(47, 3, requires_grad=grad), *numbers))
-        assert "not lifted" not in text and "0 ops left to PyTorch" in text
-
-
-@pytest.mark.parametrize("fn", LIFTED_WITHOUT_GRADIENTS, ids=name_of)
-def test_lifted_alone(fn: Callable[..., Tensor]) -> None:
-    f = lt.script(fn)
-    for n in SIZES:
-        same(f, fn, n, ())
-    assert "not lifted" not in str(f.explain(torch.rand(47, 3)))
+        assert "not lifted" not in text
+        assert "0 ops left to PyTorch" in text
 
 
 @pytest.mark.parametrize("fn", KEPT, ids=name_of)

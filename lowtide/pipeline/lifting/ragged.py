@@ -71,9 +71,11 @@ def _origins(begin: Index) -> Iterable[Index]:
     """How many steps may be counted before an iteration's first one: from where the first of all
     begins; from `z` where it is max(0, z) in which it begins; none."""
     axes: dict[Atom, Index] = {a: ZERO for a in deep_atoms(begin) if isinstance(a, Axis)}
-    shifted = {a: a.num for a in begin.atoms() if isinstance(a, Clamp) and is_positive_part(a)}
+    shifted: dict[Atom, Index] = {
+        a: a.num for a in begin.atoms() if isinstance(a, Clamp) and is_positive_part(a)
+    }
     if shifted:
-        yield begin - substitute(begin, dict(shifted))
+        yield begin - substitute(begin, shifted)
     else:
         yield begin - substitute(begin, axes)
     yield ZERO

@@ -9,8 +9,8 @@ effect elsewhere, for whoever reads the value ends where the value did.
 
 Where what is read begins at max(0, z), places are counted from z, so that a window slides evenly:
 
-    t1[a:L+1-max(0,L-3)] = x[max(0, L - 3) + a]           t1[a:4] = x[max(0, L - 3 + a)]
-    t2 = sum[a:...](t1[a])                                t2 = sum[a:4](t1[a] if L - 3 + a >= 0 else 0)
+    t1[a:L+1-max(0,L-3)] = x[max(0, L-3) + a]     t1[a:4] = x[max(0, L-3 + a)]
+    t2 = sum[a:...](t1[a])                        t2 = sum[a:4](t1[a] if L-3 + a >= 0 else 0)
 
 Where gradients are recorded, what is read is 0 beyond: the mask's own gradient then drops the
 cotangents there, which may be 0 times an infinite derivative.
