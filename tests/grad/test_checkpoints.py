@@ -280,3 +280,51 @@ def _with_contexts(x):
 def test_contexts_are_refused_with_a_remedy() -> None:
     with pytest.raises(lt.CompileError, match="`context_fn`"):
         lt.script(_with_contexts)(torch.ones(3))
+
+
+class Held(nn.Module):
+    """As libraries of transformers write it: the checkpoint is an attribute, of `__call__`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(40, 40) for _ in range(2))
+        self.run = functools.partial(checkpoint, use_reentrant=False)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.run(layer.__call__, x).sin()
+        return x
+
+
+class Sequence(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(40, 40) for _ in range(4)))
+
+    def forward(self, x):
+        return cp.checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("make", [Held, Sequence])
+def test_other_spellings(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(50, 40, requires_grad=True)
+    compiled = lt.script(model)
+    found = []
+    for f in (compiled, model):
+        model.zero_grad()
+        f(x).square().mean().backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(found[0], found[1])
+    assert "run again in the backward pass" in str(compiled.explain(x))
+
+
+def test_another_partial_is_another_program() -> None:
+    model, x = Held(), torch.randn(50, 40)
+    compiled = lt.script(model)
+    want = compiled(x)
+    model.run = functools.partial(checkpoint, use_reentrant=True)
+    torch.testing.assert_close(compiled(x), want)
+    model.run = functools.partial(nn.functional.linear, weight=None)
+    with pytest.raises(lt.CompileError):
+        compiled(x)

@@ -45,6 +45,7 @@ from lowtide.frontend.script.nodes import (
     Partial,
     PythonObject,
     describe,
+    is_choosable,
 )
 from lowtide.frontend.script.programs import call_program, call_saved, program_of
 from lowtide.frontend.script.remedies import CALLABLES, IGNORED
@@ -145,7 +146,8 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     if entered is not None:
         return entered
     is_helper = source is not None and source.startswith("F._") and isinstance(obj, FunctionType)
-    if source is not None and not isinstance(obj, type) and not is_helper:
+    is_given_calls = isinstance(obj, FunctionType) and any(map(is_choosable, call.args))
+    if source is not None and not isinstance(obj, type) and not (is_helper or is_given_calls):
         return torch_call(c, call.node, source, call.args, call.keywords, unpacked=call.unpacked)
     if obj in (torch.finfo, torch.iinfo):
         return _static_call(c, call, callee)

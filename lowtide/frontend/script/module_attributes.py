@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import inspect
 import typing
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -123,7 +124,10 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
 
 def _is_function(found: object) -> bool:
     """Whether it is a function, a class or a Python module; a function may be compiled, traced or
-    loaded."""
+    loaded, and have arguments that are plain data already."""
+    if isinstance(found, functools.partial):
+        given = (*found.args, *found.keywords.values())  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return _is_function(found.func) and all(map(is_literal, given))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     is_python = isinstance(found, FunctionType | BuiltinFunctionType | type | ModuleType)
     return is_python or any(hasattr(found, name) for name in _MADE)
 
@@ -229,6 +233,8 @@ def class_attribute(
     if isinstance(found, classmethod):
         method = cast("Any", found).__func__
         return BoundMethod(method, PythonObject(type(ref.module)))
+    if found is torch.nn.Module.__call__:  # `layer.__call__`, hooks included
+        return ref
     if isinstance(found, FunctionType) or hasattr(found, "__lowtide_function__"):
         return BoundMethod(unwrap(found), ref)
     if name in state_of(c).knowledge.dynamic:
