@@ -109,12 +109,13 @@ class _Heap:
         holes = min(self.again_bytes // 2, _HOLES_BYTES) + self.torn_bytes // 7
         return self.room_bytes + holes + self.graph_bytes
 
-    def take(self, nbytes: int, is_backward: bool) -> None:
+    def take(self, nbytes: int) -> None:
         """A place is taken, or is free for others."""
         again = min(self.room_bytes, nbytes)
         self.room_bytes -= again
         self.again_bytes += max(again, 0)
-        self.torn_bytes += again * (is_backward and again >= _TORN_BYTES)
+        if again >= _TORN_BYTES and _current()[0] is not None:
+            self.torn_bytes += again
 
 
 class Ledger(TorchDispatchMode):
@@ -403,7 +404,7 @@ class Ledger(TorchDispatchMode):
 
     def _take_small(self, nbytes: int) -> None:
         """A place in the heap is taken, or is free for others: it stays resident."""
-        self._heap.take(nbytes, is_backward=_current()[0] is not None)
+        self._heap.take(nbytes)
         self.torch_bytes += nbytes
 
     def _see_node(self) -> None:

@@ -4,6 +4,7 @@ have a graph, and which of them share memory."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -159,7 +160,7 @@ def test_what_the_next_call_writes_is_not_read_by_this_one() -> None:
         torch.testing.assert_close(found, expected)
 
 
-def at_least(function: Callable[..., Any], *args: Tensor) -> Callable[..., Any]:
+def at_least(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
     """Compiled for the least budget that there is for these arguments."""
     with pytest.raises(BudgetError) as refused:
         lt.script(function, budget=1)(*args)
@@ -242,3 +243,31 @@ def test_a_plan_is_for_arguments_that_share_memory_alike() -> None:
     limited = lt.script(normed, budget=refused.value.least_bytes)
     for is_shared in (False, True):
         torch.testing.assert_close(gradient(limited, is_shared), gradient(normed, is_shared))
+
+
+def by_size(batch: dict[str, Tensor]) -> Tensor:
+    x = batch["x"]
+    y = torch.cumsum(x * 2, 1) if x.size(0) > 500 else torch.cumsum(x * 3, 1)
+    return torch.cumsum(y.sigmoid(), 1)
+
+
+@dataclass
+class Batch:
+    x: Tensor
+
+
+def by_size_of_a_field(batch: Batch) -> Tensor:
+    x = batch.x
+    y = torch.cumsum(x * 2, 1) if x.size(0) > 500 else torch.cumsum(x * 3, 1)
+    return torch.cumsum(y.sigmoid(), 1)
+
+
+@pytest.mark.parametrize("function", [by_size, by_size_of_a_field], ids=lambda f: f.__name__)
+def test_a_branch_is_decided_only_by_what_plans_are_kept_by(function: Any) -> None:
+    def batch(rows: int) -> Any:
+        x = torch.linspace(-1, 1, rows * 50).view(rows, 50)
+        return {"x": x} if function is by_size else Batch(x)
+
+    limited = at_least(function, batch(1000))
+    for rows in (1000, 400):
+        torch.testing.assert_close(limited(batch(rows)), function(batch(rows)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -111,6 +111,9 @@ def _form(value: Any) -> Any:
         return (tuple(value.shape), value.stride(), value.dtype, value.requires_grad, has_grad)
     if isinstance(value, tuple | list):
         return tuple(map(_form, cast("Sequence[Any]", value)))
+    if type(value) is dict:
+        rows = cast("Mapping[Any, Any]", value).items()
+        return tuple((_form(k), _form(v)) for k, v in rows)
     is_plain = value is None or isinstance(value, int | float | str)
     # `1`, `1.0` and `True` are equal, and so are two zeros; a NaN is not even equal to itself
     return (type(value), repr(value)) if is_plain else id(cast("object", type(value)))

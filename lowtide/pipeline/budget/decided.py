@@ -17,7 +17,7 @@ names mean one tensor are for the run to say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 import torch
@@ -28,6 +28,7 @@ from lowtide.ir.core import Block, Function, Op, Value, clone_block, with_block
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.dead_code import eliminate_dead_code
+from lowtide.pipeline.budget.kept import kept_values
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed
 
@@ -45,7 +46,7 @@ def decided(driver: Driver, args: Sequence[Any]) -> Function:
     while True:  # branches within branches; each round leaves fewer
         with torch.no_grad():
             followed = Followed(driver, args)
-        known = _decidable(function, followed)
+        known = _decidable(function, followed, kept_values(function, args))
         if not any(op.name == "if" and op.operands[0] in known for op in function.block.ops):
             return function
         chosen = fold_constants(_with_conditions(function, known))
@@ -53,21 +54,24 @@ def decided(driver: Driver, args: Sequence[Any]) -> Function:
         driver = Driver(function, tiles=driver.tiles)
 
 
-def _decidable(function: Function, followed: Followed) -> dict[Value, bool]:
+def _decidable(function: Function, followed: Followed, kept: Set[Value]) -> dict[Value, bool]:
     """The truths that are the same in all such calls."""
     known = followed.known
     plain = {v for v in function.params if type(known.get(v)) in _PLAIN}
     for op in function.block.ops:
-        if all(v in known for v in op.results) and _follows(op, plain, function, followed):
+        if all(v in known for v in op.results) and _follows(op, plain, function, followed, kept):
             plain.update(op.results)
     values = ((v, known[v]) for v in plain)
     return {v: value for v, value in values if type(value) is bool}
 
 
-def _follows(op: Op, plain: set[Value], function: Function, followed: Followed) -> bool:
+def _follows(
+    op: Op, plain: set[Value], function: Function, followed: Followed, kept: Set[Value]
+) -> bool:
     """Is what the op gives known from plain values, sizes and which arguments are None alone?"""
     if op.name in _SIZES:
-        return not followed.has_guessed and plain.issuperset(op.operands[1:])
+        x, *others = op.operands
+        return not followed.has_guessed and x in kept and plain.issuperset(others)
     if op.name in _NONE_TESTS and any(v.type == t.NONE for v in op.operands):
         return all(v.type == t.NONE or v in function.params for v in op.operands)
     is_python = op.name.partition(".")[0] in _PYTHON and opdefs.is_shareable(op)

@@ -42,7 +42,7 @@ def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Ca
     found: list[Candidate] = []
     pos, stop = start, outer.last if stop is None else stop
     finder = _Finder(outer, stop)
-    loops = Loops(outer.function, outer.known, outer.changed)
+    loops = Loops(outer.function, outer.known, outer.changed, outer.kept)
     with Ledger(PlayedArena()), torch.no_grad():
         while pos < stop:
             is_loop = outer.ops[pos].name == "loop"
@@ -100,7 +100,7 @@ class _Finder:
         return [
             (x, d)
             for v in dict.fromkeys(op.operands)
-            if isinstance(x := self.known.get(v), Tensor)
+            if isinstance(x := self.known.get(v), Tensor) and v in self.outer.kept
             for d in range(min(x.dim(), _MOST_DIMS))
             if x.shape[d] > 1
         ]

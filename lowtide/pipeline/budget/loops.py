@@ -69,10 +69,15 @@ class Loops:
     """The loops of one Function."""
 
     def __init__(
-        self, function: Function, known: Mapping[Value, Any], changed: frozenset[Value]
+        self,
+        function: Function,
+        known: Mapping[Value, Any],
+        changed: frozenset[Value],
+        kept: frozenset[Value],
     ) -> None:
         self.function = function
         self.known = known
+        self.kept = kept  # numbers of which are the same at each call
         self.changed = changed
         self.makers = makers_of(function)
         self.uses = Counter(v for op in function.walk() for v in op.operands)
@@ -226,7 +231,9 @@ class _Loop:
         return None if number is None else _Affine(0, number)
 
     def _number(self, v: Value) -> int | None:
-        found = self.around.known.get(v, constant(v, self.around.makers))
+        found = constant(v, self.around.makers)
+        if v in self.around.kept:
+            found = self.around.known.get(v, found)
         return found if type(found) is int else None
 
     def _read(self, op: Op, places: Sequence[int]) -> _Read | None:

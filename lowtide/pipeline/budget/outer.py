@@ -17,6 +17,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value, free_values, walk
 from lowtide.pipeline.budget.candidate import Candidate, storage_of, tensors_in
 from lowtide.pipeline.budget.independence import is_pointwise_write
+from lowtide.pipeline.budget.kept import kept_values
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed
 from lowtide.pipeline.mutation import CHANGING, STATISTICS, may_change
@@ -42,6 +43,7 @@ class Outer:
         self.live_at = driver.plan.live_at
         self.changed = driver.plan.changed
         self.args = dict(zip(driver.function.params, args, strict=True))
+        self.kept = kept_values(driver.function, args)
         with torch.no_grad():
             self.known = Followed(driver, args).known
         self.pairs = [
