@@ -31,6 +31,7 @@ LIFTED: list[tuple[Callable[..., Tensor], tuple[int, ...]]] = [
     (clipped.first_and_last, ()),
     (clipped.nearest_inside, ()),
     (clipped.with_borders, ()),
+    (clipped.handed_out, (3,)),
     (clipped.without_outside, ()),
 ]
 KEPT = [

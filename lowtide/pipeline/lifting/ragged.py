@@ -8,7 +8,8 @@ for all iterations, and what holds of those that are done.
             f(i, j)                                 if 0 <= l - i: f(i, l + 1)
 
 Where the first step differs from iteration to iteration, as here, steps are counted from where the
-first of all begins: then what lies beside one another in memory does so along `l`, too.
+first of all begins: then what lies beside one another in memory does so along `l`, too. Where it is
+max(0, z), they are counted from z: a window has as many steps in the middle as at its ends.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Builder, Unsupported, Val
-from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
+from lowtide.texpr.conditions import parts_of
+from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, floordiv, mod, nonnegative
 from lowtide.texpr.pullback import OF_THEIR_OWN
 
@@ -32,15 +33,24 @@ def index_map(b: Builder, view: Val, root: Val) -> tuple[tuple[Axis, ...], tuple
         axes = tuple(b.axis(s) for s in root.shape)
         return axes, tuple(map(as_index, axes))
     d = b.program.defs[view.name]
-    node = d.expr
+    node = _where_taken(b, d.expr)
     while isinstance(node, Load) and node.source != root.name:
         inner = b.program.defs.get(node.source)
         if inner is None:
             break
-        node = at_indices(inner.expr, dict(zip(inner.axes, node.index, strict=True)))
+        expr = at_indices(inner.expr, dict(zip(inner.axes, node.index, strict=True)))
+        node = _where_taken(b, expr)
     if not isinstance(node, Load) or node.source != root.name:
         raise Unsupported("writes through a view that copies")
     return d.axes, node.index
+
+
+def _where_taken(b: Builder, e: Expr) -> Expr:
+    """What is read where the branch is taken that is followed: a write is dropped elsewhere."""
+    known = set[Expr]() if b.mask is None else {*parts_of(b.mask)}
+    while isinstance(e, Select) and known.issuperset(parts_of(e.cond)):
+        e = e.yes
+    return e
 
 
 def depends(defs: Mapping[str, Def], expr: Expr, name: str, known: dict[str, bool]) -> bool:
