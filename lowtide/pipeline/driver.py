@@ -30,6 +30,7 @@ from lowtide.pipeline import little, plain, stats
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.checkpoint import as_section
 from lowtide.pipeline.budget.chunks import RunBlock
+from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import run_section
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
@@ -260,6 +261,8 @@ class BlockPlan:
             results = self._loop(op, env, alive)
         elif op.name == "with":
             results = self._with(op, env, alive)
+        elif op.name == RECALLED:
+            results = run_recalled(op, env)
         else:
             results = self._section(op, env, alive)
         env.update(zip(op.results, results, strict=True))

@@ -30,6 +30,7 @@ STOPPING: Final = {
     "raise": "raises",
     "with": "enters a context manager",
     "section": "is done in chunks",
+    "recalled": "has a result that was kept",
     "attr.set": "changes an object",
     "object.new": "makes an object",
     "py.call": "calls a Python function",

@@ -32,6 +32,7 @@ from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.checkpoint import NOT_AGAIN, as_section
 from lowtide.pipeline.budget.chunks import RunBlock
+from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
 from lowtide.pipeline.gradient import Pass
@@ -302,6 +303,9 @@ class Walk:
             results = self._loop(plan, op, env, plan.live_at[pos + 1])
         elif op.name == SECTION:
             results = self._section(plan, op, env, plan.live_at[pos + 1])
+        elif op.name == RECALLED:
+            self.ledger.at("kept product", op.loc)
+            self.ledger.mark(_tensors(results := run_recalled(op, env)))
         elif op.name == "with" and isinstance(env[op.operands[0]], recomputed.Recomputed):
             results = self._again(plan, op, env, plan.live_at[pos + 1])
         elif op.name == "with" and len(op.blocks) == 2:

@@ -12,7 +12,9 @@ backward pass the gradients of its operands, chunk by chunk.
 each result is joined, None for what is the same in all chunks. `sources`: for each result, the
 operands that a graph of it may come from, all if it is absent. `kept`: so many chunks, the last
 ones, keep what their gradients read, and are not run again. The backward pass takes them first, so
-that what they keep is gone when the others are computed again.
+that what they keep is gone when the others are computed again. `products`: so many values, which
+the first block yields after the results, are kept of each of the other chunks; the last block takes
+them as its last arguments (see `recalled`).
 """
 
 from __future__ import annotations
@@ -46,12 +48,14 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Points [start, start + size) of an axis of `extent` points; `is_kept`: see the module."""
+    """Points [start, start + size) of an axis of `extent` points; `is_kept`: see the module;
+    `unseen`: chunks like this one that a rehearsal leaves out."""
 
     start: int
     size: int
     extent: int
     is_kept: bool = False
+    unseen: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,11 @@ class Chunks:
     """See the module's text."""
 
     def __init__(self, op: Op, runs: Sequence[RunBlock], at_most: int | None) -> None:
-        self.run, self.run_again = runs[0], runs[-1]
+        self.run = runs[0]
+        self.run_again = runs[1 if "updated" in op.attrs else 0]
+        self.run_recalled = runs[-1]
+        self.results = len(op.results)
+        self.products = cast("int", op.attrs.get("products", 0))
         self.chunks = cast("int", op.attrs["chunks"])
         self.kept_chunks = cast("int", op.attrs.get("kept", 0))
         self.cuts = cast("Sequence[Cut | None]", op.attrs["cuts"])
@@ -80,24 +88,34 @@ class Chunks:
         self.keeps = False  # whether there will be a backward pass
         self.carrying: Sequence[bool] = ()  # if so, which operands carry gradients
         self._recorded: dict[int, Recorded] = {}  # by the chunk's start
+        self._products: dict[int, list[Tensor]] = {}  # the same
 
     def forward(self, values: list[Any]) -> list[Any]:
         """The results; `values` is used up where there is only one chunk."""
         if self.chunks == 1:
-            return self.run(values)
+            return self._made(values, Span(0, 1, 1))
         results: list[Any] = []
         for span in self.spans(values):
             parts = self.parts(values, span)
             records = self.keeps and span.is_kept
-            made = self._record(parts, span) if records else self.run(parts)
+            made = self._record(parts, span) if records else self._made(parts, span)
             self.join(results, made, self.joins, span)
         return results
+
+    def _made(self, parts: list[Any], span: Span) -> list[Any]:
+        """The results of a chunk that is run again, if at all; keeps those of products."""
+        made = self.run(parts)
+        products = made[self.results :]
+        if self.keeps and products:
+            unseen = [torch.empty_like(x) for _ in range(span.unseen) for x in products]
+            self._products[span.start] = products + unseen
+        return made[: self.results]
 
     def _record(self, parts: Sequence[Any], span: Span) -> list[Any]:
         """The results of a chunk that is not run again."""
         starts = started(parts, self.carrying)
         with torch.enable_grad():
-            results = self.run(list(starts))
+            results = self.run(list(starts))[: self.results]
         self._recorded[span.start] = Recorded(starts, _ends(results))
         return [r.detach() if isinstance(r, Tensor) else r for r in results]
 
@@ -122,7 +140,8 @@ class Chunks:
                 rows = gradients_of(known.ends, known.starts, wanted, given, again=False)
                 del known
             else:
-                rows = self.chunk_gradients(self.parts(values, span), wanted, given)
+                products = self._products.pop(span.start, [])
+                rows = self.chunk_gradients(self.parts(values, span), wanted, given, products)
             found.add(rows, self.cuts, span)
         return found.rows
 
@@ -133,16 +152,26 @@ class Chunks:
         again = torch.is_grad_enabled()
         with torch.enable_grad():
             starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
-            results = self.run_again(list(starts))
+            results = self.run_again(list(starts))[: self.results]
         return gradients_of(results, starts, wanted, cotangents, again=again)
 
     def chunk_gradients(
-        self, parts: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
+        self,
+        parts: Sequence[Any],
+        wanted: Sequence[bool],
+        cotangents: Sequence[Tensor | None],
+        products: list[Tensor] | None = None,
     ) -> list[Tensor | None]:
-        """Runs one chunk again, and back."""
+        """Runs one chunk again, and back. `products`: what was kept of it, if anything was; what is
+        used of them is taken out."""
         starts = started(parts, wanted)
+        given, run = list(starts), self.run_again
+        if products:
+            given += products[: self.products]
+            del products[: self.products]
+            run = self.run_recalled
         with torch.enable_grad():
-            ends = _ends(self.run_again(list(starts)))  # the results may go
+            ends = _ends(run(given)[: self.results])  # the results may go
         return gradients_of(ends, starts, wanted, cotangents, again=False)
 
     def extent(self, values: Sequence[Any]) -> int:
@@ -155,11 +184,11 @@ class Chunks:
         extent = self.extent(values)
         count = min(self.chunks, extent)
         kept = count - min(self.kept_chunks, count - 1)
-        for k in range(count):
-            if self.at_most is not None and self.at_most <= k < kept:
-                continue
+        shown = kept if self.at_most is None else min(self.at_most, kept)
+        for k in (*range(shown), *range(kept, count)):
             start, stop = -(-k * extent // count), -(-(k + 1) * extent // count)
-            yield Span(start, stop - start, extent, k >= kept)
+            unseen = kept - shown if k == shown - 1 else 0
+            yield Span(start, stop - start, extent, k >= kept, unseen)
 
     def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
         """What a chunk sees of each operand."""

@@ -10,18 +10,41 @@ In: a Function, candidates, and in how many chunks each is done. Out: another Fu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_op, with_block
 from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.recalled import recalled
 from lowtide.pipeline.budget.section import SECTION
 
 Counts: TypeAlias = Mapping[Candidate, int]
-Row: TypeAlias = tuple[Candidate, int, int]  # how many chunks, how many of them are kept
+Values: TypeAlias = tuple[Value, ...]
 Sources: TypeAlias = Callable[[Candidate], Sequence[Sequence[int]] | None]
-Blocks: TypeAlias = dict[tuple[Candidate, tuple[Row, ...]], list[Block]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What is not computed again: so many chunks of each section; and, of the other chunks, results
+    of products."""
+
+    chunks: Counts = field(default_factory=dict[Candidate, int])
+    products: Mapping[Candidate, Values] = field(default_factory=dict[Candidate, Values])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How a candidate is done; see `Kept`."""
+
+    run: Candidate
+    chunks: int
+    kept: int
+    products: Values
+
+
+NOTHING: Final = Kept()
+Blocks: TypeAlias = dict[tuple[Candidate, Values, tuple[Row, ...]], list[Block]]
 
 
 def of_all(_: Candidate) -> None:
@@ -32,15 +55,17 @@ def with_sections(
     function: Function,
     chunks: Counts,
     blocks: Blocks,
-    kept: Counts | None = None,
+    kept: Kept = NOTHING,
     sources: Sources = of_all,
 ) -> Function:
     """See the module's text. The values outside of sections are the same objects as before;
-    `blocks`: those of sections that were made earlier, and are taken again; `kept`: how many chunks
-    are not run again in the backward pass; `sources`: see `chunks`. A
-    candidate may lie within another."""
-    rows = [(c, count, (kept or {}).get(c, 0)) for c, count in chunks.items()]
-    rows.sort(key=lambda row: (row[0].start, -row[0].stop))
+    `blocks`: those of sections that were made earlier, and are taken again; `sources`: see
+    `chunks`. A candidate may lie within another."""
+    rows = [
+        Row(c, count, kept.chunks.get(c, 0), kept.products.get(c, ()))
+        for c, count in chunks.items()
+    ]
+    rows.sort(key=lambda row: (row.run.start, -row.run.stop))
     moved = {id(op) for c in chunks for op in c.moved}
     made = _Rewriter(function, blocks, sources).ops(0, len(function.block.ops), rows)
     left = [op for op in made if id(op) not in moved]
@@ -57,24 +82,33 @@ class _Rewriter:
         """Ops [start, stop) with sections for these candidates in them, which are in order."""
         found: list[Op] = []
         pos = start
-        for candidate, count, kept in rows:
-            if candidate.start < pos:
+        for row in rows:
+            if row.run.start < pos:
                 continue  # it lies within the one before
-            found += self.function.block.ops[pos : candidate.start]
-            blocks = self._blocks_of(candidate, _within(candidate, rows))
-            sources = self.sources(candidate)
-            found.append(_section(blocks, candidate, count, kept, sources))
-            pos = candidate.stop
+            found += self.function.block.ops[pos : row.run.start]
+            inner = _within(row.run, rows)
+            row = replace(row, products=()) if inner else row
+            blocks = self._blocks_of(row, inner)
+            found.append(_section(blocks, row, self.sources(row.run)))
+            pos = row.run.stop
         return found + self.function.block.ops[pos:stop]
 
-    def _blocks_of(self, candidate: Candidate, inner: tuple[Row, ...]) -> list[Block]:
-        """What a section runs, and what it runs again where that is something else."""
-        key = candidate, inner
+    def _blocks_of(self, row: Row, inner: tuple[Row, ...]) -> list[Block]:
+        """What a section runs; what it runs again where that is something else; what it runs again
+        where it knows the results of products."""
+        run, products = row.run, row.products
+        key = run, products, inner
         if key not in self.blocks:
-            ops = self.ops(candidate.start, candidate.stop, inner)
-            forms = [ops, _without_updates(ops, candidate)] if candidate.updated else [ops]
-            given = candidate.block
-            self.blocks[key] = [given] if given else [_block(form, candidate) for form in forms]
+            ops = self.ops(run.start, run.stop, inner)
+            again = _without_updates(ops, run) if run.updated else ops
+            blocks = [run.block or _block(ops, run, gives=products)]
+            if run.updated:
+                blocks.append(_block(again, run))
+            if products:
+                kept = {v: Value(v.name, v.type) for v in products}
+                again = [recalled(op, kept[v]) if (v := _only(op)) in kept else op for op in again]
+                blocks.append(_block(again, run, takes=tuple(kept.values())))
+            self.blocks[key] = blocks
         return self.blocks[key]
 
 
@@ -82,7 +116,7 @@ def _within(outer: Candidate, rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(
         row
         for row in rows
-        if outer.start <= row[0].start and row[0].stop <= outer.stop and row[0] is not outer
+        if outer.start <= row.run.start and row.run.stop <= outer.stop and row.run is not outer
     )
 
 
@@ -97,35 +131,37 @@ def _without_updates(ops: list[Op], candidate: Candidate) -> list[Op]:
     return [replace(op, operands=[absent.get(v, v) for v in op.operands]) for op in left]
 
 
-def _block(ops: list[Op], candidate: Candidate) -> Block:
-    inner = {v: Value(v.name, v.type) for v in candidate.inputs}
+def _only(op: Op) -> Value | None:
+    return op.results[0] if len(op.results) == 1 else None
+
+
+def _block(ops: list[Op], run: Candidate, gives: Values = (), takes: Values = ()) -> Block:
+    """`gives`, `takes`: results, and arguments, beside those of the run."""
+    inner = {v: Value(v.name, v.type) for v in (*run.inputs, *takes)}
     args = list(inner.values())
     body = [clone_op(op, inner) for op in ops]
-    body.append(Op(name="yield", operands=[inner[v] for v in candidate.outputs]))
+    body.append(Op(name="yield", operands=[inner[v] for v in (*run.outputs, *gives)]))
     return Block(args, body)
 
 
-def _section(
-    blocks: list[Block],
-    candidate: Candidate,
-    chunks: int,
-    kept: int,
-    sources: Sequence[Sequence[int]] | None,
-) -> Op:
-    how: dict[str, Any] = {"chunks": chunks, "cuts": candidate.cuts, "joins": candidate.joins}
+def _section(blocks: list[Block], row: Row, sources: Sequence[Sequence[int]] | None) -> Op:
+    run = row.run
+    how: dict[str, Any] = {"chunks": row.chunks, "cuts": run.cuts, "joins": run.joins}
     if sources is not None:
         how["sources"] = sources
-    if kept:
-        how["kept"] = kept
-    if candidate.carried is not None:
-        how["carried"] = candidate.carried
-    if candidate.updated:
-        how["updated"] = tuple(candidate.inputs.index(v) for v in candidate.updated)
+    if row.kept:
+        how["kept"] = row.kept
+    if row.products:
+        how["products"] = len(row.products)
+    if run.carried is not None:
+        how["carried"] = run.carried
+    if run.updated:
+        how["updated"] = tuple(run.inputs.index(v) for v in run.updated)
     return Op(
         name=SECTION,
-        operands=list(candidate.inputs),
+        operands=list(run.inputs),
         attrs=how,
-        results=list(candidate.outputs),
+        results=list(run.outputs),
         blocks=blocks,
         loc=blocks[0].ops[0].loc,
     )

@@ -6,7 +6,8 @@ a BudgetError with the least peak that was found.
 Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
 the same with an arena that gives free blocks back before it takes others; then, step by step, twice
 as many chunks for the section that lowers the peak most. Where gradients are recorded chunks are
-computed again, at each step first only some of them; and there are segments, which are computed
+computed again, at each step first only some of them, or without their products (`products`); and
+there are segments, which are computed
 again as a whole (`segments`): before the chunks, if these would free less than half, and not at all
 if they would free most. At the end of the chunks, kernels whose tiles need least work memory.
 
@@ -21,12 +22,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lowtide.errors import BudgetError
-from lowtide.ir.core import Function
+from lowtide.ir.core import Function, Value
 from lowtide.pipeline import faults
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
@@ -34,7 +35,8 @@ from lowtide.pipeline.budget.decided import decided
 from lowtide.pipeline.budget.effects import Effects
 from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.outer import Outer
-from lowtide.pipeline.budget.rewrite import Blocks, Sources, of_all, with_sections
+from lowtide.pipeline.budget.products import Choice, worth_keeping
+from lowtide.pipeline.budget.rewrite import NOTHING, Blocks, Kept, Sources, of_all, with_sections
 from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
@@ -49,6 +51,7 @@ _LARGE: Final = 16  # of all that is made, one part is worth being done in chunk
 _CHUNKS: Final = 4  # of it, and times as many
 _PATIENCE: Final = 4  # lists of segments that may be worse than one before
 _SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
+_WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same, where products of the others are kept; or none
 _MOST_KEPT: Final = 8  # chunks; each is rehearsed
 Chunks = Mapping[Candidate, int]
 
@@ -72,7 +75,7 @@ class Plan:
 def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
     """See the module's text."""
     least: Plan | None = None
-    for plan in path(driver, args):
+    for plan in path(driver, args, lambda plan: plan.needed_bytes <= budget_bytes):
         is_least = least is None or plan.peak_bytes <= least.peak_bytes
         if is_least and plan.needed_bytes <= budget_bytes:
             return plan
@@ -83,15 +86,18 @@ def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
     raise _refusal(driver.function.name, budget_bytes, least.memory)
 
 
-def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
-    """The plans, in order of cost."""
+def path(
+    driver: Driver, args: Sequence[Any], may_keep: Callable[[Plan], bool] = lambda _: True
+) -> Iterator[Plan]:
+    """The plans, in order of cost. `may_keep`: whether it is worth asking for plans that keep more
+    than this one, which only need more."""
     walk = Walk(driver, args)
     yield _plan(driver, walk)
     driver = Driver(_decided(driver, args), tiles=driver.tiles)
     trials = _Trials(driver, args)
     yield trials.plan({})
-    found, cutter = _parts(driver, args, walk.records)
-    roads = [_in_chunks(trials, found, walk.records)]
+    found, cutter, trials.choices = _parts(driver, args, walk.records)
+    roads = [_in_chunks(trials, found, walk.records, may_keep)]
     if cutter is not None:
         trials.sources = functools.cache(cutter.effects.sources)
         freed = sum(map(cutter.outer.inner_bytes, found)) / max(sum(cutter.outer.made_bytes), 1)
@@ -139,7 +145,9 @@ def _least(rows: Sequence[tuple[Plan, object]]) -> float:
     return min((plan.peak_bytes for plan, _ in rows), default=math.inf)
 
 
-def _in_chunks(trials: _Trials, found: Sequence[Candidate], records: bool) -> Iterator[Plan]:
+def _in_chunks(
+    trials: _Trials, found: Sequence[Candidate], records: bool, may_keep: Callable[[Plan], bool]
+) -> Iterator[Plan]:
     """More chunks, step by step."""
     chunks: dict[Candidate, int] = {}
     best = trials.plan(chunks)
@@ -152,8 +160,8 @@ def _in_chunks(trials: _Trials, found: Sequence[Candidate], records: bool) -> It
         if step is None:
             break
         chunks, best = step
-        if records:
-            yield from (trials.plan(chunks, kept) for kept in _keeping(chunks))
+        if records and may_keep(best):
+            yield from (trials.plan(chunks, kept) for kept in _keeping(chunks, trials.choices))
         if again is not None:  # all ops once more: some chunks of them cost less
             yield again
             again = None
@@ -176,14 +184,18 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
 
 def _parts(
     driver: Driver, args: Sequence[Any], records: bool
-) -> tuple[list[Candidate], Cutter | None]:
-    """What an axis cuts; and what makes segments, where gradients are recorded."""
+) -> tuple[list[Candidate], Cutter | None, Mapping[Candidate, Sequence[Choice]]]:
+    """What an axis cuts; where gradients are recorded what makes segments, and which products are
+    worth being kept."""
     try:
         outer = Outer(driver, args)
-        return candidates(outer), Cutter(Effects(outer)) if records else None
+        found = candidates(outer)
+        if not records:
+            return found, None, {}
+        return found, Cutter(Effects(outer)), {c: worth_keeping(outer, c) for c in found}
     except Exception as fault:
         faults.survive(fault, f"{driver.function.name}: what can be done in chunks, or again")
-        return [], None
+        return [], None, {}
 
 
 def _decided(driver: Driver, args: Sequence[Any]) -> Function:
@@ -201,13 +213,14 @@ class _Trials:
         self.driver = driver
         self.args = args
         self.sources: Sources = of_all
+        self.choices: Mapping[Candidate, Sequence[Choice]] = {}
         self._blocks: Blocks = {}
         self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
 
     def plan(
         self,
         chunks: Chunks,
-        kept: Chunks | None = None,
+        kept: Kept = NOTHING,
         tiles: Tiles | None = None,
     ) -> Plan:
         function = with_sections(self.driver.function, chunks, self._blocks, kept, self.sources)
@@ -234,18 +247,42 @@ def _next(
     return None
 
 
-def _keeping(chunks: Chunks) -> Iterator[Chunks]:
-    """How many chunks of each section might be kept, many first."""
-    before: Chunks = {}
-    for share in _SHARES:
-        kept = {
-            c: min(max(int(share * count), 1), _MOST_KEPT)
-            for c, count in chunks.items()
-            if count > 1 and c.carried is None
-        }
-        if kept and kept != before:
+def _keeping(chunks: Chunks, choices: Mapping[Candidate, Sequence[Choice]]) -> Iterator[Kept]:
+    """What might be kept of each section, from what leaves the least to be computed again."""
+    parts = [c for c, count in chunks.items() if count > 1 and c.carried is None]
+    rows = [_kept(parts, chunks, choices, share, None) for share in _SHARES]
+    for level in range(max((len(choices.get(c, ())) for c in parts), default=0)):
+        rows += [_kept(parts, chunks, choices, share, level) for share in _WITH_PRODUCTS]
+    seen: list[Kept] = []
+    for _, kept in sorted(rows, key=lambda row: row[0]):
+        if parts and kept not in seen:
             yield kept
-        before = kept
+            seen.append(kept)
+
+
+def _kept(
+    parts: Sequence[Candidate],
+    chunks: Chunks,
+    choices: Mapping[Candidate, Sequence[Choice]],
+    share: float | None,
+    level: int | None,
+) -> tuple[float, Kept]:
+    """And how much is computed again of what there is."""
+    counts: dict[Candidate, int] = {}
+    products: dict[Candidate, tuple[Value, ...]] = {}
+    again = 0.0
+    for c in parts:
+        left = 1.0
+        if share is not None:
+            counts[c] = min(max(int(share * chunks[c]), 1), _MOST_KEPT)
+            left -= counts[c] / chunks[c]
+        lists = choices.get(c, ())
+        if level is not None and lists:
+            choice = lists[min(level, len(lists) - 1)]
+            products[c] = choice.values
+            left *= 1 - choice.share
+        again += left / len(parts)
+    return again, Kept(chunks=counts, products=products)
 
 
 def _refusal(name: str, budget_bytes: int, least: MemoryPlan) -> BudgetError:

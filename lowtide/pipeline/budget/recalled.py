@@ -1,0 +1,100 @@
+"""An op `recalled`: a product of PyTorch's whose result was kept, where a section runs again.
+
+In: what was kept, and the op's operands. Out: its results, with their place in the graph: PyTorch
+records the op as ever, and only the kernel that computes the product is left out.
+
+    %y = recalled(%kept)
+      block():
+        %1 = torch.conv2d(%x, %w, …)
+        yield(%1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowtide.ir.core import Block, Op, Value
+from lowtide.ir.interpret import run_block
+
+Tensor = torch.Tensor
+RECALLED: Final = "recalled"
+_ATEN: Final = torch.ops.aten
+
+
+def _of_a_convolution(made: Tensor, x: Tensor, weight: Tensor, *given: Any) -> int:
+    is_transposed = given[4]  # after the bias, stride, padding, dilation
+    return 2 * (x if is_transposed else made).numel() * weight[0].numel()
+
+
+def _of_matrices(made: Tensor, a: Tensor, *_: Any) -> int:
+    return 2 * made.numel() * a.shape[-1]
+
+
+def _added_to(made: Tensor, _: Tensor, a: Tensor, *__: Any) -> int:
+    return _of_matrices(made, a)
+
+
+# The products that are known here, and their floating-point operations.
+_FLOPS: Final[Mapping[object, Callable[..., int]]] = {
+    _ATEN.convolution: _of_a_convolution,
+    _ATEN.mm: _of_matrices,
+    _ATEN.bmm: _of_matrices,
+    _ATEN.addmm: _added_to,
+    _ATEN.baddbmm: _added_to,
+}
+
+
+def recalled(op: Op, kept: Value) -> Op:
+    """The op that gives the result of `op`, which is `kept`."""
+    inner = Value(op.result.name, op.result.type)
+    made = Op(name=op.name, operands=op.operands, attrs=op.attrs, results=[inner], loc=op.loc)
+    end = Op(name="yield", operands=[inner])
+    return Op(
+        name=RECALLED,
+        operands=[kept],
+        results=[op.result],
+        blocks=[Block([], [made, end])],
+        loc=op.loc,
+    )
+
+
+def run_recalled(op: Op, env: Mapping[Value, Any]) -> list[Any]:
+    """See the module's text."""
+    (block,) = op.blocks
+    with _Recall(env[op.operands[0]]):
+        return run_block(block, dict(env))
+
+
+class Products(TorchDispatchMode):
+    """Notes the products that are computed inside: their results and floating-point operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[object, int]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        count = _FLOPS.get(func.overloadpacket)
+        if count is not None:
+            self.found.append((made, count(made, *args)))
+        return made
+
+
+class _Recall(TorchDispatchMode):
+    def __init__(self, kept: Tensor) -> None:
+        super().__init__()
+        self.kept: Tensor | None = kept
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if self.kept is not None and func.overloadpacket in _FLOPS:
+            known, self.kept = self.kept.detach(), None
+            return known
+        return func(*args, **(kwargs or {}))

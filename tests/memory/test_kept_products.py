@@ -1,0 +1,151 @@
+"""Products whose results are kept where chunks are computed again."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lowtide as lt
+from lowtide.memory.measure import can_measure_resident, measure_peak
+from lowtide.pipeline.budget.search import path
+from lowtide.pipeline.budget.section import SECTION
+from lowtide.pipeline.driver import Driver
+from tests.memory.calls import tensors
+
+
+class Layers(nn.Module):
+    """Most operations at the low resolution, most bytes at the high one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm1 = nn.GroupNorm(2, 8)
+        self.second = nn.Conv2d(8, 16, 3, padding=1)
+        self.norm2 = nn.GroupNorm(2, 16)
+        self.third = nn.ConvTranspose2d(16, 8, 2, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        a = torch.relu(self.norm1(self.first(x)))
+        b = torch.relu(self.norm2(self.second(F.max_pool2d(a, 2))))
+        return (self.third(b) + a).square().mean((2, 3))
+
+
+class WrittenInto(Layers):
+    """What follows a convolution writes into its result, which so is not there any more."""
+
+    def forward(self, x: Tensor) -> Any:
+        a = torch.relu_(self.first(x))
+        b = torch.relu(self.norm2(self.second(F.max_pool2d(a, 2))))
+        return self.third(b).square().mean((2, 3)) + a.mean((2, 3))
+
+
+class Dropped(Layers):
+    def forward(self, x: Tensor) -> Any:
+        a = F.dropout(self.norm1(self.first(x)), 0.4)
+        b = F.dropout(self.norm2(self.second(F.max_pool2d(a, 2))), 0.4)
+        return (self.third(b) + a).square().mean((2, 3))
+
+
+class HandedOut(Layers):
+    """The caller gets the result of a convolution, and may write into it."""
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.first(x)
+        return a, self.second(F.max_pool2d(torch.relu(self.norm1(a)), 2)).square()
+
+
+MODELS = [Layers, WrittenInto, Dropped, HandedOut]
+
+
+def planned(model: nn.Module, x: Tensor) -> tuple[list[Any], list[Any]]:
+    """The plans that keep products, and what their drivers take."""
+    forward = lt.script(model).forward
+    driver, values = forward.resolve(forward.bind((x,), {}))
+    plans = path(Driver(driver.function), values)
+    return [p for p in plans if any(map(_kept, p.driver.function.walk()))], values
+
+
+def _kept(op: Any) -> int:
+    return op.attrs.get("products", 0) if op.name == SECTION else 0
+
+
+def made(kind: type[Layers], size: int = 32) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model = kind().double()
+    return model, torch.randn(8, 3, size, size, dtype=torch.float64, requires_grad=True)
+
+
+def gradients(call: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Results; gradients of them, twice; and gradients of gradients."""
+    torch.manual_seed(1)
+    wanted = [x, *model.parameters()]
+    y = tensors(call())
+    loss = sum(z.square().sum() for z in y)
+    some = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+    again = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+    (first,) = torch.autograd.grad(loss, [x], create_graph=True)
+    second = torch.autograd.grad(first.square().sum(), wanted, allow_unused=True)
+    return [*(z.detach() for z in y), *(g for g in (*some, *again, *second) if g is not None)]
+
+
+@pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
+def test_every_plan_gives_what_eager_gives(kind: type[Layers]) -> None:
+    model, x = made(kind)
+    plans, values = planned(model, x)
+    assert plans
+    expected = None if kind is Dropped else gradients(lambda: model(x), model, x)
+    for plan in plans[:6]:
+        found = gradients(lambda driver=plan.driver: driver(values), model, x)
+        expected = expected or found  # dropout: each chunk has masks of its own
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", [WrittenInto, HandedOut], ids=lambda kind: kind.__name__)
+def test_what_others_write_into_is_not_kept(kind: type[Layers]) -> None:
+    plans, _ = planned(*made(kind))
+    most = max(_kept(op) for plan in plans for op in plan.driver.function.walk())
+    assert most == (2 if kind is WrittenInto else 1)
+
+
+def convolutions(run: Any) -> int:
+    """How many kernels of them run."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    kernels = ("mkldnn_convolution", "slow_conv_transpose2d", "_slow_conv2d_forward")
+    return sum(event.name.removeprefix("aten::") in kernels for event in profile.events())
+
+
+def test_they_are_not_computed_again() -> None:
+    model, x = made(Layers)
+    plans, values = planned(model, x)
+    for plan in plans:
+        (section,) = [op for op in plan.driver.function.walk() if op.name == SECTION]
+        chunks, kept = section.attrs["chunks"], section.attrs.get("kept", 0)
+        y = plan.driver(values)
+        once = convolutions(lambda driver=plan.driver: driver(values))
+        assert once == 3 * chunks
+        again = convolutions(lambda y=y: y.sum().backward())
+        assert again == (3 - _kept(section)) * (chunks - kept)
+
+
+@pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
+def test_the_peak_is_as_predicted() -> None:
+    model, x = made(Layers, 256)
+    plans, values = planned(model, x)
+
+    def run(driver: Driver) -> None:
+        x.grad = None
+        model.zero_grad()
+        driver(values).sum().backward()
+
+    for plan in plans[:: max(len(plans) // 3, 1)]:
+        run(plan.driver)
+        measured, _ = measure_peak(partial(run, plan.driver), release=lt.empty_cache)
+        peak_bytes = measured.peak_bytes
+        assert peak_bytes <= plan.needed_bytes + (1 << 20)
+        assert plan.peak_bytes <= 1.1 * peak_bytes + 8_000_000
