@@ -35,6 +35,7 @@ from lowtide.pipeline.budget.section import run_section
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.mutation import CHANGING, may_change
+from lowtide.pipeline.near_constants import with_near_constants
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import Ineligible
@@ -413,6 +414,7 @@ class Driver:
 
 def make_driver(function: Function, options: Options) -> Driver:
     """A driver for a function, within a budget if there is one."""
+    function = with_near_constants(function)
     if options.budget_bytes is None:
         # a budget does a loop in stretches, which know `x[t]`, not `x[2 * u]`
         return Driver(take_turns_together(function), tiles=options.tiles)

@@ -30,6 +30,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import differentiated, given_name
 from lowtide.texpr.contribution import Scatter
 from lowtide.texpr.expr import Def, Program, Reduce
+from lowtide.texpr.idempotent import outputs_for_inputs
 from lowtide.texpr.index import Index, as_index, product, row_major
 from lowtide.texpr.sizes import evaluate
 
@@ -67,7 +68,8 @@ class Pass:
 class Gradient:
     """See the module's text. `names` and `scalars`: sizes and numbers, as the forward kernels get
     them; `wanted`: inputs that want gradients; `carrying`: for each output, whether it has one;
-    `name`: of the region, where its stages are shown."""
+    `in_place_of`: inputs for which outputs, by position, are kept; `name`: of the region, where its
+    stages are shown."""
 
     def __init__(
         self,
@@ -89,8 +91,13 @@ class Gradient:
         self.diff = differentiated(program, self.wanted)
         self.carrying = tuple(self.diff.carries(n) for n in program.outputs)
         self.reached = frozenset(self._reached())
+        instead = [i for i in outputs_for_inputs(program) if self.diff.carries(i.output)]
+        self.diff.instead = {i.operand.name: i.operand for i in instead if i.operand is not None}
         everything = self._backward_program(self.wanted, self._all_given(), ())
         self.kept_inputs = tuple(n for n in program.inputs if n in everything.inputs)
+        self.in_place_of = {
+            i.input: program.outputs.index(i.output) for i in instead if i.input in self.kept_inputs
+        }
         self.saved: tuple[Saved, ...] = ()
         self.at_once: AtOnce | None = None
         self._passes: dict[tuple[Any, ...], Pass] = {}

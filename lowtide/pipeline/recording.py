@@ -209,6 +209,7 @@ class _Region(torch.autograd.Function):
                 call.versions[s.name] = alias._version
         call.saved = tuple(s.name for s in extra)
         given = dict(zip(r.names, tensors, strict=True))
+        given.update({n: outputs[k] for n, k in g.in_place_of.items()})
         ctx.save_for_backward(*(given[n] for n in g.kept_inputs), *kept)
         ctx.call = call
         ctx.set_materialize_grads(False)

@@ -57,7 +57,8 @@ class Differentiation:
     """Definitions made ready: reductions stand alone, it is known what carries gradients.
 
     `must_save`: reductions that the backward pass must have bit by bit; `late`: values that are
-    computed when it begins."""
+    computed when it begins; `instead`: what it computes in place of a definition of the same name
+    (see `idempotent`)."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Differentiation:
         self.defs: dict[str, Def] = {}
         self.must_save: set[str] = set()
         self.late: set[str] = set()
+        self.instead: Mapping[str, Def] = {}
         self._active = set(wanted)
         self._pulled: dict[str, Pulled] = {}
 
@@ -257,7 +259,7 @@ def backward(
         cots.close(y)
     gradients = {n: found for n in wanted if (found := cots.gradient(n)) is not None}
     handed_in = {n: ex.stored(n, diff.defs[n].shape, diff.defs[n].dtype) for n in saved}
-    forward = {n: d for n, d in diff.defs.items() if n not in handed_in}
+    forward = {n: d for n, d in {**diff.defs, **diff.instead}.items() if n not in handed_in}
     scattered = [n for s in cots.scatters for n in (s.values, s.index)]
     everything = {**diff.defs, **cots.defs}
     cots.defs = {n: exchanged(d, everything, diff.defs.values()) for n, d in cots.defs.items()}

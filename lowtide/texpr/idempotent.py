@@ -1,0 +1,114 @@
+"""Inputs in whose place the backward pass may read an output: `relu` of it gives as much.
+
+In: a forward Program. Out: `Instead`s: an input, the output that stands for it, and, where the
+operand of the `relu` is a sum of inputs, a definition to compute the operand by.
+
+    t[i, j] = x[i, j] + s[i, j]        relu(y) = y, and its slope at y is that at t: y stands for t;
+    y[i, j] = maximum(t[i, j], 0)      so with y for x, and t[i, j] = x[i, j], s is not read at all
+
+PyTorch keeps the result, too: programs in which it is changed afterwards have no gradients there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Apply, Cast, Const, Def, Expr, Input, Load, Program
+from lowtide.texpr.index import as_index, row_major
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instead:
+    """See the module's text."""
+
+    input: str
+    output: str
+    operand: Def | None = None
+
+
+def outputs_for_inputs(program: Program) -> list[Instead]:
+    """See the module's text: of inputs that nothing else reads."""
+    readers = _readers(program)
+    rows = (_instead(program, program.defs.get(y), readers) for y in program.outputs)
+    return [row for row in rows if row is not None]
+
+
+def _instead(program: Program, d: Def | None, readers: Mapping[str, list[str]]) -> Instead | None:
+    operand = _of_relu(d) if d is not None else None
+    if d is None or operand is None or readers[operand] != [d.name] or operand in program.outputs:
+        return None
+    if operand in program.inputs:
+        is_alike = _lies_alike(program.inputs[operand], d)
+        return Instead(input=operand, output=d.name) if is_alike else None
+    made = program.defs.get(operand)
+    terms = _terms(made) if made is not None else []
+    if made is None or not all(_is_of_an_input(x.source, made, program, readers) for x in terms):
+        return None
+    for x in terms:
+        given = program.inputs.get(x.source)
+        is_alike = given is not None and _is_whole(x, made) and _lies_alike(given, d)
+        if is_alike and made.dtype is d.dtype:
+            return Instead(input=x.source, output=d.name, operand=replace(made, expr=x))
+    return None
+
+
+def _is_of_an_input(
+    name: str, reader: Def, program: Program, readers: Mapping[str, list[str]]
+) -> bool:
+    """Is it an input or a view of one, which nothing else reads? So it is 0 if the input is."""
+    if readers[name] != [reader.name]:
+        return False
+    view = program.defs.get(name)
+    if view is None:
+        return name in program.inputs
+    if not isinstance(view.expr, Load) or name in program.outputs:
+        return False
+    return _is_of_an_input(view.expr.source, view, program, readers)
+
+
+def _readers(program: Program) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for d in program.defs.values():
+        for source in {load.source for load in ex.loads(d.expr)}:
+            found.setdefault(source, []).append(d.name)
+    for y in program.delays.values():
+        for source in (y.source, y.init):
+            found.setdefault(source, []).append(y.name)
+    return found
+
+
+def _of_relu(d: Def) -> str | None:
+    """The value of which this is the `relu`, element by element."""
+    if d.op != "relu":
+        return None
+    e = _without_casts(d.expr)
+    if not isinstance(e, Apply) or e.fn != "maximum" or not isinstance(e.args[1], Const):
+        return None
+    x = _without_casts(e.args[0])
+    return x.source if isinstance(x, Load) and _is_whole(x, d) else None
+
+
+def _terms(d: Def) -> list[Load]:
+    """The two different values whose sum this is; else nothing."""
+    e = _without_casts(d.expr)
+    if not isinstance(e, Apply) or e.fn != "add":
+        return []
+    terms = [x for a in e.args if isinstance(x := _without_casts(a), Load)]
+    return terms if len({x.source for x in terms}) == 2 else []
+
+
+def _without_casts(e: Expr) -> Expr:
+    while isinstance(e, Cast):
+        e = e.arg
+    return e
+
+
+def _is_whole(x: Load, d: Def) -> bool:
+    return x.index == tuple(as_index(a) for a in d.axes)
+
+
+def _lies_alike(x: Input, d: Def) -> bool:
+    shape = tuple(map(as_index, d.shape))
+    return x.dtype is d.dtype and (x.shape, x.strides) == (shape, row_major(shape))
