@@ -30,6 +30,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import differentiated, given_name
 from lowtide.texpr.contribution import Scatter
 from lowtide.texpr.expr import Def, Program, Reduce
+from lowtide.texpr.handed_on import handed_on
 from lowtide.texpr.idempotent import outputs_for_inputs
 from lowtide.texpr.index import Index, as_index, product, row_major
 from lowtide.texpr.sizes import evaluate
@@ -55,8 +56,8 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A compiled backward Program: `inputs` and `outputs` are names of tensors in order; for the
-    others see `autodiff.Backward`."""
+    """A compiled backward Program: `inputs` and `outputs` are names of tensors in order; for
+    `gradients` see `handed_on`, for `scatters` `autodiff.Backward`."""
 
     executable: Any
     inputs: tuple[str, ...]
@@ -250,13 +251,14 @@ class Gradient:
             if pattern is not None
         }
         made = autodiff.backward(self.diff, wanted, given, saved)
+        program, gradients = handed_on(made.program, made.gradients, {given_name(n) for n in given})
         executable = None
-        if made.program.outputs:
+        if program.outputs:
             stats.count("compiles")
             sizes = {n: hints[n] for n in self.names}
             compile_program = functools.partial(
                 backend.compile_program,
-                made.program,
+                program,
                 symbols=self.names,
                 scalars=self.scalars,
                 hints=sizes,
@@ -266,9 +268,9 @@ class Gradient:
             executable = debug.planned(self.name, compile_program, sizes, "backward ")
         return Pass(
             executable=executable,
-            inputs=tuple(made.program.inputs),
-            outputs=tuple(made.program.outputs),
-            gradients=made.gradients,
+            inputs=tuple(program.inputs),
+            outputs=tuple(program.outputs),
+            gradients=gradients,
             scatters=made.scatters,
         )
 
