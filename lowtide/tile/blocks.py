@@ -17,9 +17,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import factors
-from lowtide.texpr.expr import Expr, Reduce
+from lowtide.texpr.expr import Cast, Expr, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.axes import apart_axes, common_axes
@@ -32,6 +33,7 @@ MUCH_WORK = 1 << 20  # of a sum; less is done by few programs as fast
 MOST_POINTS = 1 << 13  # of a sum that a program holds
 LANES = 32  # threads that read side by side
 LONGEST_LINE = 1024
+HALVES = ("bf16", "f16")
 LEAST_PRODUCT = 16  # what the units for products take at least
 
 
@@ -69,6 +71,21 @@ def as_product(
                 rows=kept[0], columns=kept[1], over=over[0], left=first, right=second
             )
     return None
+
+
+def half_of(product: BlockProduct) -> DType | None:
+    """The half type that both sides are numbers of, if each is one value, only widened for the sum.
+
+    The units for products multiply such numbers exactly, and add up in float32."""
+    found = {_half(side) for side in (product.left, product.right)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _half(side: tuple[Expr, ...]) -> DType | None:
+    (only, *rest) = side
+    if rest or not isinstance(only, Cast) or only.dtype.name != "f32":
+        return None
+    return only.arg.dtype if only.arg.dtype.name in HALVES else None
 
 
 class BlockArrangement(Arrangement):
