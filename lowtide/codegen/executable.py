@@ -295,7 +295,8 @@ class Executable(ABC):
 
 def _note(p: Kernel) -> str:
     grid = " x ".join(f"{t.axis.extent} by {t.tile}" for t in p.grid)
-    return f"tiles: {grid}" if grid else "one task"
+    by = f"; {p.warps} warps, {p.stages} stages" if p.warps else ""
+    return (f"tiles: {grid}" if grid else "one task") + by
 
 
 def _stored(groups: Sequence[Group], program: Program) -> set[str]:

@@ -25,9 +25,9 @@ from lowtide.ir.dtypes import DType
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Load, Scalar, Select
 from lowtide.texpr.index import Axis, Gather, Index, deep_atoms
-from lowtide.tile.blocks import LEAST_PRODUCT, BlockProduct, as_product, half_of
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
 from lowtide.tile.items import ARG, address, place_in
+from lowtide.tile.products import LEAST_PRODUCT, BlockProduct, as_product, half_of
 
 _FOLD = {
     "sum": "lt_sum({0}, {1})", "prod": "lt_prod({0}, {1})", "max": "lt_best({0}, {1}, False)",

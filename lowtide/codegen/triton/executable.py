@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lowtide.codegen.choices import MATMUL
 from lowtide.codegen.executable import Executable, Fusion
+from lowtide.codegen.gpus import gpu
 from lowtide.codegen.indexing import size_names
 from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.codegen.triton.driver import driver_text
@@ -36,7 +37,7 @@ _USUAL_WIDTH = 64  # of what a program holds in full
 
 
 class BlockExecutable(Executable):
-    """See `Executable`. `machine`: "cuda", or "interpreter" for tensors of the CPU."""
+    """See `Executable`. `machine`: "cuda:0", say, or "interpreter" for tensors of the CPU."""
 
     language = "Triton"
 
@@ -50,11 +51,11 @@ class BlockExecutable(Executable):
         moving: Iterable[str] = (),
         tiling: str = "",
     ) -> None:
-        self.target = block_target(tiling)
+        self.gpu = gpu(machine)
+        self.target = block_target(self.gpu, tiling)
         super().__init__(fusion, symbols, scalars, hints, moving)
         self.interpreted = machine == "interpreter"
-        points = self.target.blocks.warp_points
-        self._texts = [block_text(p, self.memory_dtypes, self.strides, points) for p in self.plans]
+        self._texts = [block_text(p, self.memory_dtypes, self.strides) for p in self.plans]
         self.looped = self._looped()
         looped = [self.looped.text] if self.looped else []
         self._source = module_text([*(t.text for t in self.texts), *looped])
@@ -150,6 +151,7 @@ class BlockExecutable(Executable):
             dividing=tuple(n in text.dividing for n in text.sizes),
             numbers=len(text.numbers),
             warps=text.warps,
+            stages=text.stages,
             widths=len(text.widths),
         )
 
