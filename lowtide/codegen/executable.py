@@ -169,6 +169,11 @@ class Executable(ABC):
         """Runs all steps; gives how many that were. Their slots lie in the memory of the tensors in
         `room`."""
 
+    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
+        """Not negative at sizes like these, of which a kernel would hold more than the machine has
+        room for; None where that is not so."""
+        return None
+
     def write(self) -> None:
         """Writes the kernels, which only a run needs, so that what fails there fails before it."""
         len(self.source if self.is_step else self.driver)

@@ -179,6 +179,11 @@ class Staged:
             made = stage.executable
             yield from made.executables() if isinstance(made, Staged) else (made,)
 
+    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
+        """See `Executable`."""
+        found = (x.too_wide(sizes) for x in self.executables())
+        return next((index for index in found if index is not None), None)
+
     def __call__(
         self, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
     ) -> list[Tensor]:

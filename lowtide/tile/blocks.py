@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Expr, Reduce
-from lowtide.texpr.index import Axis, as_index
+from lowtide.texpr.index import Axis, Index, Size, as_index, deep_atoms
+from lowtide.texpr.sizes import evaluate
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.axes import apart_axes, common_axes
 from lowtide.tile.ir import Tiled
@@ -132,6 +133,7 @@ class BlockArrangement(Arrangement):
         given = self.target.blocks.choices
         self.known = {i: self._known_of(i) for i in self.all_items()}
         asked = self._asked()
+        whole = {a: self._power(a) for a in self._kept_in_full()}
         seen: set[tuple[tuple[Axis, int], ...]] = set()
         for values in itertools.product(*(given[n] if n in asked else given[n][:1] for n in TILES)):
             fields: dict[str, int] = dict(zip(TILES, values, strict=True))
@@ -141,7 +143,7 @@ class BlockArrangement(Arrangement):
             if key in seen:
                 continue
             seen.add(key)
-            shape = self._shape(blocks)
+            shape = self._shape(blocks, whole)
             stages = given["stages"] if "stages" in asked else given["stages"][:1]
             for warps, ahead in itertools.product(given["warps"], stages):
                 sizes = replace(self.sizes, warps=warps, stages=ahead)
@@ -153,9 +155,28 @@ class BlockArrangement(Arrangement):
         kinds = {self._kind(i) for i in self.all_items()}
         return next((names for kind, names in ASKED.items() if kind in kinds), ())
 
-    def _shape(self, blocks: Blocks) -> Shape:
+    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
+        """Of an axis that is held in full, how much longer it is than what the GPU can hold; None
+        where it can hold all of them."""
+        planned = {a: self._power(a) for a in self._kept_in_full()}
+        known = (a for a in planned if _names(a.extent) <= sizes.keys())
+        wider = {a: power_of(max(evaluate(a.extent, sizes), 1)) for a in known}
+        wider = {a: n for a, n in wider.items() if n > planned[a]}
+        if not wider or self._holds(planned | wider):
+            return None
+        widest = max(wider, key=lambda a: wider[a] / planned[a])
+        most = planned[widest]
+        while 2 * most < wider[widest] and self._holds(planned | {widest: 2 * most}):
+            most *= 2
+        return widest.extent - (most + 1)
+
+    def _holds(self, whole: Blocks) -> bool:
+        """Can the GPU run it, if so many points of these axes are held?"""
+        shape = self._shape(self.blocks, whole)
+        return predict(shape, self.target.blocks.gpu, self.warps, self.stages).resident > 0
+
+    def _shape(self, blocks: Blocks, whole: Blocks) -> Shape:
         """What a program has to do with these blocks."""
-        whole = {a: self._power(a) for a in self._kept_in_full()}
         points = {a: blocks.get(a, 1) for a in self.apart} | {**blocks, **whole}
         outside = {*self.apart, *whole}
         swept = {a: -(-self.extent(a) // n) for a, n in blocks.items() if a not in outside}
@@ -194,7 +215,7 @@ class BlockArrangement(Arrangement):
 
     def _power(self, a: Axis) -> int:
         """The least power of two that holds the axis, as far as one can tell."""
-        return 1 << max(self.extent(a) - 1, 0).bit_length()
+        return power_of(self.extent(a))
 
     def _wanted(self, item: Item, given: Mapping[Axis, int]) -> dict[Axis, int]:
         """Blocks for the axes of an item; some may be `given`."""
@@ -275,3 +296,12 @@ class BlockArrangement(Arrangement):
             if tiles[a] < LEAST_PRODUCT:
                 return None
         return dict.fromkeys(item.loops, 1) | tiles
+
+
+def _names(extent: Index) -> set[str]:
+    return {a.name for a in deep_atoms(extent) if isinstance(a, Size)}
+
+
+def power_of(n: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << max(n - 1, 0).bit_length()

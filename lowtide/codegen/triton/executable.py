@@ -23,6 +23,7 @@ from lowtide.runtime import blocks
 from lowtide.runtime.cubins import ALIGNED, CompiledKernel, Cubin, cubin_for
 from lowtide.runtime.interpreted import InterpretedKernel
 from lowtide.runtime.steps import Launch, Steps
+from lowtide.texpr.index import Index
 from lowtide.tile.blocks import BlockArrangement
 from lowtide.tile.group import Group
 from lowtide.tile.ir import Kernel
@@ -53,6 +54,7 @@ class BlockExecutable(Executable):
     ) -> None:
         self.gpu = gpu(machine)
         self.target = block_target(self.gpu, tiling)
+        self.arrangements: list[BlockArrangement] = []
         super().__init__(fusion, symbols, scalars, hints, moving)
         self.interpreted = machine == "interpreter"
         self._texts = [block_text(p, self.memory_dtypes, self.strides) for p in self.plans]
@@ -110,7 +112,13 @@ class BlockExecutable(Executable):
         arrangement = BlockArrangement(
             g, stores, n.inputs, n.defs, hints, self.target, name, bool(self.moving)
         )
+        self.arrangements.append(arrangement)
         return plan(arrangement, self.moving)
+
+    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
+        """See the base class."""
+        found = (a.too_wide(sizes) for a in self.arrangements)
+        return next((index for index in found if index is not None), None)
 
     def bound(self) -> dict[str, blocks.BlockKernel]:
         """See the base class."""
