@@ -174,6 +174,10 @@ class Executable(ABC):
         room for; None where that is not so."""
         return None
 
+    def time_ns(self, sizes: Mapping[str, int]) -> float:
+        """The time of a run, where there is a model of that; else 0."""
+        return 0.0
+
     def write(self) -> None:
         """Writes the kernels, which only a run needs, so that what fails there fails before it."""
         len(self.source if self.is_step else self.driver)

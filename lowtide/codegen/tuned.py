@@ -94,6 +94,10 @@ class Tuned:
         """See `Executable`."""
         return self._at(sizes).too_wide(sizes)
 
+    def time_ns(self, sizes: Mapping[str, int]) -> float:
+        """See `Executable`."""
+        return self._at(sizes).time_ns(sizes)
+
     def _plan(self, tiling: str) -> Executable | Staged:
         return self._compile(tiling=tiling)
 

@@ -59,15 +59,20 @@ class Plan:
         return next((index for index in found if index is not None), None)
 
     def may_be_outgrown(self, sizes: Mapping[str, int]) -> bool:
-        """Planned for much smaller sizes, does it take much more than inputs and outputs?"""
-        return self.needs(sizes) > evaluate(self.room, sizes) + _SPARE_BYTES
+        """Planned for much smaller sizes, does it take much more than inputs and outputs? Where
+        there is a model of the time, large blocks may suit large sizes better."""
+        is_large = self.needs(sizes) > evaluate(self.room, sizes) + _SPARE_BYTES
+        return is_large or self.executable.time_ns(sizes) > 0
 
     def is_outgrown(self, fresh: Plan, sizes: Mapping[str, int]) -> bool:
-        """Does a plan made for these sizes need much less?"""
+        """Does a plan made for these sizes need much less, of memory or of time?"""
         g = self.gradient
         if g is not None and fresh.gradient is not None and g.executables:
             fresh.gradient.whole(sizes)
-        return fresh.needs(sizes) < _WORTH * self.needs(sizes)
+        if fresh.needs(sizes) < _WORTH * self.needs(sizes):
+            return True
+        fresh_ns, own_ns = (x.executable.time_ns(sizes) for x in (fresh, self))
+        return fresh_ns < _WORTH * own_ns and fresh.needs(sizes) <= self.needs(sizes)
 
     def threshold(self, sizes: Mapping[str, int]) -> Index:
         """Not negative at sizes that are nearer to these than to those of the plan."""

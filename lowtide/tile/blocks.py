@@ -13,6 +13,7 @@ accumulator keeps it; no program reads what another one makes. An axis of tile 1
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -133,7 +134,7 @@ class BlockArrangement(Arrangement):
         given = self.target.blocks.choices
         self.known = {i: self._known_of(i) for i in self.all_items()}
         asked = self._asked()
-        whole = {a: self._power(a) for a in self._kept_in_full()}
+        whole = {a: self.power(a) for a in self._kept_in_full()}
         seen: set[tuple[tuple[Axis, int], ...]] = set()
         for values in itertools.product(*(given[n] if n in asked else given[n][:1] for n in TILES)):
             fields: dict[str, int] = dict(zip(TILES, values, strict=True))
@@ -143,7 +144,7 @@ class BlockArrangement(Arrangement):
             if key in seen:
                 continue
             seen.add(key)
-            shape = self._shape(blocks, whole)
+            shape = self.shape(blocks, whole)
             stages = given["stages"] if "stages" in asked else given["stages"][:1]
             for warps, ahead in itertools.product(given["warps"], stages):
                 sizes = replace(self.sizes, warps=warps, stages=ahead)
@@ -158,7 +159,7 @@ class BlockArrangement(Arrangement):
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
         """Of an axis that is held in full, how much longer it is than what the GPU can hold; None
         where it can hold all of them."""
-        planned = {a: self._power(a) for a in self._kept_in_full()}
+        planned = {a: self.power(a) for a in self._kept_in_full()}
         known = (a for a in planned if _names(a.extent) <= sizes.keys())
         wider = {a: power_of(max(evaluate(a.extent, sizes), 1)) for a in known}
         wider = {a: n for a, n in wider.items() if n > planned[a]}
@@ -170,12 +171,20 @@ class BlockArrangement(Arrangement):
             most *= 2
         return widest.extent - (most + 1)
 
+    def time_ns(self, sizes: Mapping[str, int]) -> float:
+        """What is predicted for these blocks at other sizes."""
+        other = copy.copy(self)
+        other.hints = {**self.hints, **sizes}
+        other.ctx = replace(self.ctx, hints=other.hints)
+        shape = other.shape(self.blocks, {a: other.power(a) for a in self._kept_in_full()})
+        return predict(shape, self.target.blocks.gpu, self.warps, self.stages).time_ns
+
     def _holds(self, whole: Blocks) -> bool:
         """Can the GPU run it, if so many points of these axes are held?"""
-        shape = self._shape(self.blocks, whole)
+        shape = self.shape(self.blocks, whole)
         return predict(shape, self.target.blocks.gpu, self.warps, self.stages).resident > 0
 
-    def _shape(self, blocks: Blocks, whole: Blocks) -> Shape:
+    def shape(self, blocks: Blocks, whole: Blocks) -> Shape:
         """What a program has to do with these blocks."""
         points = {a: blocks.get(a, 1) for a in self.apart} | {**blocks, **whole}
         outside = {*self.apart, *whole}
@@ -202,7 +211,7 @@ class BlockArrangement(Arrangement):
     def _sized_blocks(self) -> Blocks:
         """The largest items choose first; who comes later keeps to it."""
         found: Blocks = {}
-        whole = {a: self._power(a) for a in self._kept_in_full()}
+        whole = {a: self.power(a) for a in self._kept_in_full()}
         for item in sorted(self.all_items(), key=self._work, reverse=True):
             wanted = self._wanted(item, {**whole, **found})
             for a in item.loops:
@@ -213,7 +222,7 @@ class BlockArrangement(Arrangement):
     def _work(self, item: Item) -> int:
         return math.prod(self.extent(a) for a in item.loops)
 
-    def _power(self, a: Axis) -> int:
+    def power(self, a: Axis) -> int:
         """The least power of two that holds the axis, as far as one can tell."""
         return power_of(self.extent(a))
 
@@ -234,7 +243,7 @@ class BlockArrangement(Arrangement):
             is_row = item.kind == "reduce" and a in item.kept
             least = LEAST_PRODUCT if known.is_pair else LANES if a is known.lanes else 1
             most = max(rows, least) if is_row else longest
-            wanted[a] = max(min(self._power(a), most, room), 1)
+            wanted[a] = max(min(self.power(a), most, room), 1)
             room //= wanted[a]
             rows = max(rows // wanted[a], 1) if is_row else rows
         return wanted
@@ -292,7 +301,7 @@ class BlockArrangement(Arrangement):
         sizes = (self.sizes.product_rows, self.sizes.product_columns, self.sizes.product_steps)
         tiles: Blocks = {}
         for a, most in zip(axes, sizes, strict=True):
-            tiles[a] = given.get(a, max(min(self._power(a), most), LEAST_PRODUCT))
+            tiles[a] = given.get(a, max(min(self.power(a), most), LEAST_PRODUCT))
             if tiles[a] < LEAST_PRODUCT:
                 return None
         return dict.fromkeys(item.loops, 1) | tiles

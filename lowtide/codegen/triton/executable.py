@@ -120,6 +120,10 @@ class BlockExecutable(Executable):
         found = (a.too_wide(sizes) for a in self.arrangements)
         return next((index for index in found if index is not None), None)
 
+    def time_ns(self, sizes: Mapping[str, int]) -> float:
+        """See the base class."""
+        return sum(a.time_ns(sizes) for a in self.arrangements)
+
     def bound(self) -> dict[str, blocks.BlockKernel]:
         """See the base class."""
         with self._lock:
