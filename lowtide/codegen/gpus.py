@@ -22,7 +22,6 @@ def gpu(machine: str) -> Gpu:
         found.name,
         found.capability,
         sms=found.sms,
-        l2_bytes=found.l2_bytes,
         shared_sm_bytes=found.shared_sm_bytes,
         threads=found.threads,
         clock_khz=found.clock_khz,

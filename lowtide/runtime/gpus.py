@@ -18,7 +18,6 @@ class Properties:
     name: str
     capability: int
     sms: int
-    l2_bytes: int
     shared_sm_bytes: int
     threads: int
     clock_khz: int
@@ -35,7 +34,6 @@ def properties(index: int) -> Properties | None:
         name=torch.cuda.get_device_name(index),
         capability=10 * _told(found, "major") + _told(found, "minor"),
         sms=_told(found, "multi_processor_count"),
-        l2_bytes=_told(found, "L2_cache_size"),
         shared_sm_bytes=_told(found, "shared_memory_per_multiprocessor"),
         threads=_told(found, "max_threads_per_multi_processor"),
         clock_khz=_told(found, "clock_rate"),

@@ -8,9 +8,9 @@ What no property of a device tells is in a table by compute capability. Sources:
     programs, registers                      Specifications per Compute Capability"
     f32, f64: fused multiply-adds per        the same, "Throughput of Native Arithmetic
     clock of a multiprocessor                Instructions"
-    halves, tf32: the same of units for      NVIDIA's white papers on its architectures: Turing,
+    halves: the same of units for            NVIDIA's white papers on its architectures: Turing,
     products, added up in float32; clock,    A100, GA102, Ada, H100, Blackwell, RTX Blackwell
-    bandwidth, L2 of a usual device
+    bandwidth of a usual device
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from dataclasses import dataclass, replace
 class Gpu:
     """`capability`: 90 for 9.0. Of one multiprocessor: `shared_sm_bytes`, of which one program may
     have `shared_bytes`; `threads` and `programs` that are resident at most; fused multiply-adds per
-    clock in `f32`, `f64`, and of the units for products in `halves` and `tf32`; `groups`: these
-    read both sides from shared memory, for four warps together."""
+    clock in `f32`, `f64`, and of the units for products in `halves`; `groups`: these read both
+    sides from shared memory, for four warps together."""
 
     name: str
     capability: int
     sms: int
     clock_ghz: float
     gigabytes_per_second: float
-    l2_bytes: int
     shared_sm_bytes: int
     shared_bytes: int
     threads: int
@@ -39,10 +38,8 @@ class Gpu:
     f32: int
     f64: int
     halves: int
-    tf32: int
     groups: bool = False
     registers: int = 1 << 16
-    thread_registers: int = 255
 
 
 def _row(
@@ -52,11 +49,10 @@ def _row(
     sms: int,
     ghz: float,
     rate: float,
-    l2: float,
     shared: tuple[int, int],
     resident: tuple[int, int],
     fmas: tuple[int, int],
-    products: tuple[int, int],
+    halves: int,
 ) -> Gpu:
     return Gpu(
         name=name,
@@ -64,15 +60,13 @@ def _row(
         sms=sms,
         clock_ghz=ghz,
         gigabytes_per_second=rate,
-        l2_bytes=int(l2 * (1 << 20)),
         shared_sm_bytes=shared[0] << 10,
         shared_bytes=shared[1] << 10,
         threads=resident[0],
         programs=resident[1],
         f32=fmas[0],
         f64=fmas[1],
-        halves=products[0],
-        tf32=products[1],
+        halves=halves,
         groups=capability in (90, 100),
     )
 
@@ -81,20 +75,20 @@ def _row(
 GPUS: Mapping[int, Gpu] = {
     row.capability: row
     for row in (
-        _row("RTX 2080 Ti", 75, sms=68, ghz=1.55, rate=616, l2=5.5, shared=(64, 64),
-             resident=(1024, 16), fmas=(64, 2), products=(256, 64)),
-        _row("A100", 80, sms=108, ghz=1.41, rate=1555, l2=40, shared=(164, 163),
-             resident=(2048, 32), fmas=(64, 32), products=(1024, 512)),
-        _row("RTX 3090", 86, sms=82, ghz=1.70, rate=936, l2=6, shared=(100, 99),
-             resident=(1536, 16), fmas=(128, 2), products=(256, 128)),
-        _row("RTX 4090", 89, sms=128, ghz=2.52, rate=1008, l2=72, shared=(100, 99),
-             resident=(1536, 24), fmas=(128, 2), products=(256, 128)),
-        _row("H100", 90, sms=132, ghz=1.83, rate=3350, l2=50, shared=(228, 227),
-             resident=(2048, 32), fmas=(128, 64), products=(2048, 1024)),
-        _row("B200", 100, sms=148, ghz=1.85, rate=8000, l2=126, shared=(228, 227),
-             resident=(2048, 32), fmas=(128, 64), products=(4096, 2048)),
-        _row("RTX 5090", 120, sms=170, ghz=2.41, rate=1792, l2=96, shared=(100, 99),
-             resident=(1536, 24), fmas=(128, 2), products=(256, 128)),
+        _row("RTX 2080 Ti", 75, sms=68, ghz=1.55, rate=616, shared=(64, 64),
+             resident=(1024, 16), fmas=(64, 2), halves=256),
+        _row("A100", 80, sms=108, ghz=1.41, rate=1555, shared=(164, 163),
+             resident=(2048, 32), fmas=(64, 32), halves=1024),
+        _row("RTX 3090", 86, sms=82, ghz=1.70, rate=936, shared=(100, 99),
+             resident=(1536, 16), fmas=(128, 2), halves=256),
+        _row("RTX 4090", 89, sms=128, ghz=2.52, rate=1008, shared=(100, 99),
+             resident=(1536, 24), fmas=(128, 2), halves=256),
+        _row("H100", 90, sms=132, ghz=1.83, rate=3350, shared=(228, 227),
+             resident=(2048, 32), fmas=(128, 64), halves=2048),
+        _row("B200", 100, sms=148, ghz=1.85, rate=8000, shared=(228, 227),
+             resident=(2048, 32), fmas=(128, 64), halves=4096),
+        _row("RTX 5090", 120, sms=170, ghz=2.41, rate=1792, shared=(100, 99),
+             resident=(1536, 24), fmas=(128, 2), halves=256),
     )
 }  # fmt: skip
 USUAL = GPUS[90]  # where no device is at hand: kernels are printed and interpreted for it
@@ -112,7 +106,6 @@ def gpu_of(
     capability: int,
     *,
     sms: int,
-    l2_bytes: int,
     shared_sm_bytes: int,
     threads: int,
     clock_khz: int,
@@ -123,7 +116,6 @@ def gpu_of(
     found = gpu_like(capability)
     told = {
         "sms": sms,
-        "l2_bytes": l2_bytes,
         "threads": threads,
         "clock_ghz": clock_khz / 1e6,
         # twice per clock

@@ -61,7 +61,7 @@ def test_what_is_taken_is_legal(
     for choice in chosen:
         assert choice.found.resident
         assert choice.found.shared_bytes <= gpu.shared_bytes
-        assert choice.found.registers <= gpu.thread_registers
+        assert choice.found.registers <= 255
 
 
 def test_small_launches_have_small_tiles() -> None:
@@ -88,7 +88,7 @@ def test_the_choice_depends_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TOLD = {
-    "sms": 0, "l2_bytes": 0, "shared_sm_bytes": 0, "threads": 0, "clock_khz": 0,
+    "sms": 0, "shared_sm_bytes": 0, "threads": 0, "clock_khz": 0,
     "memory_clock_khz": 0, "memory_bus_bits": 0,
 }  # fmt: skip
 
