@@ -169,6 +169,15 @@ class Executable(ABC):
         """Runs all steps; gives how many that were. Their slots lie in the memory of the tensors in
         `room`."""
 
+    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
+        """Not negative at sizes like these, of which a kernel would hold more than the machine has
+        room for; None where that is not so."""
+        return None
+
+    def time_ns(self, sizes: Mapping[str, int]) -> float:
+        """The time of a run, where there is a model of that; else 0."""
+        return 0.0
+
     def write(self) -> None:
         """Writes the kernels, which only a run needs, so that what fails there fails before it."""
         len(self.source if self.is_step else self.driver)
@@ -295,7 +304,8 @@ class Executable(ABC):
 
 def _note(p: Kernel) -> str:
     grid = " x ".join(f"{t.axis.extent} by {t.tile}" for t in p.grid)
-    return f"tiles: {grid}" if grid else "one task"
+    by = f"; {p.warps} warps, {p.stages} stages" if p.warps else ""
+    return (f"tiles: {grid}" if grid else "one task") + by
 
 
 def _stored(groups: Sequence[Group], program: Program) -> set[str]:

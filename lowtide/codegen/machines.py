@@ -1,7 +1,7 @@
 """Which machine a program is compiled for: what differs between them, in one table.
 
 cpu           C                      groups may keep values from tile to tile
-cuda          Triton                 programs of blocks are independent of each other
+cuda:0, …     Triton                 programs of blocks are independent of each other
 interpreter   Triton's interpreter   the same kernels on CPU tensors, to check their values
 """
 

@@ -34,6 +34,7 @@ from lowtide.memory.plan import Event, MemoryPlan
 from lowtide.runtime import facts
 from lowtide.runtime.blocks import KernelFault
 from lowtide.texpr.expr import Program
+from lowtide.texpr.index import Index
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 40
 SECONDS = 0.3  # of measuring each, after the first rounds
@@ -88,6 +89,14 @@ class Tuned:
     def write(self) -> None:
         """Writes the kernels in the usual tiling: see `Executable`."""
         self.usual.write()
+
+    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
+        """See `Executable`."""
+        return self._at(sizes).too_wide(sizes)
+
+    def time_ns(self, sizes: Mapping[str, int]) -> float:
+        """See `Executable`."""
+        return self._at(sizes).time_ns(sizes)
 
     def _plan(self, tiling: str) -> Executable | Staged:
         return self._compile(tiling=tiling)

@@ -30,7 +30,14 @@ from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.keys import KeyOf, key_function, whole_key
-from lowtide.pipeline.outgrown import GROWN, GROWN_AGAIN, OUTGROWN, Plan, room_bytes
+from lowtide.pipeline.outgrown import (
+    GROWN,
+    GROWN_AGAIN,
+    OUTGROWN,
+    TOO_WIDE,
+    Plan,
+    room_bytes,
+)
 from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, launched
 from lowtide.pipeline.signature import CPU, Binding, Levels, Spot, escalated, with_varying
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
@@ -258,20 +265,23 @@ class Region:
         return entry
 
     def _is_outgrown(self, entry: Entry, binding: Binding, values: Sequence[Any]) -> bool:
-        """Whether the signature is now split, because kernels planned anew take much less."""
+        """Whether the signature is now split, because kernels planned anew take much less, or those
+        there are would hold too much."""
         spec, host = entry.spec, entry.spec.host
         if host is None or spec.executable is None or self.count >= MAX_CLASSES:
             return False
         sizes = dict(zip(host.symbols, entry.sizes, strict=True))
-        room = evaluate(spec.room, sizes)
+        room, plan = evaluate(spec.room, sizes), _plan(spec)
+        wide = plan.too_wide(sizes)
+        if wide is not None and symbols(wide) <= binding.numbers.keys():
+            fresh = self._planned_anew(spec, binding, TOO_WIDE)
+            return self._is_split(binding, Split(wide, yes=fresh, no=spec))
         if room <= max(GROWN * spec.suits, GROWN_AGAIN * spec.looked):
             return False
-        plan = _plan(spec)
         if not plan.may_be_outgrown(sizes):
             spec.looked = room
             return False
-        again = self._gradient(host, binding)
-        fresh = replace(spec, gradient=again, executable=None, run=None, differences=(OUTGROWN,))
+        fresh = self._planned_anew(spec, binding, OUTGROWN)
         try:
             self.executable(fresh, entry)
             is_worth_it = plan.is_outgrown(_plan(fresh), sizes)
@@ -281,8 +291,18 @@ class Region:
         if not is_worth_it:
             spec.suits = room
             return False
+        return self._is_split(binding, Split(plan.threshold(sizes), yes=fresh, no=spec))
+
+    def _planned_anew(self, spec: Specialisation, binding: Binding, why: str) -> Specialisation:
+        """The same, without kernels."""
+        assert spec.host is not None
+        again = self._gradient(spec.host, binding)
+        return replace(spec, gradient=again, executable=None, run=None, differences=(why,))
+
+    def _is_split(self, binding: Binding, split: Split) -> bool:
+        """Puts a split in the place of what is there; True."""
         self.count += 1
-        self._put(self._way(binding), Split(plan.threshold(sizes), yes=fresh, no=spec))
+        self._put(self._way(binding), split)
         return True
 
     def _way(self, binding: Binding) -> _Way:

@@ -149,7 +149,7 @@ class Binding:
     def machine(self) -> str:
         """What kernels are made for: see `codegen/machines`."""
         if self.device.type == "cuda":
-            return "cuda"
+            return str(self.device)
         return "interpreter" if config.current().interpret_blocks else "cpu"
 
     def _describe(self, v: Any, place: Place) -> None:

@@ -92,13 +92,14 @@ class Taken:
 
     `pointers`: Triton's types of the tensors; `dividing`: of each size, whether memory is strided
     by it, so that it helps to know it a multiple of 16; `numbers`: how many, all float64; `more`:
-    Triton's types of other integers and pointers; `warps`: of each program; `widths`: how many of
-    the constants a launch names."""
+    Triton's types of other integers and pointers; `warps`: of each program; `stages`: steps of a
+    sweep that are under way at once; `widths`: how many of the constants a launch names."""
 
     pointers: tuple[str, ...]
     dividing: tuple[bool, ...]
     numbers: int
     warps: int
+    stages: int
     widths: int
     more: tuple[str, ...] = ()
 

@@ -86,7 +86,12 @@ def compile_form(function: Any, taken: Taken, form: Form, target: Any = None) ->
         constexprs=dict(zip(names[-len(known) :], known, strict=True)),
         attrs={(k,): [["tt.divisibility", ALIGNED]] for k in multiples},
     )
-    options = {"num_warps": taken.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
+    options = {
+        "num_warps": taken.warps,
+        "num_stages": taken.stages,
+        "enable_fp_fusion": False,
+        "enable_reflect_ftz": False,
+    }
     return cast("Any", triton).compile(source, target=target, options=options)
 
 

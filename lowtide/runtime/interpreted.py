@@ -84,7 +84,8 @@ def stand_in() -> _Functions:
 
 def in_place_of_tritons() -> dict[str, Any]:
     """Folds, which Triton has in a library that is not interpreted; roundings, which the
-    interpreter cuts off; and comparisons of plain numbers, which it takes for numbers."""
+    interpreter cuts off; products of blocks; and comparisons of plain numbers, which it takes for
+    numbers."""
     functions: dict[str, Callable[..., Tensor]] = {
         "sum": torch.sum,
         "prod": torch.prod,
@@ -94,7 +95,26 @@ def in_place_of_tritons() -> dict[str, Any]:
         "f16": lambda x: x.half().float(),
     }
     found = {f"lt_{name}": _interpreted(function) for name, function in functions.items()}
-    return found | {"lt_flag": _flag}
+    return found | {"lt_flag": _flag, "lt_dot": _dot}
+
+
+def _dot(a: Any, b: Any, c: Any, precision: Any) -> Any:
+    """A product of blocks: the interpreter takes the bits of a bfloat16 for a number."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    left, right = (_widened(x).astype(c.handle.data.dtype) for x in (a, b))
+    return tl.tensor(TensorHandle(np.matmul(left, right) + c.handle.data, c.dtype), c.type)
+
+
+def _widened(x: Any) -> Any:
+    """The numbers of a block, as numpy has them."""
+    import numpy as np
+
+    if str(x.dtype) != "bf16":
+        return x.handle.data
+    return (x.handle.data.astype(np.uint32) << 16).view(np.float32)
 
 
 def _flag(x: Any) -> Any:

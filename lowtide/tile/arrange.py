@@ -57,7 +57,11 @@ HELD_POINTS = 1 << 16  # of a convolution's accumulator: the lines of a tile, fo
 
 
 class Arrangement:
-    """The decisions about one kernel: its grid, items, sweeps and their order."""
+    """The decisions about one kernel: its grid, items, sweeps and their order.
+
+    `warps`, `stages`: of a kernel of blocks, see `target.BlockSizes`."""
+
+    warps = stages = 0
 
     def __init__(
         self,

@@ -13,62 +13,57 @@ accumulator keeps it; no program reads what another one makes. An axis of tile 1
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import factors
 from lowtide.texpr.expr import Expr, Reduce
-from lowtide.texpr.index import Axis
+from lowtide.texpr.index import Axis, Index, Size, as_index, deep_atoms
+from lowtide.texpr.sizes import evaluate
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.axes import apart_axes, common_axes
 from lowtide.tile.ir import Tiled
 from lowtide.tile.items import Item, choose_vector
+from lowtide.tile.predict import Prediction, Shape, predict
+from lowtide.tile.products import LEAST_PRODUCT, as_product
+from lowtide.tile.shapes import Tiles, shape_of
+from lowtide.tile.target import BLOCK_CHOICES, BlockSizes
 
-ROWS_OF_SUMS = 64  # of an axis that a sum keeps
-PROGRAMS = 256  # smaller blocks of what sums keep, until there are so many programs
-MUCH_WORK = 1 << 20  # of a sum; less is done by few programs as fast
-MOST_POINTS = 1 << 13  # of a sum that a program holds
 LANES = 32  # threads that read side by side
-LONGEST_LINE = 1024
-LEAST_PRODUCT = 16  # what the units for products take at least
+LAUNCH_NS = 10_000  # of a step's kernel that cannot go through the steps by itself
+PLAIN, PAIR, PRODUCT = "plain", "pair", "product"
+ASKED = {  # which sizes have a say in the blocks of an item, what is most work first
+    PRODUCT: ("product_rows", "product_columns", "product_steps", "stages"),
+    PAIR: ("pair_points", "pair_tile", "rows"),
+    PLAIN: ("points", "line", "rows"),
+}
+TILES = tuple(n for n in BLOCK_CHOICES if n not in ("warps", "stages"))
+
+Blocks = dict[Axis, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockProduct:
-    """`sum[k](left[rows, k] * right[k, columns])`: factors without the other side's axis."""
+class Known:
+    """Of an item, whatever the sizes: along which axis memory lies, whether it is a value of pairs,
+    products that it may be."""
 
-    rows: Axis
-    columns: Axis
-    over: Axis
-    left: tuple[Expr, ...]
-    right: tuple[Expr, ...]
+    lanes: Axis | None
+    is_pair: bool
+    order: tuple[Axis, ...]
+    products: tuple[tuple[Axis, Axis, Axis], ...]
 
 
-def as_product(
-    fn: str, body: Expr, kept: tuple[Axis, ...], over: tuple[Axis, ...]
-) -> BlockProduct | None:
-    """A sum of products over one axis that leaves two, each on one side; None for any other.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Sizes, the blocks that they give, and what is predicted for these."""
 
-    `kept`, `over`: of the reduction's axes, those that are blocks. The first of `kept` is that of
-    the rows."""
-    if fn != "sum" or len(over) != 1 or len(kept) != 2 or not body.dtype.is_float:
-        return None
-    parts = list(factors(body))
-    for rows, columns in (kept, kept[::-1]):
-        left = tuple(f for f in parts if rows in f.free)
-        right = tuple(f for f in parts if rows not in f.free)
-        if not left or not any(columns in f.free for f in right):
-            continue
-        if any(columns in f.free for f in left):
-            continue
-        if any(over[0] in f.free for f in left) and any(over[0] in f.free for f in right):
-            first, second = (left, right) if rows is kept[0] else (right, left)
-            return BlockProduct(
-                rows=kept[0], columns=kept[1], over=over[0], left=first, right=second
-            )
-    return None
+    sizes: BlockSizes
+    blocks: Blocks
+    shape: Shape
+    found: Prediction
 
 
 class BlockArrangement(Arrangement):
@@ -77,12 +72,14 @@ class BlockArrangement(Arrangement):
     # -- what the base class asks for --
 
     def _grid(self) -> tuple[Tiled, ...]:
-        self.blocks: dict[Axis, int] = {}  # how many points of each axis a program has
+        self.blocks: Blocks = {}  # how many points of each axis a program has
         self.apart = apart_axes(self.defs, common_axes(self.defs, self.consumed))
         return tuple(Tiled(a, None) for a in self.apart)
 
     def _sized_grid(self) -> tuple[Tiled, ...]:
-        self.blocks = self._sized_blocks()
+        choice = self._chosen()
+        self.blocks = choice.blocks
+        self.warps, self.stages = choice.sizes.warps, choice.sizes.stages
         grid = tuple(Tiled(a, self.blocks.get(a, 1)) for a in self.apart)
         self.ctx = replace(
             self.ctx,
@@ -114,10 +111,107 @@ class BlockArrangement(Arrangement):
         reductions = (i for i in self.items if i.kind == "reduce")
         return frozenset(a for i in reductions for a in i.kept if a not in grid)
 
-    def _sized_blocks(self) -> dict[Axis, int]:
+    def _chosen(self) -> Choice:
+        """The least predicted time of what the GPU can run; if it can run none, the least needs."""
+        found = list(self._choices())
+        legal = [c for c in found if c.found.resident]
+        if not legal:
+            return min(found, key=lambda c: (c.found.shared_bytes, c.found.registers))
+        return min(legal, key=self._time_ns)
+
+    def _time_ns(self, choice: Choice) -> float:
+        launches = self.in_loop and choice.shape.programs > 1 and not self._is_own()
+        return choice.found.time_ns + (LAUNCH_NS if launches else 0)
+
+    def _is_own(self) -> bool:
+        """Of a step: does a program read what it has written itself, as far as one can tell?"""
+        grid = [as_index(a) for a in self.apart]
+        loads = (x for i in self.all_items() for x in ex.loads(i.body))
+        return all(a in x.index for x in loads for a in grid if x.source not in self.ctx.inner)
+
+    def _choices(self) -> Iterator[Choice]:
+        """Each that gives other blocks, with other warps or stages."""
+        given = self.target.blocks.choices
+        self.known = {i: self._known_of(i) for i in self.all_items()}
+        asked = self._asked()
+        whole = {a: self.power(a) for a in self._kept_in_full()}
+        seen: set[tuple[tuple[Axis, int], ...]] = set()
+        for values in itertools.product(*(given[n] if n in asked else given[n][:1] for n in TILES)):
+            fields: dict[str, int] = dict(zip(TILES, values, strict=True))
+            self.sizes = BlockSizes(**fields, warps=0, stages=0)
+            blocks = self._sized_blocks()
+            key = tuple(blocks.items())
+            if key in seen:
+                continue
+            seen.add(key)
+            shape = self.shape(blocks, whole)
+            stages = given["stages"] if "stages" in asked else given["stages"][:1]
+            for warps, ahead in itertools.product(given["warps"], stages):
+                sizes = replace(self.sizes, warps=warps, stages=ahead)
+                found = predict(shape, self.target.blocks.gpu, warps, ahead)
+                yield Choice(sizes=sizes, blocks=blocks, shape=shape, found=found)
+
+    def _asked(self) -> tuple[str, ...]:
+        """The sizes that matter: those of products, or of pairs, if there are such items."""
+        kinds = {self._kind(i) for i in self.all_items()}
+        return next((names for kind, names in ASKED.items() if kind in kinds), ())
+
+    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
+        """Of an axis that is held in full, how much longer it is than what the GPU can hold; None
+        where it can hold all of them."""
+        planned = {a: self.power(a) for a in self._kept_in_full()}
+        known = (a for a in planned if _names(a.extent) <= sizes.keys())
+        wider = {a: power_of(max(evaluate(a.extent, sizes), 1)) for a in known}
+        wider = {a: n for a, n in wider.items() if n > planned[a]}
+        if not wider or self._holds(planned | wider):
+            return None
+        widest = max(wider, key=lambda a: wider[a] / planned[a])
+        most = planned[widest]
+        while 2 * most < wider[widest] and self._holds(planned | {widest: 2 * most}):
+            most *= 2
+        return widest.extent - (most + 1)
+
+    def time_ns(self, sizes: Mapping[str, int]) -> float:
+        """What is predicted for these blocks at other sizes."""
+        other = copy.copy(self)
+        other.hints = {**self.hints, **sizes}
+        other.ctx = replace(self.ctx, hints=other.hints)
+        shape = other.shape(self.blocks, {a: other.power(a) for a in self._kept_in_full()})
+        return predict(shape, self.target.blocks.gpu, self.warps, self.stages).time_ns
+
+    def _holds(self, whole: Blocks) -> bool:
+        """Can the GPU run it, if so many points of these axes are held?"""
+        shape = self.shape(self.blocks, whole)
+        return predict(shape, self.target.blocks.gpu, self.warps, self.stages).resident > 0
+
+    def shape(self, blocks: Blocks, whole: Blocks) -> Shape:
+        """What a program has to do with these blocks."""
+        points = {a: blocks.get(a, 1) for a in self.apart} | {**blocks, **whole}
+        outside = {*self.apart, *whole}
+        swept = {a: -(-self.extent(a) // n) for a, n in blocks.items() if a not in outside}
+        programs = math.prod(-(-self.extent(a) // points[a]) for a in self.apart)
+        tiles = Tiles(points=points, programs=programs, swept=swept)
+        return shape_of(self.all_items(), tiles, self.ctx)
+
+    def _known_of(self, item: Item) -> Known:
+        lanes = choose_vector([item], replace(self.ctx, lanes=LANES, fixed=frozenset()))
+        is_pair = self._is_pair(item)
+        return Known(
+            lanes=lanes,
+            is_pair=is_pair,
+            order=tuple(self._by_need(item, lanes, is_pair)),
+            products=tuple(self._products(item)),
+        )
+
+    def _kind(self, item: Item) -> str:
+        if self.known[item].products:
+            return PRODUCT
+        return PAIR if self.known[item].is_pair else PLAIN
+
+    def _sized_blocks(self) -> Blocks:
         """The largest items choose first; who comes later keeps to it."""
-        found: dict[Axis, int] = {}
-        whole = {a: self._power(a) for a in self._kept_in_full()}
+        found: Blocks = {}
+        whole = {a: self.power(a) for a in self._kept_in_full()}
         for item in sorted(self.all_items(), key=self._work, reverse=True):
             wanted = self._wanted(item, {**whole, **found})
             for a in item.loops:
@@ -128,32 +222,30 @@ class BlockArrangement(Arrangement):
     def _work(self, item: Item) -> int:
         return math.prod(self.extent(a) for a in item.loops)
 
-    def _power(self, a: Axis) -> int:
+    def power(self, a: Axis) -> int:
         """The least power of two that holds the axis, as far as one can tell."""
-        return 1 << max(self.extent(a) - 1, 0).bit_length()
+        return power_of(self.extent(a))
 
     def _wanted(self, item: Item, given: Mapping[Axis, int]) -> dict[Axis, int]:
         """Blocks for the axes of an item; some may be `given`."""
         if (product := self._product_tiles(item, given)) is not None:
             return product
-        is_pair, sizes = self._is_pair(item), self.target.blocks
-        room, longest = sizes.block_points, LONGEST_LINE
-        if is_pair:
+        known, sizes = self.known[item], self.sizes
+        room, longest = sizes.points, sizes.line
+        if known.is_pair:
             room, longest = sizes.pair_points, sizes.pair_tile
         wanted = {a: given[a] for a in item.loops if a in given}
         room //= math.prod(wanted.values())
-        spare = _power_within(math.prod(map(self.extent, item.kept)) // PROGRAMS)
-        spare = spare if self._work(item) >= MUCH_WORK else ROWS_OF_SUMS
-        lanes = choose_vector([item], replace(self.ctx, lanes=LANES, fixed=frozenset()))
-        for a in self._by_need(item, lanes, is_pair):
+        rows = sizes.rows
+        for a in known.order:
             if a in wanted:
                 continue
             is_row = item.kind == "reduce" and a in item.kept
-            least = LEAST_PRODUCT if is_pair else LANES if a is lanes else 1
-            most = min(ROWS_OF_SUMS, max(spare, least)) if is_row else longest
-            wanted[a] = max(min(self._power(a), most, room), 1)
+            least = LEAST_PRODUCT if known.is_pair else LANES if a is known.lanes else 1
+            most = max(rows, least) if is_row else longest
+            wanted[a] = max(min(self.power(a), most, room), 1)
             room //= wanted[a]
-            spare = max(spare // wanted[a], 1) if is_row else spare
+            rows = max(rows // wanted[a], 1) if is_row else rows
         return wanted
 
     def _by_need(self, item: Item, lanes: Axis | None, is_pair: bool) -> list[Axis]:
@@ -178,65 +270,47 @@ class BlockArrangement(Arrangement):
         }
         return len(lacking - {frozenset[Axis]()}) >= 2
 
-    def _product_tiles(self, item: Item, given: Mapping[Axis, int]) -> dict[Axis, int] | None:
+    def _product_tiles(self, item: Item, given: Mapping[Axis, int]) -> Blocks | None:
         """Blocks of a product: a side of rows, one of columns, and a part of what is summed over.
 
         Of several axes on one side, or summed over, the longest is the block; the others go point
         by point."""
-        if item.kind != "reduce" or not isinstance(item.d.expr, Reduce):
-            return None
-        best: tuple[int, dict[Axis, int]] | None = None
-        for k in item.over:
-            if self.extent(k) < LEAST_PRODUCT:
-                continue
-            for i in item.kept:
-                for j in item.kept:
-                    tiles = self._tiles_of_product(item, i, j, k, given)
-                    work = self.extent(i) * self.extent(j) * self.extent(k)
-                    if tiles is not None and (best is None or work > best[0]):
-                        best = work, tiles
+        best: tuple[int, Blocks] | None = None
+        for i, j, k in self.known[item].products:
+            tiles = self._tiles_of_product(item, (i, j, k), given)
+            work = self.extent(i) * self.extent(j) * self.extent(k)
+            if tiles is not None and (best is None or work > best[0]):
+                best = work, tiles
         return best[1] if best else None
 
+    def _products(self, item: Item) -> Iterator[tuple[Axis, Axis, Axis]]:
+        """Rows, columns, and what is summed over, of products that an item may be."""
+        if item.kind != "reduce" or not isinstance(item.d.expr, Reduce):
+            return
+        long = {a for a in item.loops if self.extent(a) >= LEAST_PRODUCT}
+        for k in (a for a in item.over if a in long):
+            for i, j in itertools.permutations([a for a in item.kept if a in long], 2):
+                if as_product(item.d.expr.fn, item.body, (i, j), (k,)) is not None:
+                    yield i, j, k
+
     def _tiles_of_product(
-        self, item: Item, i: Axis, j: Axis, k: Axis, given: Mapping[Axis, int]
-    ) -> dict[Axis, int] | None:
-        if i is j or min(self.extent(i), self.extent(j)) < LEAST_PRODUCT:
+        self, item: Item, axes: tuple[Axis, Axis, Axis], given: Mapping[Axis, int]
+    ) -> Blocks | None:
+        if any(given.get(a, 1) != 1 for a in item.loops if a not in axes):
             return None
-        assert isinstance(item.d.expr, Reduce)
-        if any(given.get(a, 1) != 1 for a in item.loops if a not in (i, j, k)):
-            return None
-        if as_product(item.d.expr.fn, item.body, (i, j), (k,)) is None:
-            return None
-        tiles: dict[Axis, int] = {}
-        sizes = self.target.blocks
-        largest = sizes.product_tile
-        side = self._side_of_product(i, j) if self._work(item) >= MUCH_WORK else largest
-        sides = ((a, side if a in self.apart else largest) for a in (i, j))
-        for a, most in (*sides, (k, sizes.product_steps)):
-            tiles[a] = given.get(a, max(min(self._power(a), most), LEAST_PRODUCT))
+        sizes = (self.sizes.product_rows, self.sizes.product_columns, self.sizes.product_steps)
+        tiles: Blocks = {}
+        for a, most in zip(axes, sizes, strict=True):
+            tiles[a] = given.get(a, max(min(self.power(a), most), LEAST_PRODUCT))
             if tiles[a] < LEAST_PRODUCT:
                 return None
         return dict.fromkeys(item.loops, 1) | tiles
 
-    def _side_of_product(self, i: Axis, j: Axis) -> int:
-        """Rows or columns of a block in the grid."""
-        largest = self.target.blocks.product_tile
-        whole = self._kept_in_full()
-        held = max(
-            (math.prod(self._power(a) for a in x.kept if a in whole) for x in self.items), default=1
-        )
-        if 1 < held < LEAST_PRODUCT:
-            held *= largest  # no product of blocks: it stays wide
-        side = largest
-        while side > LEAST_PRODUCT:
-            sides = {i: side, j: side}
-            programs = math.prod(-(-self.extent(a) // sides.get(a, 1)) for a in self.apart)
-            if programs >= PROGRAMS and side * held <= MOST_POINTS:
-                break
-            side //= 2
-        return side
+
+def _names(extent: Index) -> set[str]:
+    return {a.name for a in deep_atoms(extent) if isinstance(a, Size)}
 
 
-def _power_within(n: int) -> int:
-    """The largest power of two that is not more; 1 at least."""
-    return 1 << max(n.bit_length() - 1, 0)
+def power_of(n: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << max(n - 1, 0).bit_length()

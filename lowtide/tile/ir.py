@@ -149,7 +149,7 @@ class Kernel:
     what all tiles read alike; a thread computes it once, in a loop of many steps at the first.
 
     `checks_nan`: fast minima lose NaN; if one was seen the kernel runs again with
-    the exact ones."""
+    the exact ones. `warps`, `stages`: of a kernel of blocks, see `target.BlockSizes`."""
 
     name: str
     grid: tuple[Tiled, ...]
@@ -163,6 +163,8 @@ class Kernel:
     checks_nan: bool
     lanes: int
     sites: list[tuple[str, Loc]]
+    warps: int = 0
+    stages: int = 0
 
     def nests(self) -> Iterator[Nest]:
         yield from (nest for nest, _ in paths(self.body))
@@ -207,7 +209,10 @@ def paths(
 
 def _lines(kernel: Kernel) -> Iterator[str]:
     grid = ", ".join(f"{t.axis.name}:{t.axis.extent} by {t.tile}" for t in kernel.grid)
-    yield f"kernel {kernel.name}  grid ({grid})  lanes {kernel.lanes}"
+    by = f"lanes {kernel.lanes}"
+    if kernel.warps:
+        by = f"warps {kernel.warps}  stages {kernel.stages}"
+    yield f"kernel {kernel.name}  grid ({grid})  {by}"
     for b in kernel.buffers:
         axes = ", ".join(f"{a.name}{' whole' if a in b.whole else ''}" for a in b.axes)
         kind = "accumulator" if b.fn else "tile"

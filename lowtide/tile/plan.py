@@ -119,6 +119,8 @@ class _Planner:
             checks_nan=any(_loses_nan(d) for d in self.a.reductions.values()),
             lanes=self.a.lanes,
             sites=list(dict.fromkeys((d.op, d.loc) for d in self.a.defs.values() if d.op)),
+            warps=self.a.warps,
+            stages=self.a.stages,
         )
 
     def _accumulators(self) -> None:

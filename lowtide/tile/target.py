@@ -8,7 +8,9 @@ it where the user asks for that (`codegen/tuned`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from lowtide.tile.gpu import USUAL, Gpu
 
 # What differs from the defaults of `Target`, by name.
 TILINGS: Mapping[str, Mapping[str, int]] = {
@@ -26,29 +28,57 @@ TILINGS: Mapping[str, Mapping[str, int]] = {
     },
 }  # fmt: skip
 
-# The same of `BlockSizes`.
-BLOCK_TILINGS: Mapping[str, Mapping[str, int]] = {
+# What the cost model may choose for each field of `BlockSizes`. The first is taken for a field that
+# is nothing to a kernel.
+BLOCK_CHOICES: Mapping[str, tuple[int, ...]] = {
+    "points": (2048, 256, 512, 1024, 4096),
+    "line": (1024, 64, 256),
+    "rows": (64, 1, 4, 16),
+    "pair_points": (4096, 1024, 2048),
+    "pair_tile": (64, 32),
+    "product_rows": (64, 16, 32, 128),
+    "product_columns": (64, 16, 32, 128),
+    "product_steps": (32, 16, 64),
+    "warps": (4, 2, 8),
+    "stages": (3, 2, 4),
+}
+
+# Where they are others, by name.
+BLOCK_TILINGS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "": {},
-    "small blocks": {"block_points": 1024, "pair_points": 1024, "pair_tile": 32},
-    "large blocks": {"block_points": 8192, "pair_points": 16384, "pair_tile": 128},
-    "small products": {"product_tile": 32},
-    "large products": {"product_tile": 128},
-    "long steps": {"product_steps": 64},
-    "few warps": {"warp_points": 1 << 14},
-    "many warps": {"warp_points": 1 << 10},
+    "small blocks": {"points": (512, 256), "pair_points": (1024,), "pair_tile": (32,)},
+    "large blocks": {"points": (8192,), "pair_points": (8192,), "pair_tile": (128,)},
+    "small products": {"product_rows": (32,), "product_columns": (32,)},
+    "large products": {"product_rows": (128,), "product_columns": (128,)},
+    "long steps": {"product_steps": (64,)},
+    "few warps": {"warps": (2, 4)},
+    "many warps": {"warps": (8, 16)},
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
-    """Of the blocks that a program on a GPU holds."""
+    """Of the blocks that a program on a GPU holds; its warps, and how many steps of a sweep are
+    under way at once."""
 
-    block_points: int = 2048  # of a value that is read from memory as it lies
-    pair_points: int = 4096  # of a value of pairs, whose parts are read once for many points
-    pair_tile: int = 64  # of each of its axes
-    product_tile: int = 64  # rows and columns of a product of blocks …
-    product_steps: int = 32  # … and what it sums over at a time
-    warp_points: int = 4096  # a program with blocks of so many points has eight warps, else four
+    points: int  # of a value that is read from memory as it lies
+    line: int  # … along one axis
+    rows: int  # of an axis that a sum keeps
+    pair_points: int  # of a value of pairs, whose parts are read once for many points
+    pair_tile: int  # of each of its axes
+    product_rows: int  # of a product of blocks …
+    product_columns: int
+    product_steps: int  # … and what it sums over at a time
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTarget:
+    """A GPU, and what may be chosen for it."""
+
+    gpu: Gpu = USUAL
+    choices: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: BLOCK_CHOICES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +94,7 @@ class Target:
     sweep_tile: int = 512  # of a swept axis
     contraction_tile: int = 288  # … where register tiles run over it: 2, 3, 6 vectors
     reduced_tile: int = 144  # of an axis only summed over: what a register adds up in one go
-    blocks: BlockSizes = BlockSizes()
+    blocks: BlockTarget = BlockTarget()
 
 
 def target_for(vector_bytes: int, threads: int, tiling: str = "") -> Target:
@@ -77,7 +107,7 @@ def target_for(vector_bytes: int, threads: int, tiling: str = "") -> Target:
     return replace(target, **TILINGS[tiling])
 
 
-def block_target(tiling: str = "") -> Target:
+def block_target(gpu: Gpu = USUAL, tiling: str = "") -> Target:
     """Of a GPU: what the planner asks of a CPU has no say in blocks."""
-    blocks = replace(BlockSizes(), **BLOCK_TILINGS[tiling])
-    return replace(target_for(16, 1), blocks=blocks)
+    choices = {**BLOCK_CHOICES, **BLOCK_TILINGS[tiling]}
+    return replace(target_for(16, 1), blocks=BlockTarget(gpu=gpu, choices=choices))

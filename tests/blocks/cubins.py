@@ -16,9 +16,11 @@ import torch
 
 import lowtide as lt
 from lowtide import config
+from lowtide.codegen.triton import executable as triton_executable
 from lowtide.codegen.triton.executable import BlockExecutable
 from lowtide.runtime import blocks
 from lowtide.runtime.cubins import SHARED_BYTES, Cubin
+from lowtide.tile.gpu import gpu_like
 from tests.blocks.programs import CASES, Case
 from tests.blocks.test_values import backward, leaves, results
 
@@ -49,8 +51,8 @@ class Kernel:
         return made
 
 
-def kernels_of(case: Case) -> Iterator[Kernel]:
-    """Those of a program and its gradient, of which none is run."""
+def kernels_of(case: Case, capability: int) -> Iterator[Kernel]:
+    """Those of a program and its gradient, planned for such a GPU, of which none is run."""
     found: dict[str, BlockExecutable] = {}
     bound = BlockExecutable.bound
 
@@ -65,6 +67,7 @@ def kernels_of(case: Case) -> Iterator[Kernel]:
 
     with pytest.MonkeyPatch.context() as patch, config.override(interpret_blocks=True):
         patch.setattr(BlockExecutable, "bound", noted)
+        patch.setattr(triton_executable, "gpu", lambda _: gpu_like(capability))
         patch.setattr(blocks.BlockKernel, "__call__", unrun)
         patch.setattr(blocks.BlockKernel, "launch", lambda *_: None)
         given = results(lt.script(case.fn)(*leaves(case)))
@@ -79,11 +82,11 @@ def main(names: list[str]) -> None:
     """Compiles the kernels of these programs, or of all; a line each."""
     seen: set[object] = set()
     for name in names or CASES:
-        for kernel in kernels_of(CASES[name]):
-            if kernel.key in seen:
-                continue
-            seen.add(kernel.key)
-            for capability in SHARED_BYTES:
+        for capability in SHARED_BYTES:
+            for kernel in kernels_of(CASES[name], capability):
+                if (kernel.key, capability) in seen:
+                    continue
+                seen.add((kernel.key, capability))
                 start = time.perf_counter()
                 made = kernel.compiled(capability)
                 seconds = time.perf_counter() - start

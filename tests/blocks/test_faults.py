@@ -108,4 +108,4 @@ def test_the_device_of_a_region() -> None:
             [torch.zeros(40, device="meta"), torch.zeros(40)], {}, False, torch.device("cuda", 0)
         )
     binding = Binding([torch.zeros(40, device="meta")], {}, False, torch.device("cuda", 0))
-    assert (binding.device, binding.machine) == (torch.device("cuda", 0), "cuda")
+    assert (binding.device, binding.machine) == (torch.device("cuda", 0), "cuda:0")

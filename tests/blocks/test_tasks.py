@@ -15,8 +15,8 @@ from torch import Tensor
 import lowtide as lt
 from lowtide.codegen.triton.executable import BlockExecutable
 from lowtide.runtime.blocks import BlockKernel, Form
-from lowtide.tile.blocks import MOST_POINTS
 
+MOST_POINTS = 1 << 14  # of a block that a program holds
 LEAST_PROGRAMS = 30  # of kernels that sweep over much
 MUCH = 1 << 18  # elements
 

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from lowtide.codegen.indexing import index_text
 from lowtide.codegen.triton import pointwise as pw
 from lowtide.codegen.triton.blocks import Blocks, Dims
+from lowtide.ir.dtypes import DType
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Load, Scalar, Select
 from lowtide.texpr.index import Axis, Gather, Index, deep_atoms
-from lowtide.tile.blocks import LEAST_PRODUCT, BlockProduct, as_product
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
 from lowtide.tile.items import ARG, address, place_in
+from lowtide.tile.products import LEAST_PRODUCT, BlockProduct, as_product, half_of
 
 _FOLD = {
     "sum": "lt_sum({0}, {1})", "prod": "lt_prod({0}, {1})", "max": "lt_best({0}, {1}, False)",
@@ -228,21 +229,31 @@ class Body:
     # -- products of blocks --
 
     def _product(self, buffer: Buffer, product: BlockProduct) -> None:
-        left = self._side(product.left, (product.rows, product.over), product.over)
-        right = self._side(product.right, (product.over, product.columns), product.over)
+        half = half_of(product)
+        left = self._side(product.left, (product.rows, product.over), product.over, half)
+        right = self._side(product.right, (product.over, product.columns), product.over, half)
         name = f"s_{buffer.name}"
         self.lines.append(f"{name} = lt_dot({left}, {right}, {name}, PRECISION)")
 
-    def _side(self, parts: Sequence[Expr], dims: Dims, over: Axis) -> str:
+    def _side(self, parts: Sequence[Expr], dims: Dims, over: Axis, half: DType | None) -> str:
+        parts = [e.arg if half is not None and isinstance(e, Cast) else e for e in parts]
         names = [self.value(e, dims) for e in parts]
         text = " * ".join(names)
-        dtype = parts[0].dtype
         mask = self.blocks.mask((over,), dims)
-        is_plain = len(parts) == 1 and isinstance(parts[0], Load)
-        if mask and not (is_plain and over in parts[0].free):
+        if mask and not (len(parts) == 1 and _is_read_along(parts[0], over)):
             text = f"tl.where({mask}, {text}, 0)"
         name = text if text.isidentifier() else self._named(text)
-        return pw.rounded(self._full(name, dims), dtype)
+        full = self._full(name, dims)
+        if half is not None:
+            return f"{full}.to({pw.TYPES[half.name]})"  # it is a number of that dtype already
+        return pw.rounded(full, parts[0].dtype)
+
+
+def _is_read_along(e: Expr, a: Axis) -> bool:
+    """Is it what lies in memory along an axis? Beyond the end a load gives 0."""
+    while isinstance(e, Cast):
+        e = e.arg
+    return isinstance(e, Load) and a in e.free
 
 
 def _axes_of(index: Index) -> list[Axis]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lowtide.codegen.choices import MATMUL
 from lowtide.codegen.executable import Executable, Fusion
+from lowtide.codegen.gpus import gpu
 from lowtide.codegen.indexing import size_names
 from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.codegen.triton.driver import driver_text
@@ -22,6 +23,7 @@ from lowtide.runtime import blocks
 from lowtide.runtime.cubins import ALIGNED, CompiledKernel, Cubin, cubin_for
 from lowtide.runtime.interpreted import InterpretedKernel
 from lowtide.runtime.steps import Launch, Steps
+from lowtide.texpr.index import Index
 from lowtide.tile.blocks import BlockArrangement
 from lowtide.tile.group import Group
 from lowtide.tile.ir import Kernel
@@ -36,7 +38,7 @@ _USUAL_WIDTH = 64  # of what a program holds in full
 
 
 class BlockExecutable(Executable):
-    """See `Executable`. `machine`: "cuda", or "interpreter" for tensors of the CPU."""
+    """See `Executable`. `machine`: "cuda:0", say, or "interpreter" for tensors of the CPU."""
 
     language = "Triton"
 
@@ -50,11 +52,12 @@ class BlockExecutable(Executable):
         moving: Iterable[str] = (),
         tiling: str = "",
     ) -> None:
-        self.target = block_target(tiling)
+        self.gpu = gpu(machine)
+        self.target = block_target(self.gpu, tiling)
+        self.arrangements: list[BlockArrangement] = []
         super().__init__(fusion, symbols, scalars, hints, moving)
         self.interpreted = machine == "interpreter"
-        points = self.target.blocks.warp_points
-        self._texts = [block_text(p, self.memory_dtypes, self.strides, points) for p in self.plans]
+        self._texts = [block_text(p, self.memory_dtypes, self.strides) for p in self.plans]
         self.looped = self._looped()
         looped = [self.looped.text] if self.looped else []
         self._source = module_text([*(t.text for t in self.texts), *looped])
@@ -109,7 +112,17 @@ class BlockExecutable(Executable):
         arrangement = BlockArrangement(
             g, stores, n.inputs, n.defs, hints, self.target, name, bool(self.moving)
         )
+        self.arrangements.append(arrangement)
         return plan(arrangement, self.moving)
+
+    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
+        """See the base class."""
+        found = (a.too_wide(sizes) for a in self.arrangements)
+        return next((index for index in found if index is not None), None)
+
+    def time_ns(self, sizes: Mapping[str, int]) -> float:
+        """See the base class."""
+        return sum(a.time_ns(sizes) for a in self.arrangements)
 
     def bound(self) -> dict[str, blocks.BlockKernel]:
         """See the base class."""
@@ -150,6 +163,7 @@ class BlockExecutable(Executable):
             dividing=tuple(n in text.dividing for n in text.sizes),
             numbers=len(text.numbers),
             warps=text.warps,
+            stages=text.stages,
             widths=len(text.widths),
         )
 

@@ -61,6 +61,7 @@ class BlockText:
     programs: Index
     reach: tuple[Index, ...]
     warps: int
+    stages: int
     own: frozenset[tuple[str, str]]
     body: tuple[str, ...]
 
@@ -80,6 +81,11 @@ def constant_parameters(widths: Iterable[str]) -> list[str]:
     return [f"{w}: tl.constexpr" for w in (*widths, INDEX, PRECISION)]
 
 
+def launch_line(warps: int, stages: int) -> str:
+    """What a launch says beside the text; so that texts are the same only where this is, too."""
+    return f"# {warps} warps, {stages} stages"
+
+
 def size_line(name: str) -> str:
     """Sizes are counted in what places are."""
     return f"z_{name} = lt_wide(z_{name}, {INDEX})"
@@ -89,11 +95,9 @@ def block_text(
     kernel: Kernel,
     memory: Mapping[str, DType],
     strides: Mapping[str, tuple[Index, ...]],
-    warp_points: int,
 ) -> BlockText:
-    """Print one kernel. `memory` and `strides` cover the tensors that it reads and writes;
-    `warp_points`: see `BlockSizes`."""
-    return _Printer(kernel, memory, strides, warp_points).text()
+    """Print one kernel. `memory` and `strides` cover the tensors that it reads and writes."""
+    return _Printer(kernel, memory, strides).text()
 
 
 class _Printer:
@@ -102,10 +106,8 @@ class _Printer:
         kernel: Kernel,
         memory: Mapping[str, DType],
         strides: Mapping[str, tuple[Index, ...]],
-        warp_points: int,
     ) -> None:
         self.kernel = kernel
-        self.warp_points = warp_points
         self.tiles = dict(kernel.tiles())
         self.widths: dict[str, Index] = {}
         self.blocks = Blocks(
@@ -173,6 +175,7 @@ class _Printer:
             *constant_parameters(self.widths),
         ]
         lines = [
+            launch_line(self.kernel.warps, self.kernel.stages),
             "@jit",
             f"def {self.kernel.name}({', '.join(parameters)}):",
             *(f"    {size_line(n)}" for n in sizes),
@@ -194,7 +197,8 @@ class _Printer:
             widths=self.widths,
             programs=programs,
             reach=tuple(_greatest(bound for i in self._indices() for bound in reach(i))),
-            warps=8 if self._most_points() >= self.warp_points else 4,
+            warps=self.kernel.warps,
+            stages=self.kernel.stages,
             own=frozenset(self._own()),
             body=tuple(body),
         )
@@ -223,16 +227,6 @@ class _Printer:
                 places = [x.index for x in loads if x.source == read]
                 if all(_meet(x, y, grid) for x in own for y in places):
                     yield read, written
-
-    def _most_points(self) -> int:
-        most = 1
-        for nest in self.kernel.nests():
-            points = 1
-            for a in nest.axes:
-                text = self.blocks.points.get(a, "1")
-                points *= int(text) if text.isdigit() else 64
-            most = max(most, points)
-        return most
 
     def _programs(self) -> Index:
         return product(

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from lowtide.codegen.triton.kernel import (
     BlockText,
     constant_parameters,
+    launch_line,
     number_parameter,
     size_line,
 )
@@ -60,6 +61,7 @@ def looped_text(text: BlockText, moving: Container[str]) -> Looped:
     ]
     name = f"{text.name}_steps"
     lines = [
+        launch_line(text.warps, text.stages),
         "@jit",
         f"def {name}({', '.join(parameters)}):",
         *(f"    {size_line(n)}" for n in text.sizes if n not in moves),

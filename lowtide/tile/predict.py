@@ -1,0 +1,216 @@
+"""How long a kernel of blocks takes on a GPU, and what it needs there: a model in plain numbers.
+
+In:  a `Shape`: what a program has to do; a `Gpu`; warps and stages. Out: a `Prediction`.
+
+    a product of 4096 x 2048 by 1024 in halves, H100    64 x 64: 2048 programs of 8 warps, 90 us
+                                                        128 x 128: 512 programs of 8 warps, 60 us
+
+A multiprocessor does what is left of two: what its programs compute one after another, at its full
+rate; or as many rounds of resident programs as there are, each waiting for its own loads. Beside
+that stands the memory of the device. It is the "roofline" (Williams, Waterman, Patterson 2009) with
+the occupancy of NVIDIA's programming guide; that waves of programs are counted in whole numbers is
+what makes small tiles win for few points.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lowtide.tile.gpu import Gpu
+
+WARP = 32
+WORD = 4  # bytes of a register
+SPARE = 1.75  # times the values that must be alive: what compilers keep
+BASE_REGISTERS = 26  # addresses, counters, masks
+FRAGMENTS = 0.25  # of what a product by multiply-adds reads, so much is in registers at once
+LONGEST_STEPS = 32  # of a product by multiply-adds, which are written out
+MOST_REGISTERS = 190  # of a thread, as reckoned here: beyond, compilers may spill
+REGISTER_STEP = 8  # by which they are handed out
+SYSTEM_BYTES = 1 << 10  # of shared memory that each program takes beside its own
+SHARED_RATE = 128  # bytes per clock that a multiprocessor's shared memory gives
+CACHE_RATE = 64  # the same of what comes from L2
+L2_TIMES = 3  # how much faster than memory L2 is
+LOAD_CLOCKS = 700  # until what a program has asked for is there
+VISIT_CLOCKS = 40  # of a sweep's step: a barrier, a branch, the next places
+FOLD_CLOCKS = 250  # of a block along an axis: through shared memory
+BEGIN_CLOCKS = 1500  # until a program has begun, and what it stores is on its way
+LEAST_WARPS = 4  # one for each scheduler of a multiprocessor
+ALL_WARPS = 8  # with so many no scheduler waits for a result
+GROUP_WARPS, GROUP_ROWS = 4, 64  # of a product that reads its sides where they lie (see `groups`)
+SMALL_TIMES = 2  # how much longer one that is smaller takes there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A product of blocks. `dtype`: what both sides are handed over in; `read_bytes`: blocks that
+    are read from memory for them; `made_bytes`: sides that are computed of these."""
+
+    rows: int
+    columns: int
+    over: int
+    dtype: str
+    read_bytes: int
+    made_bytes: int
+
+    @property
+    def operand_bytes(self) -> int:
+        """What both sides take in shared memory."""
+        itemsize = {"f64": 8, "f32": 4}.get(self.dtype, 2)
+        return (self.rows + self.columns) * self.over * itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a program does `visits` times. `layers`: of values that are computed, how many points
+    they have and how many operations they take at each; `live_words`: registers of all threads that
+    they take at once; `read_bytes`: by loads; `doubles`: computed in float64."""
+
+    visits: int
+    layers: tuple[tuple[int, float], ...]
+    live_words: int
+    read_bytes: int
+    product: Product | None = None
+    doubles: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A kernel in some tiles. `held_words`: accumulators of a program; `folds`: how many of them
+    are folded; `moved_bytes`: what comes from memory, or goes there, at least once."""
+
+    programs: int
+    parts: tuple[Part, ...]
+    held_words: int
+    folds: int
+    moved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """`registers` of a thread, `shared_bytes` of a program; `resident` programs of a
+    multiprocessor, 0 where a GPU cannot run it."""
+
+    time_ns: float
+    registers: int
+    shared_bytes: int
+    resident: int
+
+
+def predict(shape: Shape, gpu: Gpu, warps: int, stages: int) -> Prediction:
+    """See the module's text."""
+    threads = warps * WARP
+    registers = _registers(shape, gpu, threads)
+    shared = _shared_bytes(shape, gpu, stages)
+    resident = _resident(gpu, threads, registers, shared)
+    resident = 0 if _is_written_out(shape, gpu) else resident
+    time_ns = _time_ns(shape, gpu, warps, stages, resident) if resident else math.inf
+    return Prediction(time_ns=time_ns, registers=registers, shared_bytes=shared, resident=resident)
+
+
+def is_by_units(product: Product, gpu: Gpu) -> bool:
+    """Do units for products take it? Products of float32 do as they would with IEEE's rounding."""
+    return product.dtype == "f16" or (product.dtype == "bf16" and gpu.capability >= 80)
+
+
+# ---- what it needs ------------------------------------------------------------------------------
+
+
+def _registers(shape: Shape, gpu: Gpu, threads: int) -> int:
+    live = SPARE * max((p.live_words for p in shape.parts), default=0) + shape.held_words
+    read = sum(_fragments(p.product, gpu, threads) for p in shape.parts if p.product is not None)
+    return BASE_REGISTERS + math.ceil(live / threads + read)
+
+
+def _fragments(p: Product, gpu: Gpu, threads: int) -> float:
+    """Registers of a thread for what a product by multiply-adds reads."""
+    if is_by_units(p, gpu):
+        return 0.0
+    side = math.sqrt(max(p.rows * p.columns / threads, 1))  # of what a thread has
+    return FRAGMENTS * 2 * side * p.over * (2 if p.dtype == "f64" else 1)
+
+
+def _is_written_out(shape: Shape, gpu: Gpu) -> bool:
+    """Has a product by multiply-adds so many steps that compilers take long for their text?"""
+    products = [p.product for p in shape.parts if p.product is not None]
+    return any(p.over > LONGEST_STEPS and not is_by_units(p, gpu) for p in products)
+
+
+def _shared_bytes(shape: Shape, gpu: Gpu, stages: int) -> int:
+    products = [p.product for p in shape.parts if p.product is not None]
+    held = sum(p.made_bytes + p.read_bytes * _ahead(p, gpu, stages) for p in products)
+    turned = max((p.rows * p.columns * WORD for p in products), default=0)  # before it is stored
+    return max(held, turned)
+
+
+def _ahead(p: Product, gpu: Gpu, stages: int) -> int:
+    """How many times what is read for a product is in shared memory."""
+    if gpu.capability < 80:
+        return 1  # nothing is read ahead
+    return stages if gpu.groups and is_by_units(p, gpu) else max(stages - 1, 1)
+
+
+def _resident(gpu: Gpu, threads: int, registers: int, shared: int) -> int:
+    """Programs that a multiprocessor runs at once."""
+    if registers > MOST_REGISTERS or shared > gpu.shared_bytes:
+        return 0
+    taken = -(-registers // REGISTER_STEP) * REGISTER_STEP * threads
+    return min(
+        gpu.programs,
+        gpu.threads // threads,
+        gpu.registers // taken,
+        gpu.shared_sm_bytes // (shared + SYSTEM_BYTES),
+    )
+
+
+# ---- how long it takes --------------------------------------------------------------------------
+
+
+def _time_ns(shape: Shape, gpu: Gpu, warps: int, stages: int, resident: int) -> float:
+    threads = warps * WARP
+    each = -(-shape.programs // gpu.sms)  # programs of a multiprocessor
+    rounds = -(-each // resident)
+    at_once = min(resident, each)
+    clocks = sum(p.visits * _part_clocks(p, gpu, threads) for p in shape.parts)
+    waits = _waiting(shape, stages)
+    idle = max(1.0, ALL_WARPS / (warps * at_once))  # few warps leave schedulers without work
+    alone = clocks * max(1.0, LEAST_WARPS / warps)
+    busy = max(each * clocks * idle, rounds * (waits + alone)) / gpu.clock_ghz
+    read = shape.programs * sum(p.visits * p.read_bytes for p in shape.parts)
+    memory = shape.moved_bytes / gpu.gigabytes_per_second
+    cache = read / (L2_TIMES * gpu.gigabytes_per_second)
+    return max(busy, memory, cache) + 0.1 * (busy + memory + cache)
+
+
+def _waiting(shape: Shape, stages: int) -> float:
+    """Clocks in which a program that has the machine for itself waits."""
+    found = float(BEGIN_CLOCKS + FOLD_CLOCKS * shape.folds)
+    for p in shape.parts:
+        ahead = max(stages - 1, 1) if p.product is not None else 1
+        loads = LOAD_CLOCKS / ahead if p.read_bytes else 0.0
+        found += p.visits * loads
+    return found
+
+
+def _part_clocks(part: Part, gpu: Gpu, threads: int) -> float:
+    """Clocks of a multiprocessor for one visit; each thread has one point of a block at least."""
+    rate = gpu.f64 if part.doubles else gpu.f32
+    lanes = sum(max(points, threads) * operations for points, operations in part.layers) / rate
+    found = lanes + (0 if part.product is None else _product_clocks(part.product, gpu, threads))
+    return max(found, part.read_bytes / CACHE_RATE) + VISIT_CLOCKS
+
+
+def _product_clocks(p: Product, gpu: Gpu, threads: int) -> float:
+    fmas = p.rows * p.columns * p.over
+    stored = p.operand_bytes / SHARED_RATE
+    if is_by_units(p, gpu):
+        grouped = gpu.groups and threads >= GROUP_WARPS * WARP and p.rows >= GROUP_ROWS
+        teams = threads / WARP / (GROUP_WARPS if grouped else 1)
+        side = math.sqrt(p.rows * p.columns / teams)  # of what a warp has, or a group of them
+        read = teams * 2 * side * p.over * 2 / SHARED_RATE
+        slower = SMALL_TIMES if gpu.groups and not grouped else 1
+        return max(slower * fmas / gpu.halves, read) + stored
+    rate = gpu.f64 if p.dtype == "f64" else gpu.f32
+    each = math.sqrt(max(p.rows * p.columns / threads, 1))  # of what a thread has
+    read = threads * 2 * each * p.over * WORD / SHARED_RATE / 2  # some is the same for neighbours
+    return max(fmas / rate, read) + stored
