@@ -29,8 +29,8 @@ from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import differentiated, given_name
 from lowtide.texpr.contribution import Scatter
+from lowtide.texpr.equal_gradients import with_equal_gradients
 from lowtide.texpr.expr import Def, Program, Reduce
-from lowtide.texpr.handed_on import handed_on
 from lowtide.texpr.idempotent import outputs_for_inputs
 from lowtide.texpr.index import Index, as_index, product, row_major
 from lowtide.texpr.sizes import evaluate
@@ -56,8 +56,8 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A compiled backward Program: `inputs` and `outputs` are names of tensors in order; for
-    `gradients` see `handed_on`, for `scatters` `autodiff.Backward`."""
+    """A compiled backward Program: `inputs` and `outputs` are names of tensors in order; for the
+    others see `autodiff.Backward`."""
 
     executable: Any
     inputs: tuple[str, ...]
@@ -251,7 +251,7 @@ class Gradient:
             if pattern is not None
         }
         made = autodiff.backward(self.diff, wanted, given, saved)
-        program, gradients = handed_on(made.program, made.gradients, {given_name(n) for n in given})
+        program, gradients = with_equal_gradients(made.program, made.gradients)
         executable = None
         if program.outputs:
             stats.count("compiles")

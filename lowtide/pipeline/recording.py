@@ -294,7 +294,7 @@ def _run(made: Pass, tensors: Mapping[str, Tensor], call: _Call) -> dict[str, Te
     for name, output in made.gradients.items():
         place = call.recorder.places[name]
         like: _Shape = _item(call.live_ins, (place.position, *place.path))
-        dense = found.get(output, tensors.get(output))
+        dense = found[output] if output else None
         parts = [(found[s.index], found[s.values]) for s in made.scatters if s.input == name]
         gradients[name] = dense if dense is not None and not parts else _added(dense, parts, like)
     return gradients
