@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -23,6 +24,7 @@ def _patched() -> tuple[object, ...]:
         threading.Thread.start,
         torch.compile,
         torch.autograd._engine_run_backward,  # type: ignore[attr-defined]
+        torch.autograd.Function.apply.__func__,
     )
 
 
@@ -151,22 +153,60 @@ def test_a_thread_that_outlives_the_profile() -> None:
     assert prof.peak_bytes == 400
 
 
-def test_threads_in_the_middle_of_work_when_it_ends() -> None:
-    stop = threading.Event()
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x).tanh()
 
-    def work() -> None:
+
+@torch.jit.script
+def scripted_products(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(10):
+        x = (x @ x).tanh()
+    return x
+
+
+def _in_a_range(x: torch.Tensor) -> torch.Tensor:
+    with torch.profiler.record_function("products"):
+        return (x @ x).tanh()
+
+
+def _backward(x: torch.Tensor) -> torch.Tensor:
+    weight = x.clone().requires_grad_()
+    torch.autograd.backward([(weight @ weight).tanh().sum()])
+    return x
+
+
+@pytest.mark.parametrize(
+    "work",
+    [lambda x: (x @ x).tanh(), Product.apply, scripted_products, _in_a_range, _backward],
+    ids=["calls", "function", "script", "range", "backward"],
+)
+def test_threads_in_the_middle_of_work_when_it_ends(
+    work: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """PyTorch frees what it recorded into: no event may be open then, or begin."""
+    stop = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def run() -> None:
         x = torch.rand(64, 64)
         while not stop.is_set():
-            x = (x @ x).tanh()
+            x = work(x)
 
+    before = _patched()
     for _ in range(5):
         with lt.profile() as prof:
-            threads = [threading.Thread(target=work) for _ in range(3)]
-            for thread in threads:
+            started = [threading.Thread(target=run) for _ in range(2)]
+            for thread in started:
                 thread.start()
+            threads += started
             torch.ones(1000).exp()
         assert prof.peak_bytes >= 8000
     stop.set()
+    for thread in threads:
+        thread.join()
+    assert _patched() == before
 
 
 def test_a_call_that_was_dispatched_before_the_end_is_not_recorded() -> None:

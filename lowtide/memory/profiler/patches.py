@@ -4,8 +4,6 @@
     threading.Thread.start          to follow threads
     the work of a ThreadPoolExecutor to follow threads that were started before
     the start of PyTorch's profiler to refuse it: it would end the recording that this one uses
-    calls of torch.jit's programs   to know their line: no mode sees them
-    autograd's call of its engine   to watch Python code inside a backward pass
     dynamo's switch                 to stop watching inside what torch.compile compiled: its guards
                                     would see the mode, and compile everything again
 
@@ -26,7 +24,6 @@ import torch
 from lowtide.errors import LowtideError
 from lowtide.memory.profiler import watch
 
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _WorkItem: Any = concurrent.futures.thread._WorkItem  # pyright: ignore[reportPrivateUsage]
 
 
@@ -37,9 +34,9 @@ class Patches:
         self._before: list[tuple[Any, str, Any, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """`owner.name = make(owner.name)`; nothing if there is no such name."""
-        old: Any = getattr(owner, name, None) if name in vars(owner) else None
-        if old is not None:
+        """`owner.name = make(old)`, `old` as it stands there; nothing if there is no such name."""
+        if name in vars(owner):
+            old = owner.__dict__[name]  # got from its class, a method may be bound
             new = make(old)
             setattr(owner, name, new)
             self._before.append((owner, name, old, new))
@@ -60,9 +57,6 @@ def apply(
     each piece of work of a thread that may have run before."""
     patches = Patches()
     patches.replace(torch.nn.Module, "__call__", _watched_module_call)
-    patches.replace(torch.autograd, "_engine_run_backward", _watched_backward)
-    for owner in (_C.ScriptFunction, _C.ScriptMethod):
-        patches.replace(owner, "__call__", _noted_call)
     patches.replace(threading.Thread, "start", functools.partial(_with_thread, start_thread))
     patches.replace(_WorkItem, "run", functools.partial(_with_work, followed))
     for name in ("_prepare_profiler", "_enable_profiler"):
@@ -91,29 +85,6 @@ def _with_work(followed: Callable[[Callable[[], Any]], Any], old: Any) -> Any:
     @functools.wraps(old)
     def run(self: Any) -> None:
         followed(functools.partial(old, self))
-
-    return run
-
-
-def _noted_call(old: Any) -> Any:
-    @functools.wraps(old)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watcher = watch.current()
-        if watcher is not None and not watcher.is_paused:
-            watcher.note_place(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
-        return old(self, *args, **kwargs)
-
-    return __call__
-
-
-def _watched_backward(old: Any) -> Any:
-    @functools.wraps(old)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        watcher = watch.current()
-        if watcher is None or watcher.is_paused:
-            return old(*args, **kwargs)
-        with watcher.on():
-            return old(*args, **kwargs)
 
     return run
 

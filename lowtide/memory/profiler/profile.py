@@ -109,7 +109,7 @@ class Profile:
             raise LowtideError(
                 "prof.step() marks a step of a running profile; this one runs no more"
             )
-        watch.mark(watch.STEP)
+        self._session.mark(watch.STEP)
 
     def _begin(self) -> None:
         session = Session()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from lowtide.errors import LowtideError
 from lowtide.memory.measure import quiet_gc
-from lowtide.memory.profiler import follow, patches, watch
+from lowtide.memory.profiler import entrances, follow, patches, watch
 from lowtide.runtime import arena
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ class Session:
         self._lock = threading.Lock()
         self._of_thread: dict[int, watch.ThreadWatcher] = {}
         self._owner = 0
+        self._is_ending = False  # no thread is followed from then on
 
     def start(self) -> None:
         """Raises LowtideError if a profile runs already, or PyTorch's own profiler does."""
@@ -73,6 +74,7 @@ class Session:
         if not self._following.can_follow:
             self._remarks.append("threads that Python starts are not followed on this platform")
         arena.set_observer(self._observe_arena)
+        entrances.enter()
         self._patches = patches.apply(self._start_thread, self._followed)
         watcher = watch.Watcher(0)
         self._watchers.append(watcher)
@@ -90,6 +92,7 @@ class Session:
             arena.set_observer(None)
             self._end_threads()
         finally:
+            entrances.leave()
             with _activating:
                 _active = None
                 with quiet_gc(collect=False):  # a million small objects are made
@@ -102,6 +105,10 @@ class Session:
             arena=self._arena,
             remarks=self._remarks,
         )
+
+    def mark(self, name: str) -> None:
+        """Puts an event of no length into the recording of the thread that profiles."""
+        self._watchers[0].mark(name)
 
     def _start_thread(self, thread: threading.Thread) -> None:
         """Have `thread`, which is about to be started, followed from its first line."""
@@ -122,7 +129,7 @@ class Session:
         """Follow this thread from here on; what ends that, None if it cannot be."""
         following = self._following
         with self._lock:
-            if _active is not self or following is None or not following.can_follow:
+            if self._is_ending or following is None or not following.can_follow:
                 return None
             thread = threading.get_native_id()
             watcher = self._of_thread.get(thread)
@@ -130,12 +137,14 @@ class Session:
                 watcher = self._of_thread[thread] = watch.ThreadWatcher(len(self._watchers))
                 self._watchers.append(watcher)
             watcher.has_stopped = False
-            watcher.on_end = functools.partial(follow.leave, following.enter())
+            watcher.on_end = functools.partial(_leave, following.enter())
+            entrances.enter()
             watcher.start()
 
         def end() -> None:
             with self._lock:
-                if watch.current() is watcher:
+                # Where the profile has ended, nothing is recorded any more: `let_go` does the rest.
+                if watch.current() is watcher and not watcher.has_ended:
                     watcher.stop()
                     watcher.on_end()
 
@@ -145,6 +154,7 @@ class Session:
         """Threads that run on are let go of: what they do is no longer recorded."""
         deadline = time.monotonic() + _WAIT_FOR_THREADS_S
         with self._lock:
+            self._is_ending = True
             running = [w for w in self._watchers if isinstance(w, watch.ThreadWatcher)]
             running = [w for w in running if not w.has_stopped]
             for watcher in running:
@@ -157,10 +167,17 @@ class Session:
 
     def _observe_arena(self, address: int, nbytes: int) -> None:
         """The arena gave `nbytes` at `address` to a tensor, or got them back if negative."""
-        if watch.current() is not None:
-            watch.mark(f"{watch.ARENA}{nbytes} {address}")
+        watcher = watch.current()
+        if watcher is not None:
+            watcher.mark(f"{watch.ARENA}{nbytes} {address}")
         else:
             self._arena.append((time.perf_counter_ns(), address, nbytes))
+
+
+def _leave(before: Any) -> None:
+    """This thread is followed no more; see `follow.leave`."""
+    follow.leave(before)
+    entrances.leave()
 
 
 def active() -> Session | None:

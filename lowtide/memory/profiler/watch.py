@@ -44,6 +44,9 @@ _push: Callable[[Any], None] = _C._push_on_torch_function_stack
 _depth: Callable[[], int] = _C._len_torch_function_stack
 _at: Callable[[int], Any] = _C._get_function_stack_at
 _frame_at: Callable[[int], FrameType] = sys._getframe  # pyright: ignore[reportPrivateUsage]
+# What a mode sees of `record_function`: its event is open between the two.
+_RANGE_BEGINS: Any = torch.ops.profiler._record_function_enter_new
+_RANGE_ENDS: Any = torch.ops.profiler._record_function_exit._RecordFunction
 _clock_ns: Callable[[], int] = time.perf_counter_ns
 _Tensor = torch.Tensor
 
@@ -65,12 +68,6 @@ def current() -> Watcher | None:
 
 def _nothing() -> None:
     pass
-
-
-def mark(name: str) -> None:
-    """Puts an event of no length into PyTorch's recording of this thread."""
-    with _record(name):
-        pass
 
 
 def user_place(frame: FrameType | None) -> tuple[CodeType | None, int]:
@@ -116,8 +113,9 @@ class Watcher:
         self.module = ""
         self.paths = ModulePaths()
         self.is_paused = False
-        self.is_busy = False
         self.has_stopped = False
+        self.has_ended = False  # the profile's end, which may come before the thread's
+        self.depth = 0  # of what is recorded: calls, and calls inside them as in a backward pass
         self.on_end: Callable[[], None] = _nothing
         self._compiled_frame: FrameType | None = None
         self._above_compiled = 0
@@ -200,7 +198,8 @@ class Watcher:
         above, was_paused = remove(self), self.is_paused
         self.is_paused = True
         try:
-            yield
+            with self.busy():
+                yield
         finally:
             self.is_paused = was_paused
             if above is not None:
@@ -210,6 +209,7 @@ class Watcher:
         """torch.compile's code begins, called from `frame`."""
         if not self.is_paused and is_on(self):
             self.note_place(frame)
+            self.begin()
             self._above_compiled = remove(self) or 0
             self.is_paused = True
             self._compiled_frame = frame
@@ -219,14 +219,42 @@ class Watcher:
         if self._compiled_frame is frame:
             self.is_paused = False
             self._compiled_frame = None
+            self.depth -= 1
             put_back(self, self._above_compiled)
+
+    @contextmanager
+    def busy(self) -> Generator[None]:
+        """Around what PyTorch records and no mode sees: the profile does not end meanwhile."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+    def begin(self) -> None:
+        """One more call that the profile's end has to wait for, if it has not come yet."""
+        self.depth += 1  # before the look at `has_ended`: the end does it the other way about
+        if self.has_ended and self.depth == 1:
+            self.leave()
+
+    def leave(self) -> None:
+        """On this thread: its recording ends, if it has not."""
+        self.has_stopped = True
+        if current() is self:
+            _local.watcher = None
+            self.on_end()
 
     @contextmanager
     def op(self, name: str) -> Generator[None]:
         """What happens inside counts as one operator of this name, called at the user's line."""
         self.note_place(sys._getframe(2))  # pyright: ignore[reportPrivateUsage]
-        with _record(OP + name):
+        with self.busy(), _record(OP + name):
             yield
+
+    def mark(self, name: str) -> None:
+        """Puts an event of no length into PyTorch's recording of this thread."""
+        with self.busy(), _record(name):
+            pass
 
     def call_module(
         self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any
@@ -241,12 +269,17 @@ class Watcher:
 
 
 class ThreadWatcher(Watcher):
-    """The watcher of a thread that may run on when the profile has ended: `is_busy` inside a call,
-    so that the end can wait for it."""
+    """The watcher of a thread that may run on when the profile has ended. The end waits until the
+    thread `is_busy` no more: PyTorch frees what an event that has begun will write to."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
-        self.has_ended = False
+        self._ranges = 0  # of record_function, as an optimizer's step: they count as calls
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an event of this thread has begun, and not ended."""
+        return self.depth > 0 and not self.has_stopped
 
     def end(self) -> None:
         """The profile ends: at its next call the thread does `on_end`, and is watched no more. It
@@ -260,14 +293,10 @@ class ThreadWatcher(Watcher):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        self.is_busy = True
-        if self.has_ended:
-            self.is_busy = False
-            if current() is self:
-                _local.watcher = None
-                self.on_end()
-            return func(*args, **(kwargs or {}))
+        self.begin()
         try:
+            if self.has_stopped:
+                return func(*args, **(kwargs or {}))
             code, at = user_place(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
             now_ns = time.perf_counter_ns()
             self.note((now_ns, code, at, self.module, self.ended_ns))
@@ -275,11 +304,17 @@ class ThreadWatcher(Watcher):
                 self.anchor()
             result = func(*args, **(kwargs or {}))
             self.ended_ns = time.perf_counter_ns()
+            if func is _RANGE_BEGINS:
+                self.depth += 1
+                self._ranges += 1
+            elif func is _RANGE_ENDS and self._ranges:
+                self.depth -= 1
+                self._ranges -= 1
             if isinstance(result, torch.Tensor) and result.numel() >= _LARGE_ELEMENTS:
                 self._note_result(result)
             return result
         finally:
-            self.is_busy = False
+            self.depth -= 1
 
 
 def let_go() -> None:
@@ -288,8 +323,7 @@ def let_go() -> None:
     A thread must not end with one: PyTorch would let go of it when Python may be gone."""
     watcher = current()
     if _has_ended(watcher):
-        _local.watcher = None
-        watcher.on_end()
+        watcher.leave()
     for mode in [_at(index) for index in range(_depth())]:
         if _has_ended(mode):
             remove(mode)
