@@ -343,18 +343,20 @@ class Ledger(TorchDispatchMode):
             return args, kwargs
         if not schema.is_mutable and all(x.dim() == 0 and not x.is_meta for x in given):
             return args, kwargs  # numbers, of which the program may want to know the value
-        keeps_numbers = not schema.is_mutable
+        keeps = not schema.is_mutable
+        return (
+            tuple(self._changed(x, keeps) for x in args),
+            {k: self._changed(x, keeps) for k, x in kwargs.items()},
+        )
 
-        def change(x: Any) -> Any:
-            if isinstance(x, torch.Tensor):
-                is_number = x.dim() == 0 and keeps_numbers
-                return x if x.is_meta or is_number else self._twin(x)
-            if isinstance(x, list | tuple):
-                items = cast("Sequence[Any]", x)
-                return type(x)(map(change, items)) if type(x) in (list, tuple) else x  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            return x
-
-        return tuple(map(change, args)), {k: change(v) for k, v in kwargs.items()}
+    def _changed(self, x: Any, keeps_numbers: bool) -> Any:
+        if isinstance(x, torch.Tensor):
+            is_number = x.dim() == 0 and keeps_numbers
+            return x if x.is_meta or is_number else self._twin(x)
+        if type(x) in (list, tuple):
+            items = cast("Sequence[Any]", x)
+            return type(x)(self._changed(item, keeps_numbers) for item in items)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return x
 
     def _twin(self, x: torch.Tensor) -> torch.Tensor:
         found = self._twins.get(id(x))
@@ -446,10 +448,15 @@ class Ledger(TorchDispatchMode):
             self.arena.give_back(entry.block)
 
     def _end_of(self, key: int, entry: Entry) -> Callable[[object], None]:
+        books = weakref.ref(self)  # which holds what calls this
+
         def end(ref: object) -> None:
-            self.end(entry)
-            if self._storages.get(key) is ref:  # else another lies where this one lay
-                del self._storages[key]
+            ledger = books()
+            if ledger is None:
+                return
+            ledger.end(entry)
+            if ledger._storages.get(key) is ref:  # else another lies where this one lay
+                del ledger._storages[key]
 
         return end
 

@@ -121,7 +121,7 @@ def _compiled(text: str, name: str, constants: Mapping[str, Any]) -> Any:
     space: dict[str, Any] = {**constants, "CheckFailed": CheckFailed, "HostFault": HostFault}
     space["capturing"] = torch.cuda.is_current_stream_capturing
     exec(compile(text, f"<lowtide {name}>", "exec"), space)
-    return space[name]
+    return space.pop(name)  # left there, it would be a cycle that holds what `exe` holds
 
 
 # ---- which values are stored ------------------------------------------------------------------

@@ -272,15 +272,13 @@ class Walk:
 
     def _played(self, step: KernelStep, values: list[Any]) -> list[Any]:
         """What the region's kernels would give."""
-        entry, host = step.entry, step.entry.spec.host
+        entry, host, ledger = step.entry, step.entry.spec.host, self.ledger
         assert host is not None
-        self.ledger.at(step.region.name.partition(":")[0], step.loc, "output")
+        ledger.at(step.region.name.partition(":")[0], step.loc, "output")
         recorder = step.region.recording(
             entry.spec,
-            play(self.ledger, step.executable(), host.symbols),
-            lambda exe, xs, sizes, numbers: play(self.ledger, exe, host.symbols)(
-                xs, sizes, numbers
-            ),
+            play(ledger, step.executable(), host.symbols),
+            lambda exe, xs, sizes, numbers: play(ledger, exe, host.symbols)(xs, sizes, numbers),
         )
         found = list(host.bind(recorder)(values, entry.z, entry.sizes))
         if self.records:

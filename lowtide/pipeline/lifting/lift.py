@@ -104,11 +104,12 @@ class Lift:
                 return results
             raise NotLifted("what it carries does not settle")
         except (NotLifted, Unsupported, ShapeError, NeedConst) as why:
-            reason = self._reason(why)
-            self.run.reset(mark)
-            for name in list(self.run.derived)[derived:]:
-                del self.run.derived[name]
-            raise reason from why
+            try:  # no name for what is raised: a frame that holds its own exception is a cycle
+                raise self._reason(why) from why
+            finally:
+                self.run.reset(mark)
+                for name in list(self.run.derived)[derived:]:
+                    del self.run.derived[name]
         finally:
             self.run.loop = around
             self.b.loops.pop()
@@ -302,17 +303,17 @@ class Lift:
         program = self.b.program
         defs, checks, delays = dict(program.defs), list(program.checks), dict(program.delays)
         delayed = dict.fromkeys(values if self.ends else (), ending.WHY)  # and why
-        first: NotLifted | None = None  # what keeps it from being lifted whole
+        first = ""  # what keeps it from being lifted whole
         while True:
             try:
                 return self._finished(yields, mark, delayed)
             except NotLifted as why:
-                first = first or why
+                first = first or str(why)
                 more = set[str]()
                 if isinstance(why, Carried) and self.scans:
                     more = scan.first_cycle(why, needs, delayed)
                 if not more:
-                    raise first from why
+                    raise NotLifted(first) from why
                 delayed |= dict.fromkeys(more, str(why))
             program.defs.clear()
             program.defs.update(defs)
