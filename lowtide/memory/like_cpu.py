@@ -40,9 +40,21 @@ class LikeTheCpu(TorchFunctionMode):
             found = attended(*args, **named)
         elif func in _WITHOUT_GRADIENTS and not torch.is_grad_enabled():
             found = _WITHOUT_GRADIENTS[func](*args, **named)
+        elif func is F.group_norm or func is torch.group_norm:
+            return _lying_as_given(func(*args, **named), *args, **named)
         elif not named:
             found = layers(func, args)
         return func(*args, **named) if found is None else found
+
+
+_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _lying_as_given(made: torch.Tensor, input: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Where the channels lie last, on meta tensors they do no longer."""
+    last = _LAST.get(input.dim(), torch.contiguous_format)
+    is_last = torch.empty_like(input).is_contiguous(memory_format=last)
+    return made.contiguous(memory_format=last) if is_last else made
 
 
 def _max_pool1d(

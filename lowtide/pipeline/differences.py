@@ -21,7 +21,7 @@ import torch
 
 from lowtide.frontend.script.module_state import Guard
 from lowtide.ir import types as t
-from lowtide.pipeline.signature import LEAST, Binding, Code, is_mapping
+from lowtide.pipeline.signature import LEAST, Binding, Code, Dense, is_mapping
 from lowtide.texpr.index import Index
 
 Facts = Mapping[tuple[str, str], str]
@@ -109,9 +109,7 @@ class _SignatureFacts:
         for d, code in enumerate(shape):
             size = f"{name}.shape[{d}]"
             self.facts[f"`{size}`", rank] = self._number(size, code, "any size")
-        known = [s if isinstance(s, int) else "any" for s in strides or ()]
-        layout = "contiguous" if strides is None else f"({', '.join(map(str, known))})"
-        self.facts[f"layout of `{name}`", rank] = layout
+        self.facts[f"layout of `{name}`", rank] = _layout(strides)
 
     def _number(self, name: str, code: Code, anything: str) -> str:
         if isinstance(code, int):
@@ -121,6 +119,14 @@ class _SignatureFacts:
             return f"equal to `{first}`"
         least = LEAST.get(code[0])
         return anything if least is None else f"any size above {least - 1}"
+
+
+def _layout(strides: tuple[Code, ...] | Dense | None) -> str:
+    if strides is None:
+        return "contiguous"
+    if isinstance(strides, Dense):
+        return f"dense, its dims in the order {strides.order}"
+    return f"({', '.join(str(s) if isinstance(s, int) else 'any' for s in strides)})"
 
 
 # ---- facts about modules ------------------------------------------------------------------------

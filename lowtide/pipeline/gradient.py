@@ -16,7 +16,7 @@ import functools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -33,6 +33,7 @@ from lowtide.texpr.equal_gradients import with_equal_gradients
 from lowtide.texpr.expr import Def, Program, Reduce
 from lowtide.texpr.idempotent import outputs_for_inputs
 from lowtide.texpr.index import Index, as_index, product, row_major
+from lowtide.texpr.orders import Order, stored_in
 from lowtide.texpr.sizes import evaluate
 
 CHEAP_TERMS: Final = 16  # sums over so few terms are taken again,
@@ -56,7 +57,8 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A compiled backward Program: `inputs` and `outputs` are names of tensors in order; for the
+    """A compiled backward Program: `inputs` and `outputs` are names of tensors in order; `orders`:
+    of gradients that lie as the input does, in another order than that of their dims; for the
     others see `autodiff.Backward`."""
 
     executable: Any
@@ -64,6 +66,7 @@ class Pass:
     outputs: tuple[str, ...]
     gradients: Mapping[str, str]
     scatters: tuple[Scatter, ...]
+    orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
 
 
 class Gradient:
@@ -252,6 +255,10 @@ class Gradient:
         }
         made = autodiff.backward(self.diff, wanted, given, saved)
         program, gradients = with_equal_gradients(made.program, made.gradients)
+        scattered = {s.input for s in made.scatters}
+        dense = {n: output for n, output in gradients.items() if output and n not in scattered}
+        program, dense, orders = _lying_as_inputs(program, dense, self.program)
+        gradients |= dense
         executable = None
         if program.outputs:
             stats.count("compiles")
@@ -272,7 +279,27 @@ class Gradient:
             outputs=tuple(program.outputs),
             gradients=gradients,
             scatters=made.scatters,
+            orders=orders,
         )
+
+
+def _lying_as_inputs(
+    program: Program, gradients: Mapping[str, str], forward: Program
+) -> tuple[Program, dict[str, str], dict[str, Order]]:
+    """Each gradient's dims lie as those of its input do; one of several inputs that lie
+    differently, as it did."""
+    found, orders = dict(gradients), dict[str, Order]()
+    for output in dict.fromkeys(gradients.values()):
+        names = [n for n in gradients if gradients[n] == output]
+        order, *others = {forward.inputs[n].order for n in names}
+        if order is None or others or output not in program.defs:
+            continue
+        defs, stored = stored_in(program.defs, output, order)
+        outputs = [stored if o == output else o for o in program.outputs]
+        program = replace(program, defs=defs, outputs=outputs)
+        found |= dict.fromkeys(names, stored)
+        orders |= dict.fromkeys(names, order)
+    return ex.pruned(program), found, orders
 
 
 class _Stepwise:

@@ -14,14 +14,15 @@ functions, written as source since each call runs them:
 
 `a` are the live-ins, `z` the ints, `o` the kernels' outputs. A view of a live-in or of another
 value that outlives the region is made by PyTorch from the real tensor, so that it aliases as it
-does in eager mode.
+does in eager mode. An output that lies in memory in another order than that of its dims is a view
+of what the kernels give (`texpr/orders`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 
@@ -41,6 +42,9 @@ from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.build import symbols as symbols_of
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Atom, Clamp, FloorDiv, Index, Mod, as_index, nonnegative, product
+from lowtide.texpr.orders import Order, inverse, stored_in
+
+NO_ORDERS: Final[Mapping[Abs, Order]] = {}
 
 
 class CheckFailed(Exception):
@@ -56,8 +60,8 @@ class HostFault(Exception):
 class HostCode:
     """`symbols` and `scalars` are what the program needs, in order; `pick` their places in `z`.
 
-    `names` are all of `z`, `outputs` what the kernels' outputs stand for. `bind(exe)` gives the
-    `run` function."""
+    `names` are all of `z`, `outputs` what the kernels' outputs stand for, `orders` in which order
+    their dims lie. `bind(exe)` gives the `run` function."""
 
     program: Program
     names: tuple[str, ...]
@@ -68,6 +72,7 @@ class HostCode:
     bind: Callable[[Any], Callable[..., tuple[Any, ...]]]
     text: str
     outputs: tuple[Abs, ...] = ()
+    orders: tuple[Order | None, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -84,13 +89,14 @@ def write(
     results: Sequence[Abs],
     mutates: bool,
     records: bool = False,
+    orders: Mapping[Abs, Order] = NO_ORDERS,
 ) -> HostCode:
     """The host code of a trace whose `results` outlive it. `mutates`: the function changes tensors
     in place somewhere, so that two views of one tensor must share memory. `records`: the kernels
-    are handed all live-ins too, for a backward pass."""
+    are handed all live-ins too, for a backward pass. `orders`: of outputs, see `HostCode`."""
     ints = [n for n, x in derived.items() if isinstance(x.value, Index)]
     order = {name: k for k, name in enumerate([*numbers, *ints])}
-    writer = _Writer(builder, order, _kept(results, mutates))
+    writer = _Writer(builder, order, _kept(results, mutates), orders)
     prepare = writer.preparation([derived[n] for n in ints])
     texts = writer.results(results)
     program = ex.pruned(builder.program, list(writer.outputs))
@@ -114,6 +120,7 @@ def write(
         bind=bind,
         text=f"{prepare}\n\n{text}" if prepare else text,
         outputs=tuple(writer.outputs.values()),
+        orders=tuple(map(orders.get, writer.outputs.values())),
     )
 
 
@@ -159,10 +166,17 @@ def _count(x: Abs) -> Index:
 
 
 class _Writer:
-    def __init__(self, builder: Builder, order: Mapping[str, int], kept: set[int]) -> None:
+    def __init__(
+        self,
+        builder: Builder,
+        order: Mapping[str, int],
+        kept: set[int],
+        orders: Mapping[Abs, Order],
+    ) -> None:
         self.builder = builder
         self.order = order
         self.kept = kept
+        self.orders = orders
         self.constants: dict[str, Any] = {}
         self.lines: list[str] = []
         self.outputs: dict[str, Abs] = {}  # in order; a name stands once
@@ -249,15 +263,25 @@ class _Writer:
         return x.base is not None and self._exists(x.base)
 
     def _output(self, x: Abs) -> str:
-        for k, made in enumerate(self.outputs.values()):
-            if made is x:
-                return f"o[{k}]"
+        k = next((k for k, made in enumerate(self.outputs.values()) if made is x), None)
+        k = self._stored(x) if k is None else k
+        order = self.orders.get(x)
+        return (
+            f"o[{k}]" if order is None else self._once(x, lambda: f"o[{k}].permute{inverse(order)}")
+        )
+
+    def _stored(self, x: Abs) -> int:
+        """A new output; gives its number."""
         assert isinstance(x.value, Val)
-        val = x.value
-        if val.name in self.outputs or val.name in self.builder.program.inputs:
+        val, program, order = x.value, self.builder.program, self.orders.get(x)
+        name = val.name
+        if name in self.outputs or name not in program.defs:
             val = self.builder.tensor(val.shape, val.dtype, lambda idx: self.builder.load(val, idx))
-        self.outputs[val.name] = x
-        return f"o[{len(self.outputs) - 1}]"
+            name = val.name
+        if order is not None:
+            program.defs, name = stored_in(program.defs, name, order)
+        self.outputs[name] = x
+        return len(self.outputs) - 1
 
     def _origin(self, x: Abs) -> str:
         origin = x.origin

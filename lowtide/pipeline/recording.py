@@ -12,6 +12,7 @@ once more in PyTorch, which differentiates them as often as it is told to.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -27,8 +28,10 @@ from lowtide.pipeline import plain
 from lowtide.pipeline.abstract import Abs, Map, Place, Seq
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient, Pass, cotangent_pattern
+from lowtide.pipeline.hostcode import HostCode
 from lowtide.runtime.blocks import KernelFault
 from lowtide.texpr.autodiff import given_name
+from lowtide.texpr.orders import Order, inverse
 
 Tensor = torch.Tensor
 Values = Sequence[Any]
@@ -39,11 +42,13 @@ Launch = Callable[[Any, list[Tensor], Sequence[int], Sequence[float]], Sequence[
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerRegion:
     """The ops of a region, to be run by PyTorch. `outputs`: for each output of the kernels, the
-    value that it is and subscripts into it; `autocast`: the lower dtype of the forward pass."""
+    value that it is and subscripts into it; `orders`: in which the kernels store it; `autocast`:
+    the lower dtype of the forward pass."""
 
     ops: tuple[Op, ...]
     live_ins: tuple[Value, ...]
     outputs: tuple[tuple[Value, Path], ...]
+    orders: tuple[Order | None, ...]
     device_type: str
     autocast: torch.dtype | None
 
@@ -52,23 +57,30 @@ class EagerRegion:
         with torch.autocast(self.device_type, self.autocast, enabled=self.autocast is not None):
             for op in self.ops:
                 run_op(op, env)
-        return [_item(env[v], path) for v, path in self.outputs]
+        found = [_item(env[v], path) for v, path in self.outputs]
+        return [
+            x if order is None else x.permute(order)
+            for x, order in zip(found, self.orders, strict=True)
+        ]
 
 
 def eager_region(
     block: Block, start: int, stop: int, live_ins: Sequence[Value], env: Mapping[Value, Abs],
-    outputs: Sequence[Abs], device_type: str,
+    host: HostCode, device_type: str,
 ) -> EagerRegion | None:  # fmt: skip
-    """How PyTorch computes these outputs; None where one of them is no value of the block."""
+    """How PyTorch computes the outputs of kernels; None where one of them is no value of the
+    block."""
     ops = tuple(op for op in block.ops[start:stop] if op is not block.terminator)
     known = [v for v in (*live_ins, *(r for op in ops for r in op.results)) if v in env]
-    places = [next((found for v in known for found in _paths(v, env[v], x)), None) for x in outputs]
+    rows = ((_paths(v, env[v], x) for v in known) for x in host.outputs)
+    places = [next(itertools.chain.from_iterable(found), None) for found in rows]
     if any(p is None for p in places):
         return None
     return EagerRegion(
         ops=ops,
         live_ins=tuple(live_ins),
         outputs=tuple(p for p in places if p is not None),
+        orders=host.orders,
         device_type=device_type,
         autocast=plain.autocast_dtype(device_type),
     )
@@ -295,6 +307,8 @@ def _run(made: Pass, tensors: Mapping[str, Tensor], call: _Call) -> dict[str, Te
         place = call.recorder.places[name]
         like: _Shape = _item(call.live_ins, (place.position, *place.path))
         dense = found[output] if output else None
+        if dense is not None and name in made.orders:
+            dense = dense.permute(inverse(made.orders[name]))
         parts = [(found[s.index], found[s.values]) for s in made.scatters if s.input == name]
         gradients[name] = dense if dense is not None and not parts else _added(dense, parts, like)
     return gradients

@@ -23,13 +23,14 @@ import torch
 from lowtide.errors import Loc, LowtideError
 from lowtide.ir.core import Block, Value
 from lowtide.pipeline import backend, debug, hostcode, little, plain, stats
-from lowtide.pipeline.abstract import Place
+from lowtide.pipeline.abstract import Abs, Place
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.differences import Facts, differences, signature_facts
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.keys import KeyOf, key_function, whole_key
+from lowtide.pipeline.orders import orders_of
 from lowtide.pipeline.outgrown import (
     GROWN,
     GROWN_AGAIN,
@@ -43,6 +44,7 @@ from lowtide.pipeline.signature import CPU, Binding, Levels, Spot, escalated, wi
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
 from lowtide.texpr.build import NeedConst, Unsupported, symbols
 from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.orders import Order
 from lowtide.texpr.sizes import evaluate
 
 MAX_EXACT: Final = 4096  # sizes remembered before the first cache starts anew
@@ -356,7 +358,7 @@ class Region:
         stats.count("traces")
         try:
             trace = specialise(self.block, self.start, self.live_ins, binding, assumed, floats)
-            return self._specialised(trace, binding, assumed)
+            return self._specialised(trace, binding, assumed, values)
         except NeedGuard as need:
             return Split(need.index)
         except NeedFloats:
@@ -378,7 +380,7 @@ class Region:
         return None
 
     def _specialised(
-        self, trace: Trace, binding: Binding, assumed: dict[Index, bool]
+        self, trace: Trace, binding: Binding, assumed: dict[Index, bool], values: list[Any]
     ) -> Specialisation:
         if trace.misfit:
             return self._eager(f"shapes do not fit: {trace.reason}")
@@ -391,15 +393,12 @@ class Region:
             results = [v for v in trace.env if v in alive and v in born]
         host = gradient = again = None
         if trace.stop > self.start:
-            host = self._host(trace, binding, results, bool(binding.wanted))
+            host, orders = self._lying(trace, binding, results, values)
             gradient = self._gradient(host, binding)
             if gradient is None and binding.wanted:
-                host = self._host(trace, binding, results, False)
+                host = self._host(trace, binding, results, False, orders)
             elif gradient is not None:
-                again = eager_region(
-                    self.block, self.start, trace.stop, self.live_ins, trace.env, host.outputs,
-                    binding.device.type,
-                )  # fmt: skip
+                again = self._again(trace, binding, host)
                 if again is None:
                     return self._eager("gradients of a value from within a branch or a loop")
         self.count += 1
@@ -434,8 +433,29 @@ class Region:
         found = little.bytes_of(trace.env.values())
         return found if symbols(found) <= set(host.names) else None
 
+    def _lying(
+        self, trace: Trace, binding: Binding, results: Sequence[Value], values: list[Any]
+    ) -> tuple[HostCode, Mapping[Abs, Order]]:
+        """The host code, and the orders in which its outputs lie."""
+        records = bool(binding.wanted)
+        host = self._host(trace, binding, results, records)
+        says_how = any(isinstance(x.value, torch.memory_format) for x in trace.env.values())
+        if (binding.is_contiguous and not says_how) or host.is_empty:
+            return host, hostcode.NO_ORDERS
+        orders = orders_of(self._again(trace, binding, host), host.outputs, values)
+        return self._host(trace, binding, results, records, orders) if orders else host, orders
+
+    def _again(self, trace: Trace, binding: Binding, host: HostCode) -> EagerRegion | None:
+        stop, kind = trace.stop, binding.device.type
+        return eager_region(self.block, self.start, stop, self.live_ins, trace.env, host, kind)
+
     def _host(
-        self, trace: Trace, binding: Binding, results: Sequence[Value], records: bool
+        self,
+        trace: Trace,
+        binding: Binding,
+        results: Sequence[Value],
+        records: bool,
+        orders: Mapping[Abs, Order] = hostcode.NO_ORDERS,
     ) -> HostCode:
         return hostcode.write(
             trace.builder,
@@ -446,6 +466,7 @@ class Region:
             [trace.env[v] for v in results],
             self.mutates,
             records,
+            orders,
         )
 
     def _gradient(self, host: HostCode, binding: Binding) -> Gradient | None:

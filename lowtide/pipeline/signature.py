@@ -6,9 +6,10 @@ numbers of this call.
     x: [1000, 4], y: [1000], n = 7   ->   x: [s0, 4], y: [s0], n: n1     {s0: 1000, n1: 7}
 
 A dim up to 32 is a constant, a larger one a symbol; equal sizes share one symbol. A dim that has
-been several sizes up to 32 is a symbol from 5 on. Strides are derived from the sizes of a
-contiguous tensor, else each is 0, 1, or a symbol. An int is a symbol of its own, a float a runtime
-number, all else a constant. Positions in `Levels` are escalated towards constants.
+been several sizes up to 32 is a symbol from 5 on. Strides are derived from the sizes of a tensor
+that has no gaps, in whatever order its dims lie, else each is 0, 1, or a symbol. An int is a symbol
+of its own, a float a runtime number, all else a constant. Positions in `Levels` are escalated
+towards constants.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from lowtide.pipeline.abstract import OPAQUE, Abs, Map, Place, Seq, constant
 from lowtide.runtime import blocks
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
-from lowtide.texpr.index import Index, Size, as_index
+from lowtide.texpr.index import Index, Size, as_index, row_major
+from lowtide.texpr.orders import Order, order_of, strides_in
 
 SMALL = 32  # sizes up to this are constants of the signature …
 MOST_SMALL = 2  # … while a dim has had no more than so many of them …
@@ -99,6 +101,13 @@ def exact_key(
     return parts
 
 
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """In place of strides, which the sizes give: see `texpr/orders`."""
+
+    order: Order
+
+
 Code = int | str  # a size: a constant, or the name of a symbol
 # The least value of symbols, by the letter of their names; others may be anything.
 LEAST = {"s": SMALL + 1, "v": TINY + 1}
@@ -111,7 +120,7 @@ class Binding:
     `key` tells the signature; `numbers` are the symbols' values in this call; `spots` the places
     where each symbol stands; `tensors` and `floats` the places of what a Program calls by name;
     `wanted` the tensors that want a gradient; `device`: where all of them are, meta tensors on
-    the one that was given."""
+    the one that was given; `is_contiguous`: are all of them?"""
 
     def __init__(
         self,
@@ -127,6 +136,7 @@ class Binding:
         self.tensors: dict[str, Place] = {}
         self.floats: dict[str, Place] = {}
         self.wanted: list[str] = []
+        self.is_contiguous = True
         self._device: torch.device | None = None
         self._levels = levels
         self._floats_constant = floats_constant
@@ -198,6 +208,10 @@ class Binding:
         shape = tuple(self._dim(size, (place, d)) for d, size in enumerate(t.shape))
         if t.is_contiguous():
             return (dtype, shape, None, records)
+        self.is_contiguous = False
+        order = order_of(t.shape, t.stride())
+        if order is not None:
+            return (dtype, shape, Dense(order), records)
         strides = tuple(
             0 if size == 1 else stride if stride in (0, 1) else self._symbol("d", stride, None)
             for size, stride in zip(t.shape, t.stride(), strict=True)
@@ -271,17 +285,15 @@ def _input(
     name: str,
     dtype: dtypes.DType,
     shape: tuple[Code, ...],
-    strides: tuple[Code, ...] | None,
+    strides: tuple[Code, ...] | Dense | None,
 ) -> Val:
     sizes = [size_of(code) for code in shape]
-    if strides is not None:
-        return builder.input(name, sizes, [size_of(code) for code in strides], dtype)
-    steps: list[Index] = []
-    step = as_index(1)
-    for size in reversed(sizes):
-        steps.insert(0, step)
-        step = step * size
-    return builder.input(name, sizes, steps, dtype)
+    if strides is None:
+        return builder.input(name, sizes, row_major(sizes), dtype)
+    if isinstance(strides, Dense):
+        steps = strides_in(sizes, strides.order)
+        return builder.input(name, sizes, steps, dtype, strides.order)
+    return builder.input(name, sizes, [size_of(code) for code in strides], dtype)
 
 
 def size_of(code: Code) -> Index:

@@ -92,11 +92,18 @@ class Builder:
     # -- values --
 
     def input(
-        self, name: str, shape: Sequence[Index | int], strides: Sequence[Index | int], dtype: DType
+        self,
+        name: str,
+        shape: Sequence[Index | int],
+        strides: Sequence[Index | int],
+        dtype: DType,
+        order: tuple[int, ...] | None = None,
     ) -> Val:
         sizes = tuple(as_index(s) for s in shape)
         steps = tuple(as_index(s) for s in strides)
-        self.program.inputs[name] = Input(name=name, dtype=dtype, shape=sizes, strides=steps)
+        self.program.inputs[name] = Input(
+            name=name, dtype=dtype, shape=sizes, strides=steps, order=order
+        )
         return Val(name, plain(sizes), dtype)
 
     def tensor(

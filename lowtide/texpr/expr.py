@@ -202,12 +202,14 @@ def reduce(fn: str, axes: Sequence[Axis], body: Expr, dtype: DType) -> Reduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A tensor handed in: `strides` in elements, one per dimension."""
+    """A tensor handed in: `strides` in elements, one per dimension; `order`: see `orders`, None
+    where it lies in the order of its dims, or has gaps."""
 
     name: str
     dtype: DType
     shape: tuple[Index, ...]
     strides: tuple[Index, ...]
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

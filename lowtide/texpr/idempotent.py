@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, Cast, Const, Def, Expr, Input, Load, Program
 from lowtide.texpr.index import as_index, row_major
+from lowtide.texpr.orders import Order, moved, permuted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +37,15 @@ def outputs_for_inputs(program: Program) -> list[Instead]:
 
 
 def _instead(program: Program, d: Def | None, readers: Mapping[str, list[str]]) -> Instead | None:
-    operand = _of_relu(d) if d is not None else None
-    if d is None or operand is None or readers[operand] != [d.name] or operand in program.outputs:
+    load = _of_relu(d) if d is not None else None
+    order = moved(load.index, d.axes) if load is not None and d is not None else None
+    if d is None or load is None or order is None:
+        return None
+    operand = load.source
+    if readers[operand] != [d.name] or operand in program.outputs:
         return None
     if operand in program.inputs:
-        is_alike = _lies_alike(program.inputs[operand], d)
+        is_alike = _lies_alike(program.inputs[operand], d, order)
         return Instead(input=operand, output=d.name) if is_alike else None
     made = program.defs.get(operand)
     terms = _terms(made) if made is not None else []
@@ -48,7 +53,7 @@ def _instead(program: Program, d: Def | None, readers: Mapping[str, list[str]]) 
         return None
     for x in terms:
         given = program.inputs.get(x.source)
-        is_alike = given is not None and _is_whole(x, made) and _lies_alike(given, d)
+        is_alike = given is not None and _is_whole(x, made) and _lies_alike(given, d, order)
         if is_alike and made.dtype is d.dtype:
             return Instead(input=x.source, output=d.name, operand=replace(made, expr=x))
     return None
@@ -79,15 +84,15 @@ def _readers(program: Program) -> dict[str, list[str]]:
     return found
 
 
-def _of_relu(d: Def) -> str | None:
-    """The value of which this is the `relu`, element by element."""
+def _of_relu(d: Def) -> Load | None:
+    """Where it reads the value of which this is the `relu`."""
     if d.op != "relu":
         return None
     e = _without_casts(d.expr)
     if not isinstance(e, Apply) or e.fn != "maximum" or not isinstance(e.args[1], Const):
         return None
     x = _without_casts(e.args[0])
-    return x.source if isinstance(x, Load) and _is_whole(x, d) else None
+    return x if isinstance(x, Load) else None
 
 
 def _terms(d: Def) -> list[Load]:
@@ -109,6 +114,8 @@ def _is_whole(x: Load, d: Def) -> bool:
     return x.index == tuple(as_index(a) for a in d.axes)
 
 
-def _lies_alike(x: Input, d: Def) -> bool:
+def _lies_alike(x: Input, d: Def, order: Order) -> bool:
+    """Each dim of x lies as the axis of d does that goes through it."""
     shape = tuple(map(as_index, d.shape))
-    return x.dtype is d.dtype and (x.shape, x.strides) == (shape, row_major(shape))
+    there = (permuted(shape, order), permuted(row_major(shape), order))
+    return x.dtype is d.dtype and (x.shape, x.strides) == there

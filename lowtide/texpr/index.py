@@ -216,8 +216,29 @@ def _from_terms(terms: Iterable[tuple[Monomial, int]]) -> Index:
         total[monomial] = total.get(monomial, 0) + factor
     kept = [(m, c) for m, c in total.items() if c]
     if len(kept) > 1:
+        whole = _rejoined(total)
+        if whole is not None:
+            return _from_terms(whole)
         kept.sort(key=_term_key)
     return Index(tuple(kept))
+
+
+def _rejoined(total: Mapping[Monomial, int]) -> list[tuple[Monomial, int]] | None:
+    """4*(x // 4) + x % 4 is x; None where there is no such pair."""
+    for monomial, factor in total.items():
+        for k, part in enumerate(monomial):
+            if not isinstance(part, Mod) or part.den.const is None:
+                continue
+            others = (*monomial[:k], *monomial[k + 1 :])
+            half = _atoms.get((FloorDiv, part.num, part.den))
+            pair = None if half is None else tuple(sorted((*others, half), key=_atom_key))
+            if pair is not None and factor and total.get(pair) == factor * part.den.const:
+                left = [(m, c) for m, c in total.items() if m not in (monomial, pair)]
+                joined = (
+                    (tuple(sorted((*others, *m), key=_atom_key)), c) for m, c in part.num.terms
+                )
+                return [*left, *((m, c * factor) for m, c in joined)]
+    return None
 
 
 def _show(index: Index) -> str:

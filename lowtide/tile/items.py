@@ -184,7 +184,7 @@ def _own_address(item: Item, ctx: Context) -> Index:
 def _load_cost(load: Load, a: Axis, item: Item, ctx: Context) -> float:
     walked = _walked_cost(load, a, ctx)
     stageable = load.source not in ctx.inner and _reuse(load, item, ctx) >= 4
-    return STAGED if walked == STRIDED * ctx.lanes and stageable else walked
+    return STAGED if walked >= STRIDED * ctx.lanes and stageable else walked
 
 
 def _walked_cost(load: Load, a: Axis, ctx: Context) -> float:

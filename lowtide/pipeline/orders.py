@@ -1,0 +1,49 @@
+"""In which order the dims of a region's outputs lie in memory: as those of PyTorch's own results.
+
+In: how PyTorch runs the ops of a region, the live-ins of a call. Out: an order for each output that
+has one of its own. The ops are run on meta tensors, so nothing is computed.
+
+    x: [8, 16, 64, 64], channels_last     y = relu(x * 2)     {y: (0, 2, 3, 1)}
+
+It is asked only where an input is not contiguous, or the program says how a tensor is to lie: what
+else comes of an op is nearly always contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.memory.scopes.disposed import outside_dispatch_modes
+from lowtide.pipeline.abstract import Abs
+from lowtide.pipeline.recording import EagerRegion
+from lowtide.texpr.orders import Order, order_of
+
+
+def orders_of(
+    eager: EagerRegion | None, outputs: Sequence[Abs], values: Sequence[Any]
+) -> dict[Abs, Order]:
+    """See the module's text; nothing where PyTorch cannot tell without the data."""
+    if eager is None or any(op.name == "loop" for op in eager.ops):  # they may take long
+        return {}
+    try:
+        with outside_dispatch_modes(), LikeTheCpu(), torch.no_grad():
+            found = eager([_without_data(v) for v in values])
+    except Exception:  # whatever it is, PyTorch says so when the region is run
+        return {}
+    rows = ((x, order_of(y.shape, y.stride())) for x, y in zip(outputs, found, strict=True))
+    return {x: order for x, order in rows if order is not None}
+
+
+def _without_data(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[Any, Any]", value)
+        return {k: _without_data(v) for k, v in entries.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_without_data, value))
+    return value

@@ -1,0 +1,75 @@
+"""In which order the dims of a tensor lie in memory, where that is not their own order.
+
+An order names dims, the outermost first: (0, 2, 3, 1) is PyTorch's `channels_last`. A Program's
+values are stored in the order of their own axes, so that one that is to lie in another order is
+stored with its axes in that order, and handed out as a view:
+
+    t4[n, c, h, w] = relu(x[n, c, h, w])       t4_0231[n, h, w, c] = relu(x[n, c, h, w])
+    output t4                              →   t4[n, c, h, w] = t4_0231[n, h, w, c]
+                                               output t4_0231
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Def
+from lowtide.texpr.index import Axis, Index, as_index, row_major
+
+Order: TypeAlias = tuple[int, ...]
+T = TypeVar("T")
+
+
+def permuted(items: Sequence[T], order: Order) -> tuple[T, ...]:
+    """What belongs to each dim, as the dims lie in memory."""
+    return tuple(items[d] for d in order)
+
+
+def inverse(order: Order) -> Order:
+    """The order that undoes it: where each dim lies."""
+    return tuple(order.index(d) for d in range(len(order)))
+
+
+def strides_in(shape: Sequence[Index], order: Order) -> tuple[Index, ...]:
+    """Strides in elements of a dense tensor whose dims lie in this order."""
+    return permuted(row_major(permuted(shape, order)), inverse(order))
+
+
+def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
+    """The order of a tensor that has neither gaps nor overlaps, None of any other, and of a
+    contiguous one. Where a dim of size 1 lies, its stride says."""
+    order = tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], d)))
+    step = 1
+    for d in reversed(order):
+        if shape[d] != 1 and strides[d] != step:
+            return None
+        step *= shape[d]
+    return order if step and order != tuple(range(len(shape))) else None
+
+
+def stored_in(defs: Mapping[str, Def], name: str, order: Order) -> tuple[dict[str, Def], str]:
+    """Definitions in which a value is stored in this order, and as what; see the module's text."""
+    stored = f"{name}_{''.join(map(str, order))}"
+    made: dict[str, Def] = {}
+    for n, d in defs.items():
+        if n != name:
+            made[n] = d
+            continue
+        axes = tuple(Axis(f"{a.name}p", a.extent) for a in d.axes)
+        at = permuted(tuple(map(as_index, axes)), order)
+        made[stored] = Def(
+            name=stored, axes=permuted(d.axes, order), expr=d.expr, loc=d.loc, op=d.op
+        )
+        made[name] = Def(
+            name=name, axes=axes, expr=ex.load(stored, at, d.dtype), loc=d.loc, op=d.op
+        )
+    return made, stored
+
+
+def moved(index: Iterable[Index], axes: Sequence[Axis]) -> Order | None:
+    """For each index which of the axes it plainly is, if each is another one and all are there."""
+    places = {as_index(a): k for k, a in enumerate(axes)}
+    found = tuple(places.get(i, -1) for i in index)
+    return found if sorted(found) == list(range(len(axes))) else None

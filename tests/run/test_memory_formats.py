@@ -1,0 +1,241 @@
+"""How results lie in memory: as PyTorch's own do, be it channels_last or another order of dims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lowtide as lt
+from lowtide.texpr.orders import order_of
+
+LAST = torch.channels_last
+
+
+def pointwise(x):
+    return torch.relu(x * 2 + 1)
+
+
+def both(x):
+    y = torch.tanh(x)
+    return y, y * x
+
+
+def with_mean(x):
+    return x - x.mean((2, 3), keepdim=True)
+
+
+def softmaxed(x):
+    return torch.softmax(x, 1)
+
+
+def joined(x):
+    return torch.cat([x, x.sin()], 1)
+
+
+def summed(x):
+    return (x * x).sum(1)
+
+
+def turned(x):
+    return x.permute(0, 2, 3, 1) * 2
+
+
+def flattened(x):
+    return torch.exp(x).flatten(2)
+
+
+def views(x):
+    y = x + 1
+    return y[:, 2:5], y.transpose(1, 2)
+
+
+def padded(x):
+    return F.pad(x * 3, (1, 2))
+
+
+def made_so(x):
+    return torch.relu(x.contiguous(memory_format=torch.channels_last))
+
+
+def made_contiguous(x):
+    return torch.relu(x.contiguous())
+
+
+def normed(x):
+    return torch.relu(F.group_norm(x, 3))
+
+
+PROGRAMS = [
+    pointwise, both, with_mean, softmaxed, joined, summed, turned, flattened, views, padded,
+    made_so, made_contiguous, normed,
+]  # fmt: skip
+
+
+def last(*sizes: int) -> Tensor:
+    return torch.randn(sizes, dtype=torch.float64).contiguous(memory_format=LAST)
+
+
+INPUTS: dict[str, Callable[[], Tensor]] = {
+    "last": lambda: last(3, 6, 40, 37),
+    "one image": lambda: last(1, 6, 40, 37),
+    "of one row": lambda: last(3, 6, 1, 40),
+    "turned": lambda: torch.randn(40, 6, 3, 37, dtype=torch.float64).transpose(0, 2),
+    "contiguous": lambda: torch.randn(3, 6, 40, 37, dtype=torch.float64),
+    "with gaps": lambda: last(3, 12, 40, 37)[:, ::2],
+    "nothing": lambda: last(0, 6, 40, 37),
+}
+
+
+def results(found: Any) -> list[Tensor]:
+    return [found] if isinstance(found, Tensor) else list(found)
+
+
+def lies(x: Tensor) -> list[int]:
+    """The strides that say anything."""
+    return [s for n, s in zip(x.shape, x.stride(), strict=True) if n != 1] if x.numel() else []
+
+
+def with_gradient(fn: Callable[..., Any], x: Tensor) -> tuple[list[Tensor], Tensor]:
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    found = results(fn(x))
+    cotangents = [torch.sin(torch.arange(y.numel()).view(y.shape) * 1.0) for y in found]
+    torch.autograd.backward(found, [c.to(y.dtype) for c, y in zip(cotangents, found, strict=True)])
+    assert x.grad is not None
+    return found, x.grad
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    # Of contiguous inputs results are contiguous, even where PyTorch keeps a permutation's order.
+    [(f, k) for f in PROGRAMS for k in INPUTS if (f, k) != (turned, "contiguous")],
+)
+def test_as_in_pytorch(fn: Callable[..., Any], kind: str) -> None:
+    torch.manual_seed(0)
+    x = INPUTS[kind]()
+    compiled = lt.script(fn)
+    with torch.no_grad():
+        for got, want in zip(results(compiled(x)), results(fn(x)), strict=True):
+            assert lies(got) == lies(want)
+            torch.testing.assert_close(got, want)
+    found, gradient = with_gradient(compiled, x)
+    wanted, expected = with_gradient(fn, x)
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_gradients_lie_as_their_inputs() -> None:
+    x = last(3, 6, 40, 37).requires_grad_()
+    y = lt.script(pointwise)(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert gradient.stride() == x.stride()
+
+
+def test_values_that_are_summed_lie_differently() -> None:
+    x, y = last(3, 6, 40, 37).requires_grad_(), torch.randn(3, 6, 40, 37, dtype=torch.float64)
+    y.requires_grad_()
+
+    def add(a, b):
+        return a + b
+
+    found = lt.script(add)(x, y)
+    assert found.stride() == add(x, y).stride()
+    gradients = torch.autograd.grad((found * found).sum(), [x, y])
+    for got in gradients:
+        torch.testing.assert_close(got, 2 * (x + y).detach())
+
+
+def test_results_may_be_changed_in_place() -> None:
+    def fn(x):
+        y = x * 3
+        y += 1
+        return y
+
+    x = last(2, 5, 33, 34)
+    found, gradient = with_gradient(lt.script(fn), x)
+    wanted, expected = with_gradient(fn, x)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradient, expected)
+    y = lt.script(pointwise)(x.clone().requires_grad_())
+    y.mul_(2)
+    torch.testing.assert_close(y.detach(), pointwise(x) * 2)
+
+
+def test_gradients_of_gradients() -> None:
+    x = last(2, 3, 5, 4).requires_grad_()
+    torch.autograd.gradcheck(lt.script(both), x)
+    torch.autograd.gradgradcheck(lt.script(both), x)
+
+
+def test_a_size_that_changes() -> None:
+    compiled = lt.script(pointwise)
+    for sizes in ((3, 6, 40, 37), (3, 6, 50, 41), (9, 6, 40, 40), (3, 6, 1, 1)):
+        x = last(*sizes)
+        assert compiled(x).stride() == pointwise(x).stride()
+        torch.testing.assert_close(compiled(x), pointwise(x))
+
+
+class Residual(nn.Module):
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.norm, self.norm2 = norm(6), norm(6)
+
+    def forward(self, x):
+        y = torch.relu(self.norm(self.first(x)))
+        return torch.relu(self.norm2(self.second(y)) + x)
+
+
+@pytest.mark.parametrize(
+    "entry", [lt.script, lambda m: lt.trace(m, last(2, 6, 40, 36)), lt.compile]
+)
+@pytest.mark.parametrize("norm", [lambda c: nn.GroupNorm(3, c), nn.BatchNorm2d])
+def test_networks(entry: Callable[..., Any], norm: Callable[[int], nn.Module]) -> None:
+    torch.manual_seed(0)
+    net = Residual(norm).double().to(memory_format=LAST).eval()
+    x = last(2, 6, 40, 36)
+    compiled = entry(net)
+    with torch.no_grad():
+        got, want = compiled(x), net(x)
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want)
+    found, gradient = with_gradient(compiled, x)
+    rows = [p.grad for p in net.parameters()]
+    net.zero_grad()
+    wanted, expected = with_gradient(net, x)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(rows, [p.grad for p in net.parameters()])
+
+
+def test_the_result_of_relu_is_kept_in_place_of_its_operand() -> None:
+    x = last(8, 16, 64, 64).float().requires_grad_()
+
+    def fn(x):
+        return torch.relu(x)
+
+    plain = x.detach().contiguous().requires_grad_()
+    more = lt.script(fn).memory(x).peak_bytes - lt.script(fn).memory(plain).peak_bytes
+    assert more < 4096  # a view that is recorded, not a tensor
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strides", "order"),
+    [
+        ((2, 3, 4, 5), (60, 1, 15, 3), (0, 2, 3, 1)),
+        ((2, 3, 4, 5), (60, 20, 5, 1), None),
+        ((4, 5), (1, 4), (1, 0)),
+        ((4, 5), (1, 5), None),
+        ((4, 5), (0, 1), None),
+        ((1, 3, 4, 5), (7, 1, 15, 3), (2, 0, 3, 1)),
+        ((0, 3), (1, 1), None),
+        ((), (), None),
+    ],
+)
+def test_orders(sizes: tuple[int, ...], strides: tuple[int, ...], order: object) -> None:
+    assert order_of(sizes, strides) == order
