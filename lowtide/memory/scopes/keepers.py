@@ -33,7 +33,7 @@ from lowtide.memory.scopes.bag import LOCK, owner_of
 from lowtide.memory.scopes.births import unseen
 from lowtide.memory.scopes.disposed import error_of, is_gone
 from lowtide.memory.scopes.hidden import hide
-from lowtide.memory.scopes.nests import tensors_in
+from lowtide.memory.scopes.nests import with_parts
 from lowtide.memory.scopes.watch import FRESH_SHARED, Place, see, state
 
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
@@ -51,8 +51,8 @@ _UNSEEN: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 
 def keep(value: Any) -> None:
-    """Detach every tensor of the nest from its scope, if it has one."""
-    for tensor in tensors_in(value):
+    """Detach every tensor of the nest from its scope, if it has one, and what it is made of."""
+    for tensor in with_parts(value):
         detach(tensor)
 
 
@@ -90,6 +90,7 @@ def install() -> None:
         if name.startswith(_PACKAGE) and not name.endswith(_USERS):
             hide(module)
     watch.on_grad_set = keep
+    watch.on_foreign = _foreign_seen
     nn_module.register_module_parameter_registration_hook(_registered)
     nn_module.register_module_buffer_registration_hook(_registered)
     register_optimizer_step_post_hook(_stepped)
@@ -113,6 +114,11 @@ def _registered(module: Any, name: str, value: Any) -> None:
         raise error_of(value)
     if state().open and value is not None:
         keep(value)
+
+
+def _foreign_seen(tensor: torch.Tensor, given: set[int]) -> None:
+    """A tensor that is left alone is so with all that it is made of, but what it was given."""
+    keep([part for part in with_parts(tensor) if id(part) not in given])
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
