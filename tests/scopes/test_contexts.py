@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 import lowtide as lt
 
@@ -332,3 +335,32 @@ def test_exceptions_leave_nothing_in_their_traceback() -> None:
         frame = frame.tb_next
     assert frame is not None
     assert lt.is_disposed(frame.tb_frame.f_locals["large"])
+
+
+class FirstBatchLast(Dataset[torch.Tensor]):
+    """The worker of the first batch is slow: the second comes before it, and waits."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.5 * (index == 0))
+        return torch.full((2,), float(index))
+
+
+@pytest.mark.parametrize("is_epoch", [False, True])
+def test_batches_that_come_before_their_turn_are_the_loaders(
+    stats: lt.ScopeStatistics, is_epoch: bool
+) -> None:
+    for loader in (DataLoader(FirstBatchLast(), num_workers=2) for _ in range(2)):
+        with lt.dispose_scope() if is_epoch else contextlib.nullcontext():
+            fetch, seen = iter(loader), list[torch.Tensor]()
+            for expected in range(4):
+                with lt.dispose_scope() as scope:
+                    batch = next(fetch)
+                    assert scope.contains(batch)
+                    assert batch.tolist() == [[expected] * 2]
+                    seen.append(batch)
+            assert all(lt.is_disposed(t) for t in seen)
+            del fetch
+    assert stats.thread_total_live == 0

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pathlib
+import subprocess
+import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -113,3 +117,90 @@ def test_cached_parametrizations_are_pytorchs() -> None:
         with lt.dispose_scope() as scope:
             first = scope.detach(layer(torch.ones(2, 3)))
         assert layer(torch.ones(2, 3)).equal(first)
+
+
+BEFORE_THE_FIRST = """
+import torch
+import lowtide as lt
+graph = torch.autograd.graph
+w = torch.ones(3, requires_grad=True)
+with graph.saved_tensors_hooks(lambda t: [t], lambda found: found[0]), graph.save_on_cpu():
+    with lt.dispose_scope() as scope:
+        y = scope.detach((w * w.exp()).sum())
+    w.exp()
+y.backward()
+torch.testing.assert_close(w.grad, 2 * w.exp())
+"""
+
+
+SHARDED = """
+import contextlib, copy, sys
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import lowtide as lt
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+first = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+data = torch.rand(4, 5, 4)
+
+def trained(wrap, scope):
+    with scope():
+        module = wrap(copy.deepcopy(first))
+        optimizer = torch.optim.Adam(module.parameters())
+    for x in data:
+        with scope():
+            optimizer.zero_grad()
+            module(x).square().sum().backward()
+            optimizer.step()
+    return module(data[0]).detach()
+
+wraps = [torch.nn.parallel.DistributedDataParallel, lambda module: fully_shard(module, mesh=mesh)]
+for wrap in wraps:
+    plain, scoped = trained(wrap, contextlib.nullcontext), trained(wrap, lt.dispose_scope)
+    torch.testing.assert_close(scoped, plain, rtol=0, atol=0)
+dist.destroy_process_group()
+"""
+
+
+def run_alone(program: str, *args: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *args], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_hooks_entered_before_the_first_scope() -> None:
+    run_alone(BEFORE_THE_FIRST)
+
+
+@pytest.mark.slow
+def test_what_a_sharded_module_gathers_is_its_own(tmp_path: pathlib.Path) -> None:
+    run_alone(SHARDED, str(tmp_path / "store"))
+
+
+def test_what_a_scope_inside_forward_saves_must_be_moved_out_of_it() -> None:
+    class SineOf(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, is_moved: bool) -> torch.Tensor:
+            with lt.dispose_scope() as scope:
+                slope = x.cos()
+                ctx.save_for_backward(scope.move_to_outer(slope) if is_moved else slope)
+                return scope.move_to_outer(x.sin())
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+            with lt.dispose_scope() as scope:
+                return scope.move_to_outer(grad * ctx.saved_tensors[0]), None
+
+    x = torch.randn(3, requires_grad=True)
+    with lt.dispose_scope() as scope:
+        moved, lost = (scope.detach(SineOf.apply(x, is_moved).sum()) for is_moved in (True, False))
+    moved.backward()
+    torch.testing.assert_close(x.grad, x.cos().detach())
+    with pytest.raises(lt.DisposedTensorError):
+        lost.backward()
+    with lt.dispose_scope():
+        _, pull = torch.func.vjp(torch.sin, x.detach())
+    with pytest.raises(lt.DisposedTensorError):
+        pull(torch.ones(3))

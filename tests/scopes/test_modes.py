@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import lowtide as lt
 
@@ -91,6 +92,96 @@ def test_subclasses_are_tracked() -> None:
         y = x * 2
         assert type(y) is Named
     assert lt.is_disposed(y)
+
+
+class Pair(torch.Tensor):
+    """Two tensors under one handle, as PyTorch's jagged, distributed and quantized ones have."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, a: torch.Tensor, b: torch.Tensor) -> Pair:
+        pair = torch.Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype)
+        pair.a, pair.b = a, b
+        return pair
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        pass
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["a", "b"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        a, b = ([getattr(arg, name, arg) for arg in args] for name in "ab")
+        return Pair(func(*a, **(kwargs or {})), func(*b, **(kwargs or {})))
+
+
+def test_what_a_tensor_is_made_of_goes_with_it() -> None:
+    def pair() -> Pair:
+        return Pair(torch.ones(2), torch.ones(2))
+
+    module = torch.nn.Module()
+    moved = lt.wrapped_dispose_scope(pair)()
+    with lt.dispose_scope() as outer:
+        with lt.dispose_scope() as scope:
+            kept = [
+                scope.detach(pair()),
+                lt.detach_from_dispose_scope(pair()),
+                lt.move_to_other_dispose_scope(pair(), None),
+            ]
+            module.weight = torch.nn.Parameter(pair())
+            module.register_buffer("buffer", pair())
+            spared = pair()
+            scope.dispose_everything_but(spared)
+            assert scope.disposables == (spared.a, spared.b)
+            scope.move_to_outer(spared)
+            kept.append(lt.move_to_outer_dispose_scope(lt.move_to_outer_dispose_scope(pair())))
+        assert not outer.contains(spared)
+        assert outer.disposables == (spared.a, spared.b)
+        left = pair()
+    assert lt.is_disposed(spared.a)
+    assert lt.is_disposed(left.b)
+    assert not lt.is_disposed(left)
+    with pytest.raises(lt.DisposedTensorError):
+        left + 1
+    for other in (moved, *kept, module.weight, module.buffer):
+        assert other.a.sum() + other.b.sum() == 4
+
+    (x, y), z = (torch.ones(2), torch.ones(3)), torch.ones(5)
+    with lt.dispose_scope():
+        jagged = torch.nested.nested_tensor([x, y], layout=torch.jagged)
+        alone = torch.nested.nested_tensor_from_jagged(z, torch.tensor([0, 2, 5])) * 2
+    assert jagged.values().sum() == 5
+    assert alone.values().sum() == 10
+    lt.dispose(jagged)
+    assert x.sum() + y.sum() + z.sum() == 10
+
+
+def test_what_was_there_before_is_not_the_scopes(stats: lt.ScopeStatistics) -> None:
+    stats.stop()  # so that nobody knows the tensors made outside
+    table, tangent, x = [torch.ones(2)], torch.ones(3), torch.ones(3)
+
+    @torch.overrides.wrap_torch_function(lambda key: (key,))
+    def looked_up(key: torch.Tensor) -> Any:
+        return table[0]
+
+    @torch.overrides.wrap_torch_function(lambda key: (key,))
+    def all_looked_up(key: torch.Tensor) -> Any:
+        return [*table, key * 2]
+
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        with lt.dispose_scope() as scope:
+            seen = [looked_up(x), *all_looked_up(x)]
+            primal, found = forward_ad.unpack_dual(dual)
+            assert scope.disposables == (seen[-1], primal)
+        assert lt.is_disposed(seen[-1])
+        assert forward_ad.unpack_dual(dual).tangent.sum() == 3
+    assert found is tangent
+    assert not lt.is_disposed(tangent)
+    assert table[0].sum() == 2
 
 
 def test_inference_mode_and_no_grad() -> None:

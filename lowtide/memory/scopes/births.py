@@ -48,6 +48,11 @@ _KEEPING = (
     (os.path.join("torch", "nn", "utils", "spectral_norm.py"), "SpectralNorm.compute_weight"),
     (os.path.join("torch", "nn", "utils", "spectral_norm.py"), "SpectralNorm.apply"),
     (os.path.join("torch", "nn", "utils", "prune.py"), "BasePruningMethod.apply_mask"),
+    (
+        os.path.join("torch", "utils", "data", "dataloader.py"),
+        "_MultiProcessingDataLoaderIter._try_get_data",
+    ),
+    (os.path.join("torch", "distributed", "fsdp", "_fully_shard", ""), ""),
     (os.path.join("torch", "_dynamo", "convert_frame.py"), ""),
     (os.path.join("torch", "utils", "checkpoint.py"), "_NoopSaveInputs.forward"),
 )

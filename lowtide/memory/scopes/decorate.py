@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
 from lowtide.memory.scopes.hidden import by_python
-from lowtide.memory.scopes.nests import tensors_in
+from lowtide.memory.scopes.nests import with_parts
 from lowtide.memory.scopes.ownership import move
 from lowtide.memory.scopes.scope import DisposeScope, dispose_scope
 
@@ -43,7 +43,7 @@ def _as_it_is(scope: DisposeScope, value: Any) -> Any:
 @by_python
 def _out_of(scope: DisposeScope, value: T) -> T:
     outer = scope.outer_scope
-    for tensor in tensors_in(value):
+    for tensor in with_parts(value):
         move(tensor, outer, only_from=scope)
     return value
 

@@ -17,7 +17,15 @@ from lowtide.memory.scopes.bag import owner_of
 from lowtide.memory.scopes.decorate import moving_out
 from lowtide.memory.scopes.disposed import is_gone
 from lowtide.memory.scopes.hidden import by_python
-from lowtide.memory.scopes.ownership import attach, checked, dispose_now, given, move, one_tensor
+from lowtide.memory.scopes.ownership import (
+    attach,
+    checked,
+    dispose_now,
+    given,
+    movable,
+    move,
+    one_tensor,
+)
 from lowtide.memory.scopes.scope import DisposeScope, ending_here
 
 T = TypeVar("T")
@@ -30,7 +38,7 @@ def move_to_outer_dispose_scope(t: T) -> T:
 
     A tensor that no scope owns stays as it is. Raises DisposedTensorError if it is disposed.
     """
-    for tensor in checked((t,)):
+    for tensor in movable((t,)):
         owner = owner_of(tensor)
         if isinstance(owner, DisposeScope):
             move(tensor, owner.outer_scope, only_from=owner)
@@ -56,11 +64,11 @@ def move_to_other_dispose_scope(t: T, other: DisposeScope | torch.Tensor | None)
         other = owner if isinstance(owner, DisposeScope) else None
     elif other is not None and not isinstance(other, DisposeScope):  # pyright: ignore
         raise TypeError(f"a dispose scope, a tensor or None is expected, not {other!r}")
+    if other is None:
+        keepers.keep(checked((t,)))
+        return t
     for tensor in checked((t,)):
-        if other is None:
-            keepers.detach(tensor)
-        else:
-            attach(tensor, other)
+        attach(tensor, other)
     return t
 
 

@@ -9,6 +9,7 @@ In: PyTorch as it is. Out: `install`, called when the first scope opens, which h
 | `p.grad = g`                                           | g is the gradient of p                 |
 | a hook packs what autograd saves                       | what it packed is the graph's          |
 | a transform of a distribution caches                   | what it cached is its own              |
+| a loader with workers hands out a batch                | it is the scope's, whenever it came    |
 | from_numpy, frombuffer, `torch.Tensor(…)`, vmap …     | made, though no mode was asked         |
 | the engine of autograd runs                            | hooks run inside the scope             |
 
@@ -27,16 +28,20 @@ from torch._functorch import predispatch  # pyright: ignore[reportPrivateUsage]
 from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import dlpack
+from torch.utils.data import dataloader
 
 from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.bag import LOCK, owner_of
 from lowtide.memory.scopes.births import unseen
 from lowtide.memory.scopes.disposed import error_of, is_gone
 from lowtide.memory.scopes.hidden import hide
-from lowtide.memory.scopes.nests import tensors_in
+from lowtide.memory.scopes.nests import tensors_in, with_parts
 from lowtide.memory.scopes.watch import FRESH_SHARED, Place, see, state
 
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_autograd: Any = _C._autograd
+_loader: Any = dataloader
 _installed: list[bool] = []
 _PACKAGE = __name__.rpartition(".")[0]
 # What these define is around the user's functions and layers, which are to be compiled.
@@ -51,8 +56,8 @@ _UNSEEN: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 
 def keep(value: Any) -> None:
-    """Detach every tensor of the nest from its scope, if it has one."""
-    for tensor in tensors_in(value):
+    """Detach every tensor of the nest from its scope, if it has one, and what it is made of."""
+    for tensor in with_parts(value):
         detach(tensor)
 
 
@@ -90,6 +95,7 @@ def install() -> None:
         if name.startswith(_PACKAGE) and not name.endswith(_USERS):
             hide(module)
     watch.on_grad_set = keep
+    watch.on_foreign = _foreign_seen
     nn_module.register_module_parameter_registration_hook(_registered)
     nn_module.register_module_buffer_registration_hook(_registered)
     register_optimizer_step_post_hook(_stepped)
@@ -106,6 +112,8 @@ def install() -> None:
             if hasattr(owner, name):
                 _seen(owner, name)
     _watched(torch.autograd, "_engine_run_backward")
+    _hooks_open()
+    _handing_out(_loader._MultiProcessingDataLoaderIter, "_next_data")
 
 
 def _registered(module: Any, name: str, value: Any) -> None:
@@ -113,6 +121,11 @@ def _registered(module: Any, name: str, value: Any) -> None:
         raise error_of(value)
     if state().open and value is not None:
         keep(value)
+
+
+def _foreign_seen(tensor: torch.Tensor, given: set[int]) -> None:
+    """A tensor that is left alone is so with all that it is made of, but what it was given."""
+    keep([part for part in with_parts(tensor) if id(part) not in given])
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -137,9 +150,22 @@ def _module_changed(module: Any, *_: Any, **__: Any) -> None:
 
 def _hooks_made(hooks: Any, *_: Any, **__: Any) -> None:
     """What a hook packs is the graph's, even if it is the handle that it was given."""
-    pack = hooks.pack_hook
+    hooks.pack_hook = _packing(hooks.pack_hook)
+
+
+def _hooks_open() -> None:
+    """The same of hooks that this thread entered before the first scope."""
+    below: list[tuple[Any, Any]] = []
+    while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
+        below.append(top)
+        _autograd._pop_saved_tensors_default_hooks()
+    for pack, unpack in reversed(below):
+        _autograd._push_saved_tensors_default_hooks(_packing(pack), unpack)
+
+
+def _packing(pack: Any) -> Any:
     if isinstance(pack, torch.fx.GraphModule):  # a compiler writes it into its graph
-        return
+        return pack
 
     def packed(tensor: torch.Tensor) -> Any:
         found = pack(tensor)
@@ -147,7 +173,7 @@ def _hooks_made(hooks: Any, *_: Any, **__: Any) -> None:
             keep(found)
         return found
 
-    hooks.pack_hook = packed
+    return packed
 
 
 def _transformed(transform: Any, *_: Any, **__: Any) -> None:
@@ -187,6 +213,30 @@ def _seen(owner: Any, name: str) -> None:
         return made
 
     setattr(owner, name, function)
+
+
+def _handing_out(owner: Any, name: str) -> None:
+    """Batches are the innermost scope's when they are handed out.
+
+    Those of several workers come in another order, and wait meanwhile: they are the loader's.
+    """
+    from lowtide.memory.scopes.ownership import attach
+
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def method(self: Any) -> Any:
+        batch = plain(self)
+        place = watch.current()
+        if place is not None:
+            for tensor in tensors_in(batch):
+                if owner_of(tensor) is None:
+                    see(tensor, _getframe(1))
+                else:
+                    attach(tensor, place)
+        return batch
+
+    setattr(owner, name, method)
 
 
 def _watched(owner: Any, name: str) -> None:

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+_Tensor: Any = torch.Tensor
+_NO_DISPATCH: Any = _Tensor.__torch_dispatch__
+
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor of the nest; one that stands twice comes twice. Cycles are walked once."""
@@ -28,6 +31,17 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         if inside and id(found) not in seen:
             seen.add(id(found))
             waiting.extend(reversed(inside))
+
+
+def with_parts(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of the nest, and those that a tensor with a dispatch of its own is made of."""
+    for tensor in tensors_in(value):
+        yield tensor
+        kind: Any = type(tensor)
+        flatten: Any = getattr(kind, "__tensor_flatten__", None)
+        if flatten is not None and kind.__torch_dispatch__ is not _NO_DISPATCH:
+            names, _ = flatten(tensor)
+            yield from with_parts([getattr(tensor, name) for name in names])
 
 
 def is_nest(value: object) -> bool:

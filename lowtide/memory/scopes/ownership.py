@@ -20,7 +20,7 @@ from lowtide.memory.scopes import keepers
 from lowtide.memory.scopes.bag import LOCK
 from lowtide.memory.scopes.births import given_away
 from lowtide.memory.scopes.disposed import Ending, empty_out, error_of, is_gone
-from lowtide.memory.scopes.nests import is_nest, tensors_in
+from lowtide.memory.scopes.nests import is_nest, tensors_in, with_parts
 from lowtide.memory.scopes.watch import Place
 
 
@@ -45,6 +45,11 @@ def given(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
         if not isinstance(value, torch.Tensor) and not is_nest(value):
             raise TypeError(f"a tensor or a nest of tensors is expected, not {value!r}")
     return list(tensors_in(tensors))
+
+
+def movable(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
+    """As `checked`, and what tensors with a dispatch of their own are made of."""
+    return list(with_parts(checked(tensors)))
 
 
 def one_tensor(value: Any) -> torch.Tensor:

@@ -34,6 +34,7 @@ from lowtide.memory.scopes.ownership import (
     attach,
     check_open,
     checked,
+    movable,
     move,
     one_or_all,
     one_tensor,
@@ -127,7 +128,7 @@ class DisposeScope(Place):
         """
         check_open(self)
         outer = self.outer_scope
-        for tensor in checked(tensors):
+        for tensor in movable(tensors):
             move(tensor, outer, only_from=self)
         return one_or_all(tensors)
 
@@ -143,7 +144,7 @@ class DisposeScope(Place):
         check_open(self)
         if scope is not None and not isinstance(scope, DisposeScope):  # pyright: ignore
             raise TypeError(f"a dispose scope or None is expected, not {scope!r}")
-        for tensor in checked(tensors):
+        for tensor in movable(tensors):
             move(tensor, scope, only_from=self)
         return one_or_all(tensors)
 
@@ -154,7 +155,7 @@ class DisposeScope(Place):
     def detach(self, *tensors: Any) -> Any:
         """Give up tensors of this scope: Python's reference counts end them, as without scopes."""
         check_open(self)
-        for tensor in checked(tensors):
+        for tensor in movable(tensors):
             keepers.detach(tensor, only_from=self)
         return one_or_all(tensors)
 
@@ -181,7 +182,7 @@ class DisposeScope(Place):
     def dispose_everything_but(self, *tensors: Any) -> Any:
         """Dispose what the scope owns now, except these; they stay its own."""
         check_open(self)
-        spared = frozenset(id(tensor) for tensor in checked(tensors))
+        spared = frozenset(id(tensor) for tensor in movable(tensors))
         self._dispose(_ending("by dispose_everything_but of the dispose scope", self), spared)
         return one_or_all(tensors)
 

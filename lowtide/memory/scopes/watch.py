@@ -30,7 +30,7 @@ import torch
 from torch.nn.parameter import Parameter
 from torch.utils._device import DeviceContext
 
-from lowtide.memory.scopes.bag import Bag, Counts, owner_of
+from lowtide.memory.scopes.bag import Bag, Counts
 from lowtide.memory.scopes.births import USER_CODES, note
 from lowtide.memory.scopes.nests import is_nest, tensors_in
 
@@ -44,6 +44,7 @@ _GRAD_SETTER: Any = _Tensor.grad.__set__
 _GETTERS: Any = (_Tensor.grad.__get__, _Tensor._base.__get__, _Tensor._grad.__get__)
 _DEEPCOPY: Any = _Tensor.__deepcopy__
 _NO_DISPATCH: Any = _Tensor.__torch_dispatch__
+_use_count: Any = _Tensor._use_count  # by C++; asks no mode
 
 
 def _count_of_fresh() -> int:
@@ -66,6 +67,7 @@ def _count_else() -> int:
 FRESH = _count_of_fresh()
 _FRESH_ELSE = _count_else()
 FRESH_SHARED = _count_of_fresh_shared()
+_BY_CPP = FRESH_SHARED - FRESH
 
 
 class Place(Bag):
@@ -158,7 +160,7 @@ def _call(self: _Mode, func: Any, types: Any, args: Any = (), kwargs: Any = None
         if len(log) > place.limit:
             place.shorten()
     elif type(made) not in _PLAIN:
-        _look(self.thread, func, args, kwargs, made, _getframe(1))
+        _look(self.thread, func, args, kwargs, _getrefcount(made), made, _getframe(1))
     return made
 
 
@@ -249,34 +251,50 @@ def _record(thread: ThreadState, made: torch.Tensor, frame: FrameType | None) ->
 
 
 def _look(
-    thread: ThreadState, func: Any, args: Any, kwargs: Any, made: Any, frame: FrameType | None
+    thread: ThreadState,
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    count: int,
+    made: Any,
+    frame: FrameType | None,
 ) -> None:
-    """A result that is not simply a fresh tensor: several, one of a subclass, one known before."""
+    """A result that is not simply a fresh tensor: several, one of a subclass, one known before.
+
+    `count`: of references to `made` where it was returned; here they hang on how this is called.
+    """
     if made is None:
         if func == _GRAD_SETTER:
             on_grad_set(args[1])
         return
+    # The memo of a deep copy has the copy already.
+    is_copied = func is _DEEPCOPY
     if isinstance(made, torch.Tensor):
         if (args and made is args[0]) or func in _GETTERS:  # in place, or there before
             return
-        found: list[torch.Tensor] = [made]
+        found = [(count - is_copied, made)]
     elif is_nest(made):
-        found = list(tensors_in(made))
+        # Less those by the list and by the loop.
+        found = [(sys.getrefcount(tensor) - 2, tensor) for tensor in list(tensors_in(made))]
     else:
         return
-    # The memo of a deep copy has the copy already.
-    given_to: Any = args[0] if func is _DEEPCOPY else (args, kwargs)
-    given = {id(tensor) for tensor in tensors_in(given_to)}
-    for tensor in found:
-        if id(tensor) in given or not _is_ours(tensor):
+    given = {id(tensor) for tensor in tensors_in(args[0] if is_copied else (args, kwargs))}
+    for references, tensor in found:
+        if id(tensor) in given:
             continue
-        # With more references than those from here it may have been known before.
-        if sys.getrefcount(tensor) <= FRESH + 2 or owner_of(tensor) is None:
+        if not _is_ours(tensor):
+            on_foreign(tensor, given)
+        # With more references than those from here and from C++ it was known before.
+        elif references <= FRESH + _BY_CPP * (_use_count(tensor) > 1):
             _record(thread, tensor, frame)
 
 
 def on_grad_set(value: Any) -> None:
     """A tensor became the `.grad` of another; replaced by `keepers`."""
+
+
+def on_foreign(tensor: torch.Tensor, given: set[int]) -> None:
+    """A function gave a tensor that is left alone; replaced by `keepers`."""
 
 
 def _is_ours(tensor: torch.Tensor) -> bool:
