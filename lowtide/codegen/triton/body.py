@@ -98,7 +98,7 @@ class Body:
         if isinstance(e, At):
             return f"lt_wide({self._index(e.index, dims)}, tl.int64)"
         if isinstance(e, Scalar):
-            return f"lt_wide(v_{e.name}, {pw.type_of(e.dtype)})"
+            return f"tl.cast(v_{e.name}, {pw.type_of(e.dtype)})"  # added to 0, -0.0 would be 0.0
         if isinstance(e, Select):
             return f"tl.where({', '.join(self.value(c, dims) for c in (e.cond, e.yes, e.no))})"
         if isinstance(e, Cast):
