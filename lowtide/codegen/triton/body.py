@@ -152,7 +152,10 @@ class Body:
     def _store(self, w: Store) -> None:
         dims = self.blocks.dims(self.nest.axes)
         dtype = self.blocks.memory[w.target]
-        place = self._index(place_in(w.index, self.blocks.strides[w.target]), dims)
+        offset = place_in(w.index, self.blocks.strides[w.target])
+        place = self._index(offset, dims)
+        if not set(dims) <= set(_axes_of(offset)):  # rows of no elements are no bytes apart
+            place = f"tl.full({self.blocks.shape(dims)}, 0, INDEX) + {place}"
         mask = self.blocks.mask(self.nest.axes, dims)
         masked = f", mask={mask}" if mask else ""
         held = self.value(w.expr, dims)
