@@ -170,7 +170,11 @@ class BlockKernel(ABC):
             fault = f"a kernel for {form.device} is refused: {_in_short(error)}"
             if "out of memory" not in fault:  # there was no room for its code, now
                 self.faults[form] = fault
-            warnings.warn(f"{fault}; PyTorch runs it instead", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"{fault}; PyTorch runs it instead. `lowtide doctor` tests driver and Triton",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             raise KernelFault(fault) from error
 
     @abstractmethod
