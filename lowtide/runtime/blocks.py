@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib.util
 import linecache
+import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -84,6 +85,15 @@ def _loaded(source: str, interpreted: bool) -> dict[str, Any]:
 
 class KernelFault(Exception):
     """A kernel cannot be launched; nothing was written. PyTorch must run what it stands for."""
+
+
+class _Recording(threading.local):
+    """`on`: this thread records a graph of our own, see `runtime/graphs`."""
+
+    on = False
+
+
+RECORDING = _Recording()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +177,16 @@ class BlockKernel(ABC):
         except (torch.OutOfMemoryError, KernelFault):
             raise
         except Exception as error:
+            if RECORDING.on:  # what cannot be recorded may yet be launched
+                raise
             fault = f"a kernel for {form.device} is refused: {_in_short(error)}"
             if "out of memory" not in fault:  # there was no room for its code, now
                 self.faults[form] = fault
-            warnings.warn(f"{fault}; PyTorch runs it instead", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"{fault}; PyTorch runs it instead. `lowtide doctor` tests driver and Triton",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             raise KernelFault(fault) from error
 
     @abstractmethod

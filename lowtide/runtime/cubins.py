@@ -17,13 +17,15 @@ from typing import Any, cast
 
 import torch
 
-from lowtide.runtime.blocks import BlockKernel, Form, KernelFault, Taken, constants
+from lowtide.runtime.blocks import RECORDING, BlockKernel, Form, KernelFault, Taken, constants
 
 ALIGNED = 16  # bytes that a thread reads at once; of a size, elements of any dtype
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # that one program may have
 
 
-_CAPTURED: dict[int, Any] = {}  # kernels in CUDA graphs: code that these may launch is not unloaded
+_CAPTURED: dict[
+    int, Any
+] = {}  # kernels in users' CUDA graphs: code that these may launch is not unloaded
 
 
 class CompiledKernel(BlockKernel):
@@ -52,7 +54,7 @@ class CompiledKernel(BlockKernel):
         with torch.cuda.device(form.device):
             kernel, known = self._made.get(form) or self._compiled(form)
             kernel[(programs, 1, 1)](*handed, *known)
-            if torch.cuda.is_current_stream_capturing():
+            if torch.cuda.is_current_stream_capturing() and not RECORDING.on:
                 _CAPTURED[id(kernel)] = kernel
 
     def _compiled(self, form: Form) -> tuple[Any, tuple[Any, ...]]:

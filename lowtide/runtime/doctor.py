@@ -12,9 +12,10 @@ import ctypes
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, requires, version
 
 from lowtide import config
 from lowtide.errors import LowtideError
@@ -34,6 +35,15 @@ LT_EXPORT int64_t lowtide_doctor(const void *args) {
   lt_doctor context = {(int64_t *)slots[2].p};
   return lt_run(slots, 0, slots[3].q, 16, fill, &context);
 }
+"""
+
+_BLOCKS = """
+import triton.language as tl
+
+@jit
+def lowtide_doctor(p_out, INDEX: tl.constexpr, PRECISION: tl.constexpr):
+    x = tl.arange(0, 16)
+    tl.store(p_out + x, 3 * x)
 """
 
 
@@ -198,11 +208,47 @@ def _gpu() -> Check:
     if not torch.cuda.is_available():
         return _no_gpu()
     name = torch.cuda.get_device_name()
-    if blocks.is_installed():
-        return Check(name="GPU", ok=True, detail=f"{name}, Triton {version('triton')}")
+    if not blocks.is_installed():
+        return Check(
+            name="GPU",
+            ok=False,
+            detail=f"{name}, without Triton: PyTorch runs what is called with its tensors",
+            remedy="`pip install triton`",
+        )
+    detail = f"{name}, Triton {version('triton')}"
+    fault = blocks_fault("cuda")
+    if not fault:
+        return Check(name="GPU", ok=True, detail=detail)
     return Check(
         name="GPU",
         ok=False,
-        detail=f"{name}, without Triton: PyTorch runs what is called with its tensors",
-        remedy="`pip install triton`",
+        detail=f"{detail}: PyTorch runs what is called with its tensors\n{fault}",
+        remedy=f"update NVIDIA's driver, or `pip install '{_triton_of_torch()}'`",
     )
+
+
+def blocks_fault(device: str) -> str:
+    """Why a small kernel for a GPU does not run there; "" if it does."""
+    import torch
+
+    from lowtide.runtime.cubins import CompiledKernel
+
+    taken = blocks.Taken(pointers=("*i32",), dividing=(), numbers=0, warps=1, stages=1, widths=0)
+    try:
+        out = torch.zeros(16, dtype=torch.int32, device=device)
+        with warnings.catch_warnings(action="ignore"):
+            function = blocks.load(_BLOCKS, interpreted=False)["lowtide_doctor"]
+            CompiledKernel(function, taken)(1, len(out), out)
+        found = [int(x) for x in out]
+    except (blocks.KernelFault, ImportError, RuntimeError) as fault:
+        return str(fault).partition("\n")[0]
+    return "" if found == [3 * k for k in range(16)] else "a test kernel gave wrong values"
+
+
+def _triton_of_torch() -> str:
+    """The Triton that this PyTorch names."""
+    try:
+        named = [x.partition(";")[0].strip() for x in requires("torch") or ()]
+    except PackageNotFoundError:
+        named = []
+    return next((x for x in named if x.startswith("triton")), "triton")

@@ -84,8 +84,9 @@ def stand_in() -> _Functions:
 
 def in_place_of_tritons() -> dict[str, Any]:
     """Folds, which Triton has in a library that is not interpreted; roundings, which the
-    interpreter cuts off; products of blocks; and comparisons of plain numbers, which it takes for
-    numbers."""
+    interpreter cuts off; products of blocks; comparisons of plain numbers, which it takes for
+    numbers; and ranges of plain numbers, which some versions have as arrays of one, and NumPy from
+    2.4 on takes none of these for an index."""
     functions: dict[str, Callable[..., Tensor]] = {
         "sum": torch.sum,
         "prod": torch.prod,
@@ -95,7 +96,11 @@ def in_place_of_tritons() -> dict[str, Any]:
         "f16": lambda x: x.half().float(),
     }
     found = {f"lt_{name}": _interpreted(function) for name, function in functions.items()}
-    return found | {"lt_flag": _flag, "lt_dot": _dot}
+    return found | {"lt_flag": _flag, "lt_dot": _dot, "range": _range, "lt_range": _range}
+
+
+def _range(*bounds: Any, **_: Any) -> range:
+    return range(*(x.handle.data.item() if hasattr(x, "handle") else x for x in bounds))
 
 
 def _dot(a: Any, b: Any, c: Any, precision: Any) -> Any:

@@ -142,6 +142,11 @@ def strided(x: Tensor) -> Tensor:
     return x[::2, 1:].flip(1).reshape(-1) * 2
 
 
+def bottleneck(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    y = x @ w
+    return F.gelu(y + b), y.softmax(1).sum(0)
+
+
 def _boxes() -> tuple[Tensor, Tensor]:
     return torch.rand(70, 4), torch.rand(50, 4)
 
@@ -191,4 +196,5 @@ CASES: dict[str, Case] = {
     "integers": Case(fn=integers, more=_integers, grad=False),
     "strange": Case(fn=strange, sizes=((40, 36),), grad=False),
     "strided": Case(fn=strided, sizes=((70, 40),)),
+    "bottleneck-of-none": Case(fn=bottleneck, sizes=((30, 0), (0, 20), (20,))),
 }

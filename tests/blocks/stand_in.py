@@ -16,6 +16,7 @@ from triton.runtime.driver import driver
 from lowtide.pipeline.signature import Binding
 from lowtide.runtime import cubins
 from lowtide.runtime.blocks import load
+from lowtide.runtime.graphs import GRAPHS
 from lowtide.runtime.interpreted import interpret
 
 
@@ -37,15 +38,40 @@ class Launched:
         interpret(twin, self.programs, types, handed, constants)
 
 
+@dataclass(slots=True, kw_only=True)
+class Graph:
+    """Stands where torch.cuda.CUDAGraph does."""
+
+    gpu: Gpu
+    launches: list[Launched] = field(default_factory=list[Launched])
+    replays: int = 0
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        assert not self.gpu.is_capturing()
+        self.gpu.graph = self
+
+    def capture_end(self) -> None:
+        assert self.gpu.graph is self
+        self.gpu.graph = None
+        self.gpu.graphs.append(self)
+
+    def replay(self) -> None:
+        self.replays += 1
+        for launched in self.launches:
+            launched.run()
+
+
 @dataclass(slots=True)
 class Gpu:
-    """`launched`: all that was; `loaded`: compiled kernels, whenever one came to the device;
-    `capturing`: whether a CUDA graph is being captured."""
+    """`launched`: all that was, but by a graph; `loaded`: compiled kernels, whenever one came to
+    the device; `capturing`: whether a CUDA graph of the user's is being captured."""
 
     launched: list[Launched] = field(default_factory=list[Launched])
     loaded: list[str] = field(default_factory=list[str])
     kernels: list[Any] = field(default_factory=list[Any])
     capturing: bool = False
+    graph: Graph | None = None  # that is recorded now
+    graphs: list[Graph] = field(default_factory=list["Graph"])
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """In the place of Triton's driver and of torch.cuda: tensors of the CPU are on it."""
@@ -57,8 +83,12 @@ class Gpu:
 
             def __call__(self, x: int, y: int, z: int, *rest: Any) -> None:
                 given = rest[6:]  # after the stream, the function and what hooks are told
-                gpu.launched.append(Launched(source=self.source, programs=x, given=given))
-                gpu.launched[-1].run()
+                launched = Launched(source=self.source, programs=x, given=given)
+                if gpu.graph is not None:
+                    gpu.graph.launches.append(launched)
+                    return
+                gpu.launched.append(launched)
+                launched.run()
 
         class Utils:
             def get_device_properties(self, device: int) -> dict[str, int]:
@@ -93,11 +123,18 @@ class Gpu:
         patch.setattr(cubins, "compile_form", compile_form)
         patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
         patch.setattr(torch.cuda, "synchronize", lambda _=None: None)
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", self.is_capturing)
+        patch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(gpu=self))
+        patch.setattr(torch.cuda, "Stream", lambda _: None)
+        patch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
         patch.setattr(Binding, "machine", "cuda")
+
+    def is_capturing(self) -> bool:
+        return self.capturing or self.graph is not None
 
     def remove(self) -> None:
         """Before the drivers are back: kernels then unload nothing."""
+        GRAPHS.clear()
         for kernel in self.kernels:
             kernel.module = None
 

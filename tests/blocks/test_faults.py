@@ -13,7 +13,8 @@ import lowtide as lt
 from lowtide.codegen.triton.executable import BlockExecutable
 from lowtide.errors import BackendError
 from lowtide.pipeline.signature import Binding, Ineligible
-from lowtide.runtime import blocks
+from lowtide.runtime import blocks, cubins, doctor
+from tests.blocks.stand_in import Gpu
 
 
 def f(x: Tensor, y: Tensor) -> Tensor:
@@ -109,3 +110,27 @@ def test_the_device_of_a_region() -> None:
         )
     binding = Binding([torch.zeros(40, device="meta")], {}, False, torch.device("cuda", 0))
     assert (binding.device, binding.machine) == (torch.device("cuda", 0), "cuda:0")
+
+
+def test_the_doctor_runs_a_kernel(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.blocks_fault("cpu") == ""
+    assert [x.source.fn.__name__ for x in gpu.launched] == ["lowtide_doctor"]
+
+    def compile_form(*_: object) -> Any:
+        raise RuntimeError("Triton Error [CUDA]: device kernel image is invalid")
+
+    monkeypatch.setattr(cubins, "compile_form", compile_form)
+    assert "device kernel image is invalid" in doctor.blocks_fault("cpu")
+
+
+def test_the_doctor_names_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    monkeypatch.setattr(doctor, "requires", lambda _: ["numpy", "triton==9.9.9; linux"])
+    monkeypatch.setattr(doctor, "blocks_fault", lambda _: "a kernel is refused")
+    found = {c.name: c for c in doctor.checks()}["GPU"]
+    assert not found.ok
+    assert "a kernel is refused" in found.detail
+    assert "'triton==9.9.9'" in found.remedy
+    monkeypatch.setattr(doctor, "blocks_fault", lambda _: "")
+    assert {c.name: c for c in doctor.checks()}["GPU"].ok

@@ -67,6 +67,25 @@ def test_a_cuda_graph_of_a_call() -> None:
     near(found, kernel_sum(x, y, b))
 
 
+def stepped(x: Tensor, u: Tensor, h: Tensor) -> Tensor:
+    for t in range(x.shape[0]):
+        h = torch.tanh(x[t] + h @ u)
+    return h
+
+
+def test_loops_that_repeat() -> None:
+    """They become CUDA graphs of our own; other sizes and values between them."""
+    compiled, u = lt.script(stepped), torch.randn(96, 96, device="cuda") * 0.1
+    given = [
+        (torch.randn(12, n, 96, device="cuda"), u, torch.randn(n, 96, device="cuda"))
+        for n in (3000, 500)
+    ]
+    for _ in range(4):
+        for x, u, h in given:
+            near(compiled(x, u, h), stepped(x, u, h))
+            x.normal_()
+
+
 def test_the_current_stream() -> None:
     compiled, (x, y, b) = lt.script(kernel_sum), inputs()
     stream = torch.cuda.Stream()

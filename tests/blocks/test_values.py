@@ -90,6 +90,27 @@ def test_nan_and_infinity(device: torch.device) -> None:
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.parametrize("by", [0.0, -0.0, float("nan"), float("-inf")])
+def test_numbers(by: float, device: torch.device) -> None:
+    def f(x: Tensor, by: float) -> tuple[Tensor, ...]:
+        return x * by, x / by, torch.maximum(x, x * 0 + by)
+
+    x = torch.randn(40, 36, device=device)
+    for g, w in zip(lt.script(f)(x, by), f(x, by), strict=True):
+        torch.testing.assert_close(1 / g, 1 / w, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_signs_of_zeros(dtype: torch.dtype, device: torch.device) -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        found = -x, -(x - y), x * -0.0, torch.where(x > 1, -0.0, x), x + -0.0, x.ceil(), x.fmod(2)
+        return tuple(torch.copysign(torch.ones_like(z), z) for z in found)
+
+    x = torch.tensor([0.0, -0.0, 0.3, -0.3, 4.0, -4.0] * 6, device=device).to(dtype)
+    for g, w in zip(lt.script(f)(x, x.flip(0)), f(x, x.flip(0)), strict=True):
+        torch.testing.assert_close(g, w)
+
+
 def test_a_first_maximum_of_equals(device: torch.device) -> None:
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.argmax(), x.argmin(0)

@@ -98,7 +98,7 @@ class Body:
         if isinstance(e, At):
             return f"lt_wide({self._index(e.index, dims)}, tl.int64)"
         if isinstance(e, Scalar):
-            return f"lt_wide(v_{e.name}, {pw.type_of(e.dtype)})"
+            return f"tl.cast(v_{e.name}, {pw.type_of(e.dtype)})"  # added to 0, -0.0 would be 0.0
         if isinstance(e, Select):
             return f"tl.where({', '.join(self.value(c, dims) for c in (e.cond, e.yes, e.no))})"
         if isinstance(e, Cast):
@@ -152,7 +152,10 @@ class Body:
     def _store(self, w: Store) -> None:
         dims = self.blocks.dims(self.nest.axes)
         dtype = self.blocks.memory[w.target]
-        place = self._index(place_in(w.index, self.blocks.strides[w.target]), dims)
+        offset = place_in(w.index, self.blocks.strides[w.target])
+        place = self._index(offset, dims)
+        if not set(dims) <= set(_axes_of(offset)):  # rows of no elements are no bytes apart
+            place = f"tl.full({self.blocks.shape(dims)}, 0, INDEX) + {place}"
         mask = self.blocks.mask(self.nest.axes, dims)
         masked = f", mask={mask}" if mask else ""
         held = self.value(w.expr, dims)

@@ -21,6 +21,7 @@ from lowtide.codegen.triton.module import module_text
 from lowtide.codegen.triton.steps import block_launches, run_blocks
 from lowtide.runtime import blocks
 from lowtide.runtime.cubins import ALIGNED, CompiledKernel, Cubin, cubin_for
+from lowtide.runtime.graphs import GRAPHS
 from lowtide.runtime.interpreted import InterpretedKernel
 from lowtide.runtime.steps import Launch, Steps
 from lowtide.texpr.index import Index
@@ -189,7 +190,7 @@ class BlockExecutable(Executable):
 
     def run_steps(self, steps: Steps, room: Room) -> int:
         """See the base class."""
-        run_blocks(steps, room)
+        run_blocks(steps, room, None if self.interpreted else GRAPHS)
         return steps.trips
 
     def scope(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Out: a second function. It is right where no program reads what another one has 
      earlier step: where there is but one program, or each keeps to places of its own.
 
     k0(p_h, p_out, z_t)                      k0_steps(o_h, o_out, o_t, moves …, trips, begin, by)
-    h = tl.load(p_h + x_i)                   for lt_k in tl.range(0, trips):
+    h = tl.load(p_h + x_i)                   for lt_k in lt_range(0, trips):
     tl.store(p_out + x_i, h * z_t)               p_h = lt_row(lt_k, t, f_h, o_h, …)
                                                  …
                                                  barrier: what threads have written others may read
@@ -65,7 +65,7 @@ def looped_text(text: BlockText, moving: Container[str]) -> Looped:
         "@jit",
         f"def {name}({', '.join(parameters)}):",
         *(f"    {size_line(n)}" for n in text.sizes if n not in moves),
-        "    for lt_k in tl.range(0, lt_trips, num_stages=1):",  # nothing is read ahead
+        "    for lt_k in lt_range(0, lt_trips, num_stages=1):",  # nothing is read ahead
         *("        " + line for line in step),
     ]
     return Looped(name=name, text="\n".join(lines) + "\n", tensors=tensors, sizes=sizes)

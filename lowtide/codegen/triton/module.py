@@ -11,6 +11,8 @@ from collections.abc import Iterable
 PRELUDE = """\
 import triton.language as tl
 
+lt_range = tl.range
+
 
 @jit
 def lt_wide(x, dtype: tl.constexpr):

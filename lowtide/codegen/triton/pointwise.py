@@ -31,6 +31,7 @@ _FLOAT = {
     **{name: f"lib.{name}({{0}})" for name in _LIBRARY},
     **{name: f"lib.{name}({{0}}, {{1}})" for name in ("pow", "atan2", "copysign", "fmod")},
     "sqrt": "tl.sqrt_rn({0})", "div": "tl.div_rn({0}, {1})", "fma": "tl.fma({0}, {1}, {2})",
+    "neg": "({0} * -1.0)",  # Triton's minus was 0.0 - x at first, which is 0.0 for 0.0
     "round": "lib.rint({0})", "reciprocal": "tl.div_rn(lt_like(1, {0}), {0})",
     "sigmoid": "lt_sigmoid({0})", "mod": "lt_remainder({0}, {1})",
     "floordiv": "lt_floor_divide({0}, {1})",
@@ -118,5 +119,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 
 def constant(value: float | int | bool, dtype: DType) -> str:
-    """A number, typed."""
+    """A number, typed. (-0.0 would be 0.0 to some versions of Triton.)"""
+    if dtype.is_float and value == 0 and math.copysign(1, value) < 0:
+        return f"({constant(0, dtype)} * -1.0)"
     return f"tl.full((), {literal(value, dtype)}, {type_of(dtype)})"

@@ -7,7 +7,8 @@ Out: nothing; the steps have been launched.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,8 @@ from lowtide.codegen.indexing import size_names
 from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.codegen.triton.kernel import BlockText
 from lowtide.codegen.triton.looped import Looped
-from lowtide.runtime.blocks import BlockKernel, Form, is_wide, power
+from lowtide.runtime.blocks import BlockKernel, Form, is_wide, power, precision
+from lowtide.runtime.graphs import Graphs
 from lowtide.runtime.steps import Launch, Moving, Slot, Steps
 from lowtide.texpr.sizes import evaluate
 
@@ -64,9 +66,32 @@ def block_launches(
     ]
 
 
-def run_blocks(steps: Steps, room: Room) -> None:
-    """Launches the kernels of all steps, those of loops within steps among them."""
-    _Runner(room).loop(steps)
+def run_blocks(steps: Steps, room: Room, graphs: Graphs | None) -> None:
+    """Launches the kernels of all steps, those of loops within steps among them; by one of
+    `graphs` where they were launched before."""
+    runner = _Runner(room)
+    if graphs is None:
+        runner.loop(steps)
+    elif not runner.is_at_once(steps):
+        said = (room.device, precision(), tuple(runner.nbytes), _key(steps))
+        graphs.launch(said, room.device, _count(steps), lambda: runner.each(steps))
+
+
+def _key(steps: Steps) -> Hashable:
+    """All that decides what is launched."""
+    made = (_key(x) if isinstance(x, Steps) else _launch_key(x) for x in steps.launches)
+    return (steps.trips, steps.reverse, steps.level, *made)
+
+
+def _launch_key(launch: Launch) -> Hashable:
+    made: BlockLaunch = launch.function
+    numbers = (struct.pack("d", x) if isinstance(x, float) else x for x in launch.slots)
+    return (made.kernel, frozenset(made.sizes.items()), *numbers)  # 0.0 is not -0.0
+
+
+def _count(steps: Steps) -> int:
+    """How many launches there are at most."""
+    return steps.trips * sum(_count(x) if isinstance(x, Steps) else 1 for x in steps.launches)
 
 
 class _Runner:
@@ -77,8 +102,11 @@ class _Runner:
         self.prepared: dict[int, _Prepared] = {}  # by id of a launch, which `Steps` keep alive
 
     def loop(self, steps: Steps) -> None:
-        if self.is_at_once(steps):
-            return
+        if not self.is_at_once(steps):
+            self.each(steps)
+
+    def each(self, steps: Steps) -> None:
+        """One step after another."""
         for k in range(steps.trips):
             self.now[steps.level] = steps.trips - 1 - k if steps.reverse else k, k
             for launch in steps.launches:
