@@ -87,8 +87,8 @@ def _lifted(
         return "is no loop of a fixed length"
     some = run.decide(trips - 1)
     if some is None:
-        if more := run.divisors(symbols(trips)):
-            raise NeedConst(more)
+        if run.divisors(symbols(trips)):
+            raise NeedConst(symbols(trips))  # a loop around asks for the divisors, too
         return "loops as often as only the run knows"
     if not some:
         return carried

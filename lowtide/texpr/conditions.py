@@ -29,6 +29,7 @@ from lowtide.texpr.expr import (
 from lowtide.texpr.halves import one_division
 from lowtide.texpr.index import (
     Atom,
+    Axis,
     Clamp,
     Index,
     as_index,
@@ -117,27 +118,41 @@ def holds(cond: Expr) -> bool | None:
     return None if None in found else True
 
 
-def where_not_zero(value: Expr) -> list[Index]:
-    """What is known not to be negative wherever a value is other than zero.
+def where_not_zero(value: Expr, known: Sequence[Index] = ()) -> list[Index]:
+    """What is known not to be negative wherever a value is other than zero, `known` not being so.
 
-    (v if i >= 1 and i < n else 0) * w        i - 1, n - i - 1
+    (v if i >= 1 and i < n else 0) * w            i - 1, n - i - 1
+    0 if i == 0 else (0 if i == 1 else v)         i - 1, i - 2
     """
     match value:
         case Select():
             yes = nonnegative_if(value.cond)
-            yes += where_not_zero(value.yes)
-            no = nonnegative_unless(value.cond) + where_not_zero(value.no)
+            yes += where_not_zero(value.yes, (*known, *yes))
+            no = nonnegative_unless(value.cond, known)
+            no += where_not_zero(value.no, (*known, *no))
             if _is_zero(value.yes) or _is_zero(value.no):
                 return no if _is_zero(value.yes) else yes
             return [i for i in yes if i in no]
         case Apply() if value.fn == "mul":
-            return [i for a in value.args for i in where_not_zero(a)]
+            return [i for a in value.args for i in where_not_zero(a, known)]
         case Apply() if value.fn in ("neg", "div"):
-            return where_not_zero(value.args[0])
+            return where_not_zero(value.args[0], known)
         case Cast():
-            return where_not_zero(value.arg)
+            return where_not_zero(value.arg, known)
         case _:
             return []
+
+
+def only_place(axis: Axis, known: Sequence[Index]) -> Index | None:
+    """The one place of an axis at which none of `known` is negative, if that is a number."""
+    here = as_index(axis)
+    low = max([0, *(-c for i in known if (c := (i - here).const) is not None)])
+    high = min(
+        (c for i in (*known, axis.extent - here - 1) if (c := (i + here).const) is not None),
+        default=-1,
+    )
+    inside = low == high and nonnegative(axis.extent - low - 1)
+    return as_index(low) if inside else None
 
 
 def within(index: Index, extent: Index, known: Sequence[Index]) -> bool:
@@ -167,15 +182,15 @@ def _nonnegative_if(part: Expr) -> list[Index]:
     return []
 
 
-def nonnegative_unless(part: Expr) -> list[Index]:
-    """What is not negative where a comparison does not hold."""
+def nonnegative_unless(part: Expr, known: Sequence[Index] = ()) -> list[Index]:
+    """What is not negative where a comparison does not hold, `known` not being so."""
     if (found := sides(part, "ge")) is not None:
         return [found[1] - found[0] - 1]
     if (found := sides(part, "lt")) is not None:
         return [found[0] - found[1]]
     if (found := sides(part, "eq")) is not None:
         apart = (found[0] - found[1], found[1] - found[0])
-        return [i - 1 for i in apart if nonnegative(i)]
+        return [i - 1 for i in apart if i in known or nonnegative(i)]
     return []
 
 

@@ -16,10 +16,10 @@ from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.adjoint import Inverse, invert
-from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.algebra import at_indices, simplify
 from lowtide.texpr.bounds import is_positive_part
 from lowtide.texpr.build import Unsupported
-from lowtide.texpr.conditions import joined, parts_of, where_not_zero
+from lowtide.texpr.conditions import joined, only_place, parts_of, where_not_zero
 from lowtide.texpr.conditions import within as is_within
 from lowtide.texpr.expr import Def, Expr, Load, Rewriter, Select
 from lowtide.texpr.formula import F, all_of, is_number
@@ -122,7 +122,18 @@ def placed(p: Contribution, y: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], Expr
     for rhs, e in inverse.data:
         conditions.append(F(ex.cast(e, dtypes.i64)).equals(F(ex.at(rhs, dtypes.i64))))
     held = all_of(conditions)
-    return inverse.rest, (value if held is None else held.or_zero(value)).e
+    return _at_only_places(inverse.rest, (value if held is None else held.or_zero(value)).e)
+
+
+def _at_only_places(rest: tuple[Axis, ...], value: Expr) -> tuple[tuple[Axis, ...], Expr]:
+    """What is other than zero at one place of an axis only is no sum over it.
+
+    sum[k](0 if k == 0 else (g[k] if k == 1 else 0))        g[1]"""
+    known = where_not_zero(value) if rest else []
+    at = {a: place for a in rest if (place := only_place(a, known)) is not None}
+    if not at:
+        return rest, value
+    return tuple(a for a in rest if a not in at), simplify(at_indices(value, at))
 
 
 def without_clamps(p: Contribution) -> list[Contribution]:

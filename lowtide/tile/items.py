@@ -113,10 +113,13 @@ def place_in(index: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
 @lru_cache(maxsize=8192)
 def stride_along(offset: Index, axis: Axis) -> Index | None:
     """By how much the offset grows with the axis; None where that is not a fixed step."""
-    if not any(axis in deep_atoms(as_index(a)) for a in offset.atoms() if a is not axis):
-        zero = substitute(offset, {axis: as_index(0)})
-        return exact_division(offset - zero, as_index(axis)) if offset is not zero else zero - zero
-    return None
+    if any(axis in deep_atoms(as_index(a)) for a in offset.atoms() if a is not axis):
+        return None
+    zero = substitute(offset, {axis: as_index(0)})
+    step = exact_division(offset - zero, as_index(axis)) if offset is not zero else zero - zero
+    if step is not None and any(isinstance(a, Axis | Gather) for a in deep_atoms(step)):
+        return None  # `i * i`, `i * j`: other steps at other points
+    return step
 
 
 @lru_cache(maxsize=8192)

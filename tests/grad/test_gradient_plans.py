@@ -85,6 +85,16 @@ def test_without_gradients_nothing_is_told() -> None:
         assert "backward" not in str(compiled.explain(meta(N, 3), meta(M, 3)))
 
 
+def test_what_was_stacked_gets_its_own_row() -> None:
+    """And no sum over the rows, of which all but one are 0."""
+
+    def features(x):
+        return torch.stack([torch.tanh(x), x.exp(), torch.cos(x * 3), x * x, x.sigmoid()], 1)
+
+    stages = dict(lt.script(features).stages(meta(N)))
+    assert "sum" not in stages["backward tensor expressions"]
+
+
 def test_stages_of_the_backward_pass() -> None:
     names = [n for n, _ in lt.script(programs.gaussian).stages(meta(N, 3), meta(M, 3), meta(M, 8))]
     assert "backward tile program" in names

@@ -105,6 +105,20 @@ def by_views_of_groups(x, w, G):
     return out.reshape(B, outs, H - K + 1, W - K + 1)
 
 
+def by_channels_of_groups(x, w, G):
+    (B, _, H, W), (outs, C, K, _) = x.shape, w.shape
+    h, v, outs_of_one = H - K + 1, W - K + 1, outs // G
+    out = torch.zeros(B, outs, h, v, dtype=x.dtype)
+    for g in range(G):
+        for o in range(outs_of_one):
+            for c in range(C):
+                for i in range(K):
+                    for j in range(K):
+                        part = x[:, g * C + c, i : i + h, j : j + v]
+                        out[:, g * outs_of_one + o] += part * w[g * outs_of_one + o, c, i, j]
+    return out
+
+
 def by_channels(x, w):
     K = w.shape[2]
     out = torch.zeros(x.shape[0], x.shape[1], x.shape[2] - K + 1, x.shape[3] - K + 1, dtype=x.dtype)

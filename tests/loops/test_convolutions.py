@@ -70,7 +70,7 @@ CASES: list[Case] = [
     (by_hand.transposed_by_inputs, transposed, ((1, 2, 34, 36), (2, 3, 3, 3), 2)),
     *(
         (fn, lambda x, w, G: F.conv2d(x, w, groups=G), ((2, 4, 11, 13), (6, 2, 3, 3), 2))
-        for fn in (by_hand.by_groups, by_hand.by_views_of_groups)
+        for fn in (by_hand.by_groups, by_hand.by_views_of_groups, by_hand.by_channels_of_groups)
     ),
     (
         by_hand.by_channels,

@@ -210,14 +210,31 @@ def wide_and_narrow(x):
     return out
 
 
+def products_of_indices(x):
+    out = torch.zeros(x.shape[0], x.shape[1])
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[i, j] = x[i, j] * (i * j) - (j - 2) ** 2 / 4
+    return out
+
+
+def squares_of_indices(x):
+    total = torch.zeros(x.shape[1])
+    for i in range(x.shape[0]):
+        total = total + torch.exp(-x[i] - (i - 2) ** 2 / 8)
+    return total, torch.stack([x[i, 0] * (i * i - 3 * i) for i in range(x.shape[0])])
+
+
 PROGRAMS: list[Callable[..., Any]] = [
     summed, added_in_place, rows_of, subtracted, largest, multiplied, stacked, stacked_last,
     concatenated, filled, columns, shifted, blocks, pairs, flat_pairs, backwards, every_second,
     histogram, two_results, gathered, aliased, margins, rotated,
-    wavelet, wide_and_narrow,
+    wavelet, wide_and_narrow, products_of_indices, squares_of_indices,
 ]  # fmt: skip
 TRIPS = [1, 2, 33, 100]
-NEEDS_A_ROW = (stacked, concatenated, two_results, stacked_last, aliased, gathered)
+NEEDS_A_ROW = (
+    stacked, concatenated, two_results, stacked_last, aliased, gathered, squares_of_indices,
+)  # fmt: skip
 
 
 def check(got: Any, want: Any) -> None:
