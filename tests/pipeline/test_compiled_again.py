@@ -69,7 +69,7 @@ CHANGES = {
     "layout": (
         [torch.rand(50, 40)],
         [torch.rand(40, 50).T],
-        ["layout of `x` was contiguous, is (1, any)"],
+        ["layout of `x` was contiguous, is dense, its dims in the order (1, 0)"],
     ),
     "int to float": (
         [torch.rand(50, 40), 2],
