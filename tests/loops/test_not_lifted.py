@@ -48,6 +48,13 @@ def overlapping(x):
     return out
 
 
+def in_pairs(x):
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        out[i // 2] = x[i]
+    return out
+
+
 def overwritten(x):
     out = torch.zeros(x.shape[0], x.shape[1])
     for i in range(x.shape[0]):
@@ -231,7 +238,7 @@ def meeting_in_part(x):
 
 PROGRAMS: list[Callable[..., Any]] = [
     meeting, meeting_in_part,
-    recurrence, smoothed, prefix_sums, reads_the_buffer, overlapping, overwritten,
+    recurrence, smoothed, prefix_sums, reads_the_buffer, overlapping, overwritten, in_pairs,
     sums_then_scales, reads_a_sum, data_dependent, breaks, through_a_view, through_a_list,
     changes_the_input, maybe_a_copy, random_numbers, growing_rows, last_of_list, length_of_list,
     returns_the_list, same_object, last_row, swapped, even_only, narrow_floats, counts_floats,
@@ -266,7 +273,8 @@ def test_like_eager(fn: Callable[..., Any]) -> None:
     [
         (recurrence, "once for each of s0 steps"),
         (reads_the_buffer, "reads other elements of what the loop writes"),
-        (overlapping, "not lifted"),
+        (overlapping, "not lifted: two iterations may write one element (getitem"),
+        (in_pairs, "not lifted: two iterations may write one element (getitem"),
     ],
     ids=lambda v: getattr(v, "__name__", ""),
 )

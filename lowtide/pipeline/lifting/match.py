@@ -96,6 +96,8 @@ class Carry:
             delta = self._delta(e, fn)
             if delta is not None:
                 return self._accumulated(fn, delta)
+        if not any(self.has(new) for new in self._written(e)):
+            raise NotLifted("two iterations may write one element")
         raise NotLifted("each iteration needs what the one before it computed")
 
     def _own_place(self, node: Expr) -> Expr | None:
@@ -136,6 +138,14 @@ class Carry:
             yield from self._writes(e.no, conditions)
         elif not (isinstance(e, Load) and e.source == self.name and e.index == self.r):
             yield joined(conditions)
+
+    def _written(self, e: Expr) -> Iterator[Expr]:
+        """What an iteration may put in the element's place."""
+        if isinstance(e, Select) and not self.has(e.cond):
+            yield from self._written(e.yes)
+            yield from self._written(e.no)
+        elif not (isinstance(e, Load) and e.source == self.name and e.index == self.r):
+            yield e
 
     def has(self, e: Expr) -> bool:
         """Whether it is read there."""
