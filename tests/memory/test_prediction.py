@@ -72,6 +72,20 @@ def test_meta_and_fake_tensors() -> None:
     assert compiled.memory(*fake).peak_bytes == known.peak_bytes
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_meta_and_fake_tensors_for_a_module(grad: bool) -> None:
+    """What stands for an operand is not counted, as the operand is not."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    compiled: Any = lt.script(torch.nn.Linear(30, 40))
+    with torch.set_grad_enabled(grad):
+        known = compiled.memory(torch.rand(500, 30)).peak_bytes
+        assert compiled.memory(torch.empty(500, 30, device="meta")).peak_bytes == known
+        with FakeTensorMode():
+            fake = torch.empty(500, 30)
+        assert compiled.memory(fake).peak_bytes == known
+
+
 def test_the_formula_is_the_peak() -> None:
     def f(x, y):
         return torch.cumsum(x[:, None] * y[None], 0).exp()
