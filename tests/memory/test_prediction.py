@@ -15,7 +15,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.measure import can_measure_resident
+from lowtide.memory.measure import can_measure_resident, measure_peak
 from lowtide.runtime.played_arena import PlayedArena
 from tests.memory.calls import Call, measured_alone
 from tests.memory.cases import CASES, Case
@@ -84,6 +84,36 @@ def test_meta_and_fake_tensors_for_a_module(grad: bool) -> None:
         with FakeTensorMode():
             fake = torch.empty(500, 30)
         assert compiled.memory(fake).peak_bytes == known
+
+
+def points_and_steps() -> list[Any]:
+    """(channels, made, kernel, stride, does the input require a gradient)."""
+    shapes = [(3, 8), (5, 8), (8, 8), (24, 24)]
+    kernels = [(1, 1), (1, 2), (3, 2), (4, 4)]
+    return [(*s, *k, g) for s in shapes for k in kernels for g in (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("channels", "made", "kernel", "stride", "wants_input"), points_and_steps()
+)
+def test_convolutions_at_points_and_in_steps(
+    channels: int, made: int, kernel: int, stride: int, wants_input: bool
+) -> None:
+    """oneDNN reads them in other layouts than it reads others."""
+    conv = torch.nn.Conv2d(channels, made, kernel, stride, padding=kernel // 3)
+    x = torch.rand(4, channels, 112, 112, requires_grad=wants_input)
+    compiled: Any = lt.script(conv)
+
+    def step() -> None:
+        compiled(x).sum().backward()
+        conv.zero_grad()
+        x.grad = None
+
+    step()
+    measured = min(measure_peak(step, release=lt.empty_cache)[0].peak_bytes for _ in range(2))
+    predicted = compiled.memory(x).peak_bytes
+    assert measured <= predicted + NOISE_BYTES // 2
+    assert predicted <= 1.1 * measured + 4_000_000
 
 
 def test_the_formula_is_the_peak() -> None:
