@@ -116,6 +116,36 @@ def test_convolutions_at_points_and_in_steps(
     assert predicted <= 1.1 * measured + 4_000_000
 
 
+def whole(x):
+    return torch.fft.fft(x)
+
+
+def real(x):
+    return torch.fft.rfft(x)
+
+
+def back(x, length: int):
+    return torch.fft.irfft(x, length)
+
+
+@pytest.mark.parametrize("length", [300_000, 531_441, 159_953, 300_007])
+@pytest.mark.parametrize("there", [whole, real, back])
+def test_transforms_of_long_lines(length: int, there: Any) -> None:
+    """MKL works beside the line; where its length has large factors, on much longer ones."""
+    dtype = torch.float32 if there is real else torch.complex64
+    x = torch.rand(length // 2 + 1 if there is back else length, dtype=dtype)
+    args = (x, length) if there is back else (x,)
+    compiled = lt.script(there)
+    compiled(*args)
+    measured = min(
+        measure_peak(lambda: compiled(*args), release=lt.empty_cache)[0].peak_bytes
+        for _ in range(2)
+    )
+    predicted = compiled.memory(*args).peak_bytes
+    assert measured <= predicted + NOISE_BYTES // 2
+    assert predicted <= 1.1 * measured + ROOM_BYTES
+
+
 def test_the_formula_is_the_peak() -> None:
     def f(x, y):
         return torch.cumsum(x[:, None] * y[None], 0).exp()
