@@ -3,7 +3,8 @@
 In: the arguments of `aten.convolution` or its gradient, on meta tensors. Out: bytes beyond results.
 
     oneDNN     float32, bfloat16: copies in its blocked layout, channels padded to 16; none where
-               the tensors are channels_last, or of an input of few channels
+               the tensors are channels_last, or of an input of few channels (but for the
+               gradient of weights of 1x1)
     PyTorch    other dtypes, and a single small image: columns of all windows (im2col), of all
                images or of one
 
@@ -42,11 +43,10 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
         return copied + max(2 * nbytes(result), nbytes(x))
     if _is_channels_last(x, w):
         return _turned(x)
-    given = 0 if x.shape[1] <= _FEW and groups == 1 else _blocked(x)
-    if max(w.shape[2:]) == 1 and max(stride) > 1:
-        # the places that are read, of an image per thread
-        images = min(torch.get_num_threads(), x.shape[0])
-        copied += images * x.shape[1] * math.prod(result.shape[2:]) * x.itemsize
+    is_point = max(w.shape[2:]) == 1
+    given = 0 if x.shape[1] <= _FEW and groups == 1 and not is_point else _blocked(x)
+    if is_point and max(stride) > 1:
+        copied += _places_read(x, result)
     return copied + max(given + _blocked(result) - nbytes(result), _blocked(result))
 
 
@@ -69,17 +69,32 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     if is_transposed:
         g, x = x, g  # the result plays the part of the input
     channels = x.shape[1]
-    of_x = _blocked(x) if channels >= _CHANNELS else nbytes(x) if channels > _FEW else 0
+    is_strided, of_x = any(s > 1 for s in stride), _for_weights(x, w)
+    if is_strided and max(w.shape[2:]) == 1 and not is_transposed:
+        copied += _places_read(x, g)
     for_weights = _blocked(g) + of_x
     if not wanted[0]:
         return copied + for_weights
-    is_strided = any(s > 1 for s in stride)
     if is_strided and channels <= _FEW:
         for_input = _blocked(g)
     else:
         for_input = _blocked(g) + _blocked(x) - nbytes(x)
-    again = _blocked(x) if is_strided and channels % _CHANNELS == 0 and not is_transposed else 0
-    return copied + max(for_weights, for_input, of_x + again) + of_halves
+    twice = 2 * nbytes(x) if is_strided and not is_transposed else 0
+    return copied + max(for_weights, for_input, of_x, twice) + of_halves
+
+
+def _for_weights(x: Tensor, w: Tensor) -> int:
+    """The copy of the input that the gradient of the weights reads; a point is read in blocks."""
+    channels = x.shape[1]
+    if channels >= _CHANNELS or max(w.shape[2:]) == 1:
+        return _blocked(x)
+    return nbytes(x) // channels * max(channels, _LEAST_GROUP) if channels > _FEW else 0
+
+
+def _places_read(x: Tensor, result: Tensor) -> int:
+    """Those of an image per thread that a strided point reads."""
+    images = min(torch.get_num_threads(), x.shape[0])
+    return images * _padded(x.shape[1]) * math.prod(result.shape[2:]) * x.itemsize
 
 
 def _grouped(g: Tensor, x: Tensor, w: Tensor, groups: int, wants_input: bool) -> int:
@@ -121,7 +136,11 @@ def _is_onednns(x: Tensor, w: Tensor, *options: Any) -> bool:
 def _blocked(x: Tensor) -> int:
     """Bytes of x: [N, C, ...] in the layout that oneDNN computes in."""
     channels = max(x.shape[1], 1)
-    return nbytes(x) // channels * (-(-channels // _CHANNELS) * _CHANNELS)
+    return nbytes(x) // channels * _padded(channels)
+
+
+def _padded(channels: int) -> int:
+    return -(-channels // _CHANNELS) * _CHANNELS
 
 
 def is_dense(x: Tensor) -> bool:

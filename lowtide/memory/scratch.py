@@ -9,6 +9,7 @@ by measuring: `tests/memory/test_prediction.py` compares them with what is resid
     conv2d(x, w)       see `memory/convolution`
     svd(x), inv(x)     see `memory/linalg`
     huber_loss(x, y)   see `memory/losses`
+    fft(x)             see `memory/transforms`
     abs(z)             of complex numbers, as complex numbers
     x + y              of different dtypes: those of another than the result's, converted
     sum(x, dtype)      x, converted
@@ -24,7 +25,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from lowtide.memory import attention, convolution, linalg, losses, onednn
+from lowtide.memory import attention, convolution, linalg, losses, onednn, transforms
 
 aten = torch.ops.aten
 Bound = Callable[[Sequence[Any], Any], int]
@@ -218,11 +219,6 @@ def _bags(args: Sequence[Any], _: Any) -> int:
     return 16 * args[2].numel()
 
 
-def _first_dims(args: Sequence[Any], _: Any) -> int:
-    """All dims but the last of a transform, in complex numbers."""
-    return _bytes(args[0]) if len(args[1]) > 1 else 0
-
-
 def _places_along(args: Sequence[Any], _: Any) -> int:
     """A number for each place of the dim that was unfolded."""
     return 8 * args[1][args[2]]
@@ -378,7 +374,7 @@ _BOUNDS: dict[Any, Bound] = {
     **dict.fromkeys((aten.scatter_reduce.two, aten.scatter_reduce_.two), _reduced_onto),
     aten._embedding_bag_backward.default: _sorted_bags,
     aten._embedding_bag_per_sample_weights_backward.default: _bags,
-    aten._fft_c2r.default: _first_dims,
+    **transforms.BOUNDS,
     aten.unfold_backward.default: _places_along,
     aten._upsample_bilinear2d_aa.default: _one_dim_less,
     aten._upsample_bicubic2d_aa.default: _one_dim_less,

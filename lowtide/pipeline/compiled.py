@@ -128,8 +128,9 @@ class Compiled(ABC):
         makes its weight at each call, and what it takes is the call's."""
         if len(values) == len(given):
             return None
+        untouched = virtual.untouched(given)  # made before: it is not the call's
         with virtual:
-            found = self.resolve(virtual.untouched(given))[1]
+            found = self.resolve(untouched)[1]
         return found if virtual.has_run else None
 
     def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -192,12 +192,12 @@ class BlockPlan:
 
     def run(self, env: Env) -> list[Any]:
         """Runs the block; `env` has its live-ins, and is used up."""
-        pos, trimmer = 0, heap.trimmer()
+        pos = 0
         while pos < self.last:
-            if trimmer is not None:
-                trimmer.check()
             region = self.region(pos)
             if region is not None:
+                if (trimmer := heap.trimmer()) is not None:
+                    trimmer.check()
                 stop = self._run_region(region, pos, env)
                 if isinstance(stop, list):
                     return stop
@@ -276,8 +276,11 @@ class BlockPlan:
             dead = {v for v in (*op.operands, *op.results) if v not in self.live_at[pos + 1]}
             known = self._steps[pos] = prepared(op), tuple(dead)
         step, dead = known
+        trimmer = heap.trimmer()
+        if trimmer is not None:
+            trimmer.check()
         step(env)
-        if (trimmer := heap.trimmer()) is not None:
+        if trimmer is not None:
             op = self.ops[pos]
             trimmer.follow([env[v] for v in op.operands], [env[v] for v in op.results])
         for v in dead:

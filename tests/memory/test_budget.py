@@ -23,6 +23,7 @@ from lowtide.memory.measure import can_measure_resident
 from lowtide.pipeline.budget.search import path, search
 from lowtide.pipeline.driver import Driver
 from lowtide.programs import PROGRAMS
+from lowtide.runtime import heap
 from tests.memory.calls import tensors
 from tests.memory.cases import CASES, Block
 
@@ -179,6 +180,35 @@ def test_a_hole_that_an_op_may_leave_is_reckoned_with() -> None:
     peaks = [plan.peak_bytes for plan in chosen]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] == plans[0].peak_bytes > peaks[-1]
+
+
+class Seen:
+    """A trimmer that notes when it is asked, and what was run."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+
+    def check(self) -> None:
+        self.steps.append("check")
+
+    def follow(self, operands: Any, results: Any) -> None:
+        self.steps.append("run")
+
+
+def test_free_pages_are_looked_for_before_each_op_that_follows_a_kernel() -> None:
+    """What the kernel was the last to read is free only then."""
+
+    def f(x):
+        y = torch.sort(x.sin() * 2, -1).values
+        return torch.cumsum(y.cos() + 1, 1)
+
+    driver, values = lt.script(f).resolve(lt.script(f).bind((torch.rand(300, 400),), {}))
+    seen: Any = Seen()
+    with heap.trimming(seen):
+        Driver(driver.function)(values)
+    asked = [before for before, step in itertools.pairwise(seen.steps) if step == "run"]
+    assert len(asked) >= 4
+    assert {*asked} == {"check"}
 
 
 class Norms(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.measure import can_measure_resident
+from lowtide.memory.measure import can_measure_resident, measure_peak
 from lowtide.runtime.played_arena import PlayedArena
 from tests.memory.calls import Call, measured_alone
 from tests.memory.cases import CASES, Case
@@ -70,6 +70,80 @@ def test_meta_and_fake_tensors() -> None:
     with FakeTensorMode():
         fake = [torch.empty(x.shape, requires_grad=True) for x in real]
     assert compiled.memory(*fake).peak_bytes == known.peak_bytes
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_meta_and_fake_tensors_for_a_module(grad: bool) -> None:
+    """What stands for an operand is not counted, as the operand is not."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    compiled: Any = lt.script(torch.nn.Linear(30, 40))
+    with torch.set_grad_enabled(grad):
+        known = compiled.memory(torch.rand(500, 30)).peak_bytes
+        assert compiled.memory(torch.empty(500, 30, device="meta")).peak_bytes == known
+        with FakeTensorMode():
+            fake = torch.empty(500, 30)
+        assert compiled.memory(fake).peak_bytes == known
+
+
+def points_and_steps() -> list[Any]:
+    """(channels, made, kernel, stride, does the input require a gradient)."""
+    shapes = [(3, 8), (5, 8), (8, 8), (24, 24)]
+    kernels = [(1, 1), (1, 2), (3, 2), (4, 4)]
+    return [(*s, *k, g) for s in shapes for k in kernels for g in (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("channels", "made", "kernel", "stride", "wants_input"), points_and_steps()
+)
+def test_convolutions_at_points_and_in_steps(
+    channels: int, made: int, kernel: int, stride: int, wants_input: bool
+) -> None:
+    """oneDNN reads them in other layouts than it reads others."""
+    conv = torch.nn.Conv2d(channels, made, kernel, stride, padding=kernel // 3)
+    x = torch.rand(4, channels, 112, 112, requires_grad=wants_input)
+    compiled: Any = lt.script(conv)
+
+    def step() -> None:
+        compiled(x).sum().backward()
+        conv.zero_grad()
+        x.grad = None
+
+    step()
+    measured = min(measure_peak(step, release=lt.empty_cache)[0].peak_bytes for _ in range(2))
+    predicted = compiled.memory(x).peak_bytes
+    assert measured <= predicted + NOISE_BYTES // 2
+    assert predicted <= 1.1 * measured + 4_000_000
+
+
+def whole(x):
+    return torch.fft.fft(x)
+
+
+def real(x):
+    return torch.fft.rfft(x)
+
+
+def back(x, length: int):
+    return torch.fft.irfft(x, length)
+
+
+@pytest.mark.parametrize("length", [300_000, 531_441, 159_953, 300_007])
+@pytest.mark.parametrize("there", [whole, real, back])
+def test_transforms_of_long_lines(length: int, there: Any) -> None:
+    """MKL works beside the line; where its length has large factors, on much longer ones."""
+    dtype = torch.float32 if there is real else torch.complex64
+    x = torch.rand(length // 2 + 1 if there is back else length, dtype=dtype)
+    args = (x, length) if there is back else (x,)
+    compiled = lt.script(there)
+    compiled(*args)
+    measured = min(
+        measure_peak(lambda: compiled(*args), release=lt.empty_cache)[0].peak_bytes
+        for _ in range(2)
+    )
+    predicted = compiled.memory(*args).peak_bytes
+    assert measured <= predicted + NOISE_BYTES // 2
+    assert predicted <= 1.1 * measured + ROOM_BYTES
 
 
 def test_the_formula_is_the_peak() -> None:
