@@ -20,7 +20,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import CodeType, FrameType, MethodType
@@ -30,7 +30,7 @@ import torch
 from torch.nn.parameter import Parameter
 from torch.utils._device import DeviceContext
 
-from lowtide.memory.scopes.bag import Bag, Counts
+from lowtide.memory.scopes.bag import Bag, Counts, holder_of
 from lowtide.memory.scopes.births import USER_CODES, Births, note
 from lowtide.memory.scopes.nests import is_nest, tensors_in
 
@@ -192,6 +192,20 @@ def current() -> Place | None:
     while place is not None and place.log is None:
         place = place.outer
     return place if place is not None and place.thread is state() else None
+
+
+def owner_of(tensor: torch.Tensor) -> Bag | None:
+    """The bag that holds `tensor`: a scope, a thread outside all, or None."""
+    return holder_of(tensor, _near())
+
+
+def _near() -> Iterator[Place]:
+    """Where a tensor of this context is, if anywhere; there may be thousands of other scopes."""
+    place = _innermost.get()
+    while place is not None:
+        yield place
+        place = place.outer
+    yield state().loose
 
 
 def set_current(place: Place | None) -> None:
