@@ -64,6 +64,14 @@ def outputs_of_layers(context: Context) -> None:
             kept.append(layer(row))
 
 
+def two_results(context: Context) -> None:
+    """Kept: functions that give a pair, of which every tensor is the scope's."""
+    kept = []
+    with context():
+        for _ in range(COUNT // 2):
+            kept.append(row.max(0))
+
+
 def shape_asked(context: Context) -> None:
     """No tensor is made, but PyTorch asks the mode: what an attribute costs inside."""
     with context():
@@ -103,6 +111,7 @@ PER: dict[str, tuple[Callable[[Context], None], int]] = {
     "kept, 20,000 tensors": (functools.partial(kept_to_the_end, count=20_000), 20_000),
     "kept, 100,000 tensors": (functools.partial(kept_to_the_end, count=100_000), 100_000),
     "outputs of layers, kept": (outputs_of_layers, COUNT),
+    "functions with two results": (two_results, COUNT),
     "x.shape": (shape_asked, COUNT),
     "an empty scope": (empty_scope, COUNT),
     "a small training step": (training_step(), 10),

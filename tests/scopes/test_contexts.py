@@ -364,3 +364,57 @@ def test_batches_that_come_before_their_turn_are_the_loaders(
             assert all(lt.is_disposed(t) for t in seen)
             del fetch
     assert stats.thread_total_live == 0
+
+
+def test_a_tensor_is_looked_for_where_it_was_made_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowtide.memory.scopes.bag import Bag
+
+    asked: list[Bag] = []
+    find = Bag.find
+
+    def counting(bag: Bag, tensor: torch.Tensor) -> object:
+        asked.append(bag)
+        return find(bag, tensor)
+
+    others = 50
+    with lt.dispose_scope() as outer:
+
+        async def task(begun: asyncio.Semaphore, go_on: asyncio.Event) -> list[torch.Tensor]:
+            with lt.dispose_scope() as own:
+                made, deeper = torch.ones(1), torch.ones(1)
+                begun.release()
+                await go_on.wait()
+                with lt.dispose_scope():
+                    lt.move_to_outer_dispose_scope(made)
+                lt.move_to_other_dispose_scope(torch.ones(1), deeper)
+                own.move_to_other(outer, deeper)
+            return [made, deeper]
+
+        async def main() -> list[list[torch.Tensor]]:
+            begun, go_on = asyncio.Semaphore(0), asyncio.Event()
+            tasks = [asyncio.create_task(task(begun, go_on)) for _ in range(others)]
+            for _ in range(others):
+                await begun.acquire()
+            monkeypatch.setattr(Bag, "find", counting)
+            go_on.set()
+            return await asyncio.gather(*tasks)
+
+        found = asyncio.run(main())
+        monkeypatch.undo()
+        assert len(asked) < 20 * others  # not as many as there are scopes, for each
+        assert all(outer.contains(t) for pair in found for t in pair)
+        assert outer.disposables_count == 2 * others
+
+
+def test_a_tensor_is_found_in_a_scope_of_another_context() -> None:
+    outer = lt.dispose_scope()
+    made: list[torch.Tensor] = []
+
+    def work() -> None:
+        made.append(torch.ones(1))
+        in_a_thread(lambda: lt.detach_from_dispose_scope(made[0]))
+
+    with outer:
+        work()
+        assert not outer.contains(made[0])
+    assert not lt.is_disposed(made[0])

@@ -414,3 +414,53 @@ def test_nothing_crashes_in_a_process_of_its_own() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout
     assert int(done.stdout) >= 60
+
+
+METHODS = """
+import faulthandler; faulthandler.enable()
+import sys, warnings; sys.path.insert(0, {tests!r})
+warnings.simplefilter("ignore")
+import torch
+import test_disposed as here
+skipped = ("__class__", "__del__", "__init_subclass__", "__subclasshook__", "__new__")
+methods = [getattr(torch.Tensor, name) for name in dir(torch.Tensor) if name not in skipped]
+methods = [method for method in methods if callable(method)]
+with torch._C.DisableTorchFunctionSubclass():
+    for is_leaf in (False, True):
+        t, called = here.a_disposed_tensor(), 0
+        for method in methods:
+            for args in ((t,), (t, 1), (t, here.ones()), (here.leaf() * 1, t)):
+                called += 1
+                if is_leaf:
+                    torch.Tensor.requires_grad_(t)
+                try:
+                    method(*args)
+                except Exception:
+                    pass
+        try:
+            torch.add(t, t)
+        except here.lt.DisposedTensorError:
+            continue
+        raise SystemExit("it is no longer disposed")
+print(called)
+"""
+
+
+def test_methods_without_functions_of_subclasses_do_not_crash() -> None:
+    import pathlib
+
+    script = METHODS.format(tests=str(pathlib.Path(__file__).parent))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout
+    assert int(done.stdout) >= 2000
+
+
+def test_a_leaf_without_functions_of_subclasses_raises() -> None:
+    t = a_disposed_tensor()
+    with torch._C.DisableTorchFunctionSubclass():
+        torch.Tensor.requires_grad_(t)
+        for use in (torch.Tensor.relu, torch.Tensor.clone, lambda t: torch.Tensor.reshape(t, 1)):
+            with pytest.raises(lt.DisposedTensorError, match=r"test_disposed\.py"):
+                use(t)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 import lowtide as lt
 
@@ -270,6 +273,64 @@ def test_in_place_operations_make_no_tensor() -> None:
         assert x.requires_grad_(False) is x
         assert scope.disposables_count == 0
     assert x.tolist() == [2, 2, 2]
+
+
+SEVERAL: dict[str, Callable[[torch.Tensor], Any]] = {
+    "max": lambda x: x.max(0),
+    "max, its indices saved for backward": lambda x: x.clone().requires_grad_().max(0),
+    "topk": lambda x: torch.topk(x, 2),
+    "chunk": lambda x: x.chunk(2),
+    "unbind": lambda x: x.unbind(),
+    "split": lambda x: x.split(1),
+    "a list": lambda x: torch._foreach_add([x, x], 1),
+    "None among them": lambda x: functional.multi_head_attention_forward(
+        *(x[None], x[None], x[None], 4, 1, x.new_ones(12, 4), None, None, None, False, 0.0),
+        *(x.new_ones(4, 4), None),
+        need_weights=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_each_of_several_results_is_the_scopes(name: str, stats: lt.ScopeStatistics) -> None:
+    x = torch.rand(4, 4)
+    with lt.dispose_scope() as scope:
+        results = [t for t in SEVERAL[name](x) if t is not None]
+        assert results
+        assert all(scope.contains(t) for t in results)
+    assert all(lt.is_disposed(t) for t in results)
+    assert stats.created_in_scope == stats.disposed_in_scope
+    assert "test_semantics.py" in repr(results[-1])
+    assert x.shape == (4, 4)
+
+
+def test_of_several_results_those_that_were_there_before_stay() -> None:
+    x, y = torch.ones(2), torch.tensor(1.0)
+    with lt.dispose_scope() as scope:
+        same, wider = torch.atleast_1d(x, y)
+        assert same is x
+        assert scope.disposables == (wider,)
+    assert lt.is_disposed(wider)
+    assert x.tolist() == [1, 1]
+
+
+def test_a_list_that_comes_back_stays_as_it_is() -> None:
+    tensors = [torch.ones(2), torch.ones(2)]
+    with lt.dispose_scope() as scope:
+        torch._foreach_add_(tensors, 1)
+        assert torch.overrides.handle_torch_function(_same, (), tensors) is tensors
+        (again,) = torch.overrides.handle_torch_function(_in_a_list, (), tensors)
+        assert again is tensors
+        assert scope.disposables_count == 0
+    assert [t.tolist() for t in tensors] == [[2, 2], [2, 2]]
+
+
+def _same(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return tensors
+
+
+def _in_a_list(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    return [tensors]
 
 
 def test_alias_is_a_handle_with_a_life_of_its_own() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -158,7 +159,12 @@ class Bag:
         self.owned[id(tensor)] = birth
 
 
-def owner_of(tensor: torch.Tensor) -> Bag | None:
-    """The bag that holds `tensor`: the innermost scope's, a thread's, or None."""
+def holder_of(tensor: torch.Tensor, likely: Iterable[Bag]) -> Bag | None:
+    """The bag that holds `tensor`, or None; `likely` are asked before all others."""
+    if not weakref.getweakrefcount(tensor):  # every bag has one
+        return None
     with LOCK:
+        for bag in likely:
+            if bag.find(tensor) is not None:
+                return bag
         return next((bag for bag in list(_bags) if bag.find(tensor) is not None), None)

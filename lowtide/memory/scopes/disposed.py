@@ -109,8 +109,9 @@ class DisposedTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # A custom Function that returns the handle: C++ asks where it can take no error.
-        if func is _ASK_DEVICE and _getframe(1).f_code is _APPLY:
+        # C++ asks where it can take no error: of what a custom Function returns, and of a leaf,
+        # which a handle becomes by `requires_grad_` where PyTorch asks no `__torch_function__`.
+        if func is _ASK_DEVICE and (_getframe(1).f_code is _APPLY or _needs_gradient(args[0])):
             return _META
         raise _error_in(args, kwargs)
 
@@ -280,6 +281,11 @@ def _let_go(tensor: torch.Tensor) -> bool:
         _set(tensor, "__class__", DisposedTensor)
         _C._autograd._unsafe_set_version_counter((tensor,), (version,))
     return _is_exchanged(tensor)
+
+
+def _needs_gradient(tensor: torch.Tensor) -> bool:
+    with _C.DisableTorchFunction():
+        return _Tensor.requires_grad.__get__(tensor)
 
 
 def _obituary(tensor: torch.Tensor) -> tuple[Birth | None, Ending]:

@@ -13,7 +13,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from lowtide.memory.scopes import disposed, keepers, watch
-from lowtide.memory.scopes.bag import owner_of
 from lowtide.memory.scopes.decorate import moving_out
 from lowtide.memory.scopes.disposed import is_gone
 from lowtide.memory.scopes.hidden import by_python
@@ -27,6 +26,7 @@ from lowtide.memory.scopes.ownership import (
     one_tensor,
 )
 from lowtide.memory.scopes.scope import DisposeScope, ending_here
+from lowtide.memory.scopes.watch import owner_of
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -31,12 +31,12 @@ from torch.utils import dlpack
 from torch.utils.data import dataloader
 
 from lowtide.memory.scopes import watch
-from lowtide.memory.scopes.bag import LOCK, owner_of
+from lowtide.memory.scopes.bag import LOCK
 from lowtide.memory.scopes.births import unseen
 from lowtide.memory.scopes.disposed import error_of, is_gone
 from lowtide.memory.scopes.hidden import hide
 from lowtide.memory.scopes.nests import tensors_in, with_parts
-from lowtide.memory.scopes.watch import FRESH_SHARED, Place, see, state
+from lowtide.memory.scopes.watch import FRESH_SHARED, Place, owner_of, see, state
 
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]

@@ -20,7 +20,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import CodeType, FrameType, MethodType
@@ -30,8 +30,8 @@ import torch
 from torch.nn.parameter import Parameter
 from torch.utils._device import DeviceContext
 
-from lowtide.memory.scopes.bag import Bag, Counts
-from lowtide.memory.scopes.births import USER_CODES, note
+from lowtide.memory.scopes.bag import Bag, Counts, holder_of
+from lowtide.memory.scopes.births import USER_CODES, Births, note
 from lowtide.memory.scopes.nests import is_nest, tensors_in
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -43,6 +43,7 @@ _GRAD_SETTER: Any = _Tensor.grad.__set__
 # They hand out a tensor that exists already.
 _GETTERS: Any = (_Tensor.grad.__get__, _Tensor._base.__get__, _Tensor._grad.__get__)
 _DEEPCOPY: Any = _Tensor.__deepcopy__
+_TOLIST: Any = _Tensor.tolist
 _NO_DISPATCH: Any = _Tensor.__torch_dispatch__
 _use_count: Any = _Tensor._use_count  # by C++; asks no mode
 
@@ -58,16 +59,21 @@ def _count_of_fresh_shared() -> int:
     return sys.getrefcount(made) + 0 * len(view)
 
 
-def _count_else() -> int:
-    """References to a tensor besides those by nests: a variable of a loop, an argument."""
-    nest = [torch.empty(0)]
-    return max(sys.getrefcount(made) for made in nest) - 1
+def _count_in_nest() -> int:
+    """References to a tensor by a nest, by the variable of a loop, and as an argument."""
+    counts: list[int] = []
+    for made in [torch.empty(0)]:
+        counts.append(sys.getrefcount(made))
+    return counts[0]
 
 
 FRESH = _count_of_fresh()
-_FRESH_ELSE = _count_else()
+_FRESH_IN_NEST = _count_in_nest()
+_FRESH_ELSE = _FRESH_IN_NEST - 1  # besides those by nests
 FRESH_SHARED = _count_of_fresh_shared()
 _BY_CPP = FRESH_SHARED - FRESH
+_MORE_IN_NEST = _FRESH_IN_NEST - FRESH
+_FLAT: Any = (list, tuple)
 
 
 class Place(Bag):
@@ -188,6 +194,20 @@ def current() -> Place | None:
     return place if place is not None and place.thread is state() else None
 
 
+def owner_of(tensor: torch.Tensor) -> Bag | None:
+    """The bag that holds `tensor`: a scope, a thread outside all, or None."""
+    return holder_of(tensor, _near())
+
+
+def _near() -> Iterator[Place]:
+    """Where a tensor of this context is, if anywhere; there may be thousands of other scopes."""
+    place = _innermost.get()
+    while place is not None:
+        yield place
+        place = place.outer
+    yield state().loose
+
+
 def set_current(place: Place | None) -> None:
     """Make it the innermost of this context."""
     _innermost.set(place)
@@ -241,13 +261,17 @@ def told(made: Any) -> None:
 
 
 def _record(thread: ThreadState, made: torch.Tensor, frame: FrameType | None) -> None:
-    place = current()
-    if place is None and thread.is_watching:
-        place = thread.loose
+    place = _place_of(thread)
     if place is not None and place.log is not None:
         place.log += note(made, frame)
         if len(place.log) > place.limit:
             place.shorten()
+
+
+def _place_of(thread: ThreadState) -> Place | None:
+    """Whose a tensor is that the thread makes now."""
+    place = current()
+    return thread.loose if place is None and thread.is_watching else place
 
 
 def _look(
@@ -272,8 +296,16 @@ def _look(
     if isinstance(made, torch.Tensor):
         if (args and made is args[0]) or func in _GETTERS:  # in place, or there before
             return
-        found = [(count - is_copied, made)]
-    elif is_nest(made):
+        if _is_ours(made):  # an argument that comes back has a reference more
+            if _is_fresh(made, count - is_copied):
+                _record(thread, made, frame)
+            return
+        found = [(count, made)]
+    elif count == FRESH and isinstance(made, _FLAT) and _are_recorded(thread, made, frame):
+        return
+    elif is_nest(made) and func is not _TOLIST:
+        if args and made is args[0]:  # a list whose tensors were changed in place
+            return
         # Less those by the list and by the loop.
         found = [(sys.getrefcount(tensor) - 2, tensor) for tensor in list(tensors_in(made))]
     else:
@@ -284,9 +316,41 @@ def _look(
             continue
         if not _is_ours(tensor):
             on_foreign(tensor, given)
-        # With more references than those from here and from C++ it was known before.
-        elif references <= FRESH + _BY_CPP * (_use_count(tensor) > 1):
+        elif _is_fresh(tensor, references):
             _record(thread, tensor, frame)
+
+
+def _are_recorded(thread: ThreadState, made: Any, frame: FrameType | None) -> bool:
+    """Record the tensors of a list or tuple that nobody else refers to; False, and nothing is
+    done, if it holds more than fresh tensors and what is none.
+
+    An argument that comes back in it has a reference more, so that the arguments, of which there
+    may be thousands, need not be looked at.
+    """
+    births: Births = []
+    code, instruction = None, 0
+    for tensor in made:
+        if type(tensor) is _Tensor:
+            count = _getrefcount(tensor)
+            if count != _FRESH_IN_NEST and not _is_fresh(tensor, count - _MORE_IN_NEST):
+                return False
+            if code is None:
+                _, code, instruction = note(tensor, frame)
+            births += (_ref(tensor), code, instruction)
+        elif tensor is not None and type(tensor) not in _PLAIN:
+            return False
+    place = _place_of(thread) if births else None
+    if place is not None and place.log is not None:
+        place.log += births
+        if len(place.log) > place.limit:
+            place.shorten()
+    return True
+
+
+def _is_fresh(tensor: torch.Tensor, references: int) -> bool:
+    """Whether they are no more than those from where it was returned and from C++: with more it
+    was known before."""
+    return references <= FRESH + _BY_CPP * (_use_count(tensor) > 1)
 
 
 def on_grad_set(value: Any) -> None:
