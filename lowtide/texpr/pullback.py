@@ -24,6 +24,7 @@ from lowtide.texpr.derivatives import AT_NAN, CLAMPS, LIPSCHITZ, ROOTS, STRICT, 
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce, Rewriter, Select
 from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, clamp, gather
+from lowtide.texpr.own_gradients import RULES, own_parts
 
 # the maximum within them is only there to keep exponentials small: their value has no share in it
 STABILISED: Final = frozenset({
@@ -43,7 +44,8 @@ DETACHED: Final = frozenset({"detach"})
 # definitions of another op where gradients are recorded
 OF_THEIR_OWN: Final = (
     STABILISED | CENTRED | INDEXED | DETACHED | ROOTS | CLAMPS | STRICT | LIPSCHITZ | AT_NAN.keys()
-)
+    | RULES.keys()
+)  # fmt: skip
 
 Contributions = dict[Load, Expr]
 
@@ -145,6 +147,9 @@ class _Puller:
         if isinstance(e, Cast):
             wide = g if isinstance(e.arg, Load) else ex.cast(g, e.arg.dtype)
             return self.pull(e.arg, wide)
+        parts = own_parts(e, g, self.d.op)
+        if parts is not None:
+            return self._merged([part for part, _ in parts], [f.e for _, f in parts])
         if isinstance(e, Select):
             return self._select(e, g)
         if isinstance(e, Apply):

@@ -34,6 +34,7 @@ from lowtide.tile.axes import (
     reduced_axes,
     sources,
 )
+from lowtide.tile.items import cost
 from lowtide.tile.online import rescaled
 
 LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is not worth it
@@ -43,6 +44,7 @@ COLUMNS = 8  # a product that must be held whole by each task has at most so man
 HELD = 1 << 18  # … or so many elements
 ROWS = 256  # of the axis that tasks share, in one task
 LONG_PRODUCT = 16  # terms: shorter ones are done again sooner than read
+INLINE_COST = 200  # operations of a shared value, written out: one that costs more is stored
 AGAIN = "again"  # what is computed once more: the ending of its name
 WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
 
@@ -231,6 +233,8 @@ def _shared(
         if d.name in roots or d.name in moved or isinstance(d.expr, Reduce):
             continue
         if sum(1 for _ in ex.walk(d.expr)) > INLINE_NODES:
+            continue
+        if _elements(d.shape, hints) <= held and cost(_inlined(d, found).expr) > INLINE_COST:
             continue
         found[d.name] = d
     return found

@@ -433,6 +433,18 @@ def test_only_what_is_needed() -> None:
         vecmath.functions(["no_such_f32"], 16, 64)
 
 
+def test_many_calls_are_not_inlined() -> None:
+    def text(count: int) -> str:
+        kernel = "r = exp_f64(r); r = fma_f64(r, r, r);" * count
+        return vecmath.functions(["exp_f64", "fma_f64"], 16, 64, [kernel])
+
+    assert "LT_CALLED" not in text(4)
+    many = text(40)
+    assert many.count("LT_CALLED") == 1
+    assert "LT_CALLED f64x8 exp_f64_x8(f64x8 x)" in many
+    assert "LT_INLINE f64v exp_f64(f64v x)" in many  # it only takes the vector apart
+
+
 @pytest.mark.skipif(zig() is None or not AVX512, reason="no ziglang, or no AVX-512")
 def test_zig(tmp_path: Path) -> None:
     library = Library(tmp_path, 16, 64, zig() or [], ["-march=native"])

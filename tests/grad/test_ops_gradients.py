@@ -140,7 +140,11 @@ OTHERS: list[tuple[str, tuple[Any, ...]]] = [
     ("pow", ((6, 7), 0)), ("pow", ((6, 7), 3)), ("pow", ((6, 7), 0.5)), ("pow", ((6, 7), -1)),
     ("pow", ((6, 7), 2.5)), ("pow", (2.0, (6, 7))), ("threshold", ((6, 7), 0.5, 2.0)),
     ("leaky_relu", ((6, 7),)), ("softplus", ((6, 7),)), ("nan_to_num", ((6, 7),)),
-    ("sinc", ((6, 7),)),
+    ("sinc", ((6, 7),)), ("logaddexp", ((6, 7), (7,))), ("logaddexp2", ((6, 7), (6, 1))),
+    ("hypot", ((6, 7), (7,))), ("xlogy", ((6, 7), (6, 1))), ("xlogy", ((6, 7), 2.0)),
+    ("xlogy", (2.0, (6, 7))), ("xlogy", (0.0, (6, 7))), ("logit", ((6, 7),)),
+    ("nanmean", ((6, 7),)), ("nanmean", ((6, 7), 1)), ("nanmean", ((6, 7), 0, True)),
+    ("kl_div", ((6, 7), (6, 7))), ("kl_div", ((6, 7), (6, 7), None, None, "sum", True)),
 ]  # fmt: skip
 
 
@@ -155,6 +159,38 @@ def test_losses_infinitely_far_apart(name: str) -> None:
 )
 def test_others(name: str, operands: tuple[Any, ...], make: Make) -> None:
     check(name, *(make(*x) if isinstance(x, tuple) else x for x in operands))
+
+
+OWN = ["logaddexp", "logaddexp2", "hypot", "xlogy", "logit", "nanmean", "kl_div"]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("name", [*OWN, "binary_cross_entropy"])
+def test_kernels_have_them(name: str, make: Make) -> None:
+    operands = (make(6, 7), make(6, 7).roll(1))[: required(name)]
+    if name == "binary_cross_entropy":
+        operands = tuple(x.nan_to_num().abs().clamp(max=1.0) for x in operands)
+    assert not compare(name, *operands)
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1, 0.5, 0.6])
+def test_logit_held_to_a_range(eps: float) -> None:
+    """Of NaN PyTorch's gradient is 0 in whole vectors, NaN in the elements after them."""
+    x = torch.tensor([0.0, 0.1, 0.25, 0.5, 0.9, 1.0, -0.5, 1.5, INF, -INF], dtype=F64)
+    assert not compare("logit", x, eps)
+
+
+def test_cross_entropy_at_its_ends() -> None:
+    ends = torch.tensor([0.0, 1.0, 1e-13, 1 - 1e-13, 0.3], dtype=F64)
+    x, y = (t.flatten() for t in torch.meshgrid(ends, ends, indexing="ij"))
+    assert not compare("binary_cross_entropy", x, y, None, None, None, "sum")
+    assert not compare("binary_cross_entropy", x, y)
+
+
+def test_nothing_but_nan_has_a_mean_without_a_slope() -> None:
+    x = randn(6, 7)
+    x[2], x[4, 3] = NAN, INF
+    assert not compare("nanmean", x, 1)
 
 
 # ---- changes of index ---------------------------------------------------------------------------

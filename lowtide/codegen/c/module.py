@@ -28,7 +28,12 @@ def module_text(kernels: Sequence[KernelText], lanes: int, vector_bytes: int) ->
         types(lanes, vector_bytes),
         abi.C_DECLARATIONS,
         HELPERS,
-        functions([n for n in library if not n.startswith("@")], lanes, vector_bytes),
+        functions(
+            [n for n in library if not n.startswith("@")],
+            lanes,
+            vector_bytes,
+            [k.text for k in kernels],
+        ),
         *(FLOORDIV.format(t=t, v=f"{t}v", m={"f32": "i32v", "f64": "i64v"}[t]) for t in divisions),
         *(
             transpose_function(t, lanes) if fn == "transpose" else arg_fold(fn, t)

@@ -58,11 +58,12 @@ def _watches_nan(w: Accumulate) -> bool:
 
 def _variants(nest: Nest, names: Names) -> Iterator[Variant]:
     """Whole blocks; the rest of the vector axis; and, for the rows left over, everything."""
-    rows = max(nest.unroll.values(), default=1)
+    rows, width = max(nest.unroll.values(), default=1), names.lanes * nest.vectors
     if nest.vector is None:
         yield Variant(1, rows, False)
     else:
-        yield Variant(nest.vectors, rows, False)
+        if (nest.vector.extent.const or width) >= width:
+            yield Variant(nest.vectors, rows, False)
         yield Variant(1, rows, True)
     if rows > 1:
         yield Variant(1, 1, nest.vector is not None, everything=True)

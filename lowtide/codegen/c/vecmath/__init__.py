@@ -1,8 +1,9 @@
 """Vector mathematics for generated kernels: C text without headers, without libc.
 
 In: names of functions, the lane count of the kernel, the bytes of a hardware vector. Out: C text.
-Always: only what is asked for and what that needs, callees first; every function is inlined; no
-undefined symbol.
+Always: only what is asked for and what that needs, callees first; no undefined symbol. A function
+is inlined, except where a kernel calls so many that they would be most of what the C compiler works
+on: it takes much longer for one long function than for several short ones.
 
     types(16, 64) + functions(["exp_f32"], 16, 64)
       → typedef float f32v …;  LT_INLINE f32v fma_f32(…) {…}  …  LT_INLINE f32v exp_f32(f32v x) {…}
@@ -15,7 +16,10 @@ that what it computes stays in registers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
 
 from lowtide.codegen.c.vecmath import conversions, elementary, hardware, integers, lanes, memory
 from lowtide.codegen.c.vecmath.snippet import Layout, Prototype, Snippet, prototype
@@ -29,24 +33,62 @@ NAMES: dict[str, Snippet] = {s.name: s for module in _MODULES for s in module.SN
 # folds stand behind loops, where a call costs little; inlined, they cost the compiler most
 _CALLED = frozenset(n for n in NAMES if n.startswith(("hsum", "hprod", "hmin", "hmax", "hfast")))
 
+MOST_INLINED: Final = 100_000  # characters of C that a kernel's calls become: about 20 of exp
+LEAST_CALLED: Final = 2_000  # what is shorter costs less than a call
+
 _WORD = re.compile(r"\b[a-z]\w*\b")
 _VECTOR = re.compile(r"\b([fiu]\d+)v(_u)?\b")
 _VECTOR_PARAM = re.compile(r"([fiu]\d+v)( ?\*)?")
 
 
-def functions(names: Iterable[str], lanes: int, vector_bytes: int) -> str:
-    """The C text of `names` and all they call, for kernels of `lanes` lanes.
+def functions(
+    names: Iterable[str], lanes: int, vector_bytes: int, kernels: Sequence[str] = ()
+) -> str:
+    """The C text of `names` and all they call, for kernels of `lanes` lanes, whose texts are given.
 
     Raises KeyError on an unknown name.
     """
+    layout = Layout(lanes=lanes, vector_bytes=vector_bytes)
     done: dict[tuple[str, int], str] = {}
+    called = _CALLED.union(*(_better_called(text, layout) for text in kernels))
     for name in names:
-        _emit(NAMES[name], Layout(lanes=lanes, vector_bytes=vector_bytes), lanes, done)
+        _emit(NAMES[name], layout, lanes, called, done)
     return "\n".join(done.values())
 
 
+def _better_called(kernel: str, layout: Layout) -> set[str]:
+    """Functions to call rather than to inline: those that make it longest, until it is short."""
+    sites = Counter(w for w in _WORD.findall(kernel) if w in NAMES)
+    sizes: dict[str, int] = {}
+    found: set[str] = set()
+    lengths = {name: n * _inlined_size(name, layout, sizes) for name, n in sites.items()}
+    total = sum(lengths.values())
+    for name in sorted(lengths, key=lambda n: (-lengths[n], n)):
+        if total > MOST_INLINED and sizes[name] >= LEAST_CALLED:
+            found.add(name)
+            total -= lengths[name]
+    return found
+
+
+def _inlined_size(name: str, layout: Layout, known: dict[str, int]) -> int:
+    """Characters of a function, once for each part, with all that it calls written into it."""
+    if name not in known:
+        snippet = NAMES[name]
+        text = snippet.text(layout)
+        part = layout.hardware_lanes(_widest(text)) if snippet.splits else layout.lanes
+        within = replace(layout, lanes=part)
+        calls = [w for w in _WORD.findall(text) if w in NAMES and w != name]
+        inner = sum(_inlined_size(w, within, {}) for w in calls)
+        known[name] = (len(text) + inner) * (layout.lanes // part)
+    return known[name]
+
+
 def _emit(
-    snippet: Snippet, layout: Layout, kernel_lanes: int, done: dict[tuple[str, int], str]
+    snippet: Snippet,
+    layout: Layout,
+    kernel_lanes: int,
+    called: Collection[str],
+    done: dict[tuple[str, int], str],
 ) -> None:
     """Appends `snippet` at `layout` to `done`, after what it calls."""
     key = (snippet.name, layout.lanes)
@@ -56,15 +98,15 @@ def _emit(
     narrow = layout.hardware_lanes(_widest(text)) if snippet.splits else layout.lanes
     if narrow < layout.lanes:
         part = Layout(lanes=narrow, vector_bytes=layout.vector_bytes)
-        _emit(snippet, part, kernel_lanes, done)
+        _emit(snippet, part, kernel_lanes, called, done)
         text = _in_parts(prototype(text), layout.lanes, narrow)
     for word in dict.fromkeys(_WORD.findall(text)):
         if word in NAMES and word != snippet.name:
-            _emit(NAMES[word], layout, kernel_lanes, done)
+            _emit(NAMES[word], layout, kernel_lanes, called, done)
     if layout.lanes != kernel_lanes:
         text = _renamed(text, layout.lanes)
     fits = layout.lanes * _widest(text) <= layout.vector_bytes  # a wider one is passed in memory
-    linkage = "LT_CALLED" if snippet.name in _CALLED and fits else "LT_INLINE"
+    linkage = "LT_CALLED" if snippet.name in called and fits else "LT_INLINE"
     done[key] = f"{linkage} {text}"
 
 

@@ -1,0 +1,109 @@
+"""Ops with a backward formula of PyTorch's own, which says more than the chain rule.
+
+In: a node of an op's definition and its cotangent. Out: what parts of it get, None for any node
+that is not the formula itself: the chain rule goes on there.
+
+    hypot(x, y) = big * sqrt(1 + (small / big)**2)     x: g * (x / r), y: g * (y / r)
+    logit(x) = log(v / (1 - v))                        v: g / (v * (1 - v)), x what v gives it
+
+At infinity, at 0 and at NaN these are what PyTorch has, where the chain rule would divide by 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from lowtide.texpr.expr import Apply, Expr, Select
+from lowtide.texpr.formula import F, is_number
+
+Parts = tuple[tuple[Expr, F], ...]
+
+
+def own_parts(e: Expr, g: Expr, op: str) -> Parts | None:
+    """The parts of a node that get a cotangent, and which."""
+    rule = RULES.get(op)
+    return None if rule is None else rule(e, F(g))
+
+
+def _log_sum(fn: str) -> Callable[[Expr, F], Parts | None]:
+    """log(exp(x) + exp(y)): max(x, y) is in front, and both are apart where they are infinite."""
+
+    def shares(e: Expr, g: F) -> Parts | None:
+        top = _applied(e.no, "add") if isinstance(e, Select) else None
+        largest = _applied(top.args[0], "maximum") if top is not None else None
+        if largest is None:
+            return None
+        x, y = map(F, largest.args)
+        return (x.e, g / (1 + (y - x).fn(fn))), (y.e, g / (1 + (x - y).fn(fn)))
+
+    return shares
+
+
+def _hypot(e: Expr, g: F) -> Parts | None:
+    if not isinstance(e, Select) or not isinstance(e.no, Select):
+        return None
+    big = _applied(e.no.yes, "maximum")
+    sides = [_applied(a, "abs") for a in big.args] if big is not None else []
+    return tuple((a.args[0], g * (F(a.args[0]) / F(e))) for a in sides if a is not None) or None
+
+
+def _xlogy(e: Expr, g: F) -> Parts | None:
+    """x log y, 0 where x is 0 and NaN where y is."""
+    inner = e.no if isinstance(e, Select) else None
+    product = _applied(inner.no, "mul") if isinstance(inner, Select) else None
+    log = _applied(product.args[1], "log") if product is not None else None
+    if product is None or log is None:
+        return None
+    x, y = F(product.args[0]), F(log.args[0])
+    nothing = x.equals(0) & (y <= 0)
+    return (x.e, nothing.where(g.like(0), g * F(log))), (y.e, g * (x / y))
+
+
+def _logit(e: Expr, g: F) -> Parts | None:
+    ratio = _applied(e, "log")
+    odds = _applied(ratio.args[0], "div") if ratio is not None else None
+    if odds is None:
+        return None
+    v = F(odds.args[0])
+    slope = (v.equals(0) | v.equals(1)).where(g * math.inf, g / (v * (1 - v)))
+    if isinstance(v.e, Select):  # held to a range: beyond it there is no slope
+        return ((v.e, slope),)
+    return ((v.e, ((v < 0) | (v > 1)).where(g.like(math.nan), slope)),)
+
+
+def _cross_entropy(e: Expr, g: F) -> Parts | None:
+    """-(y log x + (1 - y) log(1 - x)), where the logarithms are at least -100."""
+    whole = _applied(e, "sub")
+    near = _applied(whole.args[1], "mul") if whole is not None else None
+    held = _applied(near.args[1], "maximum") if near is not None else None
+    log = _applied(held.args[0], "log") if held is not None else None
+    if near is None or log is None:
+        return None
+    x, y = F(log.args[0]), F(near.args[0])
+    spread = ((1 - x) * x).fn("maximum", 1e-12)
+    return (x.e, g * (x - y) / spread), (y.e, g * ((1 - x).fn("log") - F(log)))
+
+
+def _mean_of_numbers(e: Expr, g: F) -> Parts | None:
+    """What is not NaN gets the cotangent, the rest 0 times it: NaN where there is nothing else."""
+    if not isinstance(e, Select) or not is_number(e.yes, 0):
+        return None
+    return ((e.no, g * F(e.cond).where(g.like(0), 1)),)
+
+
+def _applied(e: Expr, fn: str) -> Apply | None:
+    return e if isinstance(e, Apply) and e.fn == fn else None
+
+
+RULES: Final[dict[str, Callable[[Expr, F], Parts | None]]] = {
+    "logaddexp": _log_sum("exp"),
+    "logaddexp2": _log_sum("exp2"),
+    "hypot": _hypot,
+    "xlogy": _xlogy,
+    "kl_div": _xlogy,  # of the target with itself
+    "logit": _logit,
+    "binary_cross_entropy": _cross_entropy,
+    "nanmean": _mean_of_numbers,
+}
