@@ -101,7 +101,7 @@ def test_convolutions_at_points_and_in_steps(
 ) -> None:
     """oneDNN reads them in other layouts than it reads others."""
     conv = torch.nn.Conv2d(channels, made, kernel, stride, padding=kernel // 3)
-    x = torch.rand(4, channels, 112, 112, requires_grad=wants_input)
+    x = torch.rand(8, channels, 112, 112, requires_grad=wants_input)
     compiled: Any = lt.script(conv)
 
     def step() -> None:
@@ -112,8 +112,8 @@ def test_convolutions_at_points_and_in_steps(
     step()
     measured = min(measure_peak(step, release=lt.empty_cache)[0].peak_bytes for _ in range(2))
     predicted = compiled.memory(x).peak_bytes
-    assert measured <= predicted + NOISE_BYTES // 2
-    assert predicted <= 1.1 * measured + 4_000_000
+    assert measured <= predicted + NOISE_BYTES
+    assert predicted <= 1.1 * measured + ROOM_BYTES
 
 
 def whole(x):
