@@ -1,4 +1,5 @@
-"""What PyTorch's convolutions allocate inside themselves on the CPU: an upper bound.
+"""PyTorch's convolutions on the CPU: what they allocate inside themselves, an upper bound, and how
+their results lie.
 
 In: the arguments of `aten.convolution` or its gradient, on meta tensors. Out: bytes beyond results.
 
@@ -24,6 +25,7 @@ Tensor = torch.Tensor
 _SLOW: Final = ("Slow2d", "Slow3d", "SlowDilated2d", "SlowDilated3d",
                 "SlowTranspose2d", "SlowTranspose3d")  # fmt: skip
 _PYTORCHS: Final[list[Any]] = [getattr(torch._C._ConvBackend, name) for name in _SLOW]  # pyright: ignore
+_CONVOLUTION: Final[Any] = torch.ops.aten.convolution.default
 _CHANNELS: Final = 16
 _FEW: Final = 4
 _BOTH_AT_ONCE: Final = 3  # the largest depthwise kernel of which both gradients are there at once
@@ -35,19 +37,30 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     """Of `aten.convolution`."""
     x, w, _, stride, padding, dilation, is_transposed, _, groups, *_ = args
     copied = 0 if is_dense(x) else nbytes(x)
-    if not _is_onednns(x, w, *args[3:9]):
+    if not is_onednns(args):
         columns = _columns(x, w, result, stride, padding, dilation, is_transposed)
+        copied += _turned(x) if _is_channels_last(x, w) else 0
         single = 2 * _of_threads(columns, x) if is_transposed and x.itemsize < 4 else 0
         return copied + _by_groups(columns + single, (x,), result, groups)
+    if _is_channels_last(x, w):
+        is_even = all(k % s == 0 for k, s in zip(w.shape[2:], stride, strict=True))
+        padded = 0 if is_even or not is_transposed else _of_threads(nbytes(x), x) + nbytes(w)
+        return _turned(x) + _turned(w) + padded
     if is_transposed:
         return copied + max(2 * nbytes(result), nbytes(x))
-    if _is_channels_last(x, w):
-        return _turned(x)
     is_point = max(w.shape[2:]) == 1
     given = 0 if x.shape[1] <= _FEW and groups == 1 and not is_point else _blocked(x)
     if is_point and max(stride) > 1:
         copied += _places_read(x, result)
     return copied + max(given + _blocked(result) - nbytes(result), _blocked(result))
+
+
+def as_it_lies(func: Any, args: Sequence[Any], result: Any) -> Any:
+    """The result of `aten.convolution`, on the meta device, as it lies on others; any other op's
+    as it is. Where one operand is channels_last so is it; on meta tensors it is contiguous."""
+    if func is not _CONVOLUTION or not _is_channels_last(args[0], args[1]):
+        return result
+    return torch.empty_like(result, memory_format=_LAYOUTS[result.dim()])
 
 
 def backward_scratch(args: Sequence[Any], _: object) -> int:
@@ -56,13 +69,15 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     copied = sum(nbytes(v) for v in (g, x) if not is_dense(v))
     if not _is_onednns(x, w, *args[4:10]):
         columns = _columns(x, w, g, stride, padding, dilation, is_transposed)
+        columns = columns or nbytes(x) // max(x.shape[0], 1)  # of a point: those of an image
+        copied += _turned(g) + _turned(x) if _is_channels_last(x, w) else 0
         if is_transposed:
             return copied + columns // max(x.shape[0], 1)  # image by image
         if x.itemsize < 4:  # an image's, and those in single precision
             columns = max(columns, 3 * _of_threads(columns, x))
         return copied + _by_groups(columns, (x, g), x, groups)
     if _is_channels_last(x, w):
-        return _turned(g) + _turned(x)
+        return _turned(g) + _turned(x) + _turned(w)
     of_halves = _blocked(g) if x.itemsize < 4 and not is_transposed else 0
     if groups > 1 and not is_transposed:
         return copied + _grouped(g, x, w, groups, wanted[0]) + of_halves
@@ -123,6 +138,11 @@ def _by_groups(columns: int, given: Sequence[Tensor], made: Tensor, groups: int)
 def nbytes(x: Tensor) -> int:
     """Of the elements, not of what they lie in."""
     return x.numel() * x.itemsize
+
+
+def is_onednns(args: Sequence[Any]) -> bool:
+    """Whose `aten.convolution` it is."""
+    return _is_onednns(args[0], args[1], *args[3:9])
 
 
 def _is_onednns(x: Tensor, w: Tensor, *options: Any) -> bool:

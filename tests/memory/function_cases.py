@@ -368,6 +368,31 @@ def convolved_by_channels_last(x, w):
     return F.conv2d(x, w, padding=1)
 
 
+@case(lambda: (torch.rand(8, 16, 96, 96).to(memory_format=LAST), torch.rand(16, 16, 3, 3)))
+def convolved_twice_with_channels_last(x, w):
+    return F.conv2d(torch.relu(F.conv2d(x, w, padding=1)), w, padding=1)
+
+
+@case(lambda: (torch.rand(8, 32, 64, 64).to(memory_format=LAST), torch.rand(32, 32, 3, 3)))
+def convolved_up_with_channels_last(x, w):
+    return F.conv_transpose2d(x, w, stride=2)
+
+
+@case(
+    lambda: (
+        torch.rand(4, 16, 64, 64).double(),
+        torch.rand(32, 16, 3, 3).double().to(memory_format=LAST),
+    )
+)
+def convolved_double_by_channels_last(x, w):
+    return F.conv2d(x, w, padding=1, stride=2)
+
+
+@case(lambda: (torch.rand(8, 32, 96, 96).double(), torch.rand(16, 32, 1, 1).double()))
+def convolved_double_at_points(x, w):
+    return F.conv2d(x, w)
+
+
 @case(lambda: (torch.rand(4, 32, 96, 96).bfloat16(), torch.rand(64, 32, 3, 3).bfloat16()))
 def convolved_half(x, w):
     return F.conv2d(x, w, padding=1)

@@ -14,12 +14,12 @@ operands that a graph of it may come from, all if it is absent. `kept`: so many 
 ones, keep what their gradients read, and are not run again. The backward pass takes them first, so
 that what they keep is gone when the others are computed again. `products`: so many values, which
 the first block yields after the results, are kept of each of the other chunks; the last block takes
-them as its last arguments (see `recalled`).
+them as its last arguments (see `recalled`). `formats`: how the chunks lie in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lowtide.ir.core import Op
+from lowtide.pipeline.budget.formats import Formats, lying_as, order_of, turned_at
 
 Tensor = torch.Tensor
 RunBlock = Callable[[list[Any]], list[Any]]  # block arguments → operands of its terminator
@@ -84,6 +85,7 @@ class Chunks:
             "Sequence[Sequence[int]]", op.attrs.get("sources", (everything,) * len(op.results))
         )
         self.updated = cast("Sequence[int]", op.attrs.get("updated", ()))
+        self.formats = cast("Formats | None", op.attrs.get("formats"))
         self.at_most = at_most
         self.keeps = False  # whether there will be a backward pass
         self.carrying: Sequence[bool] = ()  # if so, which operands carry gradients
@@ -132,7 +134,7 @@ class Chunks:
     ) -> list[Tensor | None]:
         """Gradients of the operands: of one that is cut part by part, of a whole one as a sum."""
         del kept
-        found = Gradients(values)
+        found = Gradients(values, () if self.formats is None else self.formats.operands)
         for span in reversed(list(self.spans(values))):
             given = self.cotangents(cotangents, span)
             known = self._recorded.pop(span.start, None)
@@ -192,35 +194,40 @@ class Chunks:
 
     def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
         """What a chunk sees of each operand."""
-        return [
+        found = [
             v if c is None else c.of(v, span.start, span.size)
             for v, c in zip(values, self.cuts, strict=True)
         ]
+        return found if self.formats is None else turned_at(self.formats.operands, found)
 
     def cotangents(self, whole: Sequence[Tensor | None], span: Span) -> list[Tensor | None]:
         """What a chunk gets of the cotangents of the results."""
-        return [
+        found = [
             None if c is None else _given(c, d, span)
             for c, d in zip(whole, self.joins, strict=True)
         ]
+        return found if self.formats is None else turned_at(self.formats.results, found)
 
-    @staticmethod
     def join(
-        results: list[Any], part: Sequence[Any], joins: Sequence[int | None], span: Span
+        self, results: list[Any], part: Sequence[Any], joins: Sequence[int | None], span: Span
     ) -> None:
         """Writes the results of a chunk into those of all; `results` is empty at the first."""
         if not results:
-            results += [_room(r, d, span) for r, d in zip(part, joins, strict=True)]
+            orders = (None,) * len(part) if self.formats is None else self.formats.orders
+            rows = zip(part, joins, orders, strict=True)
+            results += [_room(r, d, span, order) for r, d, order in rows]
         for whole, r, d in zip(results, part, joins, strict=True):
             if d is not None:
                 _joined(whole, d, span).copy_(r)
 
 
 class Gradients:
-    """Gradients of operands, as sums over chunks."""
+    """Gradients of operands, as sums over chunks. `turned`: operands whose parts lie in another
+    format than these gradients."""
 
-    def __init__(self, values: Sequence[Any]) -> None:
+    def __init__(self, values: Sequence[Any], turned: Container[int] = ()) -> None:
         self.rows: list[Tensor | None] = [None] * len(values)
+        self._turned = turned
         self._values = values
         self._own: set[int] = set()  # others may be a cotangent itself, or that of two operands
 
@@ -231,7 +238,7 @@ class Gradients:
                 continue
             whole = self.rows[k]
             if whole is None and g.shape == self._values[k].shape:
-                self.rows[k] = g
+                self.rows[k] = lying_as(g, self._values[k]) if k in self._turned else g
                 continue
             if whole is None:
                 whole = torch.zeros_like(self._values[k])
@@ -298,11 +305,11 @@ def _joined(whole: Tensor, dim: int, span: Span) -> Tensor:
     return whole.narrow(dim, span.start * times, span.size * times)
 
 
-def _room(part: Any, dim: int | None, span: Span) -> Any:
-    """Memory for all chunks of a result, its dims in the order in which the first one has them."""
+def _room(part: Any, dim: int | None, span: Span, order: Sequence[int] | None) -> Any:
+    """Memory for all chunks of a result, its dims in this order, or as the first one has them."""
     if dim is None:
         return part
-    order = sorted(range(part.dim()), key=lambda d: (-part.stride(d), d))
+    order = order or order_of(part)
     extent = span.extent * (part.shape[dim] // span.size)
     shape = [extent if d == dim else part.shape[d] for d in order]
     whole = torch.empty(shape, dtype=part.dtype, device=part.device)

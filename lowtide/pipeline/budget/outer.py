@@ -21,6 +21,7 @@ from lowtide.pipeline.budget.kept import kept_values
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed
 from lowtide.pipeline.mutation import CHANGING, STATISTICS, may_change
+from lowtide.pipeline.signature import CPU
 
 Tensor = torch.Tensor
 _STRUCTURE: Final = ("const", "cast", "tuple", "list", "unpack", "py", "math")
@@ -45,7 +46,9 @@ class Outer:
         self.args = dict(zip(driver.function.params, args, strict=True))
         self.kept = kept_values(driver.function, args)
         with torch.no_grad():
-            self.known = Followed(driver, args).known
+            followed = Followed(driver, args)
+        self.known = followed.known
+        self.on_host = followed.device == CPU
         self.pairs = [
             (known, x)
             for v, given in self.args.items()

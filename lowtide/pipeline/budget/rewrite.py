@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_op, with_block
 from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.formats import Formats
 from lowtide.pipeline.budget.recalled import recalled
 from lowtide.pipeline.budget.section import SECTION
 
@@ -43,12 +44,22 @@ class Row:
     products: Values
 
 
-NOTHING: Final = Kept()
-Blocks: TypeAlias = dict[tuple[Candidate, Values, tuple[Row, ...]], list[Block]]
-
-
 def of_all(_: Candidate) -> None:
     """A graph of any result may come from any operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Of each candidate: where graphs of its results come from, see `chunks`; and the formats of
+    its chunks."""
+
+    sources: Sources = of_all
+    formats: Mapping[Candidate, Formats] = field(default_factory=dict[Candidate, Formats])
+
+
+NOTHING: Final = Kept()
+UNKNOWN: Final = Known()
+Blocks: TypeAlias = dict[tuple[Candidate, Values, tuple[Row, ...]], list[Block]]
 
 
 def with_sections(
@@ -56,27 +67,27 @@ def with_sections(
     chunks: Counts,
     blocks: Blocks,
     kept: Kept = NOTHING,
-    sources: Sources = of_all,
+    known: Known = UNKNOWN,
 ) -> Function:
     """See the module's text. The values outside of sections are the same objects as before;
-    `blocks`: those of sections that were made earlier, and are taken again; `sources`: see
-    `chunks`. A candidate may lie within another."""
+    `blocks`: those of sections that were made earlier, and are taken again. A candidate may lie
+    within another."""
     rows = [
         Row(c, count, kept.chunks.get(c, 0), kept.products.get(c, ()))
         for c, count in chunks.items()
     ]
     rows.sort(key=lambda row: (row.run.start, -row.run.stop))
     moved = {id(op) for c in chunks for op in c.moved}
-    made = _Rewriter(function, blocks, sources).ops(0, len(function.block.ops), rows)
+    made = _Rewriter(function, blocks, known).ops(0, len(function.block.ops), rows)
     left = [op for op in made if id(op) not in moved]
     return with_block(function, Block(function.block.args, left))
 
 
 class _Rewriter:
-    def __init__(self, function: Function, blocks: Blocks, sources: Sources) -> None:
+    def __init__(self, function: Function, blocks: Blocks, known: Known) -> None:
         self.function = function
         self.blocks = blocks
-        self.sources = sources
+        self.known = known
 
     def ops(self, start: int, stop: int, rows: Sequence[Row]) -> list[Op]:
         """Ops [start, stop) with sections for these candidates in them, which are in order."""
@@ -89,7 +100,7 @@ class _Rewriter:
             inner = _within(row.run, rows)
             row = replace(row, products=()) if inner else row
             blocks = self._blocks_of(row, inner)
-            found.append(_section(blocks, row, self.sources(row.run)))
+            found.append(_section(blocks, row, self.known))
             pos = row.run.stop
         return found + self.function.block.ops[pos:stop]
 
@@ -144,11 +155,14 @@ def _block(ops: list[Op], run: Candidate, gives: Values = (), takes: Values = ()
     return Block(args, body)
 
 
-def _section(blocks: list[Block], row: Row, sources: Sequence[Sequence[int]] | None) -> Op:
+def _section(blocks: list[Block], row: Row, known: Known) -> Op:
     run = row.run
+    sources, formats = known.sources(run), known.formats.get(run)
     how: dict[str, Any] = {"chunks": row.chunks, "cuts": run.cuts, "joins": run.joins}
     if sources is not None:
         how["sources"] = sources
+    if formats is not None and row.chunks > 1:
+        how["formats"] = formats
     if row.kept:
         how["kept"] = row.kept
     if row.products:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from lowtide.errors import BudgetError
@@ -34,9 +34,11 @@ from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.decided import decided
 from lowtide.pipeline.budget.effects import Effects
 from lowtide.pipeline.budget.find import candidates
+from lowtide.pipeline.budget.find_formats import formats_of
+from lowtide.pipeline.budget.formats import Formats
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.products import Choice, worth_keeping
-from lowtide.pipeline.budget.rewrite import NOTHING, Blocks, Kept, Sources, of_all, with_sections
+from lowtide.pipeline.budget.rewrite import NOTHING, UNKNOWN, Blocks, Kept, Known, with_sections
 from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
@@ -96,10 +98,12 @@ def path(
     driver = Driver(_decided(driver, args), tiles=driver.tiles)
     trials = _Trials(driver, args)
     yield trials.plan({})
-    found, cutter, trials.choices = _parts(driver, args, walk.records)
+    parts = _parts(driver, args, walk.records)
+    found, cutter, trials.choices = parts.runs, parts.cutter, parts.choices
+    trials.known = Known(formats=parts.formats)
     roads = [_in_chunks(trials, found, walk.records, may_keep)]
     if cutter is not None:
-        trials.sources = functools.cache(cutter.effects.sources)
+        trials.known = replace(trials.known, sources=functools.cache(cutter.effects.sources))
         freed = sum(map(cutter.outer.inner_bytes, found)) / max(sum(cutter.outer.made_bytes), 1)
         if freed < _MOST:
             roads.insert(0 if freed < _HALF else 1, _in_segments(trials, cutter, found))
@@ -182,20 +186,35 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
     )
 
 
-def _parts(
-    driver: Driver, args: Sequence[Any], records: bool
-) -> tuple[list[Candidate], Cutter | None, Mapping[Candidate, Sequence[Choice]]]:
-    """What an axis cuts; where gradients are recorded what makes segments, and which products are
-    worth being kept."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """The runs that an axis cuts, and the formats of their chunks; where gradients are recorded
+    what makes segments, and which products are worth being kept."""
+
+    runs: Sequence[Candidate] = ()
+    formats: Mapping[Candidate, Formats] = field(default_factory=dict[Candidate, Formats])
+    cutter: Cutter | None = None
+    choices: Mapping[Candidate, Sequence[Choice]] = field(
+        default_factory=dict[Candidate, Sequence[Choice]]
+    )
+
+
+def _parts(driver: Driver, args: Sequence[Any], records: bool) -> _Parts:
     try:
         outer = Outer(driver, args)
-        found = candidates(outer)
+        runs = candidates(outer)
+        formats = {c: made for c in runs if (made := formats_of(outer, c)) is not None}
         if not records:
-            return found, None, {}
-        return found, Cutter(Effects(outer)), {c: worth_keeping(outer, c) for c in found}
+            return _Parts(runs=runs, formats=formats)
+        return _Parts(
+            runs=runs,
+            formats=formats,
+            cutter=Cutter(Effects(outer)),
+            choices={c: worth_keeping(outer, c) for c in runs},
+        )
     except Exception as fault:
         faults.survive(fault, f"{driver.function.name}: what can be done in chunks, or again")
-        return [], None, {}
+        return _Parts()
 
 
 def _decided(driver: Driver, args: Sequence[Any]) -> Function:
@@ -212,7 +231,7 @@ class _Trials:
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.driver = driver
         self.args = args
-        self.sources: Sources = of_all
+        self.known = UNKNOWN
         self.choices: Mapping[Candidate, Sequence[Choice]] = {}
         self._blocks: Blocks = {}
         self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
@@ -223,7 +242,7 @@ class _Trials:
         kept: Kept = NOTHING,
         tiles: Tiles | None = None,
     ) -> Plan:
-        function = with_sections(self.driver.function, chunks, self._blocks, kept, self.sources)
+        function = with_sections(self.driver.function, chunks, self._blocks, kept, self.known)
         tiles = tiles or self.driver.tiles
         made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
         made.is_tight = True
