@@ -486,7 +486,7 @@ def test_methods_without_functions_of_subclasses_do_not_crash() -> None:
 
 @pytest.mark.parametrize("name", [
     "shape", "size", "stride", "numel", "nelement", "dim", "ndim", "ndimension", "nbytes", "device",
-    "layout", "data_ptr", "const_data_ptr", "storage_offset", "is_contiguous", "contiguous", "H",
+    "layout", "data_ptr", "storage_offset", "is_contiguous", "contiguous", "H",
     "mT", "adjoint", "is_cpu", "is_meta", "is_sparse_csr", "to_dense", "diag", "fliplr",
 ])  # fmt: skip
 def test_metadata_without_functions_of_subclasses_raises(name: str) -> None:
