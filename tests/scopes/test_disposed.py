@@ -44,6 +44,26 @@ class Returning(torch.autograd.Function):
         return grad, None
 
 
+class Dirtying(Returning):
+    """Says that it has changed it, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, found: list[Any]) -> Any:
+        ctx.mark_dirty(found[0])
+        return found[0]
+
+
+class ReturningBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, found: list[Any]) -> torch.Tensor:
+        ctx.found = found
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return ctx.found[0], None
+
+
 class Saving(torch.autograd.Function):
     """Keeps it for backward, by `save_for_backward` or as an attribute."""
 
@@ -209,6 +229,13 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "lt.alias": lt.alias,
     # autograd, modules and their like
     "forward returns it": lambda t: Returning.apply(leaf(), [t]).sum(),
+    "forward dirties and returns it": lambda t: Dirtying.apply(leaf(), [t]).sum(),
+    "forward returns it, run by C++": lambda t: (
+        super(torch.autograd.Function, Returning).apply(leaf(), [t]).sum()
+    ),
+    "backward of a custom Function returns it": lambda t: (
+        ReturningBackward.apply(leaf(), [t]).sum().backward()
+    ),
     "save_for_backward": lambda t: Saving.apply(leaf(), [t], False).sum().backward(),
     "kept by ctx": lambda t: Saving.apply(leaf(), [t], True).sum().backward(),
     "a gradient": lambda t: (leaf() * 2).backward(t),
@@ -455,6 +482,21 @@ def test_methods_without_functions_of_subclasses_do_not_crash() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout
     assert int(done.stdout) >= 2000
+
+
+@pytest.mark.parametrize("name", [
+    "shape", "size", "stride", "numel", "nelement", "dim", "ndim", "ndimension", "nbytes", "device",
+    "layout", "data_ptr", "storage_offset", "is_contiguous", "contiguous", "H",
+    "mT", "adjoint", "is_cpu", "is_meta", "is_sparse_csr", "to_dense", "diag", "fliplr",
+])  # fmt: skip
+def test_metadata_without_functions_of_subclasses_raises(name: str) -> None:
+    t = a_disposed_tensor()
+    found = getattr(torch.Tensor, name)
+    use = found if callable(found) else found.__get__
+    with torch._C.DisableTorchFunctionSubclass():
+        for _ in range(2):
+            with pytest.raises(lt.DisposedTensorError, match=r"test_disposed\.py"):
+                use(t)
 
 
 def test_a_leaf_without_functions_of_subclasses_raises() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 
 import lowtide as lt
 from lowtide.memory.measure import can_measure_resident, measure_peak
+from lowtide.memory.scopes.bag import Bag
 
 MIB = 1 << 20
 needs_proc = pytest.mark.skipif(not can_measure_resident(), reason="no /proc/self/clear_refs")
@@ -192,3 +195,30 @@ def test_a_hundred_thousand_tensors_in_one_scope(stats: lt.ScopeStatistics) -> N
         assert scope.disposables_count == 100_000
     assert all(lt.is_disposed(t) for t in kept)
     assert stats.disposed_in_scope == 100_000
+
+
+def test_a_tensor_of_a_weak_dict_is_looked_for_in_no_other_scope(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lt.scope_statistics().stop()
+    others = [lt.dispose_scope() for _ in range(50)]
+    x, asked = torch.ones(2), list[Bag]()
+    known = weakref.WeakSet([x])
+    find = Bag.find
+
+    def counted(bag: Bag, tensor: torch.Tensor) -> Any:
+        asked.append(bag)
+        return find(bag, tensor)
+
+    monkeypatch.setattr(Bag, "find", counted)
+    with lt.dispose_scope() as scope:
+        lt.detach_from_dispose_scope(x)
+        assert not asked
+        mine = torch.ones(2)
+        known.add(mine)
+        lt.detach_from_dispose_scope(mine)
+        assert not scope.contains(mine)
+    assert len(asked) < 5
+    assert mine.sum() + x.sum() == 4
+    for other in others:
+        other.dispose()

@@ -421,11 +421,16 @@ def test_a_scope_cannot_be_entered_twice() -> None:
         scope.__enter__()
 
 
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
 def test_what_is_no_tensor_is_refused() -> None:
     with lt.dispose_scope() as scope:
         ended = lt.dispose_scope()
         ended.dispose()
-        nonsense = (3, None, "t", object(), torch.nn.Identity())
+        nonsense = (3, None, "t", Unprintable(), torch.nn.Identity())
         for use in (scope.move_to_outer, scope.attach, scope.detach, scope.dispose_everything_but,
                     scope.contains, ended.contains, lt.dispose, lt.alias, lt.is_disposed,
                     lt.move_to_outer_dispose_scope, lt.detach_from_dispose_scope):  # fmt: skip
@@ -437,14 +442,14 @@ def test_what_is_no_tensor_is_refused() -> None:
                 with pytest.raises(TypeError, match="a tensor is expected"):
                     use(nest)  # type: ignore[operator]
         kept = torch.ones(1)
-        for other in (3, "scope", [scope], kept):
+        for other in (3, "scope", [scope], kept, Unprintable()):
             with pytest.raises(TypeError, match="a dispose scope or None is expected"):
                 scope.move_to_other(other, kept)  # type: ignore[arg-type]
         assert scope.contains(kept)
         with pytest.raises(TypeError, match="is expected"):
-            lt.move_to_other_dispose_scope(torch.ones(1), "scope")  # type: ignore[arg-type]
+            lt.move_to_other_dispose_scope(torch.ones(1), Unprintable())  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="function is expected"):
-            lt.wrapped_dispose_scope(3)  # type: ignore[arg-type]
+            lt.wrapped_dispose_scope(Unprintable())  # type: ignore[arg-type]
 
 
 def test_a_scope_cannot_be_copied() -> None:

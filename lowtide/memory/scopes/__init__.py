@@ -17,6 +17,7 @@ One idea a file:
     ownership   what changes hands
     scope       DisposeScope: who owns what, and when it ends
     keepers     what a scope leaves alone: parameters, buffers, optimizer state, gradients
+    constructed tensors made by a call of their class
     hidden      none of this is compiled by Dynamo
     functions   the same from the tensor's side
     decorate    scopes around functions, coroutines and generators

@@ -161,10 +161,17 @@ class Bag:
 
 def holder_of(tensor: torch.Tensor, likely: Iterable[Bag]) -> Bag | None:
     """The bag that holds `tensor`, or None; `likely` are asked before all others."""
-    if not weakref.getweakrefcount(tensor):  # every bag has one
+    # Every bag has the one that has no callback; weak sets and dicts have others.
+    if not any(_is_plain(ref) for ref in weakref.getweakrefs(tensor)):
         return None
     with LOCK:
         for bag in likely:
             if bag.find(tensor) is not None:
                 return bag
-        return next((bag for bag in list(_bags) if bag.find(tensor) is not None), None)
+        key = id(tensor)
+        maybe = (bag for bag in list(_bags) if bag.log or key in bag.owned)
+        return next((bag for bag in maybe if bag.find(tensor) is not None), None)
+
+
+def _is_plain(ref: weakref.ref[torch.Tensor]) -> bool:
+    return type(ref) is weakref.ref and ref.__callback__ is None

@@ -58,7 +58,7 @@ def _wrapped(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
     elif callable(fn):
         made = _function(fn, leave)
     else:
-        raise TypeError(f"a function is expected, not {fn!r}")
+        raise TypeError(f"a function is expected, not {type(fn).__name__}")
     return made
 
 

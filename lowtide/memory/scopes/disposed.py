@@ -20,7 +20,7 @@ import contextlib
 import sys
 import weakref
 from contextlib import AbstractContextManager
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -44,8 +44,6 @@ _make_wrapper: Any = _Tensor._make_wrapper_subclass
 _swap_impl: Any = _C._swap_tensor_impl
 _set: Any = object.__setattr__
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
-_ASK_DEVICE: Any = torch.ops.prim.device.default
-_APPLY: Any = torch.autograd.Function.apply.__func__.__code__
 _BIRTHS, _ENDING = "_lowtide_births", "_lowtide_ending"
 # So many handles that end together share one dict, which says what they were: one for each would
 # be the largest thing made for it. Few, as the last handle to go keeps the account of all.
@@ -57,6 +55,16 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 # What `isinstance(t, nn.Parameter)` and its like look for: False, rather than an error.
 _ABSENT = frozenset({"_is_param", "_is_buffer"})
+# What autograd asks where it can take no error, and would end the process: of what a custom
+# Function returns, and of a leaf, which a handle becomes by `requires_grad_` where PyTorch asks no
+# `__torch_function__`.
+_METADATA: dict[Any, Any] = {
+    torch.ops.prim.device.default: torch.device("meta"),
+    torch.ops.prim.layout.default: torch.strided,
+    torch.ops.aten.sym_size.default: (),
+}
+# The attributes in which C++ keeps the sizes that it was told.
+_SIZES = frozenset({"_sym_sizes_capsule", "_sym_sizes_capsule_len"})
 _NOT_USES = _HARMLESS | {
     "__dict__", "__dir__", "__getattribute__", "__init__", "__init_subclass__", "__new__",
     "__setattr__", "__sizeof__", "__subclasshook__",
@@ -109,21 +117,26 @@ class DisposedTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # C++ asks where it can take no error: of what a custom Function returns, and of a leaf,
-        # which a handle becomes by `requires_grad_` where PyTorch asks no `__torch_function__`.
-        if func is _ASK_DEVICE and (_getframe(1).f_code is _APPLY or _needs_gradient(args[0])):
-            return _META
+        if func in _METADATA and (_is_applied(_getframe(1)) or _needs_gradient(args[0])):
+            return _METADATA[func]
         raise _error_in(args, kwargs)
 
     def __getattribute__(self, name: str) -> Any:
         if name in _HARMLESS:
+            return object.__getattribute__(self, name)
+        if name in _SIZES:
             return object.__getattribute__(self, name)
         if name in _ABSENT:
             raise AttributeError(name)
         raise error_of(self)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise error_of(self)
+        if name in _SIZES:
+            # In a dict of its own, for C++ to read when another thread may run.
+            _set(self, "__dict__", {**object.__getattribute__(self, "__dict__"), name: value})
+        # Of a result that was changed in place; whether it fails is not looked at.
+        elif not (name == "_backward_hooks" and _is_applied(_getframe(1))):
+            raise error_of(self)
 
     def __dir__(self) -> list[str]:
         return []
@@ -244,12 +257,12 @@ def release_pending() -> None:
 
 
 _NO_CONTEXT = contextlib.nullcontext()
-_META = torch.device("meta")
 # In their places, which spares PyTorch a third of the work: class, size, strides, storage offset,
-# memory format, dtype, layout, device, pinned, gradient, dispatch of sizes, and of the device.
+# memory format, dtype, layout, device, pinned, gradient; what `__torch_dispatch__` is asked for:
+# sizes and strides, the device, the layout.
 _HOLLOW = (
     *(_Hollow, (), None, None, None, None),
-    *(torch.strided, _META, False, False, None, True),
+    *(torch.strided, torch.device("meta"), False, False, "sizes", True, True),
 )
 _pending: list[weakref.ref[torch.Tensor]] = []
 
@@ -281,6 +294,11 @@ def _let_go(tensor: torch.Tensor) -> bool:
         _set(tensor, "__class__", DisposedTensor)
         _C._autograd._unsafe_set_version_counter((tensor,), (version,))
     return _is_exchanged(tensor)
+
+
+def _is_applied(frame: FrameType) -> bool:
+    """Whether it may be a frame that calls a custom Function."""
+    return "apply" in frame.f_code.co_names
 
 
 def _needs_gradient(tensor: torch.Tensor) -> bool:

@@ -63,7 +63,8 @@ def move_to_other_dispose_scope(t: T, other: DisposeScope | torch.Tensor | None)
         owner = owner_of(known)
         other = owner if isinstance(owner, DisposeScope) else None
     elif other is not None and not isinstance(other, DisposeScope):  # pyright: ignore
-        raise TypeError(f"a dispose scope, a tensor or None is expected, not {other!r}")
+        kind = type(other).__name__  # its repr may be long, or raise
+        raise TypeError(f"a dispose scope, a tensor or None is expected, not {kind}")
     if other is None:
         keepers.keep(checked((t,)))
         return t

@@ -10,7 +10,7 @@ In: PyTorch as it is. Out: `install`, called when the first scope opens, which h
 | a hook packs what autograd saves                       | what it packed is the graph's          |
 | a transform of a distribution caches                   | what it cached is its own              |
 | a loader with workers hands out a batch                | it is the scope's, whenever it came    |
-| from_numpy, frombuffer, `torch.Tensor(…)`, vmap …     | made, though no mode was asked         |
+| from_numpy, `torch.Tensor(…)`, `Subclass(…)`, vmap …   | made, though no mode was asked         |
 | the engine of autograd runs                            | hooks run inside the scope             |
 
 A tensor that became somebody's in this way is detached from its scope at once. What is not in the
@@ -24,7 +24,8 @@ import sys
 from typing import Any
 
 import torch
-from torch._functorch import predispatch  # pyright: ignore[reportPrivateUsage]
+from torch._functorch import eager_transforms, predispatch  # pyright: ignore[reportPrivateUsage]
+from torch.autograd.variable import Variable
 from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import dlpack
@@ -33,6 +34,7 @@ from torch.utils.data import dataloader
 from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.bag import LOCK
 from lowtide.memory.scopes.births import unseen
+from lowtide.memory.scopes.constructed import constructed, count_references
 from lowtide.memory.scopes.disposed import error_of, is_gone
 from lowtide.memory.scopes.hidden import hide
 from lowtide.memory.scopes.nests import tensors_in, with_parts
@@ -46,13 +48,19 @@ _installed: list[bool] = []
 _PACKAGE = __name__.rpartition(".")[0]
 # What these define is around the user's functions and layers, which are to be compiled.
 _USERS = (".decorate", ".sequential")
-# What no mode is asked about; the names of functorch's are those that Dynamo does not look into.
+# What no mode is asked about; the names of functorch's are those that Dynamo does not look into, if
+# there are such.
+_GRAD_UNWRAPPER = "_unwrap_for_grad_impl"
 _UNSEEN: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (torch, ("from_numpy", "frombuffer", "from_dlpack")),
     (dlpack, ("from_dlpack",)),
     (getattr(torch.nested, "_nested", None), ("nested_tensor",)),
-    (predispatch, ("_remove_batch_dim_impl", "_unwrap_for_grad_impl")),
+    (predispatch, ("_remove_batch_dim_impl", _GRAD_UNWRAPPER)),
+    (eager_transforms, ("_unwrap_functional_tensor",)),
+    (eager_transforms, () if hasattr(predispatch, _GRAD_UNWRAPPER) else ("_unwrap_for_grad",)),
+    (Variable, ("__new__",)),
 )
+_is_dynamo_compiling: Any = torch.compiler.is_dynamo_compiling
 
 
 def keep(value: Any) -> None:
@@ -106,7 +114,8 @@ def install() -> None:
     _after(torch.autograd.graph.saved_tensors_hooks, "__init__", _hooks_made)
     for name in ("__call__", "_inv_call"):
         _after(torch.distributions.Transform, name, _transformed)
-    _after(torch.Tensor, "__init__", _constructed)
+    _after(torch.Tensor, "__init__", constructed)
+    count_references()
     for owner, names in _UNSEEN:
         for name in names:
             if hasattr(owner, name):
@@ -181,11 +190,6 @@ def _transformed(transform: Any, *_: Any, **__: Any) -> None:
         keep(transform._cached_x_y)
 
 
-def _constructed(tensor: Any, *_: Any, **__: Any) -> None:
-    if type(tensor) is torch.Tensor:
-        see(tensor, _getframe(2))
-
-
 def _after(owner: Any, name: str, then: Any) -> None:
     """Call `then` with the arguments after each call of the method."""
     plain = getattr(owner, name)
@@ -207,6 +211,8 @@ def _seen(owner: Any, name: str) -> None:
 
     @functools.wraps(plain)
     def function(*args: Any, **kwargs: Any) -> Any:
+        if _is_dynamo_compiling():
+            return plain(*args, **kwargs)
         made = plain(*args, **kwargs)
         if sys.getrefcount(made) <= FRESH_SHARED:  # else it was known before
             see(made, _getframe(1))

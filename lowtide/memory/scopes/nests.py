@@ -35,13 +35,23 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def with_parts(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor of the nest, and those that a tensor with a dispatch of its own is made of."""
-    for tensor in tensors_in(value):
-        yield tensor
-        kind: Any = type(tensor)
-        flatten: Any = getattr(kind, "__tensor_flatten__", None)
-        if flatten is not None and kind.__torch_dispatch__ is not _NO_DISPATCH:
-            names, _ = flatten(tensor)
-            yield from with_parts([getattr(tensor, name) for name in names])
+    looked_into: dict[int, torch.Tensor] = {}
+    waiting: list[Any] = [value]
+    while waiting:
+        for tensor in tensors_in(waiting.pop()):
+            yield tensor
+            kind: Any = type(tensor)
+            if kind.__torch_dispatch__ is not _NO_DISPATCH and id(tensor) not in looked_into:
+                looked_into[id(tensor)] = tensor
+                waiting.append(_made_of(tensor))
+
+
+def _made_of(tensor: torch.Tensor) -> list[Any]:
+    """What it says itself, else its attributes."""
+    flatten: Any = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is not None:
+        return [getattr(tensor, name) for name in flatten(tensor)[0]]
+    return list(object.__getattribute__(tensor, "__dict__").values())
 
 
 def is_nest(value: object) -> bool:

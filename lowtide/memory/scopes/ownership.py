@@ -43,7 +43,8 @@ def given(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
     """The tensors of the arguments, disposed ones too. Raises TypeError for other things."""
     for value in tensors:
         if not isinstance(value, torch.Tensor) and not is_nest(value):
-            raise TypeError(f"a tensor or a nest of tensors is expected, not {value!r}")
+            kind = type(value).__name__  # its repr may be long, or raise
+            raise TypeError(f"a tensor or a nest of tensors is expected, not {kind}")
     return list(tensors_in(tensors))
 
 
@@ -55,7 +56,7 @@ def movable(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
 def one_tensor(value: Any) -> torch.Tensor:
     """A tensor, disposed or not. Raises TypeError for all else."""
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"a tensor is expected, not {value!r}")
+        raise TypeError(f"a tensor is expected, not {type(value).__name__}")
     return value
 
 

@@ -143,7 +143,7 @@ class DisposeScope(Place):
         """
         check_open(self)
         if scope is not None and not isinstance(scope, DisposeScope):  # pyright: ignore
-            raise TypeError(f"a dispose scope or None is expected, not {scope!r}")
+            raise TypeError(f"a dispose scope or None is expected, not {type(scope).__name__}")
         for tensor in movable(tensors):
             move(tensor, scope, only_from=self)
         return one_or_all(tensors)

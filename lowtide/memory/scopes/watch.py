@@ -223,7 +223,7 @@ def see(made: Any, frame: FrameType | None) -> None:
     thread: ThreadState | None = getattr(_threads, "state", None)
     if thread is not None and thread.open:
         for tensor in tensors_in(made):
-            if _is_ours(tensor):
+            if is_ours(tensor):
                 _record(thread, tensor, frame)
 
 
@@ -256,7 +256,7 @@ def told(made: Any) -> None:
     times = Counter(map(id, found))
     for tensor in found:
         twice = 2 * times[id(tensor)]  # by the nest and by `found`
-        if sys.getrefcount(tensor) - twice <= _FRESH_ELSE and _is_ours(tensor):
+        if sys.getrefcount(tensor) - twice <= _FRESH_ELSE and is_ours(tensor):
             _record(thread, tensor, _getframe(1))
 
 
@@ -296,7 +296,7 @@ def _look(
     if isinstance(made, torch.Tensor):
         if (args and made is args[0]) or func in _GETTERS:  # in place, or there before
             return
-        if _is_ours(made):  # an argument that comes back has a reference more
+        if is_ours(made):  # an argument that comes back has a reference more
             if _is_fresh(made, count - is_copied):
                 _record(thread, made, frame)
             return
@@ -314,7 +314,7 @@ def _look(
     for references, tensor in found:
         if id(tensor) in given:
             continue
-        if not _is_ours(tensor):
+        if not is_ours(tensor):
             on_foreign(tensor, given)
         elif _is_fresh(tensor, references):
             _record(thread, tensor, frame)
@@ -361,7 +361,8 @@ def on_foreign(tensor: torch.Tensor, given: set[int]) -> None:
     """A function gave a tensor that is left alone; replaced by `keepers`."""
 
 
-def _is_ours(tensor: torch.Tensor) -> bool:
+def is_ours(tensor: torch.Tensor) -> bool:
+    """Whether a scope takes tensors of its class: no parameter, no dispatch of its own."""
     kind: Any = type(tensor)
     if kind is _Tensor:
         return True
