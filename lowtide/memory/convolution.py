@@ -165,20 +165,31 @@ def _padded(channels: int) -> int:
 
 def is_dense(x: Tensor) -> bool:
     """Does it lie as PyTorch's own kernels read it, contiguous or channels_last?"""
-    return x.is_contiguous() or _is_channels_last(x, x)
+    last = _LAYOUTS.get(x.dim())
+    return x.is_contiguous() or (last is not None and x.is_contiguous(memory_format=last))
+
+
+def lies_last(x: Tensor) -> bool:
+    """Whether PyTorch takes x: [N, C, ...] for channels_last: by the strides alone, which of a dim
+    of size 1 may be anything. Those of contiguous images of one element are not."""
+    if x.dim() not in _LAYOUTS or not x.stride(1):
+        return False
+    least = 0
+    for d in (1, *range(x.dim() - 1, 1, -1), 0):
+        if not x.shape[d] or x.stride(d) < least or (d == 0 and least == x.stride(1)):
+            return False
+        least = x.stride(d) * x.shape[d]
+    return True
 
 
 def _is_channels_last(*tensors: Tensor) -> bool:
-    """Whether one of them asks for it; one that is contiguous as well does not."""
-    layout = _LAYOUTS.get(tensors[0].dim())
-    return layout is not None and any(
-        x.is_contiguous(memory_format=layout) and not x.is_contiguous() for x in tensors
-    )
+    """Whether one of them asks for it."""
+    return any(map(lies_last, tensors))
 
 
 def _turned(x: Tensor) -> int:
     """A copy in the order that is asked for, where another operand asks."""
-    return 0 if _is_channels_last(x, x) else nbytes(x)
+    return 0 if x.is_contiguous(memory_format=_LAYOUTS[x.dim()]) else nbytes(x)
 
 
 def _columns(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 
 import lowtide as lt
+from lowtide.memory.convolution import lies_last
 from lowtide.pipeline.budget.formats import Formats
 from lowtide.pipeline.budget.search import path
 from lowtide.pipeline.budget.section import SECTION
@@ -168,6 +171,24 @@ def test_others_are_left_as_they_are(model: nn.Module, x: Tensor) -> None:
     for driver, values, formats in plans(model, x):
         assert not any(formats)
         agree(step(lambda: driver(list(values)), model, x), wanted)  # noqa: B023
+
+
+@pytest.mark.parametrize("dims", [4, 5])
+def test_which_strides_are_those_of_channels_last(dims: int) -> None:
+    """As PyTorch decides it, for strides in orders that occur."""
+    draw = random.Random(dims)
+    seen: set[bool] = set()
+    for _ in range(2000):
+        sizes = [draw.choice((0, 1, 1, 2, 3)) for _ in range(dims)]
+        strides, step = [0] * dims, draw.choice((1, 1, 2))
+        for d in draw.choice(([*range(dims)][::-1], [1, *range(dims - 1, 1, -1), 0])):
+            strides[d] = step
+            step *= draw.choice((sizes[d], max(sizes[d], 1), 2 * sizes[d]))
+        x = torch.empty_strided(sizes, strides, device="meta")
+        wanted = suggest_memory_format(x) is not torch.contiguous_format
+        assert lies_last(x) == wanted, (sizes, strides)
+        seen.add(wanted)
+    assert seen == {True, False}
 
 
 def test_convolutions_then_take_no_copies() -> None:

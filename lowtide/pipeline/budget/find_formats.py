@@ -18,10 +18,11 @@ import torch
 
 from lowtide.ir.core import Value
 from lowtide.memory import convolution
+from lowtide.memory.convolution import lies_last
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.pipeline.budget.candidate import Candidate, storage_of, tensors_in
-from lowtide.pipeline.budget.formats import Formats, can_turn, lies_last, order_of, turned_at
+from lowtide.pipeline.budget.formats import Formats, can_turn, order_of, turned_at
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.recalled import Products
 from lowtide.pipeline.followed import run_on_meta
@@ -39,7 +40,7 @@ def formats_of(outer: Outer, run: Candidate) -> Formats | None:
         for k, (v, cut) in enumerate(rows)
         if cut is not None and cut.dim == 0 and _can_turn(outer.known[v])
     }
-    if run.carried is not None or not outer.on_host:
+    if run.carried is not None or not outer.on_host or _is_turned(outer, run):
         return None
     for _ in range(_MOST_WEIGHTS):
         noted = _Convolutions()
@@ -63,6 +64,11 @@ def _made(
     return Formats(
         operands=places, results=frozenset(results), orders=tuple(order_of(x) for x, _ in pairs)
     )
+
+
+def _is_turned(outer: Outer, run: Candidate) -> bool:
+    """Has the user done so? Then how results lie is left to PyTorch, on the CPU, chunk by chunk."""
+    return any(lies_last(x) for v in run.inputs for x in outer.tensors(v))
 
 
 def _can_turn(value: Any) -> bool:

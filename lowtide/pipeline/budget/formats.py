@@ -28,14 +28,8 @@ class Formats:
     orders: tuple[tuple[int, ...], ...]
 
 
-def lies_last(x: Tensor) -> bool:
-    """[N, C, ...] with channels last; not if it is contiguous as well, as a single channel is."""
-    last = _LAST.get(x.dim())
-    return last is not None and x.is_contiguous(memory_format=last) and not x.is_contiguous()
-
-
 def can_turn(x: Tensor) -> bool:
-    """Contiguous images that are none yet, and would be then."""
+    """Contiguous images that would lie otherwise then."""
     last = _LAST.get(x.dim())
     return last is not None and x.is_contiguous() and not x.is_contiguous(memory_format=last)
 
