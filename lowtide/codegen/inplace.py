@@ -8,6 +8,7 @@ In:  the planned kernels of a program, in order, and how its tensors lie. Out: f
     m[i] = max[j](x[i, j]); y[i, j] = x - m     y over x: a tile reads its rows, then writes them
     y[i, j] = x[i, j] + x[i, j - 1]             not: the point beside it reads that x, too
     y[i, j] = x[i, j] * s; z[j] = sum[i](x)     not, where z is of a later nest or kernel
+    y[i, j] = s * 2; z[i, j] = x[i, j] + 1      not: one nest may write y first, and then read x
 
 Always holds: what is not shown to be legal is not. A kernel that may run twice (`checks_nan`), one
 that is measured against another way, and what a thread reads before or after all tiles are not.
@@ -23,7 +24,7 @@ from lowtide.ir.dtypes import DType
 from lowtide.texpr.expr import Def, Expr, Input, Load
 from lowtide.texpr.index import Axis, Index, row_major, the_axis
 from lowtide.texpr.orders import Order, permuted, strides_in
-from lowtide.tile.ir import Kernel, Nest, Stage, Store, Sweep, paths, reached
+from lowtide.tile.ir import Kernel, Nest, Stage, Store, Sweep, Write, paths, reached
 
 Path = tuple[Sweep, ...]
 
@@ -91,6 +92,9 @@ def _fits(kernel: Kernel, output: str, source: str, tensors: Mapping[str, Lying]
     grid = [t.axis for t in kernel.grid]
     if axes is None or not {*nest.axes, *grid, *(s.axis for s in around)} <= {*axes}:
         return False
+    # What another write reads after the store, if the store itself has not: it would be too late.
+    if list(_loads(nest, source)) != list(_loads(nest, source, [store])):
+        return False
     return all(
         _is_read_before(list(_loads(other, source)), k - at, axes, grid, _common(around, there), b)
         for k, (other, there) in enumerate(paths(kernel.body))
@@ -134,14 +138,15 @@ def _plain(index: Sequence[Index], tensor: Lying) -> list[Axis | None] | None:
     return found if len(set(known)) == len(known) else None
 
 
-def _loads(nest: Nest, source: str) -> Iterator[Load]:
-    """The loads of a tensor, each once, that a nest does: what it finds in a buffer it does not."""
+def _loads(nest: Nest, source: str, writes: Sequence[Write] = ()) -> Iterator[Load]:
+    """The loads of a tensor, each once, that a nest does, or that some of its `writes` ask for:
+    what it finds in a buffer it does not load."""
     written = [w.buffer for w in nest.writes if isinstance(w, Stage)]
     held: set[Expr] = set()
     if not nest.transposed:
         held = {e for e, b in nest.reads.items() if not any(b is w for w in written)}
     seen: set[Load] = set()
-    for w in nest.writes:
+    for w in writes or nest.writes:
         for node in reached(w.expr, held):
             if node in held:
                 continue

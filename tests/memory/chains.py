@@ -1,19 +1,21 @@
 """Random chains of kernels and PyTorch's ops, for results that are written over operands.
 
 In: a seed. Out: the source of a function of two tensors of one shape, whose values are used once or
-twice, viewed, handed on as they are, given back, or neither. `call(a)` is PyTorch's own: `sinc`
-keeps what it is given for its backward pass, a convolution does not keep what it gives, dropout of
-nothing and `positive` hand on the same tensor.
+twice, viewed, handed on as they are, given back, or neither. Of what PyTorch runs, `digamma` keeps
+what it is given for its backward pass, a convolution does not keep what it gives; `resolve_conj`
+and `atleast_1d` hand on the same tensor, and `swapdims` a view of it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SHAPE = (2, 4, 96)
+SHAPE = (3, 4, 45)  # no whole vectors
 HEAD = """\
 import torch
 import torch.nn.functional as F
@@ -22,17 +24,19 @@ from typing import Tuple
 
 """
 POINT = (
-    *("torch.tanh({a} * 1.5)", "{a} * {b} + 0.5", "torch.relu({a})", "{a} - {b}"),
-    *("torch.softmax({a}, -1)", "{a} - {a}.mean(-1, keepdim=True)", "{a} * {a}.sum((1, 2), True)"),
-    *("{a} + torch.roll({a}, 1, -1)", "{a}.flip(-1) * {b}", "{a} + {b}.mean(0)"),
-    *("torch.where({a} > 0, {a}, {b})", "F.layer_norm({a}, (96,))", "{a} * {b}[:, :1].sum()"),
-    *("torch.sigmoid({a}) * {a}", "{a}.cumsum(-1) * 0.1 + {a}"),
+    *("torch.tanh({a} * 1.5)", "torch.tanh({a}) * {b} + 0.5", "torch.relu({a})", "{a} - {b}"),
+    *("torch.softmax({a}, -1)", "{a} - {a}.mean(-1, keepdim=True)", "{a} * 0.5 + 1", "{a} + {b}"),
+    *("{a} + torch.roll({a}, 1, -1)", "torch.tanh({a}.flip(-1)) * {b}", "{a} + {b}.mean(0)"),
+    *("{a} - 0.01 * {a}.sum((1, 2), True)", "{a}.cumsum(-1) * 0.01 + {a}"),
+    *("torch.where({a} > 0, {a}, {b})", "F.layer_norm({a}, ({a}.shape[-1],))"),
+    *("torch.sigmoid({a}) * {a}", "{a} - {b}[:, :1].mean()"),
 )  # fmt: skip
 BARRIER = (
     *("F.conv1d({a}, w, padding=1)",) * 4,
-    *("torch.sinc({a})", "F.dropout({a}, 0.5, False)", "torch.positive({a})"),
+    *("torch.digamma({a} * {a} + 2)", "torch.resolve_conj({a})"),
+    *("torch.atleast_1d({a})", "torch.swapdims({a}, 1, 1)"),
 )
-VIEW = ("{a}.view(2, 4, 96)", "{a}.reshape(2, 4, 96)", "{a}.contiguous()", "{a}[:]")
+VIEW = ("{a}.view(3, 4, -1)", "{a}.reshape(3, -1, {a}.shape[2])", "{a}.contiguous()", "{a}[:]")
 CHANGE = ("{a}.mul_(1.1)", "{a}.add_(0.1)")
 
 
@@ -65,6 +69,10 @@ def source(seed: int, *, changes: bool) -> str:
 def function(text: str, path: Path) -> Callable[..., Any]:
     """The function of that source, which the compiler can read."""
     path.write_text(text)
-    space: dict[str, Any] = {"__name__": path.stem}
-    exec(compile(text, str(path), "exec"), space)
-    return space["f"]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module.f
