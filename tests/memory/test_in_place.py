@@ -457,6 +457,6 @@ def test_indices_that_are_checked_write_over_nothing(reused: list[int]) -> None:
 
     x, w = tensors()
     compiled: Any = lt.script(fn)
-    at = torch.tensor([1, 0])
+    at = torch.tensor([1, 0, 2])
     torch.testing.assert_close(compiled(x, w, at), fn(x, w, at))
     assert not reused
