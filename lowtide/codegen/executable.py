@@ -7,15 +7,17 @@ Out: an `Executable`: `c/executable` for the CPU, `triton/executable` for GPUs. 
 
 from __future__ import annotations
 
+import copy
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from lowtide.codegen.inplace import lying, replaceable
 from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
@@ -75,9 +77,13 @@ class Executable(ABC):
 
     `moving`: it is one step of several, which `codegen/stepwise` launches; from step to step, these
     tensors and sizes change. It has no driver of its own. `updated`: inputs that outputs take the
-    place of, in the same memory."""
+    place of, in the same memory.
+
+    `placed`: results that lie in the memory of a tensor that they are made of, by name, whose: of
+    temporaries, and of inputs where nobody needs these (`taking`)."""
 
     language: str
+    writes_in_place = False  # whether kernels of this machine may
 
     def __init__(
         self,
@@ -111,6 +117,52 @@ class Executable(ABC):
         }
         self._run: Any = None
         self._lock = threading.RLock()  # `scope` asks for what is `bound`
+        self.replaceable: dict[str, tuple[str, ...]] = {}
+        if self.writes_in_place and not self.is_step:
+            tensors = lying(self.normal.inputs, self.normal.defs)
+            self.replaceable = replaceable(self.plans, tensors, self.products)
+        self.placed = self._placed()
+
+    def _placed(self) -> dict[str, str]:
+        """Of temporaries that die with the kernel that reads them, which result takes the place."""
+        found: dict[str, str] = {}
+        for name, places in self.replaceable.items():
+            free = [n for n in places if n in self.normal.defs and n not in self._roots()]
+            free = [n for n in free if n not in found.values() and self._is_alike(n, name)]
+            if free:
+                found[name] = free[0]
+        return found
+
+    def _is_alike(self, a: str, b: str) -> bool:
+        x, y = self.shaped[a], self.shaped[b]
+        return (x.shape, x.dtype) == (y.shape, y.dtype)
+
+    def over_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
+        """Which results may lie over these inputs, if nobody needs them: each over another one."""
+        found: dict[str, str] = {}
+        for name, places in self.replaceable.items():
+            free = [n for n in places if n in inputs and n not in found.values()]
+            if free and name not in self.placed:
+                found[name] = free[0]
+        return found
+
+    def input_under(self, name: str) -> str:
+        """The input in whose memory a result lies, "" if in none."""
+        while name in self.placed:
+            name = self.placed[name]
+        return name if name in self.program.inputs else ""
+
+    def taking(self, taken: Mapping[str, str]) -> Executable:
+        """The same, with these results over inputs, as `over_inputs` has them."""
+        made = copy.copy(self)
+        made.placed = {**self.placed, **taken}
+        made._forget()
+        return made
+
+    def _forget(self) -> None:
+        """Has no text yet, as a copy."""
+        self._run = None
+        self._lock = threading.RLock()
 
     @property
     @abstractmethod
@@ -209,7 +261,7 @@ class Executable(ABC):
                 name=p.name,
                 ops=self._sites(p),
                 outputs=tuple(p.outputs),
-                note=_note(p) + self._remark(p.name),
+                note=_note(p) + self._remark(p.name) + self._remark_of_places(p),
             )
             for p in self.plans
         ]
@@ -219,6 +271,10 @@ class Executable(ABC):
             return ""
         found = sorted(set(self.choices[name].measured().values()))
         return "; or torch.matmul, by measurement" + (f" (now {', '.join(found)})" if found else "")
+
+    def _remark_of_places(self, p: Kernel) -> str:
+        found = [f"{n} over {self.placed[n]}" for n in p.outputs if n in self.placed]
+        return f"; in place: {', '.join(found)}" if found else ""
 
     def _sites(self, p: Kernel) -> tuple[tuple[str, Loc], ...]:
         """The ops whose definitions went into a kernel, in program order."""
@@ -267,7 +323,12 @@ class Executable(ABC):
         warm: list[Held] = []  # work memory that a loop's steps find as the first one left it
         for k, (p, t) in enumerate(zip(self.plans, self.needs, strict=True)):
             own = [n for n in p.outputs if not (self.is_step and n in self._roots())]
-            made = {n: self._held(n, sizes) for n in own}
+            for old, name in [(self.placed[n], n) for n in own if n in self.placed]:
+                if old in held:  # an input's memory is not this program's to count
+                    yield Event(held=held.pop(old), takes=False)
+                    held[name] = self._held(name, sizes)
+                    yield Event(held=held[name], takes=True)
+            made = {n: self._held(n, sizes) for n in own if n not in self.placed}
             work = Held(
                 name=f"{p.name} work",
                 nbytes=evaluate(t.thread_bytes, sizes) * threads,

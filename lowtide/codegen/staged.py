@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -159,6 +159,14 @@ class Staged:
         self._results = [same.get(n, n) for n in (*program.outputs, *program.checks)]
         _set_dead(self.parts, set(self._results))
         self._is_compiled = False
+
+    def over_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
+        """See `Executable`: none, as parts read what other parts have read."""
+        return {}
+
+    def input_under(self, name: str) -> str:
+        """See `Executable`."""
+        return ""
 
     def write(self) -> None:
         """Writes the kernels of all parts: see `Executable`."""

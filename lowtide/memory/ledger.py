@@ -35,6 +35,7 @@ from lowtide.memory.plan import Event, Held
 from lowtide.memory.scratch import scratch_bytes
 
 _NODE = "lowtide.place"
+WATCHED = "lowtide.watched"  # in the metadata of a node that `watch` has seen
 _META = torch.device("meta")
 _FOREVER = 1 << 62
 HEAP_BYTES = 1 << 16  # what is smaller lies among others, and its place stays resident
@@ -140,6 +141,7 @@ class Ledger(TorchDispatchMode):
         self._peak_clock = 0
         self._peak_inside = Held(name="", nbytes=0, kind="", loc=UNKNOWN_LOC)
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._blocks: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # of those in the arena
         self._views: dict[int, weakref.ref[torch.Tensor]] = {}
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_paused = False
@@ -196,6 +198,13 @@ class Ledger(TorchDispatchMode):
         """The entry lives as long as the tensor's memory."""
         storage = x.untyped_storage()
         self._storages[_key(x)] = weakref.ref(storage, self._end_of(_key(x), entry))
+        if entry.block is not None:
+            self._blocks[_key(x)] = weakref.ref(storage)
+
+    def in_arena(self, x: torch.Tensor) -> bool:
+        """Whether the arena would hold the tensor's memory."""
+        found = self._blocks.get(_key(x))
+        return found is not None and found() is not None
 
     def hold(self, nbytes: int) -> None:
         """So many bytes more stay, of what is not rehearsed one by one."""
@@ -243,6 +252,7 @@ class Ledger(TorchDispatchMode):
         """From now on it is seen when a node of the backward pass of these results is done."""
         for node in nodes_of(results):
             node.register_hook(self._node_is_done)
+            node.metadata[WATCHED] = True
 
     def _node_is_done(self, *_: object) -> None:
         self._done = torch._C._current_autograd_node()  # pyright: ignore

@@ -38,6 +38,7 @@ from lowtide.pipeline.mutation import CHANGING, may_change
 from lowtide.pipeline.near_constants import with_near_constants
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.region import Entry, Region
+from lowtide.pipeline.reuse import owned
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.stopping import ends_region, static_reason
 from lowtide.runtime import heap
@@ -116,6 +117,7 @@ class BlockPlan:
             changed=self.changed,
             name=f"{self.name}:{self.ops[pos].loc.line or pos}",
             shown=self.shown,
+            owned=owned(self.ops, pos),
             tiles=self.tiles,
             is_repeated=self.is_repeated,
         )
@@ -446,8 +448,9 @@ def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ..
     entry = region.find(values)
     if entry.run is None:
         return entry, None
+    run = entry.run if entry.dying is None else region.run_for(entry, values)
     try:
-        return entry, entry.run(values, entry.z, entry.sizes)
+        return entry, run(values, entry.z, entry.sizes)
     except (CheckFailed, HostFault, KernelFault):
         return entry, None  # PyTorch's own error shall not be "during handling of" ours
 

@@ -10,14 +10,17 @@ PyTorch  boxes.py:17  nonzero        is not lowered
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from lowtide.errors import Loc
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.repeats import Repeat, folded
 from lowtide.pipeline.walk import KernelStep, Walk
 from lowtide.texpr.sizes import evaluate
+
+_NOTHING: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,17 +202,21 @@ def _region(step: KernelStep) -> RegionLine:
     ]
     return RegionLine(
         loc=str(step.loc),
-        kernels=_kernels(step.executable()),
+        kernels=_kernels(step.executable(), step.in_place()),
         signature=", ".join(inputs),
         backward=_backward(step),
     )
 
 
-def _kernels(executable: Any) -> tuple[KernelLine, ...]:
-    return tuple(
-        KernelLine(name=k.name, outputs=tuple(k.outputs), ops=_places(k.ops), note=k.note)
-        for k in executable.kernels
-    )
+def _kernels(executable: Any, in_place: Mapping[str, str] = _NOTHING) -> tuple[KernelLine, ...]:
+    """`in_place`: what the user calls the operands that outputs are written over."""
+    found: list[KernelLine] = []
+    for k in executable.kernels:
+        over = [f"{n} over {in_place[n]}" for n in k.outputs if n in in_place]
+        note = f"{k.note}; in place: {', '.join(over)}" if over else k.note
+        ops = _places(k.ops)
+        found.append(KernelLine(name=k.name, outputs=tuple(k.outputs), ops=ops, note=note))
+    return tuple(found)
 
 
 def _backward(step: KernelStep) -> BackwardLine | None:

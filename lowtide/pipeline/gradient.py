@@ -58,8 +58,8 @@ class Saved:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
     """A compiled backward Program: `inputs` and `outputs` are names of tensors in order; `orders`:
-    of gradients that lie as the input does, in another order than that of their dims; for the
-    others see `autodiff.Backward`."""
+    of gradients that lie as the input does, in another order than that of their dims; `others`:
+    `over`, by what it was asked for; for the rest see `autodiff.Backward`."""
 
     executable: Any
     inputs: tuple[str, ...]
@@ -67,6 +67,17 @@ class Pass:
     gradients: Mapping[str, str]
     scatters: tuple[Scatter, ...]
     orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
+    others: dict[tuple[str, ...], Any] = field(default_factory=dict[tuple[str, ...], Any])
+
+    def over(self, free: Sequence[str]) -> Any:
+        """The executable whose outputs lie over these inputs, as far as they may."""
+        key = tuple(n for n in free if n in self.inputs)
+        found = self.others.get(key)
+        if found is None:
+            taken = self.executable.over_inputs(key)
+            made = self.executable.taking(taken) if taken else self.executable
+            found = self.others.setdefault(key, made)
+        return found
 
 
 class Gradient:

@@ -20,6 +20,7 @@ of what the kernels give (`texpr/orders`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -44,6 +45,8 @@ from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Atom, Clamp, FloorDiv, Index, Mod, as_index, nonnegative, product
 from lowtide.texpr.orders import Order, inverse, stored_in
 
+_LIVE_IN: Final = re.compile(r"\ba\[(\d+)\]")
+_ONLY_TURNS: Final = re.compile(r" *v\d+ = o\[\d+\]\.permute\([\d, ]+\)")
 NO_ORDERS: Final[Mapping[Abs, Order]] = {}
 
 
@@ -61,7 +64,11 @@ class HostCode:
     """`symbols` and `scalars` are what the program needs, in order; `pick` their places in `z`.
 
     `names` are all of `z`, `outputs` what the kernels' outputs stand for, `orders` in which order
-    their dims lie. `bind(exe)` gives the `run` function."""
+    their dims lie. `bind(exe)` gives the `run` function.
+
+    `reads_after`: live-ins that are looked at, or handed out, when the kernels are done;
+    `may_fail_after`: whether what is done then might raise, so that PyTorch does it all again.
+    """
 
     program: Program
     names: tuple[str, ...]
@@ -73,6 +80,8 @@ class HostCode:
     text: str
     outputs: tuple[Abs, ...] = ()
     orders: tuple[Order | None, ...] = ()
+    reads_after: frozenset[int] = frozenset()
+    may_fail_after: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -104,6 +113,7 @@ def write(
     scalars = tuple(sorted(_scalars(program)))
     known = {n: Abs(None, place) for n, place in floats.items()} | dict(derived)
     head = writer.call(program, tensors, [known[n] for n in scalars], ", a" * records)
+    after = [*writer.lines, texts]
     lines = ["def run(a, z, sizes):", *head, *writer.guarded(writer.lines), f"    return {texts}"]
     text = "\n".join(lines)
 
@@ -121,6 +131,8 @@ def write(
         text=f"{prepare}\n\n{text}" if prepare else text,
         outputs=tuple(writer.outputs.values()),
         orders=tuple(map(orders.get, writer.outputs.values())),
+        reads_after=frozenset(int(k) for x in after for k in _LIVE_IN.findall(x)),
+        may_fail_after=bool(program.checks) or not all(map(_ONLY_TURNS.fullmatch, writer.lines)),
     )
 
 

@@ -21,6 +21,7 @@ from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.ledger import Ledger, nodes_of
 from lowtide.memory.plan import Event, Held
 from lowtide.memory.virtual import Virtual
+from lowtide.runtime import ours
 from lowtide.texpr.sizes import evaluate
 
 _TRUE = torch.tensor(True, device="cpu")
@@ -32,19 +33,29 @@ def play(
 ) -> Callable[..., Sequence[Tensor]]:
     """Stands for a compiled program: see the module's text."""
 
-    def run(tensors: object, sizes: Sequence[int], numbers: object, *_: object) -> list[Tensor]:
+    def run(
+        tensors: Sequence[Tensor], sizes: Sequence[int], numbers: object, *_: object
+    ) -> list[Tensor]:
         if executable is None:
             return []
         program = executable.program
         known = dict(zip(symbols, sizes, strict=True))
+        given = dict(zip(program.inputs, tensors, strict=True))
         left = ledger.play(_with_sizes(e, known) for e in executable.events(known))
         made: list[Tensor] = []
         with ledger.paused():
             for name in program.outputs:
                 d = program.defs[name]
-                shape = [evaluate(s, known) for s in d.shape]
-                made.append(torch.empty(shape, dtype=d.dtype.torch, device="meta"))
+                shape = tuple(evaluate(s, known) for s in d.shape)
+                under = executable.input_under(name)
+                made.append(
+                    ours.over(given[under], shape)
+                    if under
+                    else torch.empty(shape, dtype=d.dtype.torch, device="meta")
+                )
         for name, tensor in zip(program.outputs, made, strict=True):
+            if executable.input_under(name):  # whose memory is in the account
+                continue
             if name not in left:  # the end of a loop, under another name
                 d = program.defs[name]
                 nbytes = tensor.numel() * tensor.itemsize

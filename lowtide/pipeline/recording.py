@@ -23,12 +23,14 @@ from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.ir.named_results import build
 from lowtide.memory import watching
+from lowtide.memory.ledger import WATCHED
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.pipeline import plain
 from lowtide.pipeline.abstract import Abs, Map, Place, Seq
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient, Pass, cotangent_pattern
 from lowtide.pipeline.hostcode import HostCode
+from lowtide.runtime import ours
 from lowtide.runtime.blocks import KernelFault
 from lowtide.texpr.autodiff import given_name
 from lowtide.texpr.orders import Order, inverse
@@ -139,6 +141,7 @@ class Recorder:
         copies: frozenset[str],
         launch: Launch,
     ) -> None:
+        ours.prepare()
         self.executable = executable
         self.launch = launch
         self.gradient = gradient
@@ -174,7 +177,10 @@ def copied(x: Tensor) -> Tensor:
 class _Call:
     """One forward run, for its backward pass: sizes, numbers, and live-ins that are no tensors."""
 
-    __slots__ = ("aliases", "live_ins", "numbers", "recorder", "saved", "sizes", "versions")
+    __slots__ = (
+        *("aliases", "live_ins", "numbers", "recorder", "rules", "saved", "sizes"),
+        "versions",
+    )
 
     def __init__(
         self, recorder: Recorder, sizes: tuple[int, ...], numbers: tuple[float, ...], a: Values
@@ -183,6 +189,7 @@ class _Call:
         self.sizes = sizes
         self.numbers = numbers
         self.live_ins = [_without_data(v) for v in a]
+        self.rules = ours.rules()
         self.saved: tuple[str, ...] = ()
         self.aliases: dict[str, Tensor] = {}  # outputs that the backward pass reads, and …
         self.versions: dict[str, int] = {}  # … how often each had been changed in place
@@ -232,6 +239,12 @@ class _Region(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
+        is_watched = call.rules.in_arena is not None and WATCHED in ctx.metadata
+        ours_alone = tuple(
+            k
+            for k in range(len(cotangents))
+            if ours.is_alone_in_backward(cotangents, k, call.rules, is_watched)
+        )
         r = call.recorder
         count = len(r.gradient.kept_inputs)
         kept = ctx.saved_tensors
@@ -241,7 +254,7 @@ class _Region(torch.autograd.Function):
             if torch.is_grad_enabled() or plain.in_transform(given):
                 found = _by_eager(call, kept[:count], given, needed)
             else:
-                found = _by_kernels(call, kept, given, needed)
+                found = _by_kernels(call, kept, given, needed, ours_alone)
         gradients: list[Tensor | None] = [None] * len(r.names)
         for k, value in zip(r.wanted, found, strict=True):
             gradients[k] = value
@@ -256,7 +269,9 @@ def _by_kernels(
     kept: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
     needed: tuple[bool, ...],
+    ours_alone: Sequence[int] = (),
 ) -> list[Tensor | None]:
+    """`ours_alone`: cotangents that nobody else has, so that gradients may be written over them."""
     g = call.recorder.gradient
     tensors = dict(zip((*g.kept_inputs, *call.saved), kept, strict=True))
     unchanged = {n: x for n, x in call.aliases.items() if x._version == call.versions[n]}
@@ -265,12 +280,16 @@ def _by_kernels(
                 for n, x in zip(g.wanted, needed, strict=True)]  # fmt: skip
     tensors.update(unchanged)
     patterns: list[tuple[bool, ...] | None] = []
-    for name, carries, cotangent in zip(g.program.outputs, g.carrying, cotangents, strict=True):
+    free: list[str] = []
+    for k, (name, carries) in enumerate(zip(g.program.outputs, g.carrying, strict=True)):
+        cotangent = cotangents[k]
         if cotangent is None or not carries:
             patterns.append(None)
             continue
         tensors[given_name(name)], pattern = cotangent_pattern(cotangent)
         patterns.append(pattern)
+        if k in ours_alone and tensors[given_name(name)] is cotangent:
+            free.append(given_name(name))
     hints = dict(zip(g.names, call.sizes, strict=True))
     try:
         made = g.backward(needed, tuple(patterns), (*call.saved, *unchanged), hints)
@@ -280,7 +299,7 @@ def _by_kernels(
         survive(error, "the backward pass")
         return _by_eager(call, kept[: len(g.kept_inputs)], cotangents, needed)
     try:
-        results = _run(made, tensors, call)
+        results = _run(made, tensors, call, free)
     except KernelFault:
         return _by_eager(call, kept[: len(g.kept_inputs)], cotangents, needed)
     return [results.get(n) if x else None for n, x in zip(g.wanted, needed, strict=True)]
@@ -295,12 +314,15 @@ def _scaled(found: Tensor | None, cotangents: Sequence[Tensor | None]) -> Tensor
     return found * scalar if plain.keeps_graph() else found.mul_(scalar)
 
 
-def _run(made: Pass, tensors: Mapping[str, Tensor], call: _Call) -> dict[str, Tensor]:
-    """The gradients of a compiled pass, by input."""
+def _run(
+    made: Pass, tensors: Mapping[str, Tensor], call: _Call, free: Sequence[str]
+) -> dict[str, Tensor]:
+    """The gradients of a compiled pass, by input, over what is `free` where that can be."""
     found: dict[str, Tensor] = {}
     if made.executable is not None:
         given = [tensors[n] for n in made.inputs]
-        results = call.recorder.launch(made.executable, given, call.sizes, call.numbers)
+        executable = made.over(free) if free else made.executable
+        results = call.recorder.launch(executable, given, call.sizes, call.numbers)
         found = dict(zip(made.outputs, results, strict=True))
     gradients: dict[str, Tensor] = {}
     for name, output in made.gradients.items():

@@ -22,7 +22,7 @@ import torch
 
 from lowtide.errors import Loc, LowtideError
 from lowtide.ir.core import Block, Value
-from lowtide.pipeline import backend, debug, hostcode, little, plain, stats
+from lowtide.pipeline import backend, debug, hostcode, little, plain, reuse, stats
 from lowtide.pipeline.abstract import Abs, Place
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.differences import Facts, differences, signature_facts
@@ -40,6 +40,7 @@ from lowtide.pipeline.outgrown import (
     room_bytes,
 )
 from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, launched
+from lowtide.pipeline.reuse import Dying
 from lowtide.pipeline.signature import CPU, Binding, Levels, Spot, escalated, with_varying
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
 from lowtide.texpr.build import NeedConst, Unsupported, symbols
@@ -52,6 +53,7 @@ MAX_CLASSES: Final = 64  # signatures compiled before the rest runs as PyTorch
 _MAX_ATTEMPTS: Final = 200
 
 _default_dtype = torch.get_default_dtype
+Taken = tuple[tuple[str, str], ...]  # results, and the inputs in whose memory they lie
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -63,7 +65,8 @@ class Specialisation:
     `differences`: from the nearest one that was compiled before it. `room`: what inputs and
     outputs take; `suits`: that at the largest sizes for which no better plan than `executable` was
     found; `looked`: at the largest ones for which none was looked for, as it takes little.
-    `little`: what all its values take, if PyTorch is as quick where that is little."""
+    `little`: what all its values take, if PyTorch is as quick where that is little. `over`: as
+    `run`, with results over operands that nobody needs (`reuse`), by which these are."""
 
     stop: int
     finished: bool
@@ -86,6 +89,9 @@ class Specialisation:
     little: Index | None = None
     suits: int = 0
     looked: int = 0
+    over: dict[Taken, Callable[..., tuple[Any, ...]]] = field(
+        default_factory=dict[Taken, "Callable[..., tuple[Any, ...]]"]
+    )
 
     @property
     def advances(self) -> bool:
@@ -117,20 +123,22 @@ class _Way:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A specialisation at exact sizes. `run` is None where PyTorch runs the ops."""
+    """A specialisation at exact sizes. `run` is None where PyTorch runs the ops. `dying`: operands
+    that results may be written over, None where there are none."""
 
     spec: Specialisation
     z: list[int]
     sizes: list[int]
     run: Callable[..., tuple[Any, ...]] | None
     eager: str = ""
+    dying: Dying | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
     """See the module's text. `end` is the first op that ends every trace; `live_at[k]` are the
-    values that ops from k on use; `shown` is what the user calls captured values; `tiles`: see
-    `backend`; `is_repeated`: in a loop that the driver runs."""
+    values that ops from k on use; `shown` is what the user calls captured values; `owned`: see
+    `reuse`; `tiles`: see `backend`; `is_repeated`: in a loop that the driver runs."""
 
     block: Block
     start: int
@@ -151,6 +159,7 @@ class Region:
     tiles: Tiles = "usual"
     is_repeated: bool = False
     count: int = 0
+    owned: frozenset[Value] = frozenset()
     shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
     history: list[Facts] = field(default_factory=list[Facts])
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -179,6 +188,7 @@ class Region:
             if spec.host is not None and not entry.eager:
                 try:
                     entry.run = self._runner(spec, entry)
+                    entry.dying = self.dying(entry)
                 except LowtideError:
                     raise
                 except Exception as error:
@@ -195,6 +205,29 @@ class Region:
             assert spec.host is not None
             spec.run = spec.host.bind(self._callable(spec, entry))
         return spec.run
+
+    def dying(self, entry: Entry) -> Dying | None:
+        """Operands that end with the region and that its kernels may write over; of an entry whose
+        `executable` is there."""
+        outer = frozenset(self.block.terminator.operands) if self.owned else frozenset[Value]()
+        return reuse.dying(entry.spec, entry, self.live_ins, self.owned, outer)
+
+    def run_for(self, entry: Entry, values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+        """What runs the kernels on these live-ins: with results in the place of those that nobody
+        else has. `values` is all that has them, beside the environment that they are of."""
+        run, spec = entry.run, entry.spec
+        assert run is not None
+        if entry.dying is None or not (alone := entry.dying.alone(values)):
+            return run
+        taken = spec.executable.over_inputs(alone)
+        key = tuple(taken.items())
+        found = spec.over.get(key)
+        if found is None:
+            with self.lock:
+                assert spec.host is not None
+                made = self.recording(spec, spec.executable.taking(taken), launched)
+                found = spec.over.setdefault(key, spec.host.bind(made))
+        return found
 
     def _callable(self, spec: Specialisation, entry: Entry) -> Any:
         executable = self.executable(spec, entry)
@@ -299,7 +332,7 @@ class Region:
         """The same, without kernels."""
         assert spec.host is not None
         again = self._gradient(spec.host, binding)
-        return replace(spec, gradient=again, executable=None, run=None, differences=(why,))
+        return replace(spec, gradient=again, executable=None, run=None, over={}, differences=(why,))
 
     def _is_split(self, binding: Binding, split: Split) -> bool:
         """Puts a split in the place of what is there; True."""
@@ -404,7 +437,9 @@ class Region:
         self.count += 1
         stats.count("specialisations")
         sizes = self._size_names(binding)
-        facts = signature_facts(binding, [self._name(v) for v in self.live_ins], assumed, sizes)
+        facts = signature_facts(
+            binding, [self.shown_name(v) for v in self.live_ins], assumed, sizes
+        )
         earlier, self.history = self.history, [*self.history, facts]
         return Specialisation(
             stop=trace.stop,
@@ -490,11 +525,12 @@ class Region:
         for symbol, spots in binding.spots.items():
             for (place, dim), *_ in [spots] if spots else []:
                 path = "".join(f"[{i!r}]" for i in place.path)
-                name = self._name(self.live_ins[place.position]) + path
+                name = self.shown_name(self.live_ins[place.position]) + path
                 found[symbol] = name if dim < 0 else f"{name}.shape[{dim}]"
         return found
 
-    def _name(self, value: Value) -> str:
+    def shown_name(self, value: Value) -> str:
+        """What the user calls it."""
         return self.shown.get(value) or value.name or "_"
 
     def _eager(self, why: str) -> Specialisation:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 import torch
@@ -42,7 +42,7 @@ from lowtide.pipeline.signature import CPU, Ineligible, exact_key
 from lowtide.pipeline.stand_ins import NUMBERS, UNKNOWN, stand_ins
 from lowtide.pipeline.stopping import about_a_loop, static_reason
 from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
-from lowtide.runtime import arena
+from lowtide.runtime import arena, ours
 from lowtide.runtime.played_arena import PlayedArena
 
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
@@ -73,11 +73,12 @@ class WalkEnds(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class KernelStep:
-    """A region's kernels run."""
+    """A region's kernels run; `taken`: results that lie in the place of operands."""
 
     region: Region
     entry: Entry
     loc: Loc
+    taken: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -89,6 +90,11 @@ class KernelStep:
     def executable(self) -> Any:
         """The compiled program."""
         return self.region.executable(self.entry.spec, self.entry)
+
+    def in_place(self) -> dict[str, str]:
+        """For each result that lies over an operand, what the user calls that."""
+        places, live = self.entry.spec.places, self.region.live_ins
+        return {n: self.region.shown_name(live[places[x].position]) for n, x in self.taken.items()}
 
     def backward(self) -> Pass | None:
         """The kernels of the whole backward pass, None where there is none."""
@@ -167,7 +173,8 @@ class Walk:
         self._sizes = [*_named_sizes({v.name: env[v] for v in driver.function.arguments})]
         try:
             road = LikeTheCpu() if on_host else contextlib.nullcontext()
-            with self.ledger, road, torch.set_grad_enabled(self.records):
+            over = ours.under(ours.Rules(driver.is_tight, self.ledger.in_arena))
+            with self.ledger, road, over, torch.set_grad_enabled(self.records):
                 self.results = results = self._block(driver.plan, env)
                 if self.records and virtual is None:
                     self.notes += backward(self.ledger, _tensors(results))
@@ -275,9 +282,13 @@ class Walk:
         entry, host, ledger = step.entry, step.entry.spec.host, self.ledger
         assert host is not None
         ledger.at(step.region.name.partition(":")[0], step.loc, "output")
+        executable = step.executable()
+        dying = step.region.dying(entry)
+        if dying is not None and (taken := executable.over_inputs(dying.alone(values))):
+            executable, step.taken = executable.taking(taken), taken
         recorder = step.region.recording(
             entry.spec,
-            play(ledger, step.executable(), host.symbols),
+            play(ledger, executable, host.symbols),
             lambda exe, xs, sizes, numbers: play(ledger, exe, host.symbols)(xs, sizes, numbers),
         )
         found = list(host.bind(recorder)(values, entry.z, entry.sizes))

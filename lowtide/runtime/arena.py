@@ -162,6 +162,7 @@ class _Pool:
         self._trims = 0
         self.observer: Callable[[int, int], None] | None = None
         self.is_tight = False  # whether free blocks are unmapped before another is mapped
+        self.storages: dict[int, int] = {}  # by address of a block, whose tensor is alive
         self._held_for_fork = False
 
     def take(self, asked_bytes: int, is_for_work: bool = False) -> _Block:
@@ -199,6 +200,7 @@ class _Pool:
         """Takes a block back. Safe anywhere: in finalizers, on any thread, at exit."""
         if (observer := self.observer) is not None:
             observer(block.address, -block.asked_bytes)
+        self.storages.pop(block.address, None)
         if block.is_pooled:
             self._returned.append(block)
             if not self._busy:
@@ -429,7 +431,18 @@ def empty(
         return _torch_empty(shape, dtype, strides)  # so that the error is PyTorch's own
     if block.new_lease is None:
         block.new_lease = _lease_maker(block)
-    lease = block.new_lease()
+    made = _tensor_over(block.new_lease(), elements, shape, dtype, strides)
+    _pool.storages[block.address] = _storage_of(made)
+    return made
+
+
+def _tensor_over(
+    lease: Any,
+    elements: int,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    strides: tuple[int, ...] | None,
+) -> torch.Tensor:
     numpy_dtype = _numpy_dtypes.get(dtype)
     if numpy_dtype is None:  # bfloat16 and the like
         flat = torch.frombuffer(lease, dtype=dtype, count=elements)
@@ -439,6 +452,16 @@ def empty(
         return _torch.from_numpy(_ndarray(shape, numpy_dtype, lease))
     steps = tuple(stride * dtype.itemsize for stride in strides)
     return _torch.from_numpy(_ndarray(shape, numpy_dtype, lease, 0, steps))
+
+
+def _storage_of(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def has_made(x: torch.Tensor) -> bool:
+    """Whether the storage of a tensor is one that `empty` made, over a block: what numpy makes of
+    such a tensor, and a tensor of that, have the address, too."""
+    return _pool.storages.get(x.data_ptr()) == _storage_of(x)
 
 
 def scratch(nbytes: int) -> Scratch:

@@ -10,7 +10,7 @@ def run(tensors, sizes, numbers):
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from lowtide.codegen.c.kernel import KernelText
 from lowtide.codegen.choices import choice_lines
@@ -33,14 +33,15 @@ def driver_text(
     texts: Sequence[KernelText],
     kernels: Sequence[Kernel],
     products: Mapping[str, Matmul],
+    placed: Mapping[str, str],
 ) -> str:
     """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`. `shaped`: each definition
-    with the dims that its tensor has."""
+    with the dims that its tensor has. `placed`: results in the memory of another tensor."""
     lines = opening(inputs, symbols, scalars)
     lines.append("    threads = threads_now()")
     for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
         for name in kernel.outputs:
-            lines.append(f"    {name} = {_allocation(name, shaped[name])}")
+            lines.append(f"    {name} = {_allocation(name, shaped[name], placed, inputs)}")
         work = "0"
         if text.thread_bytes.const != 0:
             lines.append(f"    work = {_work(text.thread_bytes)}")
@@ -68,11 +69,19 @@ def small_shape(d: Def) -> tuple[int, ...] | None:
     return known if is_small and len(known) == len(sizes) else None
 
 
-def _allocation(name: str, d: Def) -> str:
+def _allocation(name: str, d: Def, placed: Mapping[str, str], inputs: Container[str]) -> str:
+    of = placed.get(name)
+    if of is not None and of not in inputs:
+        return of
+    if of is not None:
+        return f"over({of}, ({_sizes(d)}))"
     if small_shape(d) is not None:
         return f"empty_like(like_{name})"
-    shape = "".join(f"{size}, " for size in d.shape)
-    return f"empty(({shape}), torch.{str(d.dtype.torch)[6:]})"
+    return f"empty(({_sizes(d)}), torch.{str(d.dtype.torch)[6:]})"
+
+
+def _sizes(d: Def) -> str:
+    return "".join(f"{size}, " for size in d.shape)
 
 
 def _work(thread_bytes: Index) -> str:

@@ -16,7 +16,7 @@ from lowtide.codegen.c.steps import host_launches
 from lowtide.codegen.choices import MATMUL
 from lowtide.codegen.executable import Executable, Fusion
 from lowtide.codegen.stepwise import Room, StepRun
-from lowtide.runtime import arena, cache, launch, toolchain
+from lowtide.runtime import arena, cache, launch, ours, toolchain
 from lowtide.runtime.steps import Launch, Steps, run_steps
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.group import Group
@@ -32,6 +32,7 @@ class HostExecutable(Executable):
     """See `Executable`."""
 
     language = "C"
+    writes_in_place = True
 
     def __init__(
         self,
@@ -57,9 +58,19 @@ class HostExecutable(Executable):
     @cached_property
     def _texts(self) -> list[KernelText]:
         return [
-            kernel_text(p, self.memory_dtypes, self.strides, self.is_step, self._updated)
+            kernel_text(p, self.memory_dtypes, self.strides, self.is_step, self._in_place_of())
             for p in self.plans
         ]
+
+    def _in_place_of(self) -> Mapping[str, str]:
+        """What is read, and which result takes its place: see `kernel_text`."""
+        return self._updated or {of: name for name, of in self.placed.items()}
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._kernels = {}
+        for name in ("_texts", "_source", "_driver"):
+            vars(self).pop(name, None)
 
     @property
     def needs(self) -> list[KernelNeeds]:
@@ -96,6 +107,7 @@ class HostExecutable(Executable):
             self.texts,
             self.plans,
             self.products,
+            self.placed,
         )
 
     def threads(self) -> int:
@@ -140,6 +152,7 @@ class HostExecutable(Executable):
         """See the base class."""
         scope: dict[str, Any] = {
             "empty": arena.empty,
+            "over": ours.over,
             "scratch": arena.scratch,
             "small_scratch": _small_scratch,
             "threads_now": torch.get_num_threads,
