@@ -67,6 +67,8 @@ def is_alone_in_backward(cotangents: Sequence[Any], k: int, rules: Rules, is_wat
     g = cotangents[k]
     if type(g) is not torch.Tensor or g.numel() * g.itemsize < LEAST_BYTES:
         return False
+    if not torch._C._has_storage(g):  # pyright: ignore  (of a transform's making: vmap)
+        return False
     del g
     found = _alone_in_backward()[is_watched]
     return _is_whole(cotangents[k], rules) and _counts(cotangents, k) == found

@@ -460,3 +460,16 @@ def test_indices_that_are_checked_write_over_nothing(reused: list[int]) -> None:
     at = torch.tensor([1, 0, 2])
     torch.testing.assert_close(compiled(x, w, at), fn(x, w, at))
     assert not reused
+
+
+def test_cotangents_of_a_transform_have_no_memory() -> None:
+    x = torch.rand(512, 1024, requires_grad=True)
+    g = torch.rand(2, 512, 1024)
+    compiled: Any = lt.script(_bent)
+    (found,) = torch.autograd.grad(compiled(x), x, g, is_grads_batched=True)
+    (wanted,) = torch.autograd.grad(_bent(x), x, g, is_grads_batched=True)
+    torch.testing.assert_close(found, wanted)
+
+
+def _bent(x: Tensor) -> Tensor:
+    return torch.tanh(x * 2) + x
