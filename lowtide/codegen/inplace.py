@@ -11,7 +11,7 @@ In:  the planned kernels of a program, in order, and how its tensors lie. Out: f
     y[i, j] = s * 2; z[i, j] = x[i, j] + 1      not: one nest may write y first, and then read x
 
 Always holds: what is not shown to be legal is not. A kernel that may run twice (`checks_nan`), one
-that is measured against another way, and what a thread reads before or after all tiles are not.
+that is measured against another way, and one that does something before or after all tiles are not.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ def _fits(kernel: Kernel, output: str, source: str, tensors: Mapping[str, Lying]
     a, b = tensors.get(output), tensors.get(source)
     if a is None or b is None or (a.dtype, a.sizes) != (b.dtype, b.sizes):
         return False
-    once = [*kernel.prologue, *kernel.epilogue]  # each thread has its own time for the first of it
-    if any(_loads(nest, source) for nest in once):
+    if kernel.prologue or kernel.epilogue:  # each thread has its own time for these
         return False
     stores = [
         (k, w, nest, around)
@@ -83,9 +82,7 @@ def _fits(kernel: Kernel, output: str, source: str, tensors: Mapping[str, Lying]
         for w in nest.writes
         if isinstance(w, Store) and w.target == output
     ]
-    others = [c.target for c in kernel.combines]
-    others += [w.target for nest in once for w in nest.writes if isinstance(w, Store)]
-    if len(stores) != 1 or output in others:
+    if len(stores) != 1 or output in [c.target for c in kernel.combines]:
         return False
     ((at, store, nest, around),) = stores
     axes = _plain(store.index, a)
