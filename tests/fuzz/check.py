@@ -9,9 +9,7 @@ In: a `Program`. Out:
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +25,7 @@ from lowtide.pipeline import faults, stats
 from tests.fuzz.judge import MANY_RUNS, Blurred, difference, expected
 from tests.fuzz.program import Program, Sizes
 from tests.run.guarded import Guard, Memory, guarded, guarded_memory
+from tests.written import function_of
 
 _serial = itertools.count()
 _folder = tempfile.TemporaryDirectory(prefix="lowtide-fuzz-")
@@ -47,14 +46,7 @@ class Tally:
 def python_function(program: Program) -> Any:
     """The program as a function that `inspect` finds the source of."""
     path = Path(_folder.name) / f"fuzzed_{next(_serial)}.py"
-    path.write_text(program.source)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module.program
+    return function_of(program.source, path, "program")
 
 
 def check(program: Program, tally: Tally | None = None) -> str:

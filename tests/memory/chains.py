@@ -8,12 +8,7 @@ and `atleast_1d` hand on the same tensor, and `swapdims` a view of it.
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 SHAPE = (3, 4, 45)  # no whole vectors
 HEAD = """\
@@ -64,15 +59,3 @@ def source(seed: int, *, changes: bool) -> str:
     types = ", ".join(["Tensor"] * len(given))
     head = f"def f(x: Tensor, y: Tensor, w: Tensor) -> Tuple[{types}]:"
     return "\n    ".join([HEAD + head, *lines, f"return ({results})"]) + "\n"
-
-
-def function(text: str, path: Path) -> Callable[..., Any]:
-    """The function of that source, which the compiler can read."""
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module.f

@@ -19,7 +19,8 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.runtime import arena, ours
-from tests.memory.chains import SHAPE, function, source
+from tests.memory.chains import SHAPE, source
+from tests.written import function_of
 
 f64 = torch.float64
 
@@ -407,7 +408,7 @@ def test_only_the_counts_tell_of_them(use: Any, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_chains(seed: int, grad: bool, tmp_path: Path) -> None:
     name = f"chain_{seed}_{grad}"
-    fn = function(source(seed, changes=not grad), tmp_path / f"{name}.py")
+    fn = function_of(source(seed, changes=not grad), tmp_path / f"{name}.py", "f")
     torch.manual_seed(seed)
     args = [torch.randn(SHAPE, dtype=f64), torch.randn(SHAPE, dtype=f64), tensors()[1]]
     args = [a.requires_grad_(grad) for a in args]
