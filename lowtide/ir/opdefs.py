@@ -24,6 +24,9 @@ from lowtide.ir.python_ops.row import OpDef
 from lowtide.ir.signature import RecordLike
 
 MAX_TRIPS = 2**63 - 1  # the trip count of a `while`
+# operands that are running statistics, and the one that says whether they are written
+STATISTICS = {"torch.batch_norm": (1, 2), "torch.instance_norm": (1, 2)}
+OF_THE_BATCH = 5
 
 
 class Indexing:

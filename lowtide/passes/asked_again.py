@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from lowtide.ir.core import Block, Function, Op, Value, clone, clone_op, free_values
-from lowtide.passes.common_subexpressions import RESIZING
-from lowtide.passes.making import Makers, makers_of
+from lowtide.passes.making import RESIZING, Makers, makers_of
 
 _OF_SIZES: Final = ("torch.size.dim", "py.add", "py.sub", "py.mul", "py.floordiv", "const")
 

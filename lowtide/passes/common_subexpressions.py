@@ -23,6 +23,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.ir.literals import print_literal
+from lowtide.passes.making import kinds_written, may_change
 
 Key = tuple[object, ...]
 
@@ -30,10 +31,7 @@ Key = tuple[object, ...]
 def eliminate_common_subexpressions(fn: Function) -> Function:
     """The function with equal pure ops computed once."""
     result = clone(fn)
-    changed = {str(op.attrs["target"]) for op in result.walk() if "target" in op.attrs}
-    unsafe: tuple[str, ...] = ("size", *opdefs.PURE_KINDS) if changed & RESIZING else ()
-    if changed and not unsafe:
-        unsafe = tuple(k for k in opdefs.PURE_KINDS if k != "size")
+    unsafe = kinds_written(result)
     fixed = {
         v for op in result.walk() if op.name.startswith("torch.") for v in op.results
     }  # PyTorch's tuples and sizes, whatever their type says
@@ -65,12 +63,6 @@ def _forgets(op: Op) -> bool:
         definition is not None and not definition.writes and op.name not in ("py.is", "py.is_not")
     )
     return pure and all(t.is_immutable(r.type) and r.type != t.TENSOR for r in op.results)
-
-
-RESIZING = {
-    f"Tensor.{name}_"
-    for name in ("resize", "resize_as", "set", "t", "transpose", "swapaxes", "squeeze", "unsqueeze")
-} | {"Tensor.data.__set__"}
 
 
 def _share(
@@ -105,12 +97,7 @@ def _is_lent(op: Op, leaving: set[Value]) -> bool:
 def _key(op: Op, unsafe: tuple[str, ...], fixed: set[Value]) -> Key | None:
     if op.blocks or not opdefs.is_shareable(op, fixed):
         return None
-    is_python = not op.name.startswith("torch.")
-    if unsafe and is_python and any(v.type == t.TENSOR for v in op.operands):
-        return None
-    if unsafe and op.name == "torch.getitem":
-        return None
-    if opdefs.has_kind(op.name, unsafe):
+    if may_change(op, unsafe):
         return None
     attrs = tuple((k, print_literal(v)) for k, v in op.attrs.items())
     types = tuple(r.type for r in op.results)

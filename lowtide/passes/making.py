@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TypeAlias
 
+from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_op, walk
 
@@ -51,6 +52,34 @@ def constant(value: Value, makers: Makers) -> object:
     """The value of a constant; `...` for what is none."""
     maker = makers.get(value)
     return maker.attrs["value"] if maker is not None and maker.name == "const" else ...
+
+
+RESIZING = {
+    f"Tensor.{name}_"
+    for name in ("resize", "resize_as", "set", "t", "transpose", "swapaxes", "squeeze", "unsqueeze")
+} | {"Tensor.data.__set__"}
+
+
+def kinds_written(fn: Function) -> tuple[str, ...]:
+    """Kinds of torch ops that may give another result later, of the same operands, since something
+    in the function writes into tensors or changes their sizes."""
+    makers = makers_of(fn)
+    norms = (op for op in fn.walk() if op.name in opdefs.STATISTICS)
+    writes = any(constant(op.operands[opdefs.OF_THE_BATCH], makers) is not False for op in norms)
+    targets = {str(op.attrs["target"]) for op in fn.walk() if "target" in op.attrs}
+    if targets & RESIZING:
+        return opdefs.PURE_KINDS
+    return tuple(k for k in opdefs.PURE_KINDS if k != "size") if targets or writes else ()
+
+
+def may_change(op: Op, written: Sequence[str]) -> bool:
+    """Whether the op may give another result later; `written`: as `kinds_written` gives them."""
+    if not written:
+        return False
+    reads = op.name == "torch.getitem" or not op.name.startswith("torch.")
+    if reads and any(v.type == t.TENSOR for v in op.operands):
+        return True
+    return opdefs.has_kind(op.name, written)
 
 
 def ahead_of(number: Value, step: Value, makers: Makers) -> int | None:

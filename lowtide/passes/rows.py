@@ -18,8 +18,14 @@ from typing import Final
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
-from lowtide.passes.common_subexpressions import RESIZING
-from lowtide.passes.making import constant, make_constant, makers_of, turns_round, users_of
+from lowtide.passes.making import (
+    RESIZING,
+    constant,
+    make_constant,
+    makers_of,
+    turns_round,
+    users_of,
+)
 
 _READERS: Final = ("py.len", "list.get")
 

@@ -19,8 +19,6 @@ from lowtide.ir.core import Block, Function, Op, Value
 
 # what may write into a tensor
 CHANGING: Final = ("mutate", "py.call", "py.call_method", "call_module")
-# operands that hold running statistics, which are written in training
-STATISTICS: Final = {"torch.batch_norm": (1, 2), "torch.instance_norm": (1, 2)}
 _FRESH: Final = ("pointwise", "reduction", "contraction", "composite", "copy", "factory", "size")
 
 
@@ -28,7 +26,7 @@ def may_change(function: Function, writers: Iterable[Op] | None = None) -> froze
     """Values whose memory some op may write into, or one of `writers`."""
     ops = list(function.walk() if writers is None else writers)
     changed = [v for op in ops if op.name in CHANGING for v in op.operands]
-    changed += [op.operands[k] for op in ops for k in STATISTICS.get(op.name, ())]
+    changed += [op.operands[k] for op in ops for k in opdefs.STATISTICS.get(op.name, ())]
     if not changed:
         return frozenset()
     classes = _Classes()

@@ -20,7 +20,7 @@ from lowtide.pipeline.budget.independence import is_pointwise_write
 from lowtide.pipeline.budget.kept import kept_values
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed
-from lowtide.pipeline.mutation import CHANGING, STATISTICS, may_change
+from lowtide.pipeline.mutation import CHANGING, may_change
 from lowtide.pipeline.signature import CPU
 
 Tensor = torch.Tensor
@@ -29,7 +29,6 @@ _BARRIERS: Final = (
     *(name for name in CHANGING if name != "mutate"),
     "print", "assert", "raise", "use", "with", "undef", "list.append", "list.extend",
 )  # fmt: skip
-_OF_THE_BATCH: Final = 5  # the operand of a norm that says whether it is in training
 
 
 class Outer:
@@ -107,8 +106,8 @@ class Outer:
 
     def statistics(self, op: Op) -> list[Value]:
         """The running statistics that the op writes, in training."""
-        places = STATISTICS.get(op.name, ())
-        if places and self.known.get(op.operands[_OF_THE_BATCH]) is False:
+        places = opdefs.STATISTICS.get(op.name, ())
+        if places and self.known.get(op.operands[opdefs.OF_THE_BATCH]) is False:
             return []
         return [op.operands[k] for k in places]
 
