@@ -240,11 +240,7 @@ class _Region(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         is_watched = call.rules.in_arena is not None and WATCHED in ctx.metadata
-        ours_alone = tuple(
-            k
-            for k in range(len(cotangents))
-            if ours.is_alone_in_backward(cotangents, k, call.rules, is_watched)
-        )
+        ours_alone = ours.all_alone_in_backward(cotangents, call.rules, is_watched)
         r = call.recorder
         count = len(r.gradient.kept_inputs)
         kept = ctx.saved_tensors

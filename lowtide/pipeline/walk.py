@@ -14,6 +14,7 @@ call would fail there too: `fails`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -31,7 +32,7 @@ from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.checkpoint import NOT_AGAIN, as_section
-from lowtide.pipeline.budget.chunks import RunBlock
+from lowtide.pipeline.budget.chunks import Rehearsed, RunBlock
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
@@ -412,7 +413,8 @@ class Walk:
         values = [env[v] for v in op.operands]
         _keep(env, alive)
         self.ledger.at("chunks", op.loc)
-        return run_section(op, values, runs, at_most=SHOWN_CHUNKS)
+        within = functools.partial(self.ledger.within, op.attrs.get("ops"))
+        return run_section(op, values, runs, Rehearsed(at_most=SHOWN_CHUNKS, within=within))
 
     def _runner(self, plan: BlockPlan, block: Block) -> RunBlock:
         return lambda given: self._block(plan, dict(zip(block.args, given, strict=True)))

@@ -64,14 +64,38 @@ def is_alone_in_backward(cotangents: Sequence[Any], k: int, rules: Rules, is_wat
     """The same of one of the arguments of an autograd.Function's `backward`, asked there, of the
     sequence that it got. `rules`: of the call whose backward pass it is; `is_watched`: whether a
     hook of ours looks on, for which PyTorch holds the cotangents once more."""
-    g = cotangents[k]
-    if type(g) is not torch.Tensor or g.numel() * g.itemsize < LEAST_BYTES:
+    if not _is_large(cotangents[k]):
         return False
-    if not torch._C._has_storage(g):  # pyright: ignore  (of a transform's making: vmap)
-        return False
-    del g
-    found = _alone_in_backward()[is_watched]
+    found = _probes().watched if is_watched else _probes().given
     return _is_whole(cotangents[k], rules) and _counts(cotangents, k) == found
+
+
+def _is_large(x: Any) -> bool:
+    """Is it a tensor with memory, and worth the counting? A transform makes some without (vmap)."""
+    if type(x) is not torch.Tensor or x.numel() * x.itemsize < LEAST_BYTES:
+        return False
+    return torch._C._has_storage(x)  # pyright: ignore
+
+
+def all_alone_in_backward(
+    cotangents: Sequence[Any], rules: Rules, is_watched: bool
+) -> tuple[int, ...]:
+    """The places of all of which that is so."""
+    return tuple(
+        k for k in range(len(cotangents)) if is_alone_in_backward(cotangents, k, rules, is_watched)
+    )
+
+
+def all_alone_as_saved(saved: Sequence[Any], rules: Rules) -> tuple[int, ...]:
+    """The places of what only that autograd.Function has saved whose `backward` asks, of the
+    sequence that it got. Where the graph is kept, it is needed again: that is not asked here."""
+    return tuple(k for k in range(len(saved)) if _is_alone_as_saved(saved, k, rules))
+
+
+def _is_alone_as_saved(saved: Sequence[Any], k: int, rules: Rules) -> bool:
+    if not _is_large(saved[k]):
+        return False
+    return _is_whole(saved[k], rules) and _counts(saved, k) == _probes().saved
 
 
 def over(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -137,27 +161,39 @@ def _alone() -> Counts:
     return _elsewhere(lambda: _counts([torch.empty(1, device="cpu")], 0))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probes:
+    """Counts in a backward pass: of a cotangent that only the engine has; the same where a hook
+    looks on; of what only the graph has saved."""
+
+    given: Counts
+    watched: Counts
+    saved: Counts
+
+
 @functools.cache
-def _alone_in_backward() -> tuple[Counts, Counts]:
-    """Of a cotangent that only the engine has; the same where a hook looks on."""
-    return _elsewhere(lambda: (_probed(is_watched=False), _probed(is_watched=True)))
+def _probes() -> _Probes:
+    given, saved = _elsewhere(lambda: _probed(is_watched=False))
+    watched, _ = _elsewhere(lambda: _probed(is_watched=True))
+    return _Probes(given=given, watched=watched, saved=saved)
 
 
 def prepare() -> None:
     """Finds out what counts are to be: outside of any backward pass."""
     _alone()
-    _alone_in_backward()
+    _probes()
 
 
-def _probed(is_watched: bool) -> Counts:
+def _probed(is_watched: bool) -> tuple[Counts, Counts]:
     found: list[Counts] = []
     with torch.enable_grad(), torch.inference_mode(False):
         x = torch.ones(2, device="cpu", requires_grad=True)
-        y = cast("torch.Tensor", _Probe.apply(found, x))
+        y = cast("torch.Tensor", _Probe.apply(found, x * 1))
         if is_watched:
             y.grad_fn.register_hook(_look_on)  # pyright: ignore
         torch.autograd.grad((y * torch.ones(2, device="cpu")).sum(), [x])
-    return found[0]
+    given, saved = found
+    return given, saved
 
 
 def _look_on(*_: object) -> None:
@@ -168,11 +204,13 @@ class _Probe(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, found: list[Counts], x: torch.Tensor) -> torch.Tensor:
         ctx.found = found
+        ctx.save_for_backward(x)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[None, torch.Tensor]:
-        ctx.found.append(_counts(cotangents, 0))
+        saved = ctx.saved_tensors
+        ctx.found += [_counts(cotangents, 0), _counts(saved, 0)]
         return None, cotangents[0]
 
 

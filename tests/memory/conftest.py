@@ -12,10 +12,19 @@ import sys
 
 import pytest
 
+from lowtide.runtime import ours
+
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of mallopt
 
 if sys.platform == "linux":
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 16)
+
+
+@pytest.fixture
+def small_ones_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is small is written over too, as within a budget."""
+    monkeypatch.setattr(ours, "LEAST_BYTES", 0)
+    monkeypatch.setattr(ours, "_FREE", ours.Rules(takes_heap=True))
 
 
 @pytest.fixture(autouse=True)

@@ -146,6 +146,7 @@ def agree(found: list[Tensor], wanted: list[Tensor]) -> None:
         assert (ours - theirs).abs().max() <= TOLERANCE * theirs.abs().max()
 
 
+@pytest.mark.usefixtures("small_ones_reused")
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(("model", "x"), TURNED, ids=lambda v: type(v).__name__)
 def test_images_are_turned(model: nn.Module, x: Tensor, grad: bool) -> None:

@@ -93,6 +93,7 @@ def gradients(call: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
     return [*(z.detach() for z in y), *(g for g in (*some, *again, *second) if g is not None)]
 
 
+@pytest.mark.usefixtures("small_ones_reused")
 @pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
 def test_every_plan_gives_what_eager_gives(kind: type[Layers]) -> None:
     model, x = made(kind)

@@ -82,6 +82,7 @@ def step(call: Callable[[], Any], x: Tensor) -> tuple[list[Tensor], list[object]
     return [*(y.detach() for y in results), x.grad], facts
 
 
+@pytest.mark.usefixtures("small_ones_reused")
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_every_plan_gives_what_eager_gives(function: Callable[..., Any]) -> None:
     torch.manual_seed(0)

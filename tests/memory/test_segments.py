@@ -158,6 +158,7 @@ def step(model: nn.Module, call: Callable[[], Any], x: Tensor) -> list[Tensor]:
     return [*(y.detach() for y in found), *grads, *(b.clone() for b in model.buffers())]
 
 
+@pytest.mark.usefixtures("small_ones_reused")
 @pytest.mark.parametrize("make", variants())
 def test_every_plan_gives_what_eager_gives(make: Callable[[], nn.Module]) -> None:
     model, x = made(make)

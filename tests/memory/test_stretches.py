@@ -124,6 +124,7 @@ def results(fn: Callable[..., Any], args: list[Tensor]) -> list[Tensor]:
     return [*out, *torch.autograd.grad(sum((y * y).sum() for y in out), leaves)]
 
 
+@pytest.mark.usefixtures("small_ones_reused")
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("fn", STRETCHED)
 def test_the_same_in_stretches(fn: Callable[..., Any], grad: bool) -> None:
@@ -175,6 +176,7 @@ def test_what_is_kept_grows_with_the_stretches_only() -> None:
     assert saved >= step_bytes * 500 // 2
 
 
+@pytest.mark.usefixtures("small_ones_reused")
 @pytest.mark.parametrize("fn", [backwards, differences, both_ways])
 def test_gradients_of_gradients(fn: Callable[..., Any]) -> None:
     args = inputs(fn, True)
@@ -190,6 +192,7 @@ def test_gradients_of_gradients(fn: Callable[..., Any]) -> None:
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.usefixtures("small_ones_reused")
 def test_two_backward_passes() -> None:
     args = inputs(dropped, True)
     driver, values = resolved(dropped, args)

@@ -9,7 +9,7 @@ from typing import Final, cast
 import torch
 
 from lowtide.ir.core import Block, Op, Value
-from lowtide.pipeline.budget.chunks import Cut
+from lowtide.pipeline.budget.cut import Cut
 from lowtide.pipeline.signature import SMALL
 
 LEAST_BYTES: Final = 1 << 16  # what has only smaller values is not worth it

@@ -14,12 +14,15 @@ operands that a graph of it may come from, all if it is absent. `kept`: so many 
 ones, keep what their gradients read, and are not run again. The backward pass takes them first, so
 that what they keep is gone when the others are computed again. `products`: so many values, which
 the first block yields after the results, are kept of each of the other chunks; the last block takes
-them as its last arguments (see `recalled`). `formats`: how the chunks lie in memory.
+them as its last arguments (see `recalled`). `formats`: how the chunks lie in memory. `again`: the
+second block is the one that runs again. `unread`: the forms of the results, whose values nobody
+asks for, so that only the backward pass is run; and the results that are no tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,36 +30,21 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lowtide.ir.core import Op
-from lowtide.pipeline.budget.formats import Formats, lying_as, order_of, turned_at
+from lowtide.pipeline.budget.cut import Cut, Form, Plain, Span
+from lowtide.pipeline.budget.formats import Formats, order_of, turned_at
+from lowtide.pipeline.budget.handing_over import hand_over
+from lowtide.pipeline.budget.operand_gradients import Gradients
 
 Tensor = torch.Tensor
 RunBlock = Callable[[list[Any]], list[Any]]  # block arguments → operands of its terminator
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Element `first + step * k` along `dim` belongs to point k of the axis; step is 1 or -1."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """Of a section that is only rehearsed: `at_most` so many chunks, the backward pass `within`."""
 
-    dim: int
-    first: int = 0
-    step: int = 1
-
-    def of(self, x: Tensor, start: int, size: int) -> Tensor:
-        """The elements of points [start, start + size), in the order of memory."""
-        low = self.first + start if self.step > 0 else self.first - start - size + 1
-        return x.narrow(self.dim, low, size)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Points [start, start + size) of an axis of `extent` points; `is_kept`: see the module;
-    `unseen`: chunks like this one that a rehearsal leaves out."""
-
-    start: int
-    size: int
-    extent: int
-    is_kept: bool = False
-    unseen: int = 0
+    at_most: int
+    within: Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +58,9 @@ class Recorded:
 class Chunks:
     """See the module's text."""
 
-    def __init__(self, op: Op, runs: Sequence[RunBlock], at_most: int | None) -> None:
+    def __init__(self, op: Op, runs: Sequence[RunBlock], rehearsed: Rehearsed | None) -> None:
         self.run = runs[0]
-        self.run_again = runs[1 if "updated" in op.attrs else 0]
+        self.run_again = runs[1 if "again" in op.attrs else 0]
         self.run_recalled = runs[-1]
         self.results = len(op.results)
         self.products = cast("int", op.attrs.get("products", 0))
@@ -86,11 +74,22 @@ class Chunks:
         )
         self.updated = cast("Sequence[int]", op.attrs.get("updated", ()))
         self.formats = cast("Formats | None", op.attrs.get("formats"))
-        self.at_most = at_most
+        self.unread = cast("Sequence[Form | Plain] | None", op.attrs.get("unread"))
+        self.rehearsed = rehearsed
         self.keeps = False  # whether there will be a backward pass
         self.carrying: Sequence[bool] = ()  # if so, which operands carry gradients
         self._recorded: dict[int, Recorded] = {}  # by the chunk's start
         self._products: dict[int, list[Tensor]] = {}  # the same
+
+    @property
+    def is_unread(self) -> bool:
+        """Does nobody ask for the values of the results?"""
+        return self.unread is not None and any(self.carrying)
+
+    def stand_ins(self, values: Sequence[Any]) -> list[Any]:
+        """Results without memory, whose graph is all that is asked for; others as they are."""
+        device = next(v.device for v in values if isinstance(v, Tensor))
+        return [f.stand_in(device) if isinstance(f, Form) else f.value for f in self.unread or ()]
 
     def forward(self, values: list[Any]) -> list[Any]:
         """The results; `values` is used up where there is only one chunk."""
@@ -131,10 +130,15 @@ class Chunks:
         kept: Sequence[Tensor],
         wanted: Sequence[bool],
         cotangents: Sequence[Tensor | None],
+        free: Sequence[int] = (),
+        spent: Sequence[int] = (),
     ) -> list[Tensor | None]:
-        """Gradients of the operands: of one that is cut part by part, of a whole one as a sum."""
+        """Gradients of the operands: of one that is cut part by part, of a whole one as a sum.
+        `free`, `spent`: cotangents and operands that nobody else has, and needs again, over which
+        they may be written."""
         del kept
-        found = Gradients(values, () if self.formats is None else self.formats.operands)
+        over = self._over(values, wanted, cotangents, free, spent)
+        found = Gradients(values, () if self.formats is None else self.formats.operands, over)
         for span in reversed(list(self.spans(values))):
             given = self.cotangents(cotangents, span)
             known = self._recorded.pop(span.start, None)
@@ -143,9 +147,37 @@ class Chunks:
                 del known
             else:
                 products = self._products.pop(span.start, [])
-                rows = self.chunk_gradients(self.parts(values, span), wanted, given, products)
+                alone = free if self.chunks == 1 else ()
+                parts = self.parts(values, span)
+                rows = self.chunk_gradients(parts, wanted, given, products, alone)
             found.add(rows, self.cuts, span)
         return found.rows
+
+    def _over(
+        self,
+        values: Sequence[Any],
+        wanted: Sequence[bool],
+        cotangents: Sequence[Tensor | None],
+        free: Sequence[int],
+        spent: Sequence[int],
+    ) -> dict[int, Tensor]:
+        """For operands that are cut, cotangents that are cut and lie as they do, or the operands
+        themselves: where a chunk's part of these was its gradient may be."""
+        found: dict[int, Tensor] = {}
+        left, extent = list(free) if self.chunks > 1 else [], self.extent(values)
+        for k, (v, cut, is_wanted) in enumerate(zip(values, self.cuts, wanted, strict=True)):
+            if not is_wanted or cut is None or not cut.parts_all(v, extent):
+                continue
+            for j in left:
+                c = cotangents[j]
+                if c is not None and self.joins[j] == cut.dim and _lie_alike(c, v):
+                    found[k] = c
+                    left.remove(j)
+                    break
+            else:
+                if self.chunks > 1 and k in spent:
+                    found[k] = v
+        return found
 
     def differentiable(
         self, values: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
@@ -163,9 +195,10 @@ class Chunks:
         wanted: Sequence[bool],
         cotangents: Sequence[Tensor | None],
         products: list[Tensor] | None = None,
+        free: Sequence[int] = (),
     ) -> list[Tensor | None]:
         """Runs one chunk again, and back. `products`: what was kept of it, if anything was; what is
-        used of them is taken out."""
+        used of them is taken out. `free`: cotangents that may go when they have been read."""
         starts = started(parts, wanted)
         given, run = list(starts), self.run_again
         if products:
@@ -173,29 +206,31 @@ class Chunks:
             del products[: self.products]
             run = self.run_recalled
         with torch.enable_grad():
-            ends = _ends(run(given)[: self.results])  # the results may go
+            results, cotangents = hand_over(run(given)[: self.results], cotangents, free)
+            ends = _ends(results)
+            del results
         return gradients_of(ends, starts, wanted, cotangents, again=False)
 
     def extent(self, values: Sequence[Any]) -> int:
         """How many points the axis has."""
         cut = zip(values, self.cuts, strict=True)
-        return next((v.shape[c.dim] for v, c in cut if c is not None), 1)
+        return next((v.shape[c.dim] for v, c in cut if c is not None and v is not None), 1)
 
     def spans(self, values: Sequence[Any]) -> Iterator[Span]:
         """Each chunk; sizes differ by one at most, and the first is as large as any."""
         extent = self.extent(values)
         count = min(self.chunks, extent)
         kept = count - min(self.kept_chunks, count - 1)
-        shown = kept if self.at_most is None else min(self.at_most, kept)
+        shown = kept if self.rehearsed is None else min(self.rehearsed.at_most, kept)
         for k in (*range(shown), *range(kept, count)):
             start, stop = -(-k * extent // count), -(-(k + 1) * extent // count)
             unseen = kept - shown if k == shown - 1 else 0
             yield Span(start, stop - start, extent, k >= kept, unseen)
 
     def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
-        """What a chunk sees of each operand."""
+        """What a chunk sees of each operand. None: what is updated, in the backward pass."""
         found = [
-            v if c is None else c.of(v, span.start, span.size)
+            v if c is None or v is None else c.of(v, span.start, span.size)
             for v, c in zip(values, self.cuts, strict=True)
         ]
         return found if self.formats is None else turned_at(self.formats.operands, found)
@@ -219,36 +254,6 @@ class Chunks:
         for whole, r, d in zip(results, part, joins, strict=True):
             if d is not None:
                 _joined(whole, d, span).copy_(r)
-
-
-class Gradients:
-    """Gradients of operands, as sums over chunks. `turned`: operands whose parts lie in another
-    format than these gradients."""
-
-    def __init__(self, values: Sequence[Any], turned: Container[int] = ()) -> None:
-        self.rows: list[Tensor | None] = [None] * len(values)
-        self._turned = turned
-        self._values = values
-        self._own: set[int] = set()  # others may be a cotangent itself, or that of two operands
-
-    def add(self, found: Sequence[Tensor | None], cuts: Sequence[Cut | None], span: Span) -> None:
-        """What a chunk gives: a part of a gradient, or something for all of it."""
-        for k, (g, cut) in enumerate(zip(found, cuts, strict=True)):
-            if g is None:
-                continue
-            whole = self.rows[k]
-            if whole is None and g.shape == self._values[k].shape:
-                self.rows[k] = lying_as(g, self._values[k]) if k in self._turned else g
-                continue
-            if whole is None:
-                whole = torch.zeros_like(self._values[k])
-                self._own.add(k)
-            if cut is not None:
-                cut.of(whole, span.start, span.size).add_(g)
-                self.rows[k] = whole
-            else:
-                self.rows[k] = whole.add_(g) if k in self._own else whole + g
-                self._own.add(k)
 
 
 def started(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
@@ -290,6 +295,10 @@ def gradients_of(
     del results
     found = iter(torch.autograd.grad(outputs, chosen, given, allow_unused=True, create_graph=again))
     return [next(found) if w else None for w in wanted]
+
+
+def _lie_alike(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _given(cotangent: Tensor, dim: int | None, span: Span) -> Tensor | None:

@@ -25,7 +25,7 @@ from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value
 from lowtide.memory.ledger import Ledger
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of, tensors_in
-from lowtide.pipeline.budget.chunks import Cut
+from lowtide.pipeline.budget.cut import Cut
 from lowtide.pipeline.budget.independence import Dependent, Needs, cut_results
 from lowtide.pipeline.budget.loops import Loops
 from lowtide.pipeline.budget.outer import Outer
@@ -125,10 +125,11 @@ class _Finder:
             op = self.ops[pos]
             if not self.outer.may_be_in(op):
                 return pos, None
+            updated = self.outer.own_statistics(op)
             for v in op.operands:
                 if v not in run.part:
                     held = (storage_of(x) for x in self.outer.tensors(v))
-                    if any(self.outer.is_written(s, run.start) for s in held):
+                    if v not in updated and any(self.outer.is_written(s, run.start) for s in held):
                         return pos, None  # when a chunk runs, or runs again, it may be another
                     run.part[v] = self._part_of(self.known[v], run)
                     outer |= {id(x) for x in tensors_in(self.known[v])}
@@ -220,6 +221,7 @@ class _Finder:
         made = (v for op in self.ops[run.start : stop] for v in op.results)
         if not any(x.nbytes >= LEAST_BYTES for v in made for x in self.outer.tensors(v)):
             return None
+        updated = {v for op in self.ops[run.start : stop] for v in self.outer.own_statistics(op)}
         joins = tuple(run.cut.get(id(self.known[v])) for v in outputs)
         if all(d is None for d in joins):
             return None
@@ -232,6 +234,7 @@ class _Finder:
             extent=run.extent,
             cuts=tuple(None if d is None else Cut(d) for d in dims),
             joins=joins,
+            updated=tuple(v for v in inputs if v in updated),
         )
 
 

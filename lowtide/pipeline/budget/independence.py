@@ -45,7 +45,7 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
     """The dim along which each tensor of `results` is cut, by id; others are whole.
 
     `values`: one for each operand. Raises Dependent and Needs."""
-    rule = rule_of(op)
+    rule = rule_of(op, values)
     if rule is not None:
         names = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
         count = len(values) - len(names)

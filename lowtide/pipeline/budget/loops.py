@@ -29,7 +29,7 @@ from lowtide.ir.core import Block, Function, Op, Value, clone_block, free_values
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.making import constant, make_constant, makers_of
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
-from lowtide.pipeline.budget.chunks import Cut
+from lowtide.pipeline.budget.cut import Cut
 from lowtide.pipeline.mutation import CHANGING
 from lowtide.pipeline.signature import SMALL
 

@@ -7,6 +7,7 @@ into that memory; where may a run of ops begin and end.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value, free_values, walk
 from lowtide.pipeline.budget.candidate import Candidate, storage_of, tensors_in
+from lowtide.pipeline.budget.cut import Form, Plain
 from lowtide.pipeline.budget.independence import is_pointwise_write
 from lowtide.pipeline.budget.kept import kept_values
 from lowtide.pipeline.driver import Driver
@@ -55,6 +57,17 @@ class Outer:
         ]
         self._last_write = {s: pos for pos, op in enumerate(self.ops) for s in self.written([op])}
         self._write_alike()
+        self._users = Counter(
+            s
+            for op in self.ops
+            for s in {storage_of(x) for v in free_values([op]) for x in self.tensors(v)}
+        )
+        times = Counter(storage_of(x) for x in {id(x): x for _, x in self.pairs}.values())
+        self._apart = {  # memory of one argument, without a gradient
+            storage_of(known)
+            for known, x in self.pairs
+            if times[storage_of(x)] == 1 and not x.requires_grad
+        }
         outward = [op for op in self.ops if not self.may_be_in(op)]
         self._seen = {storage_of(x) for v in free_values(outward) for x in self.tensors(v)}
         self.given = {storage_of(x) for v in self.args for x in self.tensors(v)}
@@ -93,6 +106,13 @@ class Outer:
         """Those of a value, on the meta device; none where it is not known."""
         return tensors_in(self.known.get(v))
 
+    def form_of(self, v: Value) -> Form | Plain | None:
+        """What a value is, as far as a plan goes by it."""
+        x = self.known.get(v)
+        if isinstance(x, Tensor):
+            return Form(tuple(x.shape), x.dtype)
+        return Plain(x) if v in self.kept and not tensors_in(x) else None
+
     def written(self, ops: Sequence[Op]) -> set[int]:
         """The memory that some of these ops may write into: of values in the outer block it is
         known which that is."""
@@ -110,6 +130,17 @@ class Outer:
         if places and self.known.get(op.operands[opdefs.OF_THE_BATCH]) is False:
             return []
         return [op.operands[k] for k in places]
+
+    def own_statistics(self, op: Op) -> list[Value]:
+        """Those of the running statistics that no other op sees, nor another argument shares."""
+        return [
+            v
+            for v in self.statistics(op)
+            if all(
+                self._users[storage_of(x)] == 1 and storage_of(x) in self._apart
+                for x in self.tensors(v)
+            )
+        ]
 
     def is_written(self, storage: int, start: int) -> bool:
         """May an op from `start` on write into this memory? Into what the caller has any op, since

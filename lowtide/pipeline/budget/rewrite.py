@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_op, with_block
 from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.cut import Form, Plain
 from lowtide.pipeline.budget.formats import Formats
 from lowtide.pipeline.budget.recalled import recalled
 from lowtide.pipeline.budget.section import SECTION
@@ -44,22 +45,24 @@ class Row:
     products: Values
 
 
-def of_all(_: Candidate) -> None:
-    """A graph of any result may come from any operand."""
+def of_all(_: object) -> None:
+    """Nothing is known: a graph of any result may come from any operand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """Of each candidate: where graphs of its results come from, see `chunks`; and the formats of
-    its chunks."""
+    its chunks. `form_of` a value, None where that is not known."""
 
     sources: Sources = of_all
+    form_of: Callable[[Value], Form | Plain | None] = of_all
     formats: Mapping[Candidate, Formats] = field(default_factory=dict[Candidate, Formats])
 
 
+_KEEPING: Final = frozenset(("kept", "products", "carried"))
 NOTHING: Final = Kept()
 UNKNOWN: Final = Known()
-Blocks: TypeAlias = dict[tuple[Candidate, Values, tuple[Row, ...]], list[Block]]
+Blocks: TypeAlias = dict[tuple[Candidate, Values, tuple[Row, ...], bool, bool], list[Block]]
 
 
 def with_sections(
@@ -89,8 +92,9 @@ class _Rewriter:
         self.blocks = blocks
         self.known = known
 
-    def ops(self, start: int, stop: int, rows: Sequence[Row]) -> list[Op]:
-        """Ops [start, stop) with sections for these candidates in them, which are in order."""
+    def ops(self, start: int, stop: int, rows: Sequence[Row], updates: bool = True) -> list[Op]:
+        """Ops [start, stop) with sections for these candidates in them, which are in order.
+        `updates`: whether sections write what is only updated."""
         found: list[Op] = []
         pos = start
         for row in rows:
@@ -99,21 +103,26 @@ class _Rewriter:
             found += self.function.block.ops[pos : row.run.start]
             inner = _within(row.run, rows)
             row = replace(row, products=()) if inner else row
-            blocks = self._blocks_of(row, inner)
+            blocks = self._blocks_of(row, inner, updates)
             found.append(_section(blocks, row, self.known))
             pos = row.run.stop
         return found + self.function.block.ops[pos:stop]
 
-    def _blocks_of(self, row: Row, inner: tuple[Row, ...]) -> list[Block]:
+    def _blocks_of(self, row: Row, inner: tuple[Row, ...], updates: bool) -> list[Block]:
         """What a section runs; what it runs again where that is something else; what it runs again
         where it knows the results of products."""
         run, products = row.run, row.products
-        key = run, products, inner
+        key = run, products, inner, row.chunks == 1, updates or not run.updated
         if key not in self.blocks:
             ops = self.ops(run.start, run.stop, inner)
-            again = _without_updates(ops, run) if run.updated else ops
-            blocks = [run.block or _block(ops, run, gives=products)]
+            again = ops
             if run.updated:
+                again = _without_updates(self.ops(run.start, run.stop, inner, False), run)
+                ops = ops if updates else again
+            if row.chunks == 1:
+                again = self._with_unread_end(again)
+            blocks = [run.block or _block(ops, run, gives=products)]
+            if again is not ops:
                 blocks.append(_block(again, run))
             if products:
                 kept = {v: Value(v.name, v.type) for v in products}
@@ -121,6 +130,17 @@ class _Rewriter:
                 blocks.append(_block(again, run, takes=tuple(kept.values())))
             self.blocks[key] = blocks
         return self.blocks[key]
+
+    def _with_unread_end(self, ops: list[Op]) -> list[Op]:
+        """The ops as they run again, when nobody reads their results: a section that comes last
+        and keeps nothing has a graph without being run."""
+        pos = max((k for k, op in enumerate(ops) if op.name != "const"), default=-1)
+        last = ops[pos]
+        forms = tuple(map(self.known.form_of, last.results))
+        if last.name != SECTION or None in forms or not _KEEPING.isdisjoint(last.attrs):
+            return ops
+        unread = replace(last, attrs={**last.attrs, "unread": forms})
+        return [*ops[:pos], unread, *ops[pos + 1 :]]
 
 
 def _within(outer: Candidate, rows: Sequence[Row]) -> tuple[Row, ...]:
@@ -158,7 +178,8 @@ def _block(ops: list[Op], run: Candidate, gives: Values = (), takes: Values = ()
 def _section(blocks: list[Block], row: Row, known: Known) -> Op:
     run = row.run
     sources, formats = known.sources(run), known.formats.get(run)
-    how: dict[str, Any] = {"chunks": row.chunks, "cuts": run.cuts, "joins": run.joins}
+    how: dict[str, Any] = {"ops": (run.start, run.stop), "chunks": row.chunks}
+    how |= {"cuts": run.cuts, "joins": run.joins}
     if sources is not None:
         how["sources"] = sources
     if formats is not None and row.chunks > 1:
@@ -169,6 +190,8 @@ def _section(blocks: list[Block], row: Row, known: Known) -> Op:
         how["products"] = len(row.products)
     if run.carried is not None:
         how["carried"] = run.carried
+    if len(blocks) > 1 + bool(row.products):
+        how["again"] = True
     if run.updated:
         how["updated"] = tuple(run.inputs.index(v) for v in run.updated)
     return Op(

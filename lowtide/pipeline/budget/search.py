@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from lowtide.pipeline.budget.find_formats import formats_of
 from lowtide.pipeline.budget.formats import Formats
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.products import Choice, worth_keeping
+from lowtide.pipeline.budget.relief import leaves, relieved
 from lowtide.pipeline.budget.rewrite import NOTHING, UNKNOWN, Blocks, Kept, Known, with_sections
 from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.driver import BlockPlan, Driver
@@ -51,6 +52,7 @@ _HALF: Final = 0.5  # of all that is made
 _MOST: Final = 0.75
 _LARGE: Final = 16  # of all that is made, one part is worth being done in chunks in a segment
 _CHUNKS: Final = 4  # of it, and times as many
+_FULL: Final = 0.97  # times the peak, a segment's own is to be lowered
 _PATIENCE: Final = 4  # lists of segments that may be worse than one before
 _SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
 _WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same, where products of the others are kept; or none
@@ -61,12 +63,18 @@ Chunks = Mapping[Candidate, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A driver that keeps to `memory`, and resident to `needed_bytes`; `growth_bytes`: what one op
-    adds at most, None where the C library's heap holds nothing of it."""
+    adds at most, None where the C library's heap holds nothing of it; `peaks`: in the backward
+    passes of sections, by their ops."""
 
     driver: Driver
     memory: MemoryPlan
     needed_bytes: int
     growth_bytes: int | None
+    peaks: Mapping[Hashable, int]
+
+    def peak_of(self, segment: Candidate) -> int:
+        """What is allocated at most in the segment's backward pass."""
+        return self.peaks.get((segment.start, segment.stop), 0)
 
     @property
     def peak_bytes(self) -> int:
@@ -103,7 +111,11 @@ def path(
     trials.known = Known(formats=parts.formats)
     roads = [_in_chunks(trials, found, walk.records, may_keep)]
     if cutter is not None:
-        trials.known = replace(trials.known, sources=functools.cache(cutter.effects.sources))
+        trials.known = replace(
+            trials.known,
+            sources=functools.cache(cutter.effects.sources),
+            form_of=cutter.outer.form_of,
+        )
         freed = sum(map(cutter.outer.inner_bytes, found)) / max(sum(cutter.outer.made_bytes), 1)
         if freed < _MOST:
             roads.insert(0 if freed < _HALF else 1, _in_segments(trials, cutter, found))
@@ -117,32 +129,33 @@ def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) ->
     outer = cutter.outer
     large = [c for c in found if _LARGE * outer.inner_bytes(c) >= sum(outer.made_bytes)]
     chunks: dict[Candidate, int] = {}
-    before: Chunks | None = None
-    for parts in (large, *[found] * _MOST_STEPS):
-        yield from _with_segments(trials, cutter, chunks)
-        before, chunks = chunks, {c: c.more(chunks.get(c, 1), _CHUNKS) for c in parts}
-        if chunks == before:
+    least = math.inf
+    for parts in ((), large, *[found] * _MOST_STEPS):
+        chunks = {c: c.more(chunks.get(c, 1), _CHUNKS) for c in parts}
+        before, least = least, min((yield from _with_segments(trials, cutter, chunks)), least)
+        if parts is found and least == before:
             break
 
 
-def _with_segments(trials: _Trials, cutter: Cutter, chunks: Chunks) -> Iterator[Plan]:
-    """Beside these chunks. After the lists, the best one is split where that helps most."""
+def _with_segments(trials: _Trials, cutter: Cutter, chunks: Chunks) -> Generator[Plan, None, float]:
+    """Beside these chunks. After the lists, the best one is changed where it holds the most; gives
+    the least peak."""
     rows: list[tuple[Plan, list[Candidate]]] = []
+    least = math.inf
     for segments in cutter.lists(chunks):
         rows.append((trials.plan({**dict.fromkeys(segments, 1), **chunks}), segments))
         yield rows[-1][0]
         if _least(rows[:-_PATIENCE]) < _least(rows[-_PATIENCE:]):
             break
     while rows:
-        peak_bytes = _least(rows)
-        best = next(segments for plan, segments in rows if plan.peak_bytes == peak_bytes)
-        rows = [
-            (trials.plan({**dict.fromkeys(segments, 1), **chunks}), segments)
-            for segments in cutter.split(best)
-        ]
-        if _least(rows) >= peak_bytes:
-            break
-        yield min((plan for plan, _ in rows), key=lambda plan: plan.peak_bytes)
+        best, segments = min(rows, key=lambda row: row[0].peak_bytes)
+        least = best.peak_bytes
+        full = [c for c in leaves(segments) if best.peak_of(c) >= _FULL * best.peak_bytes]
+        others = sorted(relieved(cutter, segments, full), key=cutter.cost)
+        rows = [(trials.plan({**dict.fromkeys(x, 1), **chunks}), x) for x in others]
+        rows = [row for row in rows if row[0].peak_bytes < best.peak_bytes]
+        yield from (plan for plan, _ in rows)
+    return least
 
 
 def _least(rows: Sequence[tuple[Plan, object]]) -> float:
@@ -183,6 +196,7 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
         memory=memory,
         needed_bytes=memory.peak_bytes + on_cpu * ledger.inside_bytes,
         growth_bytes=ledger.growth_bytes if on_cpu else None,
+        peaks=ledger.peaks,
     )
 
 

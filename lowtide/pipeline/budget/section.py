@@ -9,6 +9,7 @@ Deep Nets with Sublinear Memory Cost"). Chunks for which there is room are not r
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence, Set
 from typing import Any, Final, cast
 
@@ -16,26 +17,27 @@ import torch
 
 from lowtide.ir.core import Op
 from lowtide.memory import watching
+from lowtide.memory.ledger import WATCHED
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.autocast import Autocast
 from lowtide.pipeline.budget.candidate import storage_of
-from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
+from lowtide.pipeline.budget.chunks import Chunks, Rehearsed, RunBlock, Tensor, carries_gradient
 from lowtide.pipeline.budget.generators import Generators
 from lowtide.pipeline.budget.stretches import Stretches
-from lowtide.runtime import heap
+from lowtide.runtime import heap, ours
 
 SECTION: Final = "section"
 
 
 def run_section(
-    op: Op, values: list[Any], runs: Sequence[RunBlock], at_most: int | None = None
+    op: Op, values: list[Any], runs: Sequence[RunBlock], rehearsed: Rehearsed | None = None
 ) -> list[Any]:
-    """See the module's text. `runs`: of each block; `at_most`: chunks that are really run, in a
-    rehearsal."""
+    """See the module's text. `runs`: of each block."""
     records = torch.is_grad_enabled() and any(map(carries_gradient, values))
-    section = (Stretches if "carried" in op.attrs else Chunks)(op, runs, at_most)
+    section = (Stretches if "carried" in op.attrs else Chunks)(op, runs, rehearsed)
     if records:
+        ours.prepare()
         return list(_Recomputed.apply(section, *values))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return section.forward(values)
 
@@ -48,13 +50,17 @@ class _Recomputed(torch.autograd.Function):
         ctx.random = Generators.of(values)
         ctx.autocast = Autocast.now()
         ctx.trimmer = heap.trimmer()
+        ctx.rules = ours.rules()
         ctx.set_materialize_grads(False)
         section.keeps = True
         section.carrying = [carries_gradient(v) for v in values]
         given = {storage_of(v) for v in values if isinstance(v, Tensor)}
         with torch.no_grad():
-            results = section.forward([_detached(v) for v in values])
-            results = [_handed_out(r, given) for r in results]
+            if section.is_unread:
+                results = section.stand_ins(values)
+            else:
+                results = section.forward([_detached(v) for v in values])
+                results = [_handed_out(r, given) for r in results]
         updated = section.updated
         tensors = [
             v if isinstance(v, Tensor) and k not in updated else None for k, v in enumerate(values)
@@ -68,16 +74,22 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        section, others = cast("Chunks", ctx.section), cast("list[Any]", ctx.others)
+        is_watched = ctx.rules.in_arena is not None and WATCHED in ctx.metadata
+        free = ours.all_alone_in_backward(cotangents, ctx.rules, is_watched)
         saved = cast("Sequence[Any]", ctx.saved_tensors)
+        spent = () if plain.keeps_graph() else ours.all_alone_as_saved(saved, ctx.rules)
+        section, others = cast("Chunks", ctx.section), cast("list[Any]", ctx.others)
         count = len(others)
         values = [x if x is not None else o for x, o in zip(saved[:count], others, strict=True)]
         wanted = [bool(n) for n in ctx.needs_input_grad[1:]]
         random, casts = ctx.random.again(values), ctx.autocast.again()
-        with random, casts, watching.aside(), heap.trimming(ctx.trimmer):
+        within = (
+            contextlib.nullcontext() if section.rehearsed is None else section.rehearsed.within()
+        )
+        with random, casts, watching.aside(), heap.trimming(ctx.trimmer), within:
             if torch.is_grad_enabled() or plain.in_transform(cotangents):
                 return None, *section.differentiable(values, wanted, cotangents)
-            return None, *section.gradients(values, saved[count:], wanted, cotangents)
+            return None, *section.gradients(values, saved[count:], wanted, cotangents, free, spent)
 
 
 hide_with_callees(_Recomputed.backward)

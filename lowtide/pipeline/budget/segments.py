@@ -18,7 +18,7 @@ the like are written once, in the forward pass: the block that runs again goes w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from lowtide.ir.core import Op, Value
@@ -57,30 +57,45 @@ class Cutter:
                 yield segments
             before = segments
 
-    def split(self, segments: Sequence[Candidate]) -> Iterator[list[Candidate]]:
-        """The list with one more segment: one of them in two, or a part of what is kept."""
-        for k, whole in enumerate(segments):
-            halves = self._halves(whole)
-            if halves:
-                yield [*segments[:k], *halves, *segments[k + 1 :]]
-        start = segments[-1].stop if segments else 0
-        more = self._segment(start, sum(self.made_bytes[start:]) / 2)
-        if more is not None:
-            yield [*segments, more]
-
-    def _halves(self, whole: Candidate) -> list[Candidate]:
-        """The parts that leave the smallest larger one."""
-        found: list[tuple[float, list[Candidate]]] = []
+    def halves(self, whole: Candidate) -> list[Candidate]:
+        """The two parts that leave the smallest larger one, if it can be parted."""
+        found: list[tuple[int, list[Candidate]]] = []
         for pos in range(whole.start + 1, whole.stop):
             if pos in self.inside:
                 continue
-            parts = [(whole.start, pos), (pos, whole.stop)]
-            made = [sum(self.made_bytes[a:b]) for a, b in parts]
-            rows = zip(parts, made, strict=True)
-            halves = [self._candidate(a, b, n) for (a, b), n in rows]
+            halves = [self.candidate(whole.start, pos), self.candidate(pos, whole.stop)]
+            first, second = (self._again_bytes(c.start, c.stop) if c else 0 for c in halves)
             if halves[0] is not None and halves[1] is not None:
-                found.append((max(made) + self._left_bytes(pos), [h for h in halves if h]))
+                largest = max(first + self._left_bytes(pos), second + self._left_bytes(whole.stop))
+                found.append((largest, [h for h in halves if h]))
         return min(found, key=lambda row: row[0])[1] if found else []
+
+    def more(self, start: int) -> Candidate | None:
+        """A segment of half of what is kept from here on."""
+        return self._segment(start, sum(self.made_bytes[start:]) / 2)
+
+    def candidate(self, start: int, stop: int) -> Candidate | None:
+        """The segment of these ops, if it is one, and worth it."""
+        if start in self.inside or stop in self.inside or self._end(start) < stop:
+            return None
+        return self._candidate(start, stop, sum(self.made_bytes[start:stop]))
+
+    def cost(self, segments: Iterable[Candidate]) -> int:
+        """How much is computed again, in bytes of results."""
+        return sum(sum(self.outer.made_bytes[c.start : c.stop]) for c in segments)
+
+    def kept_bytes(self, segments: Iterable[Candidate]) -> int:
+        """What these hold of what is not the caller's."""
+        held = {storage_of(x) for c in segments for v in c.inputs for x in self.outer.tensors(v)}
+        return sum(self.outer.nbytes[s] for s in held - self.outer.given)
+
+    def _again_bytes(self, start: int, stop: int) -> int:
+        """What is made when a segment runs again: not the results of a part in chunks at its end,
+        which nobody reads then."""
+        made = self.made_bytes[start:stop]
+        while made and not made[-1]:
+            made.pop()
+        return sum(made[:-1]) if start + len(made) - 1 in self.inside else sum(made)
 
     def _states(self) -> set[int]:
         """Memory of the caller's that one argument has for itself, without a gradient."""

@@ -24,20 +24,21 @@ import torch
 from lowtide.ir.core import Op
 from lowtide.pipeline.budget.chunks import (
     Chunks,
-    Gradients,
+    Rehearsed,
     RunBlock,
-    Span,
     Tensor,
     gradients_of,
 )
+from lowtide.pipeline.budget.cut import Span
 from lowtide.pipeline.budget.generators import Generators
+from lowtide.pipeline.budget.operand_gradients import Gradients
 
 
 class Stretches(Chunks):
     """See the module's text."""
 
-    def __init__(self, op: Op, runs: Sequence[RunBlock], at_most: int | None) -> None:
-        super().__init__(op, runs, at_most)
+    def __init__(self, op: Op, runs: Sequence[RunBlock], rehearsed: Rehearsed | None) -> None:
+        super().__init__(op, runs, rehearsed)
         count = cast("int", op.attrs["carried"])
         self.carried = slice(1, 1 + count)  # operands
         self.last = slice(0, count)  # results
@@ -73,8 +74,11 @@ class Stretches(Chunks):
         kept: Sequence[Tensor],
         wanted: Sequence[bool],
         cotangents: Sequence[Tensor | None],
+        free: Sequence[int] = (),
+        spent: Sequence[int] = (),
     ) -> list[Tensor | None]:
         """Gradients of the operands, from the last stretch back to the first."""
+        del free, spent
         found = Gradients(values)
         carried = list(cotangents[self.last])
         for k, span in reversed(list(enumerate(self.spans(values)))):

@@ -40,12 +40,24 @@ Named = Mapping[str, Any]
 Rule = Callable[[Sequence[Any], Named, Sequence[Any], Cut], dict[int, int]]
 
 
-def rule_of(op: Op) -> Rule | None:
-    """The rule of an op that is PyTorch's; None for what has a lowering, or no rule."""
+def rule_of(op: Op, values: Sequence[Any]) -> Rule | None:
+    """The rule of an op that is PyTorch's, with these operands; None for what has a lowering, or no
+    rule."""
+    if _is_of_the_batch(op, values):
+        return _channels
     name = _name(op)
     if name in _RULES:
         return _RULES[name]
     return pointwise if name and op.name == "call_torch" and is_pointwise(op) else None
+
+
+def _is_of_the_batch(op: Op, values: Sequence[Any]) -> bool:
+    """Is it a norm in training that takes, or writes, statistics of all of the batch?"""
+    if op.name not in opdefs.STATISTICS or values[opdefs.OF_THE_BATCH] is False:
+        return False
+    return op.name == "torch.batch_norm" or any(
+        values[k] is not None for k in opdefs.STATISTICS[op.name]
+    )
 
 
 def _name(op: Op) -> str:
@@ -155,6 +167,19 @@ def _convolution(
     if x.dim() != weight.dim():
         raise Dependent("there is no batch")
     return _batch(values, named, results, cut)
+
+
+def _channels(
+    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """x: [N, C, ...], C independent, as that of weights and statistics is."""
+    x, *others = tensors_in([*values, *named.values()])
+    if cut.get(id(x)) != 1 or x.dim() < 2:
+        raise Dependent("takes the whole batch")
+    for p in others:
+        if id(p) not in cut:
+            raise Needs(p, 0)
+    return _same_dim(results, 1)
 
 
 def _all_cut(values: Sequence[Any], named: Named, cut: Cut) -> tuple[list[Tensor], int]:

@@ -1,0 +1,84 @@
+"""Gradients of a section's operands, put together of what its chunks give.
+
+In: for each chunk, the gradient of each operand's part. Out: a gradient for each operand.
+
+    x cut along 0, chunks from the last      w whole
+    x.grad[2k:3k] = …                        w.grad = …
+    x.grad[k:2k] = …                         w.grad += …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lowtide.pipeline.budget.candidate import storage_of
+from lowtide.pipeline.budget.cut import Cut, Span
+from lowtide.pipeline.budget.formats import lying_as
+
+Tensor = torch.Tensor
+
+
+class Gradients:
+    """Gradients of operands, as sums over chunks. `turned`: operands whose parts lie in another
+    format than these gradients; `over`: cotangents, by the operand whose gradient is written into
+    their memory, each chunk when it is done with its part."""
+
+    def __init__(
+        self,
+        values: Sequence[Any],
+        turned: Container[int] = (),
+        over: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        self.rows: list[Tensor | None] = [None] * len(values)
+        self._turned = turned
+        self._values = values
+        self._over = over or {}
+        self._written = {storage_of(x) for x in self._over.values()}
+        self._own: set[int] = set()  # others may be a cotangent itself, or that of two operands
+        self._is_first = True
+
+    def add(self, found: Sequence[Tensor | None], cuts: Sequence[Cut | None], span: Span) -> None:
+        """What a chunk gives: a part of a gradient, or something for all of it."""
+        apart = [
+            g.clone() if g is not None and storage_of(g) in self._written else g for g in found
+        ]
+        for k, (g, cut) in enumerate(zip(apart, cuts, strict=True)):
+            if cut is not None:
+                self._add_part(k, g, cut, span)
+            elif g is not None:
+                self._add_whole(k, g)
+        self._is_first = False
+
+    def _add_whole(self, k: int, g: Tensor) -> None:
+        whole = self.rows[k]
+        if whole is None:
+            self.rows[k] = lying_as(g, self._values[k]) if k in self._turned else g
+        else:
+            self.rows[k] = whole.add_(g) if k in self._own else whole + g
+            self._own.add(k)
+
+    def _add_part(self, k: int, g: Tensor | None, cut: Cut, span: Span) -> None:
+        whole = self.rows[k]
+        if whole is None:
+            if g is None:
+                return
+            if g.shape == self._values[k].shape:
+                self._add_whole(k, g)
+                return
+            whole = self.rows[k] = self._room(k, cut, span)
+        part = cut.of(whole, span.start, span.size)
+        if cut.parts_all(whole, span.extent):
+            part.copy_(g) if g is not None else part.zero_()
+        elif g is not None:
+            part.add_(g)
+
+    def _room(self, k: int, cut: Cut, span: Span) -> Tensor:
+        """Memory for a gradient. Zeros, where nothing has been before, make all of it resident, so
+        that what is resident is what is planned."""
+        like, over = self._values[k], self._over.get(k)
+        if over is None or not self._is_first or not cut.parts_all(like, span.extent):
+            return torch.zeros_like(like)
+        return over.data
