@@ -79,10 +79,18 @@ class _Finder:
             if pos == min(best.stop, start + _MOST_STARTS):
                 break
             other = self._longest(pos)
-            if other is not None and other.stop > best.stop:
+            if other is not None and other.stop > best.stop and not self._serves(best, other):
                 best = other
             pos += 1
         return best
+
+    def _serves(self, run: Candidate, other: Candidate) -> bool:
+        """Does a run, with the one after it, get as far as another, and free as much?"""
+        rest = self._longest(run.stop)
+        if rest is None or rest.stop < other.stop:
+            return False
+        freed = self.outer.inner_bytes(run) + self.outer.inner_bytes(rest)
+        return freed >= self.outer.inner_bytes(other)
 
     def _longest(self, start: int) -> Candidate | None:
         """The longest run from this op on; of equal ones the one with the longer axis."""
