@@ -15,8 +15,10 @@ ones, keep what their gradients read, and are not run again. The backward pass t
 that what they keep is gone when the others are computed again. `products`: so many values, which
 the first block yields after the results, are kept of each of the other chunks; the last block takes
 them as its last arguments (see `recalled`). `formats`: how the chunks lie in memory. `again`: the
-second block is the one that runs again. `unread`: the forms of the results, whose values nobody
-asks for, so that only the backward pass is run; and the results that are no tensors.
+second block is the one that runs again. `end`: the result that a product gives at last, of which
+the last block takes a stand-in, as its gradient does not read it. `unread`: nobody asks for the
+values of the results, so that only the backward pass is run; the forms of these, and what is no
+tensor.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lowtide.ir.core import Op
-from lowtide.pipeline.budget.cut import Cut, Form, Plain, Span
+from lowtide.pipeline.budget.cut import Cut, Form, Plain, Span, form_of
 from lowtide.pipeline.budget.formats import Formats, order_of, turned_at
 from lowtide.pipeline.budget.handing_over import hand_over
 from lowtide.pipeline.budget.operand_gradients import Gradients
@@ -74,6 +76,7 @@ class Chunks:
         )
         self.updated = cast("Sequence[int]", op.attrs.get("updated", ()))
         self.formats = cast("Formats | None", op.attrs.get("formats"))
+        self.end = cast("int | None", op.attrs.get("end"))
         self.unread = cast("Sequence[Form | Plain] | None", op.attrs.get("unread"))
         self.rehearsed = rehearsed
         self.keeps = False  # whether there will be a backward pass
@@ -204,6 +207,9 @@ class Chunks:
         if products:
             given += products[: self.products]
             del products[: self.products]
+            run = self.run_recalled
+        elif self.end is not None and (g := cotangents[self.end]) is not None:
+            given.append(form_of(g).stand_in(g.device))
             run = self.run_recalled
         with torch.enable_grad():
             results, cotangents = hand_over(run(given)[: self.results], cotangents, free)

@@ -55,6 +55,11 @@ class Form:
         return torch.zeros((), dtype=self.dtype, device=device).expand(self.shape)
 
 
+def form_of(x: Tensor) -> Form:
+    """That of a tensor."""
+    return Form(tuple(x.shape), x.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Plain:
     """A value that is no tensor."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from lowtide.memory.scopes.hidden import hide_with_callees
-from lowtide.pipeline.budget.cut import Form
+from lowtide.pipeline.budget.cut import form_of
 
 Tensor = torch.Tensor
 
@@ -37,7 +37,7 @@ def hand_over(
 
 
 def _stand_in(x: Tensor) -> Tensor:
-    return Form(tuple(x.shape), x.dtype).stand_in(x.device)
+    return form_of(x).stand_in(x.device)
 
 
 class _Handed(torch.autograd.Function):

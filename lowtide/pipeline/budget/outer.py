@@ -17,7 +17,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value, free_values, walk
 from lowtide.pipeline.budget.candidate import Candidate, storage_of, tensors_in
-from lowtide.pipeline.budget.cut import Form, Plain
+from lowtide.pipeline.budget.cut import Form, Plain, form_of
 from lowtide.pipeline.budget.independence import is_pointwise_write
 from lowtide.pipeline.budget.kept import kept_values
 from lowtide.pipeline.driver import Driver
@@ -110,7 +110,7 @@ class Outer:
         """What a value is, as far as a plan goes by it."""
         x = self.known.get(v)
         if isinstance(x, Tensor):
-            return Form(tuple(x.shape), x.dtype)
+            return form_of(x)
         return Plain(x) if v in self.kept and not tensors_in(x) else None
 
     def written(self, ops: Sequence[Op]) -> set[int]:

@@ -50,6 +50,13 @@ def worth_keeping(outer: Outer, run: Candidate) -> list[Choice]:
     return _lists(rows, total)
 
 
+def is_product(outer: Outer, op: Op) -> bool:
+    """Is it one product of PyTorch's, and nothing more?"""
+    if not _is_left_to_pytorch(op):
+        return False
+    return _only_product(_products(outer, op), outer.known[op.result]) is not None
+
+
 def _lists(rows: list[tuple[float, int, Value]], total: int) -> list[Choice]:
     most = sum(flops for _, flops, _ in rows)
     lists: list[Choice] = []

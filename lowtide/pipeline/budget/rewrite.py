@@ -49,31 +49,50 @@ def of_all(_: object) -> None:
     """Nothing is known: a graph of any result may come from any operand."""
 
 
+def of_no_op(_: Op) -> bool:
+    """Nothing is known."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """Of each candidate: where graphs of its results come from, see `chunks`; and the formats of
-    its chunks. `form_of` a value, None where that is not known."""
+    its chunks. `form_of` a value, None where that is not known; whether an op `is_product`."""
 
     sources: Sources = of_all
     form_of: Callable[[Value], Form | Plain | None] = of_all
+    is_product: Callable[[Op], bool] = of_no_op
     formats: Mapping[Candidate, Formats] = field(default_factory=dict[Candidate, Formats])
 
 
 _KEEPING: Final = frozenset(("kept", "products", "carried"))
 NOTHING: Final = Kept()
 UNKNOWN: Final = Known()
-Blocks: TypeAlias = dict[tuple[Candidate, Values, tuple[Row, ...], bool, bool], list[Block]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bodies:
+    """What a section runs; what it runs again; the same where it is given the results of products:
+    those that were kept, or a stand-in for that of the last one, `end`, which is not read."""
+
+    first: Block
+    again: Block
+    recalling: Block | None
+    end: Value | None
+
+
+Made: TypeAlias = dict[tuple[Candidate, Values, tuple[Row, ...], bool, bool], Bodies]
 
 
 def with_sections(
     function: Function,
     chunks: Counts,
-    blocks: Blocks,
+    made: Made,
     kept: Kept = NOTHING,
     known: Known = UNKNOWN,
 ) -> Function:
     """See the module's text. The values outside of sections are the same objects as before;
-    `blocks`: those of sections that were made earlier, and are taken again. A candidate may lie
+    `made`: bodies of sections that were made earlier, and are taken again. A candidate may lie
     within another."""
     rows = [
         Row(c, count, kept.chunks.get(c, 0), kept.products.get(c, ()))
@@ -81,15 +100,15 @@ def with_sections(
     ]
     rows.sort(key=lambda row: (row.run.start, -row.run.stop))
     moved = {id(op) for c in chunks for op in c.moved}
-    made = _Rewriter(function, blocks, known).ops(0, len(function.block.ops), rows)
-    left = [op for op in made if id(op) not in moved]
+    ops = _Rewriter(function, made, known).ops(0, len(function.block.ops), rows)
+    left = [op for op in ops if id(op) not in moved]
     return with_block(function, Block(function.block.args, left))
 
 
 class _Rewriter:
-    def __init__(self, function: Function, blocks: Blocks, known: Known) -> None:
+    def __init__(self, function: Function, made: Made, known: Known) -> None:
         self.function = function
-        self.blocks = blocks
+        self.bodies = made
         self.known = known
 
     def ops(self, start: int, stop: int, rows: Sequence[Row], updates: bool = True) -> list[Op]:
@@ -103,17 +122,14 @@ class _Rewriter:
             found += self.function.block.ops[pos : row.run.start]
             inner = _within(row.run, rows)
             row = replace(row, products=()) if inner else row
-            blocks = self._blocks_of(row, inner, updates)
-            found.append(_section(blocks, row, self.known))
+            found.append(_section(self._bodies(row, inner, updates), row, self.known))
             pos = row.run.stop
         return found + self.function.block.ops[pos:stop]
 
-    def _blocks_of(self, row: Row, inner: tuple[Row, ...], updates: bool) -> list[Block]:
-        """What a section runs; what it runs again where that is something else; what it runs again
-        where it knows the results of products."""
+    def _bodies(self, row: Row, inner: tuple[Row, ...], updates: bool) -> Bodies:
         run, products = row.run, row.products
         key = run, products, inner, row.chunks == 1, updates or not run.updated
-        if key not in self.blocks:
+        if key not in self.bodies:
             ops = self.ops(run.start, run.stop, inner)
             again = ops
             if run.updated:
@@ -121,15 +137,21 @@ class _Rewriter:
                 ops = ops if updates else again
             if row.chunks == 1:
                 again = self._with_unread_end(again)
-            blocks = [run.block or _block(ops, run, gives=products)]
-            if again is not ops:
-                blocks.append(_block(again, run))
-            if products:
-                kept = {v: Value(v.name, v.type) for v in products}
-                again = [recalled(op, kept[v]) if (v := _only(op)) in kept else op for op in again]
-                blocks.append(_block(again, run, takes=tuple(kept.values())))
-            self.blocks[key] = blocks
-        return self.blocks[key]
+            first = run.block or _block(ops, run, gives=products)
+            end = None if products else self._product_at_end(again, run)
+            self.bodies[key] = Bodies(
+                first=first,
+                again=first if again is ops else _block(again, run),
+                recalling=_recalling(again, run, products if end is None else (end,)),
+                end=end,
+            )
+        return self.bodies[key]
+
+    def _product_at_end(self, again: list[Op], run: Candidate) -> Value | None:
+        """The result of a product that comes last, whose gradient reads its operands only."""
+        last = next(op for op in reversed(again) if op.name != "const")
+        is_end = run.block is None and _only(last) in run.outputs and self.known.is_product(last)
+        return last.result if is_end else None
 
     def _with_unread_end(self, ops: list[Op]) -> list[Op]:
         """The ops as they run again, when nobody reads their results: a section that comes last
@@ -175,8 +197,18 @@ def _block(ops: list[Op], run: Candidate, gives: Values = (), takes: Values = ()
     return Block(args, body)
 
 
-def _section(blocks: list[Block], row: Row, known: Known) -> Op:
+def _recalling(ops: list[Op], run: Candidate, products: Values) -> Block | None:
+    """The block that is given the results of products."""
+    if not products:
+        return None
+    kept = {v: Value(v.name, v.type) for v in products}
+    again = [recalled(op, kept[v]) if (v := _only(op)) in kept else op for op in ops]
+    return _block(again, run, takes=tuple(kept.values()))
+
+
+def _section(bodies: Bodies, row: Row, known: Known) -> Op:
     run = row.run
+    blocks = [bodies.first]
     sources, formats = known.sources(run), known.formats.get(run)
     how: dict[str, Any] = {"ops": (run.start, run.stop), "chunks": row.chunks}
     how |= {"cuts": run.cuts, "joins": run.joins}
@@ -190,8 +222,13 @@ def _section(blocks: list[Block], row: Row, known: Known) -> Op:
         how["products"] = len(row.products)
     if run.carried is not None:
         how["carried"] = run.carried
-    if len(blocks) > 1 + bool(row.products):
+    if bodies.again is not bodies.first:
         how["again"] = True
+        blocks.append(bodies.again)
+    if bodies.end is not None:
+        how["end"] = run.outputs.index(bodies.end)
+    if bodies.recalling is not None:
+        blocks.append(bodies.recalling)
     if run.updated:
         how["updated"] = tuple(run.inputs.index(v) for v in run.updated)
     return Op(

@@ -37,9 +37,9 @@ from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.find_formats import formats_of
 from lowtide.pipeline.budget.formats import Formats
 from lowtide.pipeline.budget.outer import Outer
-from lowtide.pipeline.budget.products import Choice, worth_keeping
+from lowtide.pipeline.budget.products import Choice, is_product, worth_keeping
 from lowtide.pipeline.budget.relief import leaves, relieved
-from lowtide.pipeline.budget.rewrite import NOTHING, UNKNOWN, Blocks, Kept, Known, with_sections
+from lowtide.pipeline.budget.rewrite import NOTHING, UNKNOWN, Kept, Known, Made, with_sections
 from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
@@ -115,6 +115,7 @@ def path(
             trials.known,
             sources=functools.cache(cutter.effects.sources),
             form_of=cutter.outer.form_of,
+            is_product=functools.cache(functools.partial(is_product, cutter.outer)),
         )
         freed = sum(map(cutter.outer.inner_bytes, found)) / max(sum(cutter.outer.made_bytes), 1)
         if freed < _MOST:
@@ -247,7 +248,7 @@ class _Trials:
         self.args = args
         self.known = UNKNOWN
         self.choices: Mapping[Candidate, Sequence[Choice]] = {}
-        self._blocks: Blocks = {}
+        self._bodies: Made = {}
         self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
 
     def plan(
@@ -256,7 +257,7 @@ class _Trials:
         kept: Kept = NOTHING,
         tiles: Tiles | None = None,
     ) -> Plan:
-        function = with_sections(self.driver.function, chunks, self._blocks, kept, self.known)
+        function = with_sections(self.driver.function, chunks, self._bodies, kept, self.known)
         tiles = tiles or self.driver.tiles
         made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
         made.is_tight = True
