@@ -136,7 +136,16 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         device = torch.device("cuda", 0)  # type: ignore[assignment]
 
     x = torch.zeros(40).as_subclass(OnGpu)
-    with pytest.raises(Ineligible, match="need Triton: pip install triton"):
+    blocks.tell_missing.cache_clear()
+    with (
+        pytest.raises(Ineligible, match="need Triton: pip install triton"),
+        pytest.warns(RuntimeWarning, match="pip install triton. PyTorch runs what is called"),
+    ):
+        Binding([x], {}, False)
+    with (
+        pytest.raises(Ineligible, match="need Triton: pip install triton"),
+        warnings.catch_warnings(action="error"),  # it is said once
+    ):
         Binding([x], {}, False)
 
 
