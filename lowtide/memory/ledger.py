@@ -120,11 +120,13 @@ class _Heap:
 
 
 class Ledger(TorchDispatchMode):
-    """See the module's text. `name`, `loc` and `kind` are those of what is made from now on."""
+    """See the module's text. `name`, `loc` and `kind` are those of what is made from now on.
+    `of_host`: what lies in the heap beside the elements counts; it is no memory of a GPU's."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, of_host: bool = True) -> None:
         super().__init__()
         self.arena = arena
+        self.of_host = of_host
         self.torch_bytes = 0
         self._heap = _Heap()
         self.asked_bytes = 0  # of what is alive, without pages and warm blocks
@@ -337,7 +339,7 @@ class Ledger(TorchDispatchMode):
         for x in _tensors(result):
             if not any(x is given for given in args):  # as the ops in place return
                 self._book(x)
-        if _is_recorded(args):
+        if self.of_host and _is_recorded(args):
             self._heap.graph_bytes += _node_bytes(args, result)
         inside = scratch_bytes(func, args, kwargs, result)
         if inside:
@@ -419,6 +421,8 @@ class Ledger(TorchDispatchMode):
 
     def _see_view(self, x: torch.Tensor) -> None:
         """It has no elements of its own."""
+        if not self.of_host:
+            return
         key = id(x)
 
         def end(_: object) -> None:
@@ -456,6 +460,9 @@ class Ledger(TorchDispatchMode):
 
     def _take(self, entry: Entry, sign: int) -> None:
         """The elements of a tensor, and the tensor, of which PyTorch makes many."""
+        if not self.of_host:
+            self.torch_bytes += sign * entry.nbytes
+            return
         is_small = entry.nbytes < HEAP_BYTES
         own = _OBJECT_BYTES if entry.kind == _TORCH else 0
         self._take_small(sign * (own + is_small * entry.nbytes))

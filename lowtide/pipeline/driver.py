@@ -18,6 +18,8 @@ import threading
 from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
 
+import torch
+
 from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
@@ -48,6 +50,10 @@ Env = dict[Value, Any]
 _GROW: Final = ("list.append", "list.extend")
 _ARITHMETIC: Final = ("py.add", "py.sub", "py.mul", "py.floordiv", "py.mod", "py.neg")
 _PLACES: Final = ("torch.getitem", "list.get", "mutate")
+NO_MEMORY: Final = (
+    "lowtide: `memory(…)` of the compiled function names what is alive at the peak, with nothing "
+    'run; `budget="8GB"` where it is compiled keeps a call to that, or refuses it before it runs'
+)
 
 
 class BlockPlan:
@@ -387,6 +393,13 @@ class Driver:
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function; raises Ineligible, before anything ran, if PyTorch must do it."""
+        try:
+            return self._called(args)
+        except torch.OutOfMemoryError as error:  # of a GPU
+            error.add_note(NO_MEMORY)
+            raise
+
+    def _called(self, args: Sequence[Any]) -> Any:
         first = self._first
         if first is None or plain.function_modes_on():
             return self._walk(args)

@@ -196,7 +196,9 @@ class Binding:
             raise Ineligible(f"a tensor of {t.dtype}")
         device = self._meta_device if t.is_meta else t.device
         if device.type == "cuda" and not blocks.is_installed():
-            raise Ineligible("kernels for GPUs need Triton: pip install triton")
+            if not t.is_meta:  # it is a call
+                blocks.tell_missing()
+            raise Ineligible(blocks.MISSING)
         if self._device not in (None, device):
             raise Ineligible("tensors on several devices")
         self._device = device

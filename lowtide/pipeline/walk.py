@@ -157,11 +157,8 @@ class Walk:
         self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
         self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
-        self.ledger = (
-            virtual.ledger
-            if virtual is not None
-            else Ledger(PlayedArena(driver.is_tight or arena.is_tight(), is_used=on_host))
-        )
+        played = PlayedArena(driver.is_tight or arena.is_tight(), is_used=on_host)
+        self.ledger = virtual.ledger if virtual is not None else Ledger(played, of_host=on_host)
         self._virtual = virtual
         self._known: dict[int, torch.Tensor] = {}
         if plain.autocast_on():

@@ -28,6 +28,8 @@ from lowtide.errors import BackendError
 SLACK = 1 << 16  # by which a block may stand out beyond the end
 LARGE = 1 << 31  # bytes of a tensor, or a place: then places are counted in 64 bits
 
+MISSING = "kernels for GPUs need Triton: pip install triton"
+
 
 def power(n: int) -> int:
     """The least power of two that is not less; 16 at least, as products of blocks take no less."""
@@ -38,6 +40,16 @@ def power(n: int) -> int:
 def is_installed() -> bool:
     """Whether Triton can be imported."""
     return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def tell_missing() -> None:
+    """Warns once that PyTorch runs what kernels for GPUs would."""
+    warnings.warn(
+        f"{MISSING}. PyTorch runs what is called with CUDA tensors instead",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def identity(device: torch.device | None) -> str:

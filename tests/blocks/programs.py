@@ -189,6 +189,7 @@ CASES: dict[str, Case] = {
     "columns": Case(fn=columns, sizes=((40, 100, 40), (40, 100, 36)), tolerance=2e-3, grad=False),
     "squares": Case(fn=squares, sizes=((50, 40), (1, 40)), tolerance=2e-3),
     "conv": Case(fn=conv, sizes=((1, 3, 20, 20), (8, 3, 3, 3))),
+    "conv-products": Case(fn=conv, sizes=((1, 20, 7, 7), (20, 20, 3, 3)), tolerance=1e-3),
     "rnn": Case(fn=rnn, sizes=((33, 4, 36), (36, 36), (36, 36), (4, 36)), tolerance=2e-3),
     "lstm": Case(
         fn=lstm, sizes=((5, 4, 36), (36, 144), (36, 144), (4, 36), (4, 36)), tolerance=2e-3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 import lowtide as lt
 from lowtide.codegen.triton.executable import BlockExecutable
 from lowtide.errors import BackendError
+from lowtide.pipeline.driver import NO_MEMORY
 from lowtide.pipeline.signature import Binding, Ineligible
 from lowtide.runtime import blocks, cubins, doctor
 from tests.blocks.stand_in import Gpu
@@ -69,8 +72,42 @@ def test_out_of_memory_is_pytorchs_own_error(made: list[BlockExecutable]) -> Non
     compiled(x, y)
     for kernel in made[0].bound().values():
         kernel.function = Full()
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as fault:
         compiled(x, y)
+    assert fault.value.__notes__ == [NO_MEMORY]
+
+
+def test_no_memory_for_a_result(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a call: what is there already is let go, and later calls are as ever."""
+
+    def g(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cumsum(torch.exp(x[:, None] - y[None]), 1) * 2
+
+    class Free:
+        left = 1
+
+        def empty(self, *given: Any, **named: Any) -> Tensor:
+            self.left -= 1
+            if self.left < 0:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            made.append(weakref.ref(found := torch.empty(*given, **named)))
+            return found
+
+    made: list[weakref.ref[Tensor]] = []
+    real = BlockExecutable.scope
+    free = Free()
+    monkeypatch.setattr(BlockExecutable, "scope", lambda self: {**real(self), "empty": free.empty})
+    compiled = lt.script(g)
+    x, y = torch.randn(40), torch.randn(50)
+    with pytest.raises(torch.OutOfMemoryError) as fault:
+        compiled(x, y)
+    assert fault.value.__notes__ == [NO_MEMORY]
+    del fault
+    gc.collect()
+    assert len(made) == 1
+    assert made[0]() is None
+    free.left = 100
+    torch.testing.assert_close(compiled(x, y), g(x, y))
 
 
 def test_no_room_for_code_is_not_for_ever(made: list[BlockExecutable]) -> None:
@@ -99,7 +136,16 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         device = torch.device("cuda", 0)  # type: ignore[assignment]
 
     x = torch.zeros(40).as_subclass(OnGpu)
-    with pytest.raises(Ineligible, match="need Triton: pip install triton"):
+    blocks.tell_missing.cache_clear()
+    with (
+        pytest.raises(Ineligible, match="need Triton: pip install triton"),
+        pytest.warns(RuntimeWarning, match="pip install triton. PyTorch runs what is called"),
+    ):
+        Binding([x], {}, False)
+    with (
+        pytest.raises(Ineligible, match="need Triton: pip install triton"),
+        warnings.catch_warnings(action="error"),  # it is said once
+    ):
         Binding([x], {}, False)
 
 

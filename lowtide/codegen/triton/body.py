@@ -243,7 +243,7 @@ class Body:
         names = [self.value(e, dims) for e in parts]
         text = " * ".join(names)
         mask = self.blocks.mask((over,), dims)
-        if mask and not (len(parts) == 1 and _is_read_along(parts[0], over)):
+        if mask and not (len(parts) == 1 and self._is_zero_beyond(parts[0], over)):
             text = f"tl.where({mask}, {text}, 0)"
         name = text if text.isidentifier() else self._named(text)
         full = self._full(name, dims)
@@ -251,12 +251,14 @@ class Body:
             return f"{full}.to({pw.TYPES[half.name]})"  # it is a number of that dtype already
         return pw.rounded(full, parts[0].dtype)
 
-
-def _is_read_along(e: Expr, a: Axis) -> bool:
-    """Is it what lies in memory along an axis? Beyond the end a load gives 0."""
-    while isinstance(e, Cast):
-        e = e.arg
-    return isinstance(e, Load) and a in e.free
+    def _is_zero_beyond(self, e: Expr, a: Axis) -> bool:
+        """Is it what lies in memory along an axis? Beyond its end a masked load gives 0. (Where the
+        stride is 0 nothing is masked; and what the program holds was computed there, too.)"""
+        while isinstance(e, Cast):
+            e = e.arg
+        if not isinstance(e, Load) or e.source in self.blocks.values:
+            return False
+        return a in _axes_of(address(e, self.blocks.strides))
 
 
 def _axes_of(index: Index) -> list[Axis]:

@@ -1,6 +1,7 @@
 """Kernels of blocks as one Python module: imports, what Triton lacks, the functions.
 
 In: texts of functions. Out: the source of a module, whose functions are Triton's where `jit` is.
+Triton's folds give int32 for shorter integers; here they keep the dtype, in which later ones wrap.
 `jit` and `lib` come from `runtime/blocks`: compiled for a GPU, or interpreted.
 """
 
@@ -131,7 +132,7 @@ def lt_times(a, b):
 
 @jit
 def lt_sum(x, axis: tl.constexpr):
-    return tl.sum(x, axis)
+    return tl.sum(x, axis).to(x.dtype)
 
 
 @jit
@@ -141,12 +142,12 @@ def lt_prod(x, axis: tl.constexpr):
 
 @jit
 def lt_greatest(x, axis: tl.constexpr):
-    return tl.max(x, axis)
+    return tl.max(x, axis).to(x.dtype)
 
 
 @jit
 def lt_least(x, axis: tl.constexpr):
-    return tl.min(x, axis)
+    return tl.min(x, axis).to(x.dtype)
 
 
 @jit

@@ -1,0 +1,64 @@
+"""Plans and budgets for CUDA tensors; none is there, and no GPU: fake ones stand for them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import lowtide as lt
+
+pytest.importorskip("triton")
+
+SIZES = (6000, 64), (64, 300), (300, 64)
+
+
+def sorted_rows(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    h = torch.sort(torch.relu(x @ w), 1).values
+    return (torch.exp(-h.abs()) @ v).sum(1)
+
+
+def pointwise(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """PyTorch's own ops make views, and nodes of autograd's graph: no memory of a GPU's."""
+    h = torch.cumsum(x @ w, 1)
+    parts = [torch.cumsum(part, 1) for part in h.split(50, 1)]
+    return torch.cumsum(torch.cat(parts, 1) @ v, 0)
+
+
+def on_gpu(requires_grad: bool = False) -> list[Tensor]:
+    with FakeTensorMode():
+        return [torch.empty(s, device="cuda", requires_grad=requires_grad) for s in SIZES]
+
+
+@pytest.mark.parametrize("fn", [sorted_rows, pointwise])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_only_tensors_count(fn: object, requires_grad: bool) -> None:
+    """No pages, no warm blocks, no objects: what PyTorch's allocator is asked for."""
+    found = lt.script(fn).memory(*on_gpu(requires_grad))  # type: ignore[arg-type]
+    assert found.peak_bytes == sum(b.nbytes for b in found.buffers)
+    assert not [b for b in found.buffers if b.kind == "arena"]
+
+
+def test_the_sum_of_what_is_alive() -> None:
+    """Each op reads one tensor of these bytes, and makes another: the first has ended by then."""
+    (n, _), (_, k), _ = SIZES
+    assert lt.script(pointwise).memory(*on_gpu()).peak_bytes == 2 * 4 * n * k
+
+
+@pytest.mark.parametrize("budget", ["6MB", "3MB", "1.5MB"])
+def test_a_budget(budget: str) -> None:
+    given = on_gpu()
+    free = lt.script(sorted_rows).memory(*given).peak_bytes
+    limited = lt.script(sorted_rows, budget=budget)
+    limit = float(budget.removesuffix("MB")) * 1e6
+    assert limited.memory(*given).peak_bytes <= limit < free
+    assert re.search(r"k0 -> \w+ .* 4 warps", str(limited.explain(*given)))
+
+
+def test_a_budget_that_is_too_small() -> None:
+    with pytest.raises(lt.BudgetError) as fault:
+        lt.script(sorted_rows, budget="50KB").memory(*on_gpu())
+    assert "arena" not in str(fault.value)
