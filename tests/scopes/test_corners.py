@@ -41,6 +41,48 @@ def test_a_class_with_slots_is_left_alone() -> None:
     assert stats.thread_total_live == 0
 
 
+def test_traded_tensors_keep_their_owners() -> None:
+    with lt.dispose_scope() as outer:
+        kept = torch.ones(2)
+        with lt.dispose_scope() as scope:
+            mine = torch.zeros(3)
+            torch.utils.swap_tensors(kept, mine)
+            assert outer.contains(kept)
+            assert scope.contains(mine)
+        with pytest.raises(lt.DisposedTensorError, match=r"torch\.zeros"):
+            torch.utils.swap_tensors(kept, mine)
+        assert kept.tolist() == [0, 0, 0]
+    assert lt.is_disposed(kept)
+
+
+@pytest.mark.parametrize("is_swapping", [True, False])
+def test_modules_that_convert_by_trading(is_swapping: bool) -> None:
+    futures = torch.__future__
+    before = futures.get_swap_module_params_on_conversion()
+    futures.set_swap_module_params_on_conversion(is_swapping)
+    try:
+        layer = torch.nn.BatchNorm1d(3)
+        for _ in range(2):
+            with lt.dispose_scope():
+                layer.double().float()
+                layer.load_state_dict({name: t + 1 for name, t in layer.state_dict().items()})
+    finally:
+        futures.set_swap_module_params_on_conversion(before)
+    layer.eval()(torch.ones(2, 3)).sum().backward()
+    assert layer.state_dict()["weight"].tolist() == [3, 3, 3]
+    assert layer.state_dict()["running_mean"].tolist() == [2, 2, 2]
+
+
+def test_where_a_quasi_random_engine_goes_on_is_its_own() -> None:
+    engine, plain = (torch.quasirandom.SobolEngine(2, scramble=True, seed=1) for _ in range(2))
+    for count in (2, 1, 3):
+        with lt.dispose_scope() as scope:
+            points = scope.detach(engine.draw(count))
+            others = engine.draw(count)
+        assert lt.is_disposed(others)
+        assert points.equal(plain.draw(2 * count)[:count])
+
+
 def test_attributes_that_tensors_share_stay_with_the_others() -> None:
     class Shared(torch.Tensor):
         pass
