@@ -27,7 +27,7 @@ import torch
 from lowtide.errors import ScopeError
 from lowtide.memory.scopes import disposed, keepers, resident, watch
 from lowtide.memory.scopes.bag import LOCK
-from lowtide.memory.scopes.births import FIELDS, loc_of, user_frame
+from lowtide.memory.scopes.births import FIELDS, Birth, Births, loc_of, user_frame
 from lowtide.memory.scopes.disposed import DisposedTensor, Ending, empty_out
 from lowtide.memory.scopes.hidden import by_python
 from lowtide.memory.scopes.ownership import (
@@ -235,6 +235,13 @@ class DisposeScope(Place):
 
     def _end(self, how: str, is_block: bool = False) -> None:
         try:
+            self._finish(how, is_block)
+        except BaseException:  # an interrupt passes once what it cut short is done
+            self._finish(how, is_block)
+            raise
+
+    def _finish(self, how: str, is_block: bool) -> None:
+        try:
             if self.log is not None:
                 self._dispose(_ending(how, self, is_block), is_end=True)
         finally:
@@ -248,26 +255,45 @@ class DisposeScope(Place):
     def _dispose(
         self, ending: Ending, spared: frozenset[int] = frozenset(), is_end: bool = False
     ) -> None:
-        with LOCK:  # closed at once, or another thread might put a tensor in that nobody ends
-            ended = self.take_all(spared)
-            if is_end:
-                self.close()
-        count = len(ended) // FIELDS
-        with disposed.outside_dispatch_modes(), without_collector(count):
-            passed_over = empty_out(ended, ending)
-            self.counts.disposed += count - len(passed_over)
-            for birth in passed_over:
-                tensor = birth[0]()
-                if tensor is None:
-                    self.counts.disposed += 1
-                elif type(tensor) is DisposedTensor:  # logged twice
-                    self.counts.created -= 1
-                else:
-                    self.thread.detached += 1
-                    self.thread.loose.add(tensor, birth)
-            disposed.release_pending()
+        taken: Births = []
+        try:
+            self._empty(taken, ending, spared, is_end)
+        except BaseException:  # as in `_end`
+            self._empty(taken, ending, spared, is_end, is_again=True)
+            raise
         if self.outer is None and self._resident_bytes:
             resident.after_end(self._resident_bytes)
+
+    def _empty(
+        self,
+        taken: Births,
+        ending: Ending,
+        spared: frozenset[int],
+        is_end: bool,
+        is_again: bool = False,
+    ) -> None:
+        with LOCK:  # closed at once, or another thread might put a tensor in that nobody ends
+            self.take_all(taken, spared)
+            if is_end:
+                self.close()
+        count = len(taken) // FIELDS
+        with disposed.outside_dispatch_modes(), without_collector(count):
+            twice = 0
+            left: list[tuple[torch.Tensor, Birth]] = []
+            for birth in empty_out(taken, ending):
+                tensor = birth[0]()
+                if type(tensor) is DisposedTensor:  # logged twice, or before the interrupt
+                    twice += not is_again
+                elif tensor is not None:
+                    left.append((tensor, birth))
+            ended = count - twice - len(left)
+            del taken[:]  # counted
+            self.counts.disposed += ended
+            self.counts.created -= twice
+            for tensor, birth in left:
+                self.thread.detached += 1
+                self.thread.loose.add(tensor, birth)
+            disposed.release_pending()
 
 
 def without_collector(count: int) -> AbstractContextManager[Any]:
@@ -277,8 +303,8 @@ def without_collector(count: int) -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _collector_paused() -> Generator[None]:
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         gc.enable()
