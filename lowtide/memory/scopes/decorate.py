@@ -49,7 +49,7 @@ def _out_of(scope: DisposeScope, value: T) -> T:
 
 
 def _wrapped(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
-    kind: Any = type(fn)
+    kind: Any = fn.__class__
     code = (fn, inspect.getattr_static(kind, "__call__", None))  # of a callable object
     if any(map(inspect.isasyncgenfunction, code)):
         made: Any = _async_generator(fn, leave)
