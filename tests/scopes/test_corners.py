@@ -73,6 +73,21 @@ def test_modules_that_convert_by_trading(is_swapping: bool) -> None:
     assert layer.state_dict()["running_mean"].tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_scaler_steps_in_one_scope_and_goes_on_in_the_next(fused: bool) -> None:
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(layer.parameters(), fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    for _ in range(4):
+        with lt.dispose_scope():
+            scaler.scale(layer(torch.ones(1, 2)).sum()).backward()
+        with lt.dispose_scope():
+            scaler.step(optimizer)  # a fused optimizer looks for infinities itself
+        with lt.dispose_scope():
+            scaler.update()
+    assert scaler.get_scale() == 16
+
+
 def test_where_a_quasi_random_engine_goes_on_is_its_own() -> None:
     engine, plain = (torch.quasirandom.SobolEngine(2, scramble=True, seed=1) for _ in range(2))
     for count in (2, 1, 3):

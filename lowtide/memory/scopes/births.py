@@ -39,6 +39,7 @@ _KEEPING = (
     (os.path.join("torch", "optim", ""), ""),
     (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler._lazy_init_scale_growth_tracker"),
     (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler.unscale_"),
+    (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler._check_inf_per_device"),
     (os.path.join("torch", "distributions", "utils.py"), "lazy_property.__get__"),
     (
         os.path.join("torch", "nn", "utils", "parametrize.py"),
