@@ -193,15 +193,17 @@ torch.testing.assert_close(w.grad, 2 * w.exp())
 SHARDED = """
 import contextlib, copy, sys
 import torch, torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 import lowtide as lt
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
-first = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+first = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 data = torch.rand(4, 5, 4)
 
 def trained(wrap, scope):
+    torch.manual_seed(0)
     with scope():
         module = wrap(copy.deepcopy(first))
         optimizer = torch.optim.Adam(module.parameters())
@@ -212,7 +214,14 @@ def trained(wrap, scope):
             optimizer.step()
     return module(data[0]).detach()
 
+def compressing(module):
+    parallel = torch.nn.parallel.DistributedDataParallel(module)
+    state = power.PowerSGDState(None, start_powerSGD_iter=2)
+    parallel.register_comm_hook(state, power.powerSGD_hook)
+    return parallel
+
 wraps = [torch.nn.parallel.DistributedDataParallel, lambda module: fully_shard(module, mesh=mesh)]
+wraps += [compressing]
 for wrap in wraps:
     plain, scoped = trained(wrap, contextlib.nullcontext), trained(wrap, lt.dispose_scope)
     torch.testing.assert_close(scoped, plain, rtol=0, atol=0)

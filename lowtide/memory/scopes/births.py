@@ -54,6 +54,7 @@ _KEEPING = (
         "_MultiProcessingDataLoaderIter._try_get_data",
     ),
     (os.path.join("torch", "distributed", "fsdp", "_fully_shard", ""), ""),
+    (os.path.join("torch", "distributed", "algorithms", "ddp_comm_hooks", ""), ""),
     (os.path.join("torch", "_dynamo", "convert_frame.py"), ""),
     (os.path.join("torch", "utils", "checkpoint.py"), "_NoopSaveInputs.forward"),
 )
