@@ -195,7 +195,7 @@ import contextlib, copy, sys
 import torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 import lowtide as lt
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
@@ -221,7 +221,8 @@ def compressing(module):
     return parallel
 
 wraps = [torch.nn.parallel.DistributedDataParallel, lambda module: fully_shard(module, mesh=mesh)]
-wraps += [compressing]
+cpu = torch.device("cpu")
+wraps += [compressing, lambda module: FullyShardedDataParallel(module, device_id=cpu)]
 for wrap in wraps:
     plain, scoped = trained(wrap, contextlib.nullcontext), trained(wrap, lt.dispose_scope)
     torch.testing.assert_close(scoped, plain, rtol=0, atol=0)

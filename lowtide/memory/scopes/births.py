@@ -53,6 +53,7 @@ _KEEPING = (
         os.path.join("torch", "utils", "data", "dataloader.py"),
         "_MultiProcessingDataLoaderIter._try_get_data",
     ),
+    (os.path.join("torch", "distributed", "fsdp", "_flat_param.py"), ""),
     (os.path.join("torch", "distributed", "fsdp", "_fully_shard", ""), ""),
     (os.path.join("torch", "distributed", "algorithms", "ddp_comm_hooks", ""), ""),
     (os.path.join("torch", "_dynamo", "convert_frame.py"), ""),
