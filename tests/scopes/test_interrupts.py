@@ -89,7 +89,7 @@ def test_an_interrupt_loses_no_tensor_and_no_count(stats: lt.ScopeStatistics) ->
     depth = torch._C._len_torch_function_stack()
     a_scope([])
     at, is_interrupted = 0, True
-    while is_interrupted:
+    while is_interrupted and at < 2_000:
         at += 1
         stats.reset()
         kept: list[torch.Tensor] = []
@@ -104,7 +104,25 @@ def test_an_interrupt_loses_no_tensor_and_no_count(stats: lt.ScopeStatistics) ->
         assert all(lt.is_disposed(t) for t in kept[:4]), at
         kept.clear()
         assert stats.thread_total_live == 0, at
-    assert at > 200
+    assert 200 < at < 2_000
+
+
+def test_scopes_end_at_the_limit_of_recursion() -> None:
+    lt.scope_statistics().stop()
+    depth = torch._C._len_torch_function_stack()
+    kept: list[torch.Tensor] = []
+
+    def deeper() -> None:
+        with lt.dispose_scope():
+            kept.append(torch.ones(1))
+            deeper()
+
+    with pytest.raises(RecursionError):
+        deeper()
+    assert len(kept) > 100
+    assert all(lt.is_disposed(t) for t in kept)
+    assert lt.current_dispose_scope() is None
+    assert torch._C._len_torch_function_stack() == depth
 
 
 def test_an_interrupt_in_the_middle_of_many_tensors(

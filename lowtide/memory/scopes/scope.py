@@ -46,6 +46,7 @@ P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 _MANY = 100
+_NONE: frozenset[int] = frozenset()
 _NO_CONTEXT = contextlib.nullcontext()
 
 
@@ -233,43 +234,43 @@ class DisposeScope(Place):
         self.thread.switch_off(self)
         watch.set_current(self.outer)
 
+    # No frames between these and the work: near the limit of recursion an end must not need more
+    # of them than the beginning did.
     def _end(self, how: str, is_block: bool = False) -> None:
-        try:
-            self._finish(how, is_block)
-        except BaseException:  # an interrupt passes once what it cut short is done
-            self._finish(how, is_block)
-            raise
-
-    def _finish(self, how: str, is_block: bool) -> None:
+        taken: Births = []
         try:
             if self.log is not None:
-                self._dispose(_ending(how, self, is_block), is_end=True)
-        finally:
+                self._empty(taken, _ending(how, self, is_block), _NONE, is_end=True)
             self.is_open = False
             # Also if another thread has ended it, which could not take this one's mode off.
             self.thread.switch_off(self)
+        except BaseException:  # an interrupt passes once what it cut short is done
+            try:
+                ending = _ending(how, self, is_block)
+                self._empty(taken, ending, _NONE, is_end=True, is_again=True)
+            finally:
+                self.is_open = False
+                self.thread.switch_off(self)
+            raise
+        finally:
             # In another context, or out of order, somebody else is the innermost.
             if watch.is_innermost(self):
                 watch.set_current(self.outer_scope)
 
-    def _dispose(
-        self, ending: Ending, spared: frozenset[int] = frozenset(), is_end: bool = False
-    ) -> None:
+    def _dispose(self, ending: Ending, spared: frozenset[int] = _NONE) -> None:
         taken: Births = []
         try:
-            self._empty(taken, ending, spared, is_end)
+            self._empty(taken, ending, spared)
         except BaseException:  # as in `_end`
-            self._empty(taken, ending, spared, is_end, is_again=True)
+            self._empty(taken, ending, spared, is_again=True)
             raise
-        if self.outer is None and self._resident_bytes:
-            resident.after_end(self._resident_bytes)
 
     def _empty(
         self,
         taken: Births,
         ending: Ending,
         spared: frozenset[int],
-        is_end: bool,
+        is_end: bool = False,
         is_again: bool = False,
     ) -> None:
         with LOCK:  # closed at once, or another thread might put a tensor in that nobody ends
@@ -294,6 +295,8 @@ class DisposeScope(Place):
                 self.thread.detached += 1
                 self.thread.loose.add(tensor, birth)
             disposed.release_pending()
+        if self.outer is None and self._resident_bytes:
+            resident.after_end(self._resident_bytes)
 
 
 def without_collector(count: int) -> AbstractContextManager[Any]:
