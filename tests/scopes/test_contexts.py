@@ -195,6 +195,20 @@ def test_coroutine_functions() -> None:
     assert lt.is_disposed(asyncio.run(plain()))
 
 
+def test_objects_that_are_called_like_coroutine_functions() -> None:
+    class Work:
+        kept: torch.Tensor
+
+        async def __call__(self) -> torch.Tensor:
+            self.kept = torch.ones(1)
+            await asyncio.sleep(0)
+            return self.kept + 1
+
+    work = Work()
+    assert asyncio.run(lt.wrapped_dispose_scope(work)()).item() == 2
+    assert lt.is_disposed(work.kept)
+
+
 def test_generators_own_what_they_make_and_not_what_the_caller_makes() -> None:
     kept: list[torch.Tensor] = []
 

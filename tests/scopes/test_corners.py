@@ -41,6 +41,63 @@ def test_a_class_with_slots_is_left_alone() -> None:
     assert stats.thread_total_live == 0
 
 
+def test_traded_tensors_keep_their_owners() -> None:
+    with lt.dispose_scope() as outer:
+        kept = torch.ones(2)
+        with lt.dispose_scope() as scope:
+            mine = torch.zeros(3)
+            torch.utils.swap_tensors(kept, mine)
+            assert outer.contains(kept)
+            assert scope.contains(mine)
+        with pytest.raises(lt.DisposedTensorError, match=r"torch\.zeros"):
+            torch.utils.swap_tensors(kept, mine)
+        assert kept.tolist() == [0, 0, 0]
+    assert lt.is_disposed(kept)
+
+
+@pytest.mark.parametrize("is_swapping", [True, False])
+def test_modules_that_convert_by_trading(is_swapping: bool) -> None:
+    futures = torch.__future__
+    before = futures.get_swap_module_params_on_conversion()
+    futures.set_swap_module_params_on_conversion(is_swapping)
+    try:
+        layer = torch.nn.BatchNorm1d(3)
+        for _ in range(2):
+            with lt.dispose_scope():
+                layer.double().float()
+                layer.load_state_dict({name: t + 1 for name, t in layer.state_dict().items()})
+    finally:
+        futures.set_swap_module_params_on_conversion(before)
+    layer.eval()(torch.ones(2, 3)).sum().backward()
+    assert layer.state_dict()["weight"].tolist() == [3, 3, 3]
+    assert layer.state_dict()["running_mean"].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_scaler_steps_in_one_scope_and_goes_on_in_the_next(fused: bool) -> None:
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(layer.parameters(), fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    for _ in range(4):
+        with lt.dispose_scope():
+            scaler.scale(layer(torch.ones(1, 2)).sum()).backward()
+        with lt.dispose_scope():
+            scaler.step(optimizer)  # a fused optimizer looks for infinities itself
+        with lt.dispose_scope():
+            scaler.update()
+    assert scaler.get_scale() == 16
+
+
+def test_where_a_quasi_random_engine_goes_on_is_its_own() -> None:
+    engine, plain = (torch.quasirandom.SobolEngine(2, scramble=True, seed=1) for _ in range(2))
+    for count in (2, 1, 3):
+        with lt.dispose_scope() as scope:
+            points = scope.detach(engine.draw(count))
+            others = engine.draw(count)
+        assert lt.is_disposed(others)
+        assert points.equal(plain.draw(2 * count)[:count])
+
+
 def test_attributes_that_tensors_share_stay_with_the_others() -> None:
     class Shared(torch.Tensor):
         pass
@@ -136,15 +193,17 @@ torch.testing.assert_close(w.grad, 2 * w.exp())
 SHARDED = """
 import contextlib, copy, sys
 import torch, torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 import lowtide as lt
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
-first = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+first = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 data = torch.rand(4, 5, 4)
 
 def trained(wrap, scope):
+    torch.manual_seed(0)
     with scope():
         module = wrap(copy.deepcopy(first))
         optimizer = torch.optim.Adam(module.parameters())
@@ -155,7 +214,15 @@ def trained(wrap, scope):
             optimizer.step()
     return module(data[0]).detach()
 
+def compressing(module):
+    parallel = torch.nn.parallel.DistributedDataParallel(module)
+    state = power.PowerSGDState(None, start_powerSGD_iter=2)
+    parallel.register_comm_hook(state, power.powerSGD_hook)
+    return parallel
+
 wraps = [torch.nn.parallel.DistributedDataParallel, lambda module: fully_shard(module, mesh=mesh)]
+cpu = torch.device("cpu")
+wraps += [compressing, lambda module: FullyShardedDataParallel(module, device_id=cpu)]
 for wrap in wraps:
     plain, scoped = trained(wrap, contextlib.nullcontext), trained(wrap, lt.dispose_scope)
     torch.testing.assert_close(scoped, plain, rtol=0, atol=0)

@@ -90,6 +90,12 @@ def test_an_error_in_a_layer_passes() -> None:
     assert lt.current_dispose_scope() is None
 
 
+def test_compilers_of_source_code_read_it_as_plain_sequential() -> None:
+    model, x = lt.Sequential(*layers()), torch.randn(3, 4)
+    for scripted in (torch.jit.script(model), lt.script(model), lt.script(nn.Sequential(model))):
+        torch.testing.assert_close(scripted(x), model(x))
+
+
 def test_layers_that_keep_their_results_need_no_collector() -> None:
     """A layer that stores what it made, as a visualiser does, adds nothing to the peak."""
 

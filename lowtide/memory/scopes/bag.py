@@ -9,7 +9,9 @@ grown beyond what is alive, so that each tensor costs constant time however many
     bag.take(t)                         # leaves the bag, alive: somebody else's now
 
 Always: `owned` maps `id(t)` to the birth of t; a dead entry stays until a sweep or until its id is
-used again. A tensor that Python frees counts as disposed by the bag that held it.
+used again. A tensor that Python frees counts as disposed by the bag that held it. An interrupt
+(Ctrl-C) loses neither births nor counts: Python looks for one after a call, at the beginning of a
+function and at the end of a loop's body, so that what belongs together is done without any.
 """
 
 from __future__ import annotations
@@ -71,14 +73,21 @@ class Bag:
                 return
             # In place and by count: a thread may be appending.
             births = self.log[:]
-            del self.log[: len(births)]
-            self.counts.created += len(births) // FIELDS
-            for birth in each(births):
-                tensor = birth[0]()
-                if tensor is None:
-                    self.counts.disposed += 1
-                else:
-                    self._put(tensor, birth)
+            count, done = len(births), 0
+            del self.log[:count]
+            self.counts.created += count // FIELDS
+            try:
+                for birth in each(births):
+                    tensor = birth[0]()
+                    if tensor is None:
+                        self.counts.disposed += 1
+                    else:
+                        self._put(tensor, birth)
+                    done += FIELDS
+            finally:
+                if done < count:  # an interrupt
+                    self.log[:0] = births[done:]
+                    self.counts.created -= (count - done) // FIELDS
 
     def sweep(self) -> None:
         """Settle, and forget what has died."""
@@ -96,10 +105,10 @@ class Bag:
             if self.log is None:
                 return
             births = self.log[:]
-            del self.log[: len(births)]
             alive = [field for birth in each(births) if birth[0]() is not None for field in birth]
-            self.log[:0] = alive
-            dead = (len(births) - len(alive)) // FIELDS
+            count = len(births)
+            dead = (count - len(alive)) // FIELDS
+            self.log[:count] = alive
             self.counts.created += dead
             self.counts.disposed += dead
             self._forget()
@@ -120,20 +129,22 @@ class Bag:
                 del self.owned[id(tensor)]
             return birth
 
-    def take_all(self, spared: frozenset[int]) -> Births:
+    def take_all(self, into: Births, spared: frozenset[int]) -> None:
         """All but those ids. What was logged last may be dead, or come twice."""
         with LOCK:
             if spared:
                 self.sweep()
             taken = (birth for key, birth in self.owned.items() if key not in spared)
             births = [field for birth in taken for field in birth]
-            self.owned = {key: birth for key, birth in self.owned.items() if key in spared}
-            if self.log:  # not through `owned`, which would take as long again
-                logged = self.log[:]
-                del self.log[: len(logged)]
-                self.counts.created += len(logged) // FIELDS
-                births = births + logged if births else logged
-            return births
+            left = {key: birth for key, birth in self.owned.items() if key in spared}
+            logged = self.log[:] if self.log else []  # not through `owned`: as long again
+            count = len(logged)
+            self.owned = left
+            into += births
+            if self.log:
+                del self.log[:count]
+                self.counts.created += count // FIELDS
+                into += logged
 
     def live(self) -> list[torch.Tensor]:
         """What is here and alive, oldest first."""
@@ -146,17 +157,18 @@ class Bag:
         dead = [key for key, birth in self.owned.items() if birth[0]() is None]
         for key in dead:
             del self.owned[key]
-        self.counts.disposed += len(dead)
+            self.counts.disposed += 1
 
     def _put(self, tensor: torch.Tensor, birth: Birth) -> None:
-        before = self.owned.get(id(tensor))
+        key = id(tensor)
+        before = self.owned.get(key)
         if before is not None:
             if before[0]() is tensor:  # logged twice
                 self.counts.created -= 1
                 return
             self.counts.disposed += 1  # its id is in use again
-            del self.owned[id(tensor)]  # to the end of the order
-        self.owned[id(tensor)] = birth
+            del self.owned[key]  # to the end of the order
+        self.owned[key] = birth
 
 
 def holder_of(tensor: torch.Tensor, likely: Iterable[Bag]) -> Bag | None:

@@ -39,6 +39,7 @@ _KEEPING = (
     (os.path.join("torch", "optim", ""), ""),
     (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler._lazy_init_scale_growth_tracker"),
     (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler.unscale_"),
+    (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler._check_inf_per_device"),
     (os.path.join("torch", "distributions", "utils.py"), "lazy_property.__get__"),
     (
         os.path.join("torch", "nn", "utils", "parametrize.py"),
@@ -52,7 +53,9 @@ _KEEPING = (
         os.path.join("torch", "utils", "data", "dataloader.py"),
         "_MultiProcessingDataLoaderIter._try_get_data",
     ),
+    (os.path.join("torch", "distributed", "fsdp", "_flat_param.py"), ""),
     (os.path.join("torch", "distributed", "fsdp", "_fully_shard", ""), ""),
+    (os.path.join("torch", "distributed", "algorithms", "ddp_comm_hooks", ""), ""),
     (os.path.join("torch", "_dynamo", "convert_frame.py"), ""),
     (os.path.join("torch", "utils", "checkpoint.py"), "_NoopSaveInputs.forward"),
 )

@@ -49,11 +49,13 @@ def _out_of(scope: DisposeScope, value: T) -> T:
 
 
 def _wrapped(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
-    if inspect.isasyncgenfunction(fn):
+    kind: Any = fn.__class__
+    code = (fn, inspect.getattr_static(kind, "__call__", None))  # of a callable object
+    if any(map(inspect.isasyncgenfunction, code)):
         made: Any = _async_generator(fn, leave)
-    elif inspect.iscoroutinefunction(fn):
+    elif any(map(inspect.iscoroutinefunction, code)):
         made = _coroutine(fn, leave)
-    elif inspect.isgeneratorfunction(fn):
+    elif any(map(inspect.isgeneratorfunction, code)):
         made = _generator(fn, leave)
     elif callable(fn):
         made = _function(fn, leave)

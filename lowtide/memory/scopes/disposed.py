@@ -229,12 +229,11 @@ def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> boo
 
 
 def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
-    """A tensor that C++ holds weakly: closed to Python, and let go of when that is legal."""
+    """A tensor that C++ holds weakly: closed to Python, and let go of by `release_pending`."""
     tensor = ref()
-    _set(tensor, "__class__", DisposedTensor)
+    _pending.append(ref)
     _set(tensor, "__dict__", dict(obituary))  # its own, as C++ may set attributes on the way
-    if tensor is not None and not _let_go(tensor):
-        _pending.append(ref)
+    _set(tensor, "__class__", DisposedTensor)
 
 
 def outside_dispatch_modes() -> AbstractContextManager[Any]:
@@ -289,9 +288,11 @@ def _let_go(tensor: torch.Tensor) -> bool:
         # moves to the grad_fn of the last operation in place, which here nobody else has.
         version = _Tensor._version.__get__(tensor)
         _Tensor.data.__set__(tensor, _Tensor.new_empty(tensor, 0))
-        _set(tensor, "__class__", _Tensor)  # C++ sets attributes on the way
-        _Tensor.detach_(_Tensor.mul_(tensor, 1))
-        _set(tensor, "__class__", DisposedTensor)
+        try:
+            _set(tensor, "__class__", _Tensor)  # C++ sets attributes on the way
+            _Tensor.detach_(_Tensor.mul_(tensor, 1))
+        finally:
+            _set(tensor, "__class__", DisposedTensor)
         _C._autograd._unsafe_set_version_counter((tensor,), (version,))
     return _is_exchanged(tensor)
 

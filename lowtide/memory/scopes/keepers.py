@@ -9,6 +9,8 @@ In: PyTorch as it is. Out: `install`, called when the first scope opens, which h
 | `p.grad = g`                                           | g is the gradient of p                 |
 | a hook packs what autograd saves                       | what it packed is the graph's          |
 | a transform of a distribution caches                   | what it cached is its own              |
+| a quasi-random engine draws                            | where it goes on is its own            |
+| two tensors trade what they are (`swap_tensors`)       | who owns which handle stays            |
 | a loader with workers hands out a batch                | it is the scope's, whenever it came    |
 | from_numpy, `torch.Tensor(…)`, `Subclass(…)`, vmap …   | made, though no mode was asked         |
 | the engine of autograd runs                            | hooks run inside the scope             |
@@ -21,6 +23,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
+from types import CodeType
 from typing import Any
 
 import torch
@@ -32,7 +36,7 @@ from torch.utils import dlpack
 from torch.utils.data import dataloader
 
 from lowtide.memory.scopes import watch
-from lowtide.memory.scopes.bag import LOCK
+from lowtide.memory.scopes.bag import LOCK, Bag
 from lowtide.memory.scopes.births import unseen
 from lowtide.memory.scopes.constructed import constructed, count_references
 from lowtide.memory.scopes.disposed import error_of, is_gone
@@ -112,6 +116,7 @@ def install() -> None:
     _after(torch.optim.Optimizer, "add_param_group", _group_added)
     _after(torch.optim.Optimizer, "__setstate__", _optimizer_restored)
     _after(torch.autograd.graph.saved_tensors_hooks, "__init__", _hooks_made)
+    _after(torch.quasirandom.SobolEngine, "draw", _drawn)
     for name in ("__call__", "_inv_call"):
         _after(torch.distributions.Transform, name, _transformed)
     _after(torch.Tensor, "__init__", constructed)
@@ -123,6 +128,7 @@ def install() -> None:
     _watched(torch.autograd, "_engine_run_backward")
     _hooks_open()
     _handing_out(_loader._MultiProcessingDataLoaderIter, "_next_data")
+    _trading(torch.utils, "swap_tensors")
 
 
 def _registered(module: Any, name: str, value: Any) -> None:
@@ -190,6 +196,12 @@ def _transformed(transform: Any, *_: Any, **__: Any) -> None:
         keep(transform._cached_x_y)
 
 
+def _drawn(engine: Any, *_: Any, **__: Any) -> None:
+    """Where the sequence goes on; the points are their caller's."""
+    if state().open:
+        keep(engine.quasi)
+
+
 def _after(owner: Any, name: str, then: Any) -> None:
     """Call `then` with the arguments after each call of the method."""
     plain = getattr(owner, name)
@@ -243,6 +255,34 @@ def _handing_out(owner: Any, name: str) -> None:
         return batch
 
     setattr(owner, name, method)
+
+
+def _trading(owner: Any, name: str) -> None:
+    """PyTorch refuses to trade tensors that have weak references: those of scopes step aside."""
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def function(t1: Any, t2: Any) -> Any:
+        for tensor in (t1, t2):
+            if is_gone(tensor):
+                raise error_of(tensor)
+        with LOCK:
+            held = [_taken(tensor) for tensor in (t1, t2)]
+            try:
+                return plain(t1, t2)
+            finally:
+                for tensor, (place, code, instruction) in zip((t1, t2), held, strict=True):
+                    if place is not None:
+                        place.add(tensor, (weakref.ref(tensor), code, instruction))
+
+    setattr(owner, name, function)
+
+
+def _taken(tensor: torch.Tensor) -> tuple[Bag | None, CodeType | None, int]:
+    """Out of its place; and its birth without the weak reference."""
+    place = owner_of(tensor)
+    birth = None if place is None else place.take(tensor)
+    return (None, None, 0) if birth is None else (place, *birth[1:])
 
 
 def _watched(owner: Any, name: str) -> None:

@@ -27,7 +27,10 @@ from lowtide.memory.scopes.watch import Place
 def check_open(place: Place) -> None:
     """Raises ScopeError if the scope has ended."""
     if place.log is None:
-        raise ScopeError(f"{place!r} can no longer be used: it has disposed what it had")
+        raise ScopeError(
+            f"{place!r} can no longer be used: it has disposed what it had\n"
+            "write instead: another `dispose_scope()`, or do this before its end"
+        )
 
 
 def checked(tensors: tuple[Any, ...]) -> list[torch.Tensor]:

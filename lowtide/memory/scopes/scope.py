@@ -27,7 +27,7 @@ import torch
 from lowtide.errors import ScopeError
 from lowtide.memory.scopes import disposed, keepers, resident, watch
 from lowtide.memory.scopes.bag import LOCK
-from lowtide.memory.scopes.births import FIELDS, loc_of, user_frame
+from lowtide.memory.scopes.births import FIELDS, Birth, Births, loc_of, user_frame
 from lowtide.memory.scopes.disposed import DisposedTensor, Ending, empty_out
 from lowtide.memory.scopes.hidden import by_python
 from lowtide.memory.scopes.ownership import (
@@ -46,6 +46,7 @@ P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 _MANY = 100
+_NONE: frozenset[int] = frozenset()
 _NO_CONTEXT = contextlib.nullcontext()
 
 
@@ -233,38 +234,66 @@ class DisposeScope(Place):
         self.thread.switch_off(self)
         watch.set_current(self.outer)
 
+    # No frames between these and the work: near the limit of recursion an end must not need more
+    # of them than the beginning did.
     def _end(self, how: str, is_block: bool = False) -> None:
+        taken: Births = []
         try:
             if self.log is not None:
-                self._dispose(_ending(how, self, is_block), is_end=True)
-        finally:
+                self._empty(taken, _ending(how, self, is_block), _NONE, is_end=True)
             self.is_open = False
             # Also if another thread has ended it, which could not take this one's mode off.
             self.thread.switch_off(self)
+        except BaseException:  # an interrupt passes once what it cut short is done
+            try:
+                ending = _ending(how, self, is_block)
+                self._empty(taken, ending, _NONE, is_end=True, is_again=True)
+            finally:
+                self.is_open = False
+                self.thread.switch_off(self)
+            raise
+        finally:
             # In another context, or out of order, somebody else is the innermost.
             if watch.is_innermost(self):
                 watch.set_current(self.outer_scope)
 
-    def _dispose(
-        self, ending: Ending, spared: frozenset[int] = frozenset(), is_end: bool = False
+    def _dispose(self, ending: Ending, spared: frozenset[int] = _NONE) -> None:
+        taken: Births = []
+        try:
+            self._empty(taken, ending, spared)
+        except BaseException:  # as in `_end`
+            self._empty(taken, ending, spared, is_again=True)
+            raise
+
+    def _empty(
+        self,
+        taken: Births,
+        ending: Ending,
+        spared: frozenset[int],
+        is_end: bool = False,
+        is_again: bool = False,
     ) -> None:
         with LOCK:  # closed at once, or another thread might put a tensor in that nobody ends
-            ended = self.take_all(spared)
+            self.take_all(taken, spared)
             if is_end:
                 self.close()
-        count = len(ended) // FIELDS
+        count = len(taken) // FIELDS
         with disposed.outside_dispatch_modes(), without_collector(count):
-            passed_over = empty_out(ended, ending)
-            self.counts.disposed += count - len(passed_over)
-            for birth in passed_over:
+            twice = 0
+            left: list[tuple[torch.Tensor, Birth]] = []
+            for birth in empty_out(taken, ending):
                 tensor = birth[0]()
-                if tensor is None:
-                    self.counts.disposed += 1
-                elif type(tensor) is DisposedTensor:  # logged twice
-                    self.counts.created -= 1
-                else:
-                    self.thread.detached += 1
-                    self.thread.loose.add(tensor, birth)
+                if type(tensor) is DisposedTensor:  # logged twice, or before the interrupt
+                    twice += not is_again
+                elif tensor is not None:
+                    left.append((tensor, birth))
+            ended = count - twice - len(left)
+            del taken[:]  # counted
+            self.counts.disposed += ended
+            self.counts.created -= twice
+            for tensor, birth in left:
+                self.thread.detached += 1
+                self.thread.loose.add(tensor, birth)
             disposed.release_pending()
         if self.outer is None and self._resident_bytes:
             resident.after_end(self._resident_bytes)
@@ -277,8 +306,8 @@ def without_collector(count: int) -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _collector_paused() -> Generator[None]:
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         gc.enable()

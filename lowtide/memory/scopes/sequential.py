@@ -28,19 +28,28 @@ _plain_forward: Any = getattr(nn.Sequential, "forward")  # noqa: B009 - it is ha
 class Sequential(nn.Sequential):
     """`nn.Sequential` that disposes what its layers made in between."""
 
-    def forward(self, input: Any) -> Any:
+    # `Tensor` for TorchScript, which takes `Any` at its word; layers may pass on what they like.
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The last layer's result; it is the surrounding dispose scope's, if there is one."""
+        if _jit.is_scripting():  # the only branch that compilers of source code read
+            for layer in self:
+                input = layer(input)
+            return input
         if torch.compiler.is_compiling() or _jit.is_tracing():
             return _plain_forward(self, input)
-        with DisposeScope() as scope:
-            for layer in self:
-                output = layer(input)
-                needed = {id(tensor) for tensor in tensors_in(output)}
-                _let_go(scope, input, needed)
-                input = output
-            for tensor in tensors_in(input):
-                scope.move_to_outer(tensor)
-            return input
+        return _forward_in_scope(self, input)
+
+
+def _forward_in_scope(layers: nn.Sequential, value: Any) -> Any:
+    with DisposeScope() as scope:
+        for layer in layers:
+            output = layer(value)
+            needed = {id(tensor) for tensor in tensors_in(output)}
+            _let_go(scope, value, needed)
+            value = output
+        for tensor in tensors_in(value):
+            scope.move_to_outer(tensor)
+        return value
 
 
 def _let_go(scope: DisposeScope, value: Any, needed: set[int]) -> None:

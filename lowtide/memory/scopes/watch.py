@@ -113,20 +113,25 @@ class ThreadState:
         """Undo `switch_on`, in any order of holders; on another thread the mode goes later."""
         at = next((i for i, other in enumerate(self.open) if other is holder), len(self.open))
         earlier, later = self.open[:at], self.open[at + 1 :]
-        self.open = earlier + later
+        pushed = [other for other in self.pushed if other is not holder]
+        if self is state():
+            self._take_off(holder, earlier, later, pushed)
+        self.open, self.pushed = earlier + later, pushed
+
+    def _take_off(
+        self, holder: object, earlier: list[object], later: list[object], pushed: list[object]
+    ) -> None:
+        """Take the mode off if `holder` has put it on and no later one goes on with it."""
         was_pushed = any(other is holder for other in self.pushed)
-        self.pushed = [other for other in self.pushed if other is not holder]
-        if self is not state():
-            return
         # PyTorch has the entry of an earlier one aside, while a method of its own runs, and puts it
         # back: with one more, each tensor would be seen twice.
-        is_aside = any(other in self.pushed for other in earlier)
-        heir = None if is_aside else next((o for o in later if o not in self.pushed), None)
-        if not self.open:
-            self.pushed.clear()
+        is_aside = any(other in pushed for other in earlier)
+        heir = None if is_aside else next((o for o in later if o not in pushed), None)
+        if not (earlier or later):
+            pushed.clear()
             _remove(self.mode)
         elif was_pushed and heir is not None:
-            self.pushed.append(heir)
+            pushed.append(heir)
         elif was_pushed:
             _remove(self.mode)
 
