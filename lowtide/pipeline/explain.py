@@ -17,7 +17,8 @@ from typing import Any, Final
 from lowtide.errors import Loc
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.repeats import Repeat, folded
-from lowtide.pipeline.walk import KernelStep, Walk
+from lowtide.pipeline.walk import Walk
+from lowtide.pipeline.walked_steps import KernelStep
 from lowtide.texpr.sizes import evaluate
 
 _NOTHING: Final[Mapping[str, str]] = {}

@@ -18,7 +18,8 @@ from typing import Any
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.ledger import Entry, Ledger
 from lowtide.memory.plan import Held
-from lowtide.pipeline.walk import TorchStep, Walk
+from lowtide.pipeline.walk import Walk
+from lowtide.pipeline.walked_steps import TorchStep
 
 _LEAST_SIZE = 33  # smaller ones are constants of a signature
 

@@ -16,12 +16,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 import torch
 
-from lowtide.errors import Loc, LowtideError
+from lowtide.errors import LowtideError
 from lowtide.ir import recomputed
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
@@ -36,13 +35,12 @@ from lowtide.pipeline.budget.chunks import Rehearsed, RunBlock
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
-from lowtide.pipeline.gradient import Pass
 from lowtide.pipeline.played import backward, play
-from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.signature import CPU, Ineligible, exact_key
 from lowtide.pipeline.stand_ins import NUMBERS, UNKNOWN, stand_ins
 from lowtide.pipeline.stopping import about_a_loop, static_reason
 from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
+from lowtide.pipeline.walked_steps import KernelStep, Step, TorchStep
 from lowtide.runtime import arena, ours
 from lowtide.runtime.played_arena import PlayedArena
 
@@ -70,61 +68,6 @@ _IS_PYTHON: Final = "`{}` is Python's, and is not called to see what it gives"
 
 class WalkEnds(Exception):
     """From here on nothing is known; the text says why."""
-
-
-@dataclass(slots=True, kw_only=True)
-class KernelStep:
-    """A region's kernels run; `taken`: results that lie in the place of operands."""
-
-    region: Region
-    entry: Entry
-    loc: Loc
-    taken: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The size symbols and their values."""
-        host = self.entry.spec.host
-        assert host is not None
-        return dict(zip(host.symbols, self.entry.sizes, strict=True))
-
-    def executable(self) -> Any:
-        """The compiled program."""
-        return self.region.executable(self.entry.spec, self.entry)
-
-    def in_place(self) -> dict[str, str]:
-        """For each result that lies over an operand, what the user calls that."""
-        places, live = self.entry.spec.places, self.region.live_ins
-        return {n: self.region.shown_name(live[places[x].position]) for n, x in self.taken.items()}
-
-    def backward(self) -> Pass | None:
-        """The kernels of the whole backward pass, None where there is none."""
-        gradient = self.entry.spec.gradient
-        if gradient is None:
-            return None
-        self.executable()  # chooses what is saved
-        return gradient.whole(self.numbers)
-
-
-@dataclass(slots=True, kw_only=True)
-class TorchStep:
-    """PyTorch or Python runs an op."""
-
-    op: Op
-    reason: str
-
-    @property
-    def loc(self) -> Loc:
-        """Where it stands."""
-        return self.op.loc
-
-    @property
-    def label(self) -> str:
-        """What it is called in PyTorch."""
-        return str(self.op.attrs.get("target") or self.op.name).removeprefix("torch.")
-
-
-Step = KernelStep | TorchStep
 
 
 def ineligible(values: Sequence[Any]) -> str:

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Def, Reduce
-from lowtide.texpr.index import Axis
+from lowtide.texpr.index import Axis, as_index
 from lowtide.texpr.sizes import likely
 
 LONG: Final = 128  # terms of a product that costs more than to store its result and read it twice
@@ -70,3 +71,12 @@ def is_long(d: Def, hints: Mapping[str, int]) -> bool:
     """A contraction that is better stored than done twice."""
     terms = math.prod(likely(a.extent, hints) for a in reduced_axes(d))
     return is_contraction(d) and terms >= LONG
+
+
+def with_axes(d: Def, renaming: Mapping[Axis, Axis]) -> Def:
+    """The definition with other axes in the place of some."""
+    if not renaming:
+        return d
+    expr = at_indices(d.expr, {a: as_index(b) for a, b in renaming.items()})
+    axes = tuple(renaming.get(a, a) for a in d.axes)
+    return Def(name=d.name, axes=axes, expr=expr, loc=d.loc, op=d.op)

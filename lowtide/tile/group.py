@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import at_indices, multiply_by_reciprocal
+from lowtide.texpr.algebra import multiply_by_reciprocal
 from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
 from lowtide.texpr.normalise import INLINE_NODES, inline
@@ -33,6 +33,7 @@ from lowtide.tile.axes import (
     own_axes,
     reduced_axes,
     sources,
+    with_axes,
 )
 from lowtide.tile.items import cost
 from lowtide.tile.online import rescaled
@@ -322,7 +323,7 @@ def _merged(
     common = common_axes(outlines, consumed)
     if not common or not _leaves_tasks(outlines, consumed, common, hints):
         return None
-    before = [own, {n: _with_axes(d, renaming) for n, d in theirs.items()}]
+    before = [own, {n: with_axes(d, renaming) for n, d in theirs.items()}]
     full = {**before[0], **before[1]}
     if shared.apart and not may_share(full, common, hints, shared.held):
         return None
@@ -333,7 +334,7 @@ def _merged(
     pairs = [shared[n] for n in first.sources & second.sources if n in shared]
     if careful and not _keeps_its_freedom(before, pairs, common, hints):
         return None
-    moved = {n: _with_axes(d, renaming) for n, d in second.defs.items()}
+    moved = {n: with_axes(d, renaming) for n, d in second.defs.items()}
     shared.written.update((moved[n], before[1][n]) for n in moved)
     return Group({**first.defs, **moved})
 
@@ -594,11 +595,3 @@ def _walked(i: Index) -> Axis | None:
 
 def _is_fixed(i: Index) -> bool:
     return not any(isinstance(a, Axis | Gather) for a in deep_atoms(i))
-
-
-def _with_axes(d: Def, renaming: Mapping[Axis, Axis]) -> Def:
-    if not renaming:
-        return d
-    expr = at_indices(d.expr, {a: as_index(b) for a, b in renaming.items()})
-    axes = tuple(renaming.get(a, a) for a in d.axes)
-    return Def(name=d.name, axes=axes, expr=expr, loc=d.loc, op=d.op)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen import inplace
-from lowtide.pipeline.walk import KernelStep, Walk
+from lowtide.pipeline.walk import Walk
+from lowtide.pipeline.walked_steps import KernelStep
 
 X, A = torch.ones(300, 200), torch.ones(200)
 SQUARE = torch.ones(300, 300)
