@@ -1,0 +1,185 @@
+"""What of a section runs again in the backward pass; what nobody reads the values of does not."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import lowtide as lt
+from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.effects import Effects
+from lowtide.pipeline.budget.find import candidates
+from lowtide.pipeline.budget.handing_over import hand_over
+from lowtide.pipeline.budget.outer import Outer
+from lowtide.pipeline.budget.products import is_product
+from lowtide.pipeline.budget.relief import in_order, leaves, outermost, relieved
+from lowtide.pipeline.budget.rewrite import Known, with_sections
+from lowtide.pipeline.budget.segments import Cutter
+from lowtide.pipeline.driver import Driver
+
+pytestmark = pytest.mark.usefixtures("small_ones_reused")
+f64 = torch.float64
+
+
+def two(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    y = torch.relu(F.conv2d(x, v, padding=1))
+    y = y - y.mean()
+    y = F.conv2d(y, w, padding=1)
+    return torch.tanh(y - y.mean())
+
+
+def dropped(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """Random numbers in both, and after both."""
+    y = F.dropout(F.conv2d(x, v, padding=1), 0.3)
+    y = F.dropout(F.conv2d(y - y.mean(), w, padding=1), 0.3)
+    return F.dropout(y - y.mean(), 0.5)
+
+
+def inputs() -> list[Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 40, 40, dtype=f64, requires_grad=True)
+    v, w = (torch.randn(8, n, 3, 3, dtype=f64, requires_grad=True) for n in (3, 8))
+    return [x, v, w]
+
+
+class Sections:
+    """Of one program, with what the search knows of it."""
+
+    def __init__(self, program: Callable[..., Tensor], args: Sequence[Tensor]) -> None:
+        compiled: Any = lt.script(program)
+        self.driver, values = compiled.resolve(compiled.bind(tuple(args), {}))
+        self.outer = outer = Outer(self.driver, values)
+        self.cutter = Cutter(Effects(outer))
+        self.runs = candidates(outer)
+        self.known = Known(
+            sources=functools.cache(self.cutter.effects.sources),
+            form_of=outer.form_of,
+            is_product=functools.partial(is_product, outer),
+        )
+
+    def ends_of(self, name: str) -> list[int]:
+        """Where the ops of this name end."""
+        ops = self.outer.ops
+        return [k + 1 for k, op in enumerate(ops) if str(op.attrs.get("target")).endswith(name)]
+
+    def planned(self, chunks: dict[Candidate, int]) -> Callable[..., Any]:
+        made = Driver(with_sections(self.driver.function, chunks, {}, known=self.known))
+        return lambda *given: made(list(given))
+
+
+def convolutions(run: Callable[[], object]) -> int:
+    """How many of them are computed, beside gradients."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    kernels = ("mkldnn_convolution", "_slow_conv2d_forward")
+    return sum(event.name.removeprefix("aten::") in kernels for event in profile.events())
+
+
+def gradients(call: Callable[..., Tensor], args: Sequence[Tensor]) -> list[Tensor]:
+    torch.manual_seed(3)
+    y = call(*args)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), args), torch.rand(3)]
+
+
+@pytest.mark.parametrize("program", [two, dropped])
+def test_a_convolution_that_comes_last_is_not_computed_again(program: Any) -> None:
+    args = inputs()
+    sections = Sections(program, args)
+    call = sections.planned(dict.fromkeys(sections.runs, 4))
+    torch.testing.assert_close(gradients(call, args), gradients(program, args))
+    y = call(*args).sum()
+    before_others = 1 if program is two else 0  # relu reads the first one's result
+    assert convolutions(lambda: y.backward()) == 4 * before_others
+
+
+@pytest.mark.parametrize("program", [two, dropped])
+def test_a_section_that_comes_last_is_not_run(program: Any) -> None:
+    """A segment of everything up to the second convolution, which is a section within it."""
+    args = inputs()
+    sections = Sections(program, args)
+    first, second = sections.runs[:2]
+    segment = sections.cutter.candidate(0, second.stop)
+    assert segment is not None
+    call = sections.planned({segment: 1, first: 4, second: 4})
+    torch.testing.assert_close(gradients(call, args), gradients(program, args))
+    y = call(*args).sum()
+    before_others = 1 if program is two else 0
+    assert convolutions(lambda: y.backward()) == 4 + 4 * before_others  # the first, for the second
+    alone = sections.planned({segment: 1})(*args).sum()
+    assert convolutions(lambda: alone.backward()) == 1  # the second comes last
+
+
+@pytest.mark.parametrize("program", [two, dropped])
+def test_segments_within_segments(program: Any) -> None:
+    args = inputs()
+    sections = Sections(program, args)
+    cutter = sections.cutter
+    first, last = sections.ends_of("conv2d")
+    whole = cutter.candidate(0, len(sections.outer.ops) - 1)
+    parts = [
+        whole,
+        cutter.candidate(0, last),
+        cutter.candidate(0, first),
+        cutter.candidate(first, last),
+    ]
+    chosen = [c for c in parts if c is not None]
+    assert len(chosen) >= 3
+    call = sections.planned(dict.fromkeys(chosen, 1))
+    expected = gradients(program, args)
+    torch.testing.assert_close(gradients(call, args), expected)
+    y = call(*args).square().sum()
+    torch.autograd.grad(y, args, retain_graph=True)
+    again = torch.autograd.grad(y, args, create_graph=True)
+    assert all(g.requires_grad for g in again)
+
+
+def test_what_is_relieved_lies_within_or_apart() -> None:
+    args = inputs()
+    sections = Sections(two, args)
+    cutter = sections.cutter
+    seen = 0
+    for segments in cutter.lists({}):
+        assert outermost(segments) == leaves(segments) == segments
+        for others in relieved(cutter, segments, segments[-1:]):
+            seen += 1
+            assert in_order(others) == others
+            assert others != segments
+            for a in others:
+                for b in others:
+                    apart = a.stop <= b.start or b.stop <= a.start
+                    within = a.start >= b.start and a.stop <= b.stop
+                    assert apart or within or (b.start >= a.start and b.stop <= a.stop)
+    assert seen
+
+
+def test_a_cotangent_that_is_handed_over_goes_when_it_is_read() -> None:
+    x = torch.randn(5, requires_grad=True)
+    g = torch.arange(5.0)
+    expected = torch.autograd.grad((x * 3).exp(), x, g.clone())
+    memory = weakref.ref(g.untyped_storage())
+    gone: list[bool] = []
+    y = x * 3
+    y.register_hook(lambda _: gone.append(memory() is None))
+    ends, given = hand_over([y.exp(), None], [g, None], {0})
+    assert not g.numel()
+    assert given[0] is not None
+    assert given[0].shape == (5,)
+    found = torch.autograd.grad(ends[0], x, given[0])
+    torch.testing.assert_close(found, expected)
+    assert gone == [True]
+
+
+def test_what_others_have_is_not_handed_over() -> None:
+    g = torch.arange(5.0)
+    y = torch.randn(5, requires_grad=True).exp()
+    ends, given = hand_over([y], [g], ())
+    assert ends[0] is y
+    assert given[0] is g
+    assert g.numel() == 5
