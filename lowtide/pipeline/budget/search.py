@@ -47,6 +47,7 @@ from lowtide.pipeline.signature import CPU
 from lowtide.pipeline.walk import Walk
 
 _MOST_STEPS: Final = 24
+_MOST_TRIED: Final = 8  # sections that are made finer one by one
 _FACTORS: Final = (2, 16)  # times as many chunks
 _HALF: Final = 0.5  # of all that is made
 _MOST: Final = 0.75
@@ -267,11 +268,13 @@ class _Trials:
 def _next(
     trials: _Trials, found: Sequence[Candidate], chunks: Chunks, peak_bytes: int
 ) -> tuple[dict[Candidate, int], Plan] | None:
-    """The step that lowers the peak most; a larger one where no small one does."""
+    """The step that lowers the peak most; a larger one where no small one does. Of many sections
+    not each alone: every step is rehearsed."""
     for factor in _FACTORS:
         finer = {c: c.more(chunks.get(c, 1), factor) for c in found}
         finer = {c: count for c, count in finer.items() if count > chunks.get(c, 1)}
-        steps = [{**chunks, c: count} for c, count in finer.items()]
+        few = finer if len(finer) <= _MOST_TRIED else {}
+        steps = [{**chunks, c: count} for c, count in few.items()]
         if len(finer) > 1:
             steps.append({**chunks, **finer})
         plans = [(step, trials.plan(step)) for step in steps]
