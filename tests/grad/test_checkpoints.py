@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -181,6 +182,25 @@ def test_random_numbers_and_statistics_as_in_eager(entry: Any) -> None:
         torch.testing.assert_close(a.grad, b.grad)
     torch.testing.assert_close(net.state_dict(), eager.state_dict())
     assert "run again in the backward pass" in str(compiled.explain(x))
+
+
+@pytest.mark.parametrize("entry", [lt.script, lt.compile], ids=["script", "compile"])
+def test_a_graph_that_is_kept_is_run_again_as_often(entry: Any) -> None:
+    """Each backward pass writes the counters of batches, as eager's checkpoints do."""
+
+    def derived(call: Callable[..., Any], net: nn.Module) -> list[Any]:
+        torch.manual_seed(1)
+        y = call(x).square().mean()
+        first = torch.autograd.grad(y, x, retain_graph=True)
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        return [*first, slope, *torch.autograd.grad(slope.square().sum(), x), *net.buffers()]
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    eager = Net(16).double()
+    x = torch.randn(8, 16, dtype=torch.float64, requires_grad=True)
+    net = copy.deepcopy(eager)
+    torch.testing.assert_close(derived(entry(net), net), derived(eager, eager))
 
 
 class Deep(nn.Module):

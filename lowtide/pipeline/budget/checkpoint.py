@@ -48,6 +48,7 @@ def as_section(op: Op, env: Mapping[Value, Any]) -> Op | None:
         "cuts": (None,) * len(inputs),
         "joins": (None,) * len(ends),
         "sources": tuple(everything if v in carrying else () for v in ends),
+        "counters": tuple(k for k, v in enumerate(inputs) if v in _counters(block, env)),
     }
     return Op(
         name=SECTION,
@@ -66,14 +67,25 @@ def _is_plain(value: Any) -> bool:
 def _writes(block: Block, env: Mapping[Value, Any]) -> bool:
     """May it write into what is not its own? Counters are written again, as PyTorch's checkpoint
     does it."""
+    counters = _counters(block, env)
     for op in walk(block):
         if op.name not in CHANGING:
             continue
-        target = env.get(op.operands[0]) if op.operands else None
-        is_counter = isinstance(target, torch.Tensor) and not target.is_floating_point()
-        if op.name != "mutate" or not (is_counter or _is_made_by(op.operands[0], block)):
+        target = op.operands[0] if op.operands else None
+        is_own = target in counters or (target is not None and _is_made_by(target, block))
+        if op.name != "mutate" or not is_own:
             return True
     return False
+
+
+def _counters(block: Block, env: Mapping[Value, Any]) -> set[Value]:
+    """Integers from outside that it writes into."""
+    written = {op.operands[0] for op in walk(block) if op.name == "mutate"}
+    return {
+        v
+        for v in written
+        if isinstance(x := env.get(v), torch.Tensor) and not x.is_floating_point()
+    }
 
 
 def _is_made_by(value: Value, block: Block) -> bool:

@@ -16,9 +16,9 @@ that what they keep is gone when the others are computed again. `products`: so m
 the first block yields after the results, are kept of each of the other chunks; the last block takes
 them as its last arguments (see `recalled`). `formats`: how the chunks lie in memory. `again`: the
 second block is the one that runs again. `end`: the result that a product gives at last, of which
-the last block takes a stand-in, as its gradient does not read it. `unread`: nobody asks for the
-values of the results, so that only the backward pass is run; the forms of these, and what is no
-tensor.
+the last block takes a stand-in, as its gradient does not read it. `counters`: operands that each
+run writes, which have no gradient. `unread`: nobody asks for the values of the results, so that
+only the backward pass is run; the forms of these, and what is no tensor.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Chunks:
             "Sequence[Sequence[int]]", op.attrs.get("sources", (everything,) * len(op.results))
         )
         self.updated = cast("Sequence[int]", op.attrs.get("updated", ()))
+        self.counters = cast("Sequence[int]", op.attrs.get("counters", ()))
         self.formats = cast("Formats | None", op.attrs.get("formats"))
         self.end = cast("int | None", op.attrs.get("end"))
         self.unread = cast("Sequence[Form | Plain] | None", op.attrs.get("unread"))

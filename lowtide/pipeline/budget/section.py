@@ -46,7 +46,10 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, section: Chunks, *values: Any) -> tuple[Any, ...]:
         ctx.section = section
-        ctx.others = [None if isinstance(v, Tensor) else v for v in values]
+        kept = set(section.counters)  # what is saved may not have been written meanwhile
+        ctx.others = [
+            v if k in kept or not isinstance(v, Tensor) else None for k, v in enumerate(values)
+        ]
         ctx.random = Generators.of(values)
         ctx.autocast = Autocast.now()
         ctx.trimmer = heap.trimmer()
@@ -61,9 +64,10 @@ class _Recomputed(torch.autograd.Function):
             else:
                 results = section.forward([_detached(v) for v in values])
                 results = [_handed_out(r, given) for r in results]
-        updated = section.updated
+        updated = set(section.updated)
         tensors = [
-            v if isinstance(v, Tensor) and k not in updated else None for k, v in enumerate(values)
+            v if isinstance(v, Tensor) and k not in kept and k not in updated else None
+            for k, v in enumerate(values)
         ]
         ctx.save_for_backward(*tensors, *section.kept())
         rows = zip(results, section.sources, strict=True)
