@@ -36,7 +36,7 @@ from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import run_section
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
-from lowtide.pipeline.mutation import CHANGING, may_change
+from lowtide.pipeline.mutation import CHANGING, Shared, may_change
 from lowtide.pipeline.near_constants import with_near_constants
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.region import Entry, Region
@@ -386,6 +386,7 @@ class Driver:
             self.plan.share(inner)
         self.plan.shown.update((v, attribute(path)) for v, path in rows)
         self._first = self.plan.region(0)
+        self._shared = Shared(function)
 
     def is_outdated(self) -> bool:
         """Whether a class was derived from one whose methods the program has inlined."""
@@ -400,6 +401,8 @@ class Driver:
             raise
 
     def _called(self, args: Sequence[Any]) -> Any:
+        if torch.is_grad_enabled() and self._shared.seen(args):
+            return self.run_eager(args)
         first = self._first
         if first is None or plain.function_modes_on():
             return self._walk(args)

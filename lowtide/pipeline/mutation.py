@@ -10,8 +10,10 @@ place must not be an error there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, cast
+
+import torch
 
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
@@ -42,6 +44,58 @@ def _block(block: Block, classes: _Classes) -> None:
         for inner in op.blocks:
             classes.unite([*op.operands, *op.results, *inner.args, *inner.terminator.operands])
             _block(inner, classes)
+
+
+class Shared:
+    """Whether what a Function writes into is seen by another argument of a call, by another name:
+    a region that needs that one in its backward pass keeps no copy of it."""
+
+    def __init__(self, function: Function) -> None:
+        changed = may_change(function)
+        self._written = [k for k, v in enumerate(function.params) if v in changed]
+        self._others = [k for k, v in enumerate(function.params) if v not in changed]
+
+    def seen(self, args: Sequence[Any]) -> bool:
+        """Does the memory of one that is written overlap that of one that is not?"""
+        if not self._written:
+            return False
+        memory = {_memory(x) for k in self._written for x in _tensors(args[k])}
+        alike = [x for k in self._others for x in _tensors(args[k]) if _memory(x) in memory]
+        if not alike:
+            return False
+        written = [_range(x) for k in self._written for x in _tensors(args[k])]
+        others = [_range(x) for x in alike]
+        ends = sorted([(*r, True) for r in written] + [(*r, False) for r in others])
+        reached = {True: 0, False: 0}  # by those that began before
+        for start, end, is_written in ends:
+            if start < reached[not is_written]:
+                return True
+            reached[is_written] = max(reached[is_written], end)
+        return False
+
+
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def _range(x: torch.Tensor) -> tuple[int, int]:
+    """Addresses between which it lies."""
+    rows = zip(x.shape, x.stride(), strict=True)
+    span = 1 + sum((n - 1) * step for n, step in rows) if x.numel() else 0
+    return x.data_ptr(), x.data_ptr() + span * x.itemsize
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Dense ones, those in lists and dicts too."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided and not value.is_meta:
+            yield value
+    elif isinstance(value, dict):
+        for item in cast("dict[Any, Any]", value).values():
+            yield from _tensors(item)
+    elif isinstance(value, tuple | list):
+        for item in cast("Sequence[Any]", value):
+            yield from _tensors(item)
 
 
 class _Classes:

@@ -1,0 +1,57 @@
+"""Arguments that share memory, one of which the program writes into: gradients as eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import lowtide as lt
+from lowtide.pipeline.mutation import Shared
+
+
+def norm_in_training(x: Tensor, mean: Tensor, var: Tensor, other: Tensor) -> Tensor:
+    y = torch.tanh(x - other).exp()
+    return (y * F.batch_norm(x, mean, var, training=True)).sum()
+
+
+def in_place(x: Tensor, mean: Tensor, var: Tensor, other: Tensor) -> Tensor:
+    y = torch.tanh(x - other).exp()
+    mean.add_(1)
+    return y.sum()
+
+
+def an_item(x: Tensor, mean: Tensor, var: Tensor, other: Tensor) -> Tensor:
+    y = (x / (other * other + 1)).sigmoid()
+    mean[1] = 7.0
+    return y.sum()
+
+
+@pytest.mark.parametrize("entry", [lt.script, lt.compile])
+@pytest.mark.parametrize("program", [norm_in_training, in_place, an_item])
+def test_gradients_are_of_what_was_read(program: Callable[..., Tensor], entry: Any) -> None:
+    def run(call: Callable[..., Tensor]) -> list[Tensor]:
+        torch.manual_seed(0)
+        x, mean, var = torch.randn(6, 3, requires_grad=True), torch.randn(3), torch.ones(3)
+        y = call(x, mean, var, mean.view(3))
+        return [y.detach(), *torch.autograd.grad(y, x), mean]
+
+    torch.compiler.reset()
+    torch.testing.assert_close(run(entry(program)), run(program))
+
+
+def test_which_memory_is_seen_twice() -> None:
+    x, both, var = torch.randn(6, 3), torch.randn(6), torch.ones(3)
+    compiled: Any = lt.script(in_place)
+    driver, _ = compiled.resolve(compiled.bind((x, var, var, var), {}))
+    shared = Shared(driver.function)
+    assert not shared.seen([x, both[:3], var, both[3:]])
+    assert shared.seen([x, both[:3], var, both[2:5]])
+    assert shared.seen([x, both[:3], both[1:4], var])
+    assert shared.seen([x, both[::2], var, both[1:2]])  # between the elements of the other
+    assert not shared.seen([x, both[:3], var, var])
+    assert not shared.seen([x, both[:0], var, both])
