@@ -12,6 +12,11 @@ from lowtide.ir.core import Block, Function, Op, Value, clone_op, walk
 
 Makers: TypeAlias = dict[Value, Op]
 Users: TypeAlias = defaultdict[Value, list[Op]]
+# what gives a tensor other sizes
+RESIZING = {
+    f"Tensor.{name}_"
+    for name in ("resize", "resize_as", "set", "t", "transpose", "swapaxes", "squeeze", "unsqueeze")
+} | {"Tensor.data.__set__"}
 
 
 def makers_of(fn: Function) -> Makers:
@@ -52,12 +57,6 @@ def constant(value: Value, makers: Makers) -> object:
     """The value of a constant; `...` for what is none."""
     maker = makers.get(value)
     return maker.attrs["value"] if maker is not None and maker.name == "const" else ...
-
-
-RESIZING = {
-    f"Tensor.{name}_"
-    for name in ("resize", "resize_as", "set", "t", "transpose", "swapaxes", "squeeze", "unsqueeze")
-} | {"Tensor.data.__set__"}
 
 
 def kinds_written(fn: Function) -> tuple[str, ...]:

@@ -50,8 +50,11 @@ def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
 
 
 def stored_in(defs: Mapping[str, Def], name: str, order: Order) -> tuple[dict[str, Def], str]:
-    """Definitions in which a value is stored in this order, and as what; see the module's text."""
+    """Definitions in which a value is stored in this order, and as what; see the module's text.
+    The same again, where it is so already."""
     stored = f"{name}_{''.join(map(str, order))}"
+    if stored in defs:
+        return dict(defs), stored
     made: dict[str, Def] = {}
     for n, d in defs.items():
         if n != name:

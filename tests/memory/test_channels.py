@@ -102,6 +102,23 @@ def test_statistics_with_gradients_stay_whole() -> None:
     assert planned(normed, args, 4) is None
 
 
+@pytest.mark.parametrize("chunks", [3, 12])
+@pytest.mark.parametrize("program", [normed, of_instances])
+@pytest.mark.parametrize("last", [True, False])
+def test_results_lie_as_without_chunks(
+    program: Callable[..., Tensor], chunks: int, last: bool
+) -> None:
+    """Of one channel nothing tells whether channels lie last."""
+    args = inputs()
+    images = torch.randn(6, 12, 20, 20, dtype=f64)
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    args[0] = images.contiguous(memory_format=memory_format).requires_grad_()
+    driver = planned(program, args, chunks)
+    assert driver is not None
+    made, expected = driver(args), program(*args)
+    assert made.stride() == expected.stride()
+
+
 class Levels(nn.Module):
     """Convolutions with norms, at two resolutions, and what joins them."""
 

@@ -76,6 +76,10 @@ def lower_half(x):
     return x.tril()
 
 
+def drawn(x):
+    return F.rrelu(x, 0.1, 0.4, training=True)  # PyTorch says that it is pointwise
+
+
 def scaled_by_its_size(x):
     return x / x.shape[0]
 
@@ -108,6 +112,7 @@ TABLE: list[tuple[Any, tuple[tuple[int, ...], ...], list[tuple[int | None, ...]]
     (everything, (X,), []),
     (positions, (X,), [(0,)]),  # the positions are cut with it
     (lower_half, (X,), []),
+    (drawn, (X,), []),
     (scaled_by_its_size, (X,), [(1,)]),
     (batch, (IMAGES,), [(0,)]),
     (pairs_of_rows, (X, (200, 400)), [(0,)]),

@@ -150,6 +150,18 @@ def test_what_hooks_have_seen_stays(behind: Callable[..., Any]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
+def test_operands_that_were_written_over_are_not_read_again() -> None:
+    """By a backward pass that comes after one that was cut short."""
+    args = images()
+    y = in_chunks(widened, args)(*args)
+    bad = torch.ones_like(y)
+    bad[0] = torch.nan  # in the chunk that comes last
+    with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="nan values"):
+        y.backward(bad)
+    with pytest.raises(RuntimeError, match="cut short"):
+        y.backward(torch.ones_like(y))
+
+
 def test_a_gradient_is_written_beside_what_lies_in_the_cotangent() -> None:
     """The second operand's gradient is a view of the cotangent that the first's is written over."""
     values = [torch.zeros(4, 3), torch.zeros(4, 3)]

@@ -239,3 +239,20 @@ def test_the_result_of_relu_is_kept_in_place_of_its_operand() -> None:
 )
 def test_orders(sizes: tuple[int, ...], strides: tuple[int, ...], order: object) -> None:
     assert order_of(sizes, strides) == order
+
+
+def half_of_each(x: Tensor) -> Tensor:
+    return torch.full_like(x, 0.5)
+
+
+def sorted_halves(x: Tensor) -> Tensor:
+    return torch.sort(torch.full_like(x, 0.5) * 3, -1).values
+
+
+@pytest.mark.parametrize("fn", [half_of_each, sorted_halves])
+def test_without_a_gradient_where_gradients_are_recorded(fn: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(4, 2, 8, 8).contiguous(memory_format=LAST).requires_grad_()
+    made, expected = lt.script(fn)(x), fn(x)
+    torch.testing.assert_close(made, expected, rtol=0, atol=0)
+    assert made.stride() == expected.stride()
+    assert not made.requires_grad

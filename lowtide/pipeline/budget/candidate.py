@@ -32,9 +32,9 @@ def storage_of(x: torch.Tensor) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """Ops [start, stop) of the outer block. `extent`: of the axis, 1 where there is none and the
-    run can only be done again; `cuts` and `joins`: see `chunks`; `updated`: inputs that are written
-    by ops of the run, which nothing else in it reads. Of a loop: how many values it carries, the
-    block of a stretch, and the ops elsewhere that are in this block."""
+    run can only be done again; `cuts`, `joins` and `orders`: see `chunks`; `updated`: inputs that
+    are written by ops of the run, which nothing else in it reads. Of a loop: how many values it
+    carries, the block of a stretch, and the ops elsewhere that are in this block."""
 
     start: int
     stop: int
@@ -43,6 +43,7 @@ class Candidate:
     extent: int = 1
     cuts: tuple[Cut | None, ...] = ()
     joins: tuple[int | None, ...] = ()
+    orders: tuple[tuple[int, ...] | None, ...] = ()
     updated: tuple[Value, ...] = ()
     carried: int | None = None
     block: Block | None = field(default=None, compare=False)

@@ -8,17 +8,23 @@ backward pass the gradients of its operands, chunk by chunk.
         ...                     runs for x[0:k] and w, for x[k:2k] and w, …
         yield(%c)               written side by side, along dim 0, into y
 
-`cuts`: where each operand is cut, None if each chunk needs the whole; `joins`: the dim along which
-each result is joined, None for what is the same in all chunks. `sources`: for each result, the
-operands that a graph of it may come from, all if it is absent. `kept`: so many chunks, the last
-ones, keep what their gradients read, and are not run again. The backward pass takes them first, so
-that what they keep is gone when the others are computed again. `products`: so many values, which
-the first block yields after the results, are kept of each of the other chunks; the last block takes
-them as its last arguments (see `recalled`). `formats`: how the chunks lie in memory. `again`: the
-second block is the one that runs again. `end`: the result that a product gives at last, of which
-the last block takes a stand-in, as its gradient does not read it. `counters`: operands that each
-run writes, which have no gradient. `unread`: nobody asks for the values of the results, so that
-only the backward pass is run; the forms of these, and what is no tensor.
+    cuts      where each operand is cut, None if each chunk needs the whole
+    joins     the dim along which each result is joined, None for what is the same in all chunks
+    sources   of each result the operands that a graph of it may come from; absent: all
+    formats   how the chunks lie in memory
+    orders    of each result the dims in the order of memory, which a chunk of one point does not
+              tell; absent: in that of their numbers
+    updated   operands that the first run only writes: not saved, nor there when it runs again
+    counters  operands that each run writes, and which have no gradient
+    again     the second block is the one that runs again
+    kept      so many chunks, the last ones, keep what their gradients read, and are not run again;
+              the backward pass takes them first, so that this is gone when the others run again
+    products  so many values, which the first block yields after the results, are kept of each of
+              the other chunks; the last block takes them as its last arguments (see `recalled`)
+    end       the result that a product gives at last: its gradient does not read it, so that the
+              last block takes a stand-in
+    unread    the forms of the results, whose values nobody asks for, and what is no tensor: only
+              the backward pass is run
 """
 
 from __future__ import annotations
@@ -77,6 +83,7 @@ class Chunks:
         self.updated = cast("Sequence[int]", op.attrs.get("updated", ()))
         self.counters = cast("Sequence[int]", op.attrs.get("counters", ()))
         self.formats = cast("Formats | None", op.attrs.get("formats"))
+        self.orders = cast("Sequence[Sequence[int] | None] | None", op.attrs.get("orders"))
         self.end = cast("int | None", op.attrs.get("end"))
         self.unread = cast("Sequence[Form | Plain] | None", op.attrs.get("unread"))
         self.rehearsed = rehearsed
@@ -255,12 +262,24 @@ class Chunks:
     ) -> None:
         """Writes the results of a chunk into those of all; `results` is empty at the first."""
         if not results:
-            orders = (None,) * len(part) if self.formats is None else self.formats.orders
-            rows = zip(part, joins, orders, strict=True)
+            rows = zip(part, joins, self._orders(part, joins), strict=True)
             results += [_room(r, d, span, order) for r, d, order in rows]
         for whole, r, d in zip(results, part, joins, strict=True):
             if d is not None:
                 _joined(whole, d, span).copy_(r)
+
+    def _orders(
+        self, part: Sequence[Any], joins: Sequence[int | None]
+    ) -> Sequence[Sequence[int] | None]:
+        """Of the dims of each result; None where the first chunk tells."""
+        if self.formats is not None:
+            return self.formats.orders
+        orders = self.orders or [range(r.dim()) if isinstance(r, Tensor) else None for r in part]
+        rows = zip(part, joins, orders, strict=True)
+        return [
+            order if order is not None and d is not None and _may_lie(r, d, order) else None
+            for r, d, order in rows
+        ]
 
 
 def started(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
@@ -306,6 +325,12 @@ def gradients_of(
 
 def _lie_alike(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+
+
+def _may_lie(part: Tensor, dim: int, order: Sequence[int]) -> bool:
+    """Is it one point along `dim`, which may be at any place in the order of the dims?"""
+    told = [d for d in order_of(part) if part.shape[d] > 1]
+    return part.shape[dim] == 1 and told == [d for d in order if part.shape[d] > 1]
 
 
 def _given(cotangent: Tensor, dim: int | None, span: Span) -> Tensor | None:

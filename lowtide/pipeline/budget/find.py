@@ -23,9 +23,11 @@ import torch
 
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value
+from lowtide.memory.convolution import lies_last
 from lowtide.memory.ledger import Ledger
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of, tensors_in
 from lowtide.pipeline.budget.cut import Cut
+from lowtide.pipeline.budget.formats import order_of
 from lowtide.pipeline.budget.independence import Dependent, Needs, cut_results
 from lowtide.pipeline.budget.loops import Loops
 from lowtide.pipeline.budget.outer import Outer
@@ -242,8 +244,19 @@ class _Finder:
             extent=run.extent,
             cuts=tuple(None if d is None else Cut(d) for d in dims),
             joins=joins,
+            orders=tuple(self._order(v, self.ops[run.start : stop]) for v in outputs),
             updated=tuple(v for v in inputs if v in updated),
         )
+
+    def _order(self, v: Value, ops: Sequence[Op]) -> tuple[int, ...] | None:
+        """Of the dims of a result in memory. On the meta device norms give what lies as it was
+        given; on others only where that is one of PyTorch's formats."""
+        x = self.known[v]
+        if not isinstance(x, Tensor):
+            return None
+        is_known = x.is_contiguous() or lies_last(x)
+        is_norm = any(op.name in opdefs.STATISTICS for op in ops)
+        return order_of(x) if is_known or not is_norm else None
 
 
 def _part_shape(whole: Tensor, dim: int | None, run: _Run) -> tuple[int, ...]:

@@ -214,8 +214,11 @@ def _section(bodies: Bodies, row: Row, known: Known) -> Op:
     how |= {"cuts": run.cuts, "joins": run.joins}
     if sources is not None:
         how["sources"] = sources
-    if formats is not None and row.chunks > 1:
-        how["formats"] = formats
+    if row.chunks > 1:
+        if formats is not None:
+            how["formats"] = formats
+        elif any(o is not None and sorted(o) != list(o) for o in run.orders):
+            how["orders"] = run.orders
     if row.kept:
         how["kept"] = row.kept
     if row.products:

@@ -7,9 +7,9 @@ Plans lie on one path that does not depend on the budget, cheap ones first: the 
 the same with an arena that gives free blocks back before it takes others; then, step by step, twice
 as many chunks for the section that lowers the peak most. Where gradients are recorded chunks are
 computed again, at each step first only some of them, or without their products (`products`); and
-there are segments, which are computed
-again as a whole (`segments`): before the chunks, if these would free less than half, and not at all
-if they would free most. At the end of the chunks, kernels whose tiles need least work memory.
+there are segments, which are computed again as a whole (`segments`), changed where they hold the
+most (`relief`): before the chunks, if these would free less than half, and not at all if they would
+free most. At the end of the chunks, kernels whose tiles need least work memory.
 
 A plan fits if its peak does, and beside it the hole that an op may leave where it has worked
 (`needed_bytes`; glibc looks for a larger place than it gives back). The first plan that fits is
@@ -132,7 +132,7 @@ def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) ->
     large = [c for c in found if _LARGE * outer.inner_bytes(c) >= sum(outer.made_bytes)]
     chunks: dict[Candidate, int] = {}
     least = math.inf
-    for parts in ((), large, *[found] * _MOST_STEPS):
+    for parts in ((), large, *[found] * _MOST_STEPS):  # none in chunks, the large ones, all: finer
         chunks = {c: c.more(chunks.get(c, 1), _CHUNKS) for c in parts}
         before, least = least, min((yield from _with_segments(trials, cutter, chunks)), least)
         if parts is found and least == before:

@@ -28,6 +28,10 @@ from lowtide.pipeline.budget.stretches import Stretches
 from lowtide.runtime import heap, ours
 
 SECTION: Final = "section"
+_CUT_SHORT: Final = (
+    "lowtide: a backward pass that was cut short has written over tensors that this one needs; "
+    "call the function again, or go backward with retain_graph=True the first time"
+)
 
 
 def run_section(
@@ -55,6 +59,7 @@ class _Recomputed(torch.autograd.Function):
         ctx.trimmer = heap.trimmer()
         ctx.rules = ours.rules()
         ctx.set_materialize_grads(False)
+        ctx.is_spent = False  # whether the backward pass has begun to write over what is saved
         section.keeps = True
         section.carrying = [carries_gradient(v) for v in values]
         given = {storage_of(v) for v in values if isinstance(v, Tensor)}
@@ -78,6 +83,8 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        if ctx.is_spent:
+            raise RuntimeError(_CUT_SHORT)
         is_watched = ctx.rules.in_arena is not None and WATCHED in ctx.metadata
         free = ours.all_alone_in_backward(cotangents, ctx.rules, is_watched)
         saved = cast("Sequence[Any]", ctx.saved_tensors)
@@ -93,6 +100,7 @@ class _Recomputed(torch.autograd.Function):
         with random, casts, watching.aside(), heap.trimming(ctx.trimmer), within:
             if torch.is_grad_enabled() or plain.in_transform(cotangents):
                 return None, *section.differentiable(values, wanted, cotangents)
+            ctx.is_spent = bool(spent)
             return None, *section.gradients(values, saved[count:], wanted, cotangents, free, spent)
 
 

@@ -80,7 +80,14 @@ def is_pointwise(op: Op) -> bool:
         return False
     forms = [getattr(packet, name) for name in packet.overloads()]
     of_tensors = [f for f in forms if _takes_tensors(f._schema)]
-    return bool(of_tensors) and all(torch.Tag.pointwise in f.tags for f in of_tensors)
+    return bool(of_tensors) and all(
+        torch.Tag.pointwise in f.tags and not _draws(f._schema) for f in of_tensors
+    )
+
+
+def _draws(schema: Any) -> bool:
+    """May it draw random numbers? PyTorch calls rrelu pointwise, too."""
+    return any(a.name == "generator" for a in schema.arguments)
 
 
 def _takes_tensors(schema: Any) -> bool:
