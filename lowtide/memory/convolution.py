@@ -45,14 +45,17 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     if _is_channels_last(x, w):
         is_even = all(k % s == 0 for k, s in zip(w.shape[2:], stride, strict=True))
         padded = 0 if is_even or not is_transposed else _of_threads(nbytes(x), x) + nbytes(w)
-        return _turned(x) + _turned(w) + padded
+        return _turned(x) + _turned(w) + padded + _blocked_weights(w)
     if is_transposed:
-        return copied + max(2 * nbytes(result), nbytes(x))
+        is_apart = tuple(w.shape[2:]) == tuple(stride)  # each element of the result is of one of x
+        made = nbytes(result) if is_apart else _blocked(result)
+        return copied + max(2 * made, nbytes(x)) + _blocked_weights(w)
     is_point = max(w.shape[2:]) == 1
     given = 0 if x.shape[1] <= _FEW and groups == 1 and not is_point else _blocked(x)
     if is_point and max(stride) > 1:
         copied += _places_read(x, result)
-    return copied + max(given + _blocked(result) - nbytes(result), _blocked(result))
+    first = given + _blocked(result) + _blocked_weights(w) - nbytes(result)
+    return copied + max(first, _blocked(result))
 
 
 def as_it_lies(func: Any, args: Sequence[Any], result: Any) -> Any:
@@ -77,23 +80,25 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
             columns = max(columns, 3 * _of_threads(columns, x))
         return copied + _by_groups(columns, (x, g), x, groups)
     if _is_channels_last(x, w):
-        return _turned(g) + _turned(x) + _turned(w)
+        spread = nbytes(g) + nbytes(x) if max(dilation) > 1 else 0
+        return _turned(g) + _turned(x) + _turned(w) + 2 * _blocked_weights(w) + spread
     of_halves = _blocked(g) if x.itemsize < 4 and not is_transposed else 0
     if groups > 1 and not is_transposed:
-        return copied + _grouped(g, x, w, groups, wanted[0]) + of_halves
+        return copied + _grouped(g, x, w, groups, wanted[0]) + of_halves + nbytes(w)
     if is_transposed:
         g, x = x, g  # the result plays the part of the input
     channels = x.shape[1]
     is_strided, of_x = any(s > 1 for s in stride), _for_weights(x, w)
     if is_strided and max(w.shape[2:]) == 1 and not is_transposed:
         copied += _places_read(x, g)
-    for_weights = _blocked(g) + of_x
+    weights = _blocked_weights(w) * (2 if max(dilation) > 1 else 1)
+    for_weights = _blocked(g) + of_x + weights
     if not wanted[0]:
         return copied + for_weights
     if is_strided and channels <= _FEW:
-        for_input = _blocked(g)
+        for_input = _blocked(g) + weights
     else:
-        for_input = _blocked(g) + _blocked(x) - nbytes(x)
+        for_input = _blocked(g) + _blocked(x) + weights - nbytes(x)
     twice = 2 * nbytes(x) if is_strided and not is_transposed else 0
     return copied + max(for_weights, for_input, of_x, twice) + of_halves
 
@@ -101,9 +106,9 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
 def _for_weights(x: Tensor, w: Tensor) -> int:
     """The copy of the input that the gradient of the weights reads; a point is read in blocks."""
     channels = x.shape[1]
-    if channels >= _CHANNELS or max(w.shape[2:]) == 1:
+    if channels > _LEAST_GROUP or max(w.shape[2:]) == 1:
         return _blocked(x)
-    return nbytes(x) // channels * max(channels, _LEAST_GROUP) if channels > _FEW else 0
+    return nbytes(x) // channels * _LEAST_GROUP if channels >= _FEW else 0
 
 
 def _places_read(x: Tensor, result: Tensor) -> int:
@@ -157,6 +162,12 @@ def _blocked(x: Tensor) -> int:
     """Bytes of x: [N, C, ...] in the layout that oneDNN computes in."""
     channels = max(x.shape[1], 1)
     return nbytes(x) // channels * _padded(channels)
+
+
+def _blocked_weights(w: Tensor) -> int:
+    """The same of weights, both of whose channels are padded."""
+    made, given = w.shape[:2]
+    return _padded(made) * _padded(given) * math.prod(w.shape[2:]) * w.itemsize
 
 
 def _padded(channels: int) -> int:
