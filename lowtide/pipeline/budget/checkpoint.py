@@ -40,6 +40,7 @@ def as_section(op: Op, env: Mapping[Value, Any]) -> Op | None:
         return None
     if _writes(block, env):
         return None
+    counters = _counters(block, env)
     carrying = {v for v, x in zip(inputs, values, strict=True) if carries_gradient(x)}
     _spread(block.ops, carrying)
     ends, everything = block.terminator.operands, tuple(range(len(inputs)))
@@ -48,7 +49,7 @@ def as_section(op: Op, env: Mapping[Value, Any]) -> Op | None:
         "cuts": (None,) * len(inputs),
         "joins": (None,) * len(ends),
         "sources": tuple(everything if v in carrying else () for v in ends),
-        "counters": tuple(k for k, v in enumerate(inputs) if v in _counters(block, env)),
+        "counters": tuple(k for k, v in enumerate(inputs) if v in counters),
     }
     return Op(
         name=SECTION,

@@ -35,8 +35,9 @@ _BARRIERS: Final = (
 
 class Outer:
     """See the module's text. `pairs`: tensors of the arguments, as known here and as they are;
-    `given`: their memory, by `storage_of`; `made_at`, `nbytes`: the op that makes what is not of
-    them, and its size; `made_bytes`: of each op."""
+    `given`: their memory, by `storage_of`; `single`: of it what one argument has for itself;
+    `made_at`, `nbytes`: the op that makes what is not of them, and its size; `made_bytes`: of each
+    op."""
 
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.function = driver.function
@@ -63,11 +64,8 @@ class Outer:
             for s in {storage_of(x) for v in free_values([op]) for x in self.tensors(v)}
         )
         times = Counter(storage_of(x) for x in {id(x): x for _, x in self.pairs}.values())
-        self._apart = {  # memory of one argument, without a gradient
-            storage_of(known)
-            for known, x in self.pairs
-            if times[storage_of(x)] == 1 and not x.requires_grad
-        }
+        self.single = {storage_of(known) for known, x in self.pairs if times[storage_of(x)] == 1}
+        self._apart = self.single - {storage_of(k) for k, x in self.pairs if x.requires_grad}
         outward = [op for op in self.ops if not self.may_be_in(op)]
         self._seen = {storage_of(x) for v in free_values(outward) for x in self.tensors(v)}
         self.given = {storage_of(x) for v in self.args for x in self.tensors(v)}

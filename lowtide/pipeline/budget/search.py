@@ -132,7 +132,10 @@ def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) ->
     large = [c for c in found if _LARGE * outer.inner_bytes(c) >= sum(outer.made_bytes)]
     chunks: dict[Candidate, int] = {}
     least = math.inf
-    for parts in ((), large, *[found] * _MOST_STEPS):  # none in chunks, the large ones, all: finer
+    stages: list[list[Candidate]] = (
+        [[], large] if large else [[]]
+    )  # none in chunks, the large ones, all: ever finer
+    for parts in (*stages, *[found] * _MOST_STEPS):
         chunks = {c: c.more(chunks.get(c, 1), _CHUNKS) for c in parts}
         before, least = least, min((yield from _with_segments(trials, cutter, chunks)), least)
         if parts is found and least == before:

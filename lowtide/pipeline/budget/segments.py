@@ -17,7 +17,6 @@ the like are written once, in the forward pass: the block that runs again goes w
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -99,12 +98,8 @@ class Cutter:
 
     def _states(self) -> set[int]:
         """Memory of the caller's that one argument has for itself, without a gradient."""
-        times = Counter(storage_of(x) for x in {id(x): x for _, x in self.outer.pairs}.values())
-        return {
-            storage_of(known)
-            for known, x in self.outer.pairs
-            if times[storage_of(x)] == 1 and not self.effects.carries(known)
-        }
+        held = {storage_of(x) for x, _ in self.outer.pairs if self.effects.carries(x)}
+        return self.outer.single - held
 
     def _segments(self, most_bytes: float) -> Iterator[Candidate]:
         """From the first op on, until the rest may be kept."""
