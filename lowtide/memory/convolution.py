@@ -3,9 +3,11 @@ their results lie.
 
 In: the arguments of `aten.convolution` or its gradient, on meta tensors. Out: bytes beyond results.
 
-    oneDNN     float32, bfloat16: copies in its blocked layout, channels padded to 16; none where
-               the tensors are channels_last, or of an input of few channels (but for the
-               gradient of weights of 1x1)
+    oneDNN     float32, bfloat16: copies in its blocked layout, channels padded to 16, of weights
+               those of each group; none of images where the tensors are channels_last, or of an
+               input of few channels (but for the gradient of weights of 1x1). Groups that no
+               kernel of its own takes: the columns of a group and an image for each thread, and
+               results twice. The gradient of bfloat16 weights: images turned once more
     PyTorch    other dtypes, and a single small image: columns of all windows (im2col), of all
                images or of one
 
@@ -25,12 +27,14 @@ Tensor = torch.Tensor
 _SLOW: Final = ("Slow2d", "Slow3d", "SlowDilated2d", "SlowDilated3d",
                 "SlowTranspose2d", "SlowTranspose3d")  # fmt: skip
 _PYTORCHS: Final[list[Any]] = [getattr(torch._C._ConvBackend, name) for name in _SLOW]  # pyright: ignore
+_BLOCK_BYTES: Final = 1 << 20  # of columns that a thread has at a time, forward
 _CONVOLUTION: Final[Any] = torch.ops.aten.convolution.default
 _CHANNELS: Final = 16
 _FEW: Final = 4
 _BOTH_AT_ONCE: Final = 3  # the largest depthwise kernel of which both gradients are there at once
 _LEAST_GROUP: Final = 8
-_LAYOUTS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+_VOLUMES: Final = 5  # dims of images of three
+_LAYOUTS: Final = {4: torch.channels_last, _VOLUMES: torch.channels_last_3d}
 
 
 def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
@@ -39,29 +43,48 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     copied = 0 if is_dense(x) else nbytes(x)
     if not is_onednns(args):
         columns = _columns(x, w, result, stride, padding, dilation, is_transposed)
-        copied += _turned(x) if _is_channels_last(x, w) else 0
+        copied += _made_plain(x) if _is_channels_last(x, w) else 0
         single = 2 * _of_threads(columns, x) if is_transposed and x.itemsize < 4 else 0
         return copied + _by_groups(columns + single, (x,), result, groups)
+    weights = _blocked_weights(w, groups)
+    # sums of bfloat16 are kept in single precision, and a result by groups is made beside its place
+    is_half = is_transposed and x.itemsize < 4 and max(stride) == 1
     if _is_channels_last(x, w):
         is_even = all(k % s == 0 for k, s in zip(w.shape[2:], stride, strict=True))
         padded = 0 if is_even or not is_transposed else _of_threads(nbytes(x), x) + nbytes(w)
-        return _turned(x) + _turned(w) + padded + _blocked_weights(w)
+        summed = 4 * result.numel() if is_half else 0
+        if is_transposed and groups > 1:
+            summed = max(summed, nbytes(result))
+        return _turned(x) + _turned(w) + padded + weights + summed
     if is_transposed:
-        is_apart = tuple(w.shape[2:]) == tuple(stride)  # each element of the result is of one of x
-        made = nbytes(result) if is_apart else _blocked(result)
-        return copied + max(2 * made, nbytes(x)) + _blocked_weights(w)
+        if _is_by_columns(x, result, groups):
+            given = nbytes(x) if (x.shape[1] // groups) % _LEAST_GROUP == 0 else 0
+            return copied + nbytes(result) + max(_columns_at_once(x, w, result, x, groups), given)
+        if max(stride) > 1:  # in the order of channels_last, which pads nothing
+            return copied + max(2 * nbytes(result), nbytes(x)) + weights
+        made = _blocked(result)
+        first = _blocked(x) + 2 * made - nbytes(result)
+        return copied + max(first, 2 * made) + weights + is_half * made
+    if _is_by_columns(x, result, groups) and (x.shape[1] // groups) % _LEAST_GROUP:
+        columns = _columns_at_once(x, w, result, result, groups, _BLOCK_BYTES)
+        return copied + nbytes(result) + columns
+    if _is_depthwise(x, result, groups) and x.dim() == _VOLUMES:  # as channels_last
+        return copied + nbytes(x) + nbytes(result) + weights
     is_point = max(w.shape[2:]) == 1
     given = 0 if x.shape[1] <= _FEW and groups == 1 and not is_point else _blocked(x)
     if is_point and max(stride) > 1:
         copied += _places_read(x, result)
-    first = given + _blocked(result) + _blocked_weights(w) - nbytes(result)
+    first = given + _blocked(result) + weights - nbytes(result)
     return copied + max(first, _blocked(result))
 
 
 def as_it_lies(func: Any, args: Sequence[Any], result: Any) -> Any:
     """The result of `aten.convolution`, on the meta device, as it lies on others; any other op's
-    as it is. Where one operand is channels_last so is it; on meta tensors it is contiguous."""
+    as it is. Where one operand is channels_last so is it, but for PyTorch's own of volumes; on meta
+    tensors it is contiguous."""
     if func is not _CONVOLUTION or not _is_channels_last(args[0], args[1]):
+        return result
+    if result.dim() == _VOLUMES and not is_onednns(args):
         return result
     return torch.empty_like(result, memory_format=_LAYOUTS[result.dim()])
 
@@ -72,29 +95,37 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     copied = sum(nbytes(v) for v in (g, x) if not is_dense(v))
     if not _is_onednns(x, w, *args[4:10]):
         columns = _columns(x, w, g, stride, padding, dilation, is_transposed)
-        columns = columns or nbytes(x) // max(x.shape[0], 1)  # of a point: those of an image
-        copied += _turned(g) + _turned(x) if _is_channels_last(x, w) else 0
+        columns = columns or _of_threads(nbytes(x), x)  # of a point: images as they are
+        copied += _made_plain(g) + _made_plain(x) if _is_channels_last(x, w) else 0
         if is_transposed:
             return copied + columns // max(x.shape[0], 1)  # image by image
         if x.itemsize < 4:  # an image's, and those in single precision
             columns = max(columns, 3 * _of_threads(columns, x))
         return copied + _by_groups(columns, (x, g), x, groups)
-    if _is_channels_last(x, w):
-        spread = nbytes(g) + nbytes(x) if max(dilation) > 1 else 0
-        return _turned(g) + _turned(x) + _turned(w) + 2 * _blocked_weights(w) + spread
-    of_halves = _blocked(g) if x.itemsize < 4 and not is_transposed else 0
-    if groups > 1 and not is_transposed:
-        return copied + _grouped(g, x, w, groups, wanted[0]) + of_halves + nbytes(w)
+    blocked_weights = _blocked_weights(w, groups)
+    is_last = _is_channels_last(x, w)
+    turned = _turned_again(g, x, groups) if groups == 1 or is_last else 0
+    if is_last:
+        is_spread = max(dilation) > 1 and max(w.shape[2:]) > 1
+        spread = nbytes(g) + nbytes(x) if is_spread else 0
+        return _turned(g) + _turned(x) + _turned(w) + 2 * blocked_weights + spread + turned
+    of_halves = max(_blocked(g) if x.itemsize < 4 and not is_transposed else 0, turned)
+    if groups > 1:
+        columns = _columns_at_once(x, w, g, x if is_transposed else g, groups)
+        if not is_transposed:
+            return copied + _grouped(g, x, w, groups, wanted[0], columns) + of_halves + nbytes(w)
+        copied += columns if _is_by_columns(x, g, groups) else 0
     if is_transposed:
         g, x = x, g  # the result plays the part of the input
     channels = x.shape[1]
-    is_strided, of_x = any(s > 1 for s in stride), _for_weights(x, w)
+    is_strided = any(s > 1 for s in stride)
+    of_x = _for_weights(x, w) if groups == 1 else _blocked(x)
     if is_strided and max(w.shape[2:]) == 1 and not is_transposed:
         copied += _places_read(x, g)
-    weights = _blocked_weights(w) * (2 if max(dilation) > 1 else 1)
+    weights = blocked_weights * (2 if max(dilation) > 1 else 1)
     for_weights = _blocked(g) + of_x + weights
     if not wanted[0]:
-        return copied + for_weights
+        return copied + for_weights + of_halves
     if is_strided and channels <= _FEW:
         for_input = _blocked(g) + weights
     else:
@@ -117,15 +148,56 @@ def _places_read(x: Tensor, result: Tensor) -> int:
     return images * _padded(x.shape[1]) * math.prod(result.shape[2:]) * x.itemsize
 
 
-def _grouped(g: Tensor, x: Tensor, w: Tensor, groups: int, wants_input: bool) -> int:
-    """In the blocked layout, if oneDNN has a kernel for such groups; else one of both is copied."""
-    each = x.shape[1] // groups
-    if each == 1 and g.shape[1] == groups:
+def _grouped(g: Tensor, x: Tensor, w: Tensor, groups: int, wants_x: bool, columns: int) -> int:
+    """In the blocked layout, if oneDNN has a kernel for such groups; else by columns, and one of
+    both is copied."""
+    both = _blocked(g) + _blocked(x)
+    if _is_depthwise(x, g, groups):
         is_large = max(w.shape[2:]) > _BOTH_AT_ONCE
-        return _blocked(g) + _blocked(x) - (nbytes(x) if is_large and wants_input else 0)
-    if each % _LEAST_GROUP == 0:
-        return _blocked(g) + _blocked(x)
-    return max(nbytes(g), nbytes(x))
+        return max(both - (nbytes(x) if is_large and wants_x else 0), _blocked(x))
+    if not _is_by_columns(x, g, groups):
+        return both
+    if (x.shape[1] // groups) % _LEAST_GROUP == 0:  # some of these have a kernel
+        return max(both, columns)
+    if x.dim() == _VOLUMES:
+        return max(nbytes(g), nbytes(x)) + columns + 2 * _blocked_weights(w, groups)
+    return max(nbytes(g), nbytes(x), columns)
+
+
+def _is_depthwise(x: Tensor, y: Tensor, groups: int) -> bool:
+    """A channel from each, by itself."""
+    return groups == x.shape[1] == y.shape[1] and groups > 1
+
+
+def _is_by_columns(x: Tensor, y: Tensor, groups: int) -> bool:
+    """Whether a vector is not filled by the channels of a group, of which oneDNN's own kernels want
+    whole ones."""
+    if groups == 1 or _is_depthwise(x, y, groups):
+        return False
+    return any(v.shape[1] // groups % _LEAST_GROUP for v in (x, y))
+
+
+def _columns_at_once(
+    x: Tensor, w: Tensor, y: Tensor, places: Tensor, groups: int, most: int | None = None
+) -> int:
+    """Of a group of an image, or of a slice of a volume, for each thread, in single precision;
+    `most` for each."""
+    if max(w.shape[2:]) == 1 and x.shape[2:] == y.shape[2:]:
+        return 0
+    slice_dim = 3 if x.dim() == _VOLUMES else 2
+    each = 4 * math.prod(w.shape[1:]) * math.prod(places.shape[slice_dim:])
+    each = each if most is None else min(each, most)
+    return each * min(torch.get_num_threads(), x.shape[0])
+
+
+def _turned_again(g: Tensor, x: Tensor, groups: int) -> int:
+    """What the gradient of weights in half precision reads: an image for each thread, channels of
+    each group padded."""
+    if x.itemsize == 4 or _is_depthwise(x, g, groups):
+        return 0
+    images = min(torch.get_num_threads(), x.shape[0])
+    rows = (math.prod(v.shape[2:]) * _padded(v.shape[1] // groups) * v.itemsize for v in (g, x))
+    return images * groups * sum(rows)
 
 
 def _of_threads(columns: int, x: Tensor) -> int:
@@ -164,10 +236,13 @@ def _blocked(x: Tensor) -> int:
     return nbytes(x) // channels * _padded(channels)
 
 
-def _blocked_weights(w: Tensor) -> int:
-    """The same of weights, both of whose channels are padded."""
-    made, given = w.shape[:2]
-    return _padded(made) * _padded(given) * math.prod(w.shape[2:]) * w.itemsize
+def _blocked_weights(w: Tensor, groups: int) -> int:
+    """The same of weights, both of whose channels are padded in each group, unless it has one."""
+    first, second = w.shape[:2]
+    if groups > 1 and first == groups and second == 1:
+        return _padded(first) * math.prod(w.shape[2:]) * w.itemsize
+    padded = groups * _padded(first // groups) * _padded(second)
+    return padded * math.prod(w.shape[2:]) * w.itemsize
 
 
 def _padded(channels: int) -> int:
@@ -201,6 +276,14 @@ def _is_channels_last(*tensors: Tensor) -> bool:
 def _turned(x: Tensor) -> int:
     """A copy in the order that is asked for, where another operand asks."""
     return 0 if x.is_contiguous(memory_format=_LAYOUTS[x.dim()]) else nbytes(x)
+
+
+def _made_plain(x: Tensor) -> int:
+    """The copy that PyTorch's own convolution reads: of images with channels_last, of volumes as
+    they are without."""
+    if x.dim() == _VOLUMES:
+        return 0 if x.is_contiguous() else nbytes(x)
+    return _turned(x)
 
 
 def _columns(
