@@ -5,22 +5,35 @@ has one of its own. The ops are run on meta tensors, so nothing is computed.
 
     x: [8, 16, 64, 64], channels_last     y = relu(x * 2)     {y: (0, 2, 3, 1)}
 
-It is asked only where an input is not contiguous, or the program says how a tensor is to lie: what
-else comes of an op is nearly always contiguous.
+It is asked only where an input is not contiguous, the program says how a tensor is to lie, or an op
+turns its dims: what else comes of an op is nearly always contiguous. It shows: masks of `dropout`
+are drawn in the order in which a tensor lies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, cast
 
 import torch
 
+from lowtide.ir.core import Op
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.pipeline.abstract import Abs
 from lowtide.pipeline.recording import EagerRegion
 from lowtide.texpr.orders import Order, order_of
+
+_TURNING: Final = frozenset(
+    ("permute", "transpose", "movedim", "t", "T", "mT", "einsum", "unfold", "diagonal")
+)
+
+
+def turns(ops: Iterable[Op]) -> bool:
+    """Does one of these give a view whose dims lie in another order?"""
+    return any(
+        op.name.rpartition(".")[2] in _TURNING or any(turns(b.ops) for b in op.blocks) for op in ops
+    )
 
 
 def orders_of(

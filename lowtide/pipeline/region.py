@@ -30,7 +30,7 @@ from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.keys import KeyOf, key_function, whole_key
-from lowtide.pipeline.orders import orders_of
+from lowtide.pipeline.orders import orders_of, turns
 from lowtide.pipeline.outgrown import (
     GROWN,
     GROWN_AGAIN,
@@ -475,7 +475,8 @@ class Region:
         records = bool(binding.wanted)
         host = self._host(trace, binding, results, records)
         says_how = any(isinstance(x.value, torch.memory_format) for x in trace.env.values())
-        if (binding.is_contiguous and not says_how) or host.is_empty:
+        is_plain = not says_how and not turns(self.block.ops[self.start : trace.stop])
+        if (binding.is_contiguous and is_plain) or host.is_empty:
             return host, hostcode.NO_ORDERS
         orders = orders_of(self._again(trace, binding, host), host.outputs, values)
         return self._host(trace, binding, results, records, orders) if orders else host, orders

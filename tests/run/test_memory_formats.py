@@ -256,3 +256,47 @@ def test_without_a_gradient_where_gradients_are_recorded(fn: Callable[[Tensor], 
     torch.testing.assert_close(made, expected, rtol=0, atol=0)
     assert made.stride() == expected.stride()
     assert not made.requires_grad
+
+
+def normed_by_channel(x):
+    y = F.layer_norm(x.movedim(1, -1), (8,))
+    return F.dropout(y.movedim(-1, 1), training=True)
+
+
+def transposed(x):
+    return F.dropout(x.transpose(1, 2) * 2, training=True)
+
+
+def in_a_branch(x):
+    y = torch.relu(x)
+    if x.shape[0] > 1:
+        y = y.permute(3, 1, 0, 2) + 1
+    return F.dropout(y, training=True)
+
+
+def by_letters(x):
+    return F.dropout(torch.einsum("nchw->nhwc", x * 2) + 1, training=True)
+
+
+def in_windows(x):
+    return F.dropout(x.unfold(2, 4, 2).cos(), training=True)
+
+
+def of_a_diagonal(x):
+    return F.dropout(x[:, :4].diagonal().cos(), training=True)
+
+
+DRAWN = (normed_by_channel, transposed, in_a_branch, by_letters, in_windows, of_a_diagonal)
+
+
+@pytest.mark.parametrize("program", DRAWN)
+def test_what_is_turned_lies_as_pytorchs_so_that_masks_are_the_same(program: Any) -> None:
+    """They are drawn in the order of memory."""
+    x = torch.randn(4, 8, 20, 10)
+    for call in (lt.script(program), lt.compile(program)):
+        torch.manual_seed(0)
+        want = program(x)
+        torch.manual_seed(0)
+        got = call(x)
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want)
