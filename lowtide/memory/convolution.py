@@ -43,7 +43,7 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     copied = 0 if is_dense(x) else nbytes(x)
     if not is_onednns(args):
         columns = _columns(x, w, result, stride, padding, dilation, is_transposed)
-        copied += _made_plain(x) if _is_channels_last(x, w) else 0
+        copied += _made_plain(x, groups) if _is_channels_last(x, w) else 0
         single = 2 * _of_threads(columns, x) if is_transposed and x.itemsize < 4 else 0
         return copied + _by_groups(columns + single, (x,), result, groups)
     weights = _blocked_weights(w, groups)
@@ -96,7 +96,8 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     if not _is_onednns(x, w, *args[4:10]):
         columns = _columns(x, w, g, stride, padding, dilation, is_transposed)
         columns = columns or _of_threads(nbytes(x), x)  # of a point: images as they are
-        copied += _made_plain(g) + _made_plain(x) if _is_channels_last(x, w) else 0
+        if _is_channels_last(x, w):
+            copied += _made_plain(g) + _made_plain(x, groups)
         if is_transposed:
             return copied + columns // max(x.shape[0], 1)  # image by image
         if x.itemsize < 4:  # an image's, and those in single precision
@@ -108,6 +109,9 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     if is_last:
         is_spread = max(dilation) > 1 and max(w.shape[2:]) > 1
         spread = nbytes(g) + nbytes(x) if is_spread else 0
+        if _is_depthwise(x, g, groups) and max(w.shape[2:]) > _BOTH_AT_ONCE:
+            in_groups = groups * _CHANNELS**2 * math.prod(w.shape[2:]) * w.itemsize
+            blocked_weights = max(blocked_weights, in_groups // 2)
         return _turned(g) + _turned(x) + _turned(w) + 2 * blocked_weights + spread + turned
     of_halves = max(_blocked(g) if x.itemsize < 4 and not is_transposed else 0, turned)
     if groups > 1:
@@ -278,10 +282,10 @@ def _turned(x: Tensor) -> int:
     return 0 if x.is_contiguous(memory_format=_LAYOUTS[x.dim()]) else nbytes(x)
 
 
-def _made_plain(x: Tensor) -> int:
-    """The copy that PyTorch's own convolution reads: of images with channels_last, of volumes as
-    they are without."""
-    if x.dim() == _VOLUMES:
+def _made_plain(x: Tensor, groups: int = 1) -> int:
+    """The copy that PyTorch's own convolution reads: of images with channels_last, unless each
+    group has its own; of volumes as they are without."""
+    if x.dim() == _VOLUMES or groups > 1:
         return 0 if x.is_contiguous() else nbytes(x)
     return _turned(x)
 
