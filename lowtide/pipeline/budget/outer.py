@@ -134,7 +134,8 @@ class Outer:
         return [
             v
             for v in self.statistics(op)
-            if all(
+            if self.tensors(v)  # else None, which may be anybody's
+            and all(
                 self._users[storage_of(x)] == 1 and storage_of(x) in self._apart
                 for x in self.tensors(v)
             )
