@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lowtide.ir import dtypes
 from lowtide.ops.operands import (
     Size,
     Term,
@@ -21,6 +22,7 @@ from lowtide.ops.operands import (
     constant_float,
     dim_of,
     from_torch,
+    number,
     require_float,
     same_dtype,
     size_list,
@@ -218,6 +220,51 @@ def _check_channels(b: Builder, x: Val, *params: Val | None) -> None:
             b.require_equal(p.shape[0], x.shape[1], "channels differ")
 
 
+def _batch_statistics(
+    b: Builder, x: Val, eps: float, running: tuple[Val | None, Val | None], momentum: Any
+) -> tuple[Val, Val]:
+    """Mean and reciprocal root of (variance + eps) of each channel, in the compute dtype. What the
+    running mean and variance become is written. Sums of f32 are f64 on the CPU, as PyTorch's."""
+    within = compute(x.dtype)
+    wide = dtypes.f64 if x.dtype is dtypes.f32 and b.device.type == "cpu" else within
+    dims = [0, *range(2, x.ndim)]
+    n = product(x.shape[d] for d in dims)
+    if not b.at_least(n, 2) or not b.at_least(x.shape[1], 1):
+        raise Unsupported("batch_norm in training of one value per channel, or of none")
+    size = Term(b, b.cast(b.at(n), wide))
+
+    def squared(_v: Term, full: list[Index], kept: list[Index]) -> Term:
+        # in the compute dtype, so that its gradient is taken in that, too
+        apart = Term(b, b.cast(b.load(x, full), within)) - Term(b, b.load(near, kept))
+        return (apart * apart).cast(wide)
+
+    def written(old: Val, value: Callable[[list[Index]], Term]) -> None:
+        def body(idx: tuple[Index, ...]) -> Expr:
+            share = Term(b, number(b, momentum, dtypes.f64)).cast(wide)
+            kept = [idx[0] if d == 1 else as_index(0) for d in range(x.ndim)]
+            left = (1 - share) * Term(b, b.cast(b.load(old, idx), wide))
+            return (share * value(kept) + left).cast(old.dtype).expr
+
+        b.writes.append((old, b.tensor(old.shape, old.dtype, body)))
+
+    mean = reduce_over(
+        b, x, dims, True, "sum", within=wide, result=wide, finish=lambda total: total / size
+    )
+    near = cast_to(b, mean, within)
+    total = reduce_over(b, x, dims, True, "sum", within=wide, result=wide, term=squared)
+    root = b.tensor(
+        total.shape, within, lambda idx: (Term(b, b.load(total, idx)) / size + eps).fn("rsqrt").expr
+    )
+    old_mean, old_variance = running
+    b.op, op = "detach", b.op  # of what is written there is no gradient
+    if old_mean is not None:
+        written(old_mean, lambda at: Term(b, b.load(mean, at)))
+    if old_variance is not None:
+        written(old_variance, lambda at: Term(b, b.load(total, at)) / (size - 1))
+    b.op = op
+    return near, root
+
+
 @op(
     "batch_norm",
     "(input: Tensor, running_mean: Tensor?, running_var: Tensor?, weight: Tensor? = None, "
@@ -237,16 +284,24 @@ def lower_batch_norm(
     momentum: Any,
     eps: Any,
 ) -> Val:
-    """Each channel by the running mean and variance, then weight and bias; not when training."""
-    del momentum
+    """Each channel by its mean and variance, then weight and bias: in training those of the batch,
+    which the running ones come nearer to, else the running ones."""
     require_float(x)
-    if training or running_mean is None or running_var is None:
-        raise Unsupported("batch_norm in training, which writes its running statistics")
+    if not isinstance(training, bool):
+        raise Unsupported("batch_norm that is in training or not, as only the run knows")
+    if (running_mean is None) is not (running_var is None):
+        raise Unsupported("batch_norm with one of two running statistics")
     if x.ndim < 2:
         raise b.error("batch_norm of fewer than two dimensions")
     _check_channels(b, x, running_mean, running_var, weight, bias)
     same_dtype(x, running_mean, running_var, weight, bias)
     within, small = compute(x.dtype), constant_float(eps)
+    if training:
+        mean, root = _batch_statistics(b, x, small, (running_mean, running_var), momentum)
+        dims = [0, *range(2, x.ndim)]
+        return _scaled(b, x, dims, mean, root, weight, bias, lambda idx: [idx[1]])
+    if running_mean is None or running_var is None:
+        raise b.error("batch_norm without statistics, not in training")
 
     def body(idx: tuple[Index, ...]) -> Expr:
         def of(p: Val) -> Term:

@@ -36,7 +36,7 @@ from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import run_section
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
-from lowtide.pipeline.mutation import CHANGING, Shared, may_change
+from lowtide.pipeline.mutation import CHANGING, Shared, may_change, statistics
 from lowtide.pipeline.near_constants import with_near_constants
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.region import Entry, Region
@@ -66,12 +66,14 @@ class BlockPlan:
         mutates: bool,
         live_ins: Sequence[Value],
         changed: frozenset[Value],
+        statistics: frozenset[Value],
     ) -> None:
         self.block = block
         self.ops = block.ops
         self.name = name
         self.mutates = mutates
         self.changed = changed
+        self.statistics = statistics
         self.shown: dict[Value, str] = {}  # what the user calls captured values
         self.last = len(block.ops) - 1
         self.live_at = _liveness(block)
@@ -121,6 +123,7 @@ class BlockPlan:
             live_at=self.live_at,
             mutates=self.mutates,
             changed=self.changed,
+            statistics=self.statistics,
             name=f"{self.name}:{self.ops[pos].loc.line or pos}",
             shown=self.shown,
             owned=owned(self.ops, pos),
@@ -189,7 +192,7 @@ class BlockPlan:
         found = self._inner.get(id(block))
         if found is None:
             with self._lock:
-                made = BlockPlan(block, self.name, self.mutates, (), self.changed)
+                made = BlockPlan(block, self.name, self.mutates, (), self.changed, self.statistics)
                 made.shown = self.shown
                 made.is_repeated = self.is_repeated or bool(block.args)
                 made.tiles = self.tiles
@@ -377,8 +380,9 @@ class Driver:
         self.function = function
         mutates = any(op.name in CHANGING for op in function.walk())
         self.plan = BlockPlan(
-            function.block, function.name, mutates, function.params, may_change(function)
-        )
+            function.block, function.name, mutates, function.params, may_change(function),
+            statistics(function),
+        )  # fmt: skip
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
         self.tiles: Tiles = tiles
         self.plan.tiles = tiles

@@ -96,26 +96,31 @@ def write(
     floats: Mapping[str, Place],
     derived: Mapping[str, Abs],
     results: Sequence[Abs],
+    writes: Sequence[tuple[Abs, Abs]],
     mutates: bool,
     records: bool = False,
     orders: Mapping[Abs, Order] = NO_ORDERS,
 ) -> HostCode:
-    """The host code of a trace whose `results` outlive it. `mutates`: the function changes tensors
-    in place somewhere, so that two views of one tensor must share memory. `records`: the kernels
-    are handed all live-ins too, for a backward pass. `orders`: of outputs, see `HostCode`."""
+    """The host code of a trace whose `results` outlive it. `writes`: live-ins, and what is written
+    there when nothing can fail any more. `mutates`: the function changes tensors in place
+    somewhere, so that two views of one tensor must share memory. `records`: the kernels are handed
+    all live-ins too, for a backward pass, and what comes of them is turned. `orders`: of outputs,
+    see `HostCode`."""
     ints = [n for n, x in derived.items() if isinstance(x.value, Index)]
     order = {name: k for k, name in enumerate([*numbers, *ints])}
-    writer = _Writer(builder, order, _kept(results, mutates), orders)
+    kept = _kept([*results, *(new for _, new in writes)], mutates)
+    writer = _Writer(builder, order, kept, orders, records)
     prepare = writer.preparation([derived[n] for n in ints])
     texts = writer.results(results)
+    written = [f"    write({writer.of(x)}, {writer.of(new)})" for x, new in writes]
     program = ex.pruned(builder.program, list(writer.outputs))
     symbols = tuple(n for n in order if n in _symbols(program))
     scalars = tuple(sorted(_scalars(program)))
     known = {n: Abs(None, place) for n, place in floats.items()} | dict(derived)
     head = writer.call(program, tensors, [known[n] for n in scalars], ", a" * records)
-    after = [*writer.lines, texts]
-    lines = ["def run(a, z, sizes):", *head, *writer.guarded(writer.lines), f"    return {texts}"]
-    text = "\n".join(lines)
+    after = [*writer.lines, *written, texts]
+    lines = ["def run(a, z, sizes):", *head, *writer.guarded(writer.lines), *written]
+    text = "\n".join([*lines, f"    return {texts}"])
 
     def bind(exe: Any) -> Callable[..., tuple[Any, ...]]:
         return _compiled(text, "run", {**writer.constants, "exe": exe})
@@ -138,9 +143,15 @@ def write(
 
 def _compiled(text: str, name: str, constants: Mapping[str, Any]) -> Any:
     space: dict[str, Any] = {**constants, "CheckFailed": CheckFailed, "HostFault": HostFault}
+    space["write"] = _write
     space["capturing"] = torch.cuda.is_current_stream_capturing
     exec(compile(text, f"<lowtide {name}>", "exec"), space)
     return space.pop(name)  # left there, it would be a cycle that holds what `exe` holds
+
+
+def _write(x: torch.Tensor, new: torch.Tensor) -> None:
+    """As a norm of PyTorch's writes its running statistics: autograd is not told."""
+    x.data.copy_(new)
 
 
 # ---- which values are stored ------------------------------------------------------------------
@@ -184,11 +195,13 @@ class _Writer:
         order: Mapping[str, int],
         kept: set[int],
         orders: Mapping[Abs, Order],
+        records: bool,
     ) -> None:
         self.builder = builder
         self.order = order
         self.kept = kept
         self.orders = orders
+        self.records = records
         self.constants: dict[str, Any] = {}
         self.lines: list[str] = []
         self.outputs: dict[str, Abs] = {}  # in order; a name stands once
@@ -278,9 +291,9 @@ class _Writer:
         k = next((k for k, made in enumerate(self.outputs.values()) if made is x), None)
         k = self._stored(x) if k is None else k
         order = self.orders.get(x)
-        return (
-            f"o[{k}]" if order is None else self._once(x, lambda: f"o[{k}].permute{inverse(order)}")
-        )
+        if order is None or self.records:
+            return f"o[{k}]"
+        return self._once(x, lambda: f"o[{k}].permute{inverse(order)}")
 
     def _stored(self, x: Abs) -> int:
         """A new output; gives its number."""

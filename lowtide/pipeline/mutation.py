@@ -11,6 +11,7 @@ place must not be an error there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import torch
@@ -22,6 +23,15 @@ from lowtide.ir.core import Block, Function, Op, Value
 # what may write into a tensor
 CHANGING: Final = ("mutate", "py.call", "py.call_method", "call_module")
 _FRESH: Final = ("pointwise", "reduction", "contraction", "composite", "copy", "factory", "size")
+# of what has no record here, ops whose results never are views of an operand, nor it itself
+_FRESH_CALLS: Final = frozenset(
+    f"{space}.{name}{dims}d"
+    for space in ("torch", "F")
+    for name in ("conv", "conv_transpose", "max_pool", "avg_pool", "adaptive_max_pool")
+    for dims in (1, 2, 3)
+)
+# what a block is given, and gives, is one operand, or result, each
+_IN_ORDER: Final = ("section", "recalled")
 
 
 def may_change(function: Function, writers: Iterable[Op] | None = None) -> frozenset[Value]:
@@ -39,11 +49,41 @@ def may_change(function: Function, writers: Iterable[Op] | None = None) -> froze
 
 def _block(block: Block, classes: _Classes) -> None:
     for op in block.ops:
-        if not opdefs.has_kind(op.name, _FRESH):
-            classes.unite([*op.operands, *op.results])
         for inner in op.blocks:
-            classes.unite([*op.operands, *op.results, *inner.args, *inner.terminator.operands])
             _block(inner, classes)
+        if op.name in _IN_ORDER:
+            for inner in op.blocks:
+                ends = zip(op.results, inner.terminator.operands, strict=False)
+                for pair in (*zip(op.operands, inner.args, strict=False), *ends):
+                    classes.unite(pair)
+            if op.name == "recalled":  # it gives what it is given
+                classes.unite([*op.operands, *op.results])
+        elif op.blocks:
+            inner = [v for b in op.blocks for v in (*b.args, *b.terminator.operands)]
+            classes.unite([*op.operands, *op.results, *inner])
+        elif not _is_fresh(op):
+            classes.unite([*op.operands, *op.results])
+
+
+def _is_fresh(op: Op) -> bool:
+    """Do its results share no memory with its operands?"""
+    return opdefs.has_kind(op.name, _FRESH) or op.attrs.get("target") in _FRESH_CALLS
+
+
+def statistics(function: Function) -> frozenset[Value]:
+    """Values whose memory a norm in training may write into."""
+    return may_change(function, [op for op in function.walk() if op.name in opdefs.STATISTICS])
+
+
+def without_statistics(ops: Iterable[Op]) -> list[Op]:
+    """The same ops, of which norms in training take those of the batch and write none."""
+    none = Value("none", t.NONE)
+    found = [Op(name="const", attrs={"value": None}, results=[none])]
+    for op in ops:
+        places = opdefs.STATISTICS.get(op.name, ())
+        operands = [none if k in places else v for k, v in enumerate(op.operands)]
+        found.append(replace(op, operands=operands) if places else op)
+    return found
 
 
 class Shared:

@@ -45,10 +45,12 @@ def orders_of(
     try:
         with outside_dispatch_modes(), LikeTheCpu(), torch.no_grad():
             # of a part of a tensor, which is stored without the gaps
-            found = [torch.empty_like(y) for y in eager([_without_data(v) for v in values])]
+            made = eager([_without_data(v) for v in values])
+            found = [None if y is None else torch.empty_like(y) for y in made]
     except Exception:  # whatever it is, PyTorch says so when the region is run
         return {}
-    rows = ((x, order_of(y.shape, y.stride())) for x, y in zip(outputs, found, strict=True))
+    pairs = zip(outputs, found, strict=True)
+    rows = ((x, order_of(y.shape, y.stride())) for x, y in pairs if y is not None)
     return {x: order for x, order in rows if order is not None}
 
 

@@ -30,6 +30,8 @@ from lowtide.pipeline.abstract import Abs, Map, Place, Seq
 from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient, Pass, cotangent_pattern
 from lowtide.pipeline.hostcode import HostCode
+from lowtide.pipeline.mutation import without_statistics
+from lowtide.pipeline.specialise import Trace
 from lowtide.runtime import ours
 from lowtide.runtime.blocks import KernelFault
 from lowtide.texpr.autodiff import given_name
@@ -43,45 +45,47 @@ Launch = Callable[[Any, list[Tensor], Sequence[int], Sequence[float]], Sequence[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerRegion:
-    """The ops of a region, to be run by PyTorch. `outputs`: for each output of the kernels, the
-    value that it is and subscripts into it; `orders`: in which the kernels store it; `autocast`:
+    """The ops of a region, to be run by PyTorch, which writes no running statistics then.
+    `outputs`: for each output of the kernels, the value that it is and subscripts into it, None for
+    what is only written somewhere; `orders`: in which the kernels store it; `autocast`:
     the lower dtype of the forward pass."""
 
     ops: tuple[Op, ...]
     live_ins: tuple[Value, ...]
-    outputs: tuple[tuple[Value, Path], ...]
+    outputs: tuple[tuple[Value, Path] | None, ...]
     orders: tuple[Order | None, ...]
     device_type: str
     autocast: torch.dtype | None
 
-    def __call__(self, values: Values) -> list[Tensor]:
+    def __call__(self, values: Values) -> list[Any]:
         env: dict[Value, Any] = dict(zip(self.live_ins, values, strict=True))
         with torch.autocast(self.device_type, self.autocast, enabled=self.autocast is not None):
             for op in self.ops:
                 run_op(op, env)
-        found = [_item(env[v], path) for v, path in self.outputs]
+        found = [None if at is None else _item(env[at[0]], at[1]) for at in self.outputs]
         return [
-            x if order is None else x.permute(order)
+            x if order is None or x is None else x.permute(order)
             for x, order in zip(found, self.orders, strict=True)
         ]
 
 
 def eager_region(
-    block: Block, start: int, stop: int, live_ins: Sequence[Value], env: Mapping[Value, Abs],
-    host: HostCode, device_type: str,
+    block: Block, start: int, stop: int, live_ins: Sequence[Value], trace: Trace, host: HostCode,
+    device_type: str,
 ) -> EagerRegion | None:  # fmt: skip
     """How PyTorch computes the outputs of kernels; None where one of them is no value of the
     block."""
-    ops = tuple(op for op in block.ops[start:stop] if op is not block.terminator)
+    env, written = trace.env, {id(new) for _, new in trace.writes}
+    ops = [op for op in block.ops[start:stop] if op is not block.terminator]
     known = [v for v in (*live_ins, *(r for op in ops for r in op.results)) if v in env]
     rows = ((_paths(v, env[v], x) for v in known) for x in host.outputs)
     places = [next(itertools.chain.from_iterable(found), None) for found in rows]
-    if any(p is None for p in places):
+    if any(p is None and id(x) not in written for p, x in zip(places, host.outputs, strict=True)):
         return None
     return EagerRegion(
-        ops=ops,
+        ops=tuple(without_statistics(ops) if written else ops),
         live_ins=tuple(live_ins),
-        outputs=tuple(p for p in places if p is not None),
+        outputs=tuple(places),
         orders=host.orders,
         device_type=device_type,
         autocast=plain.autocast_dtype(device_type),
@@ -220,11 +224,11 @@ class _Region(torch.autograd.Function):
         found = r.executable(tensors, call.sizes, call.numbers)
         count = len(g.program.outputs)
         extra = [s for s in g.saved if s.output < 0]
-        outputs, kept = found[:count], found[count : count + len(extra)]
-        checks = found[count + len(extra) :]
+        outputs = [_turned(x, o) for x, o in zip(found[:count], r.eager.orders, strict=True)]
+        kept, checks = found[count : count + len(extra)], found[count + len(extra) :]
         for s in g.saved:
             if s.output >= 0:
-                alias = call.aliases[s.name] = outputs[s.output].detach()
+                alias = call.aliases[s.name] = _stored(outputs[s.output].detach(), r, s.output)
                 call.versions[s.name] = alias._version
         call.saved = tuple(s.name for s in extra)
         given = dict(zip(r.names, tensors, strict=True))
@@ -244,7 +248,11 @@ class _Region(torch.autograd.Function):
         r = call.recorder
         count = len(r.gradient.kept_inputs)
         kept = ctx.saved_tensors
-        given = cotangents[: len(r.gradient.carrying)]
+        carrying = r.gradient.carrying
+        given = [
+            _stored(c, r, k) if carries and c is not None else None
+            for k, (c, carries) in enumerate(zip(cotangents, carrying, strict=False))
+        ]
         needed = tuple(bool(ctx.needs_input_grad[1 + k]) for k in r.wanted)
         with watching.aside():
             if torch.is_grad_enabled() or plain.in_transform(given):
@@ -255,6 +263,18 @@ class _Region(torch.autograd.Function):
         for k, value in zip(r.wanted, found, strict=True):
             gradients[k] = value
         return (None, *gradients)
+
+
+def _turned(x: Tensor, order: Order | None) -> Tensor:
+    """An output as the program sees it: the kernels store its dims in this order. It is no view, so
+    that nothing stands between it and what is done with it."""
+    return x if order is None else x.permute(inverse(order)).data
+
+
+def _stored(x: Tensor, recorder: Recorder, output: int) -> Tensor:
+    """The same as the kernels store it."""
+    order = recorder.eager.orders[output]
+    return x if order is None else x.permute(order)
 
 
 hide_with_callees(_Region.backward)  # which a function that Dynamo has compiled may call
@@ -284,7 +304,7 @@ def _by_kernels(
             continue
         tensors[given_name(name)], pattern = cotangent_pattern(cotangent)
         patterns.append(pattern)
-        if k in ours_alone and tensors[given_name(name)] is cotangent:
+        if k in ours_alone and tensors[given_name(name)] is cotangent:  # no copy of it
             free.append(given_name(name))
     hints = dict(zip(g.names, call.sizes, strict=True))
     try:

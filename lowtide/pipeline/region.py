@@ -137,8 +137,9 @@ class Entry:
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
     """See the module's text. `end` is the first op that ends every trace; `live_at[k]` are the
-    values that ops from k on use; `shown` is what the user calls captured values; `owned`: see
-    `reuse`; `tiles`: see `backend`; `is_repeated`: in a loop that the driver runs."""
+    values that ops from k on use; `statistics`: what norms in training may write; `shown` is what
+    the user calls captured values; `owned`: see `reuse`; `tiles`: see `backend`; `is_repeated`: in
+    a loop that the driver runs."""
 
     block: Block
     start: int
@@ -147,6 +148,7 @@ class Region:
     live_at: Sequence[set[Value]]
     mutates: bool
     changed: frozenset[Value]
+    statistics: frozenset[Value]
     name: str
     exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
     keys: dict[tuple[type, ...], KeyOf | None] = field(
@@ -390,7 +392,9 @@ class Region:
         floats = {name: _at(values, place) for name, place in binding.floats.items()}
         stats.count("traces")
         try:
-            trace = specialise(self.block, self.start, self.live_ins, binding, assumed, floats)
+            trace = specialise(
+                self.block, self.start, self.live_ins, binding, assumed, floats, self.statistics
+            )
             return self._specialised(trace, binding, assumed, values)
         except NeedGuard as need:
             return Split(need.index)
@@ -483,7 +487,7 @@ class Region:
 
     def _again(self, trace: Trace, binding: Binding, host: HostCode) -> EagerRegion | None:
         stop, kind = trace.stop, binding.device.type
-        return eager_region(self.block, self.start, stop, self.live_ins, trace.env, host, kind)
+        return eager_region(self.block, self.start, stop, self.live_ins, trace, host, kind)
 
     def _host(
         self,
@@ -500,6 +504,7 @@ class Region:
             binding.floats,
             trace.derived,
             [trace.env[v] for v in results],
+            trace.writes,
             self.mutates,
             records,
             orders,

@@ -14,7 +14,7 @@ block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -35,6 +35,7 @@ from lowtide.pipeline.abstract import (
     Map,
     Origin,
     Pending,
+    Place,
     Seq,
     constant,
     is_constant,
@@ -63,6 +64,9 @@ MAX_GUARDS: Final = 12
 MOST_SCALE: Final = 8  # of the size of a region that records gradients
 
 
+Write = tuple[Abs, Abs]
+
+
 class NeedGuard(Exception):
     """The signature must be split by whether `index >= 0`."""
 
@@ -79,7 +83,7 @@ class NeedFloats(Exception):
 class Trace:
     """Ops [start, stop) of the block are followed. `reason` says why `stop` is not, and is empty
     where the block ended or the region was only cut; `misfit`: shapes do not fit, PyTorch will say
-    so."""
+    so. `writes`: live-ins, and what is written into them when all else is done."""
 
     stop: int
     reason: str
@@ -89,6 +93,7 @@ class Trace:
     derived: dict[str, Abs]
     ops: int
     misfit: bool = False
+    writes: Sequence[Write] = ()
 
 
 def specialise(
@@ -98,13 +103,15 @@ def specialise(
     binding: Binding,
     assumed: Mapping[Index, bool],
     floats: Mapping[str, float],
+    statistics: Container[Value] = (),
 ) -> Trace:
     """Follows ops from `start`. `assumed` answers guards; `floats` are this call's, to see whether
-    an op could be lowered if it knew them. Raises NeedConst, NeedGuard and NeedFloats."""
+    an op could be lowered if it knew them; `statistics`: what norms may write. Raises NeedConst,
+    NeedGuard and NeedFloats."""
     kept: dict[Op, str] = {}
     scale = 1
     while True:
-        run = _Specialiser(live, binding, assumed, floats, kept, scale)
+        run = _Specialiser(live, binding, assumed, floats, kept, scale, statistics)
         env = dict(zip(live, run.live, strict=True))
         try:
             return run.trace(block, start, env)
@@ -124,6 +131,7 @@ class _Specialiser:
         floats: Mapping[str, float],
         kept: Mapping[Op, str],
         scale: int,
+        statistics: Container[Value],
     ) -> None:
         self.names = names
         self.kept = kept  # loops that fill a list that is needed as one, and by what
@@ -141,6 +149,8 @@ class _Specialiser:
         self.blocked: set[Abs] = set()  # tensors of which there may be copies, or not
         self.items: dict[Abs, rows.Item] = {}  # read from lists that a loop has filled
         self.chosen: set[Abs] = set()  # one of several tensors, as the iteration says
+        self.statistics = statistics
+        self.writes: list[Write] = []
         self.loop: Op | None = None  # the innermost of those that are lifted
 
     def trace(self, block: Block, start: int, env: dict[Value, Abs]) -> Trace:
@@ -191,6 +201,7 @@ class _Specialiser:
             derived=self.derived,
             ops=self.ops,
             misfit=misfit,
+            writes=self.writes,
         )
 
     def known_to_call(self, names: Iterable[str]) -> frozenset[str]:
@@ -255,6 +266,8 @@ class _Specialiser:
         reason = ends_region(op)
         if reason:
             raise Stop(reason)
+        if self.writes and any(self._may_be_written(v, env) for v in free_values([op])):
+            raise Stop("reads what a norm before it has written")
         operands = operands_of(op, env)
         if self._undo:
             self.refresh(operands)
@@ -461,6 +474,7 @@ class _Specialiser:
             if self.b.autocast is not None:
                 args = under_autocast(self.b, record.name, args)
             found = record.lower(self.b, *args)
+            self._note_writes(operands, mark[5])
         except Unsupported as why:
             self.reset(mark)
             if self.floats and any(has_float(x) for x in args):
@@ -483,6 +497,21 @@ class _Specialiser:
             cls = class_of_result(f"torch.{record.name.partition('.')[0]}", record.result_names)
             return [self._noted(Abs(Seq(RESULTS.get(cls, tuple), parts)), record, made)]
         return [self._noted(self._result(found, kind, origin, None), record, made)]
+
+    def _may_be_written(self, v: Value, env: Mapping[Value, Abs]) -> bool:
+        """Is it running statistics, or in their memory? What the region has made is not."""
+        if v not in self.statistics or v not in env:
+            return False
+        return any(inplace.root_of(x).origin is not None for x in tensors_in(env[v]))
+
+    def _note_writes(self, operands: Sequence[Abs], first: int) -> None:
+        """What the op writes into, from number `first` on, must be the caller's own tensors."""
+        for old, new in self.b.writes[first:]:
+            whole = (x for x in operands if x.value is old and isinstance(x.origin, Place))
+            x = next(whole, None)
+            if x is None or self.loop is not None or self.b.mask is not None:
+                raise Unsupported("writes statistics of its own, or in a loop or branch")
+            self.writes.append((x, Abs(new)))
 
     def _noted(self, result: Abs, record: Any, operands: Sequence[Abs]) -> Abs:
         """Keeps in mind how views were made, and what may share memory without being a view."""
@@ -526,7 +555,7 @@ class _Specialiser:
             self.reset(mark)
         raise NeedFloats from why
 
-    def mark(self) -> tuple[int, int, int, int, int]:
+    def mark(self) -> tuple[int, int, int, int, int, int]:
         program = self.b.program
         return (
             len(program.defs),
@@ -534,9 +563,10 @@ class _Specialiser:
             len(program.equalities),
             len(self._undo),
             len(program.delays),
+            len(self.b.writes),
         )
 
-    def reset(self, mark: tuple[int, int, int, int, int]) -> None:
+    def reset(self, mark: tuple[int, int, int, int, int, int]) -> None:
         """Forgets what an op that failed half-way left behind."""
         program = self.b.program
         for xs, before in reversed(self._undo[mark[3] :]):
@@ -548,6 +578,7 @@ class _Specialiser:
         del program.equalities[mark[2] :]
         for name in list(program.delays)[mark[4] :]:
             del program.delays[name]
+        del self.b.writes[mark[5] :], self.writes[mark[5] :]
 
     def inline(self, block: Block, env: dict[Value, Abs]) -> list[Abs]:
         for op in block.ops[:-1]:

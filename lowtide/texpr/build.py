@@ -84,6 +84,7 @@ class Builder:
         self.masks: str | None = None  # the kind of the op in it that reads what carries gradients
         self.unmasked = set[str]()  # made in it, of what was masked
         self.branched = False  # was any followed?
+        self.writes: list[tuple[Val, Val]] = []  # inputs, and what is to be written there at last
         self.ask: bounds.Ask = lambda _: None  # may split the signature by the answer
         self.answers: Mapping[Index, bool] = {}  # to what was asked before
         self.loops: list[int] = []  # the first definitions of the bodies that are followed

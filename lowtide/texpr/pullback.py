@@ -34,7 +34,7 @@ STABILISED: Final = frozenset({
 # squared deviations sum up to the same where the mean moves a little: it counts as a constant there
 CENTRED: Final = frozenset({
     "var", "var.unbiased", "var_mean", "var_mean.unbiased", "std", "std.unbiased", "std_mean",
-    "std_mean.unbiased", "layer_norm", "group_norm", "instance_norm",
+    "std_mean.unbiased", "layer_norm", "group_norm", "instance_norm", "batch_norm",
 })  # fmt: skip
 # of equal extremes the one whose index is returned gets everything; else they share it
 INDEXED: Final = frozenset({"max.dim", "min.dim"})

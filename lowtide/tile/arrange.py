@@ -230,6 +230,9 @@ class Arrangement:
         rounds = -(-rows // (most * self.target.threads))
         tile = -(-rows // (rounds * self.target.threads))
         along = any(i.vector is main for i in self.all_items())
+        largest = max(self.all_items(), key=lambda i: math.prod(map(self.extent, i.loops)))
+        if largest.vector is main and tile < self.lanes:
+            return min(most, self.lanes)  # a part of a vector takes as long as the whole
         for step in ROWS_STEPS if tile > ROWS_STEPS[0] else (1,):
             step *= 4 if along else 1
             found = min(most, -(-tile // step) * step)

@@ -63,7 +63,11 @@ def shifted(x: Tensor, a: Tensor) -> Tensor:
 
 
 def turned(x: Tensor) -> Tensor:
-    return x.t() + 1
+    return x.t() + 1  # lies as x does
+
+
+def transposed(x: Tensor) -> Tensor:
+    return x.t().contiguous() + 1
 
 
 def clamped(x: Tensor, a: Tensor) -> Tensor:
@@ -101,7 +105,8 @@ def written_first(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         (image, (IMAGE.to(memory_format=torch.channels_last),), [("x0",)]),
         (image, (IMAGE[..., ::2],), [()]),
         (shifted, (X, A), [()]),
-        (turned, (SQUARE,), [()]),
+        (turned, (SQUARE,), [("x0",)]),
+        (transposed, (SQUARE,), [()]),
         (clamped, (X, A), [()]),
         (spread, (X, A), [("x0",)]),
         (widened, (X, A), [()]),

@@ -112,6 +112,8 @@ NORMS: list[tuple[Any, ...]] = [
     ("batch_norm", X, floats(6), floats(6).abs()),
     ("batch_norm", floats(5, 6), floats(6), floats(6).abs(), W, B, False, 0.1, 1e-3),
     ("batch_norm", X, floats(5), floats(5).abs()),
+    ("batch_norm", X, None, None, W, B, True),
+    ("batch_norm", floats(5, 6), None, None, None, B, True),
     ("group_norm", X, 3, W, B), ("group_norm", X, 6), ("group_norm", X, 1, W, B, 1e-3),
     ("group_norm", X, 4, W, B), ("group_norm", floats(5, 6), 2, W, B),
     ("instance_norm", X), ("instance_norm", X, None, None, W, B),
@@ -207,8 +209,6 @@ def test_loss(case: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        ("batch_norm", X, floats(6), floats(6).abs(), W, B, True),
-        ("batch_norm", X, None, None, W, B, True),
         ("scaled_dot_product_attention", *_qkv(6, 7, 8, 8), None, 0.1),
         ("F.softmax", floats(6, 7)),
         ("matmul", torch.ones(6, 6, dtype=torch.bool), torch.ones(6, 6, dtype=torch.bool)),

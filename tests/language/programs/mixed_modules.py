@@ -427,7 +427,7 @@ class DefaultsInForward(nn.Module):
 class ConvNet(nn.Module):
     def __init__(self):
         super().__init__()
-        self.c1 = nn.Conv2d(3, 4, 3, padding=1)
+        self.c1 = nn.Conv2d(3, 4, 3, padding=1, bias=False)  # whose gradient would be rounding
         self.bn = nn.BatchNorm2d(4)
         self.c2 = nn.ConvTranspose2d(4, 2, 2, stride=2)
         self.pool = nn.AdaptiveAvgPool2d((2, 2))
