@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -139,8 +139,6 @@ class Ledger(TorchDispatchMode):
         self.notes: dict[str, None] = {}
         self.name, self.loc, self.kind = "", UNKNOWN_LOC, _TORCH
         self.places: dict[int, tuple[str, Loc]] = {}  # of autograd's nodes, by their numbers
-        self.peaks: dict[Hashable, int] = {}  # of what was done `within`
-        self._open: list[Hashable] = []
         self._clock = 0
         self._peak_clock = 0
         self._peak_inside = Held(name="", nbytes=0, kind="", loc=UNKNOWN_LOC)
@@ -172,8 +170,6 @@ class Ledger(TorchDispatchMode):
         now_bytes = self.live_bytes + nbytes
         self.growth_bytes = max(self.growth_bytes, now_bytes - self._before_bytes)
         self.inside_bytes = max(self.inside_bytes, nbytes)
-        for key in self._open:
-            self.peaks[key] = max(self.peaks[key], now_bytes)
         if now_bytes > self.peak_bytes:
             self.peak_bytes = now_bytes
             self._peak_clock = self._clock
@@ -217,16 +213,6 @@ class Ledger(TorchDispatchMode):
         self._enter(
             Entry(name=self.name, kind=self.kind, loc=self.loc, nbytes=nbytes, born=self._clock)
         )
-
-    @contextlib.contextmanager
-    def within(self, key: Hashable) -> Generator[None]:
-        """What is held at most inside is noted in `peaks`, too."""
-        self.peaks[key] = max(self.peaks.get(key, 0), self.live_bytes)
-        self._open.append(key)
-        try:
-            yield
-        finally:
-            self._open.remove(key)
 
     @contextlib.contextmanager
     def aside(self, nbytes: int) -> Generator[None]:

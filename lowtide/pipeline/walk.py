@@ -14,7 +14,6 @@ call would fail there too: `fails`.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -31,7 +30,7 @@ from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.checkpoint import NOT_AGAIN, as_section
-from lowtide.pipeline.budget.chunks import Rehearsed, RunBlock
+from lowtide.pipeline.budget.chunks import RunBlock
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
@@ -100,7 +99,8 @@ class Walk:
         self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
         self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
-        played = PlayedArena(driver.is_tight or arena.is_tight(), is_used=on_host)
+        is_tight = driver.is_tight or arena.is_tight()
+        played = PlayedArena(is_tight, is_used=on_host, is_trimmed=driver.is_tight)
         self.ledger = virtual.ledger if virtual is not None else Ledger(played, of_host=on_host)
         self._virtual = virtual
         self._known: dict[int, torch.Tensor] = {}
@@ -353,8 +353,7 @@ class Walk:
         values = [env[v] for v in op.operands]
         _keep(env, alive)
         self.ledger.at("chunks", op.loc)
-        within = functools.partial(self.ledger.within, op.attrs.get("ops"))
-        return run_section(op, values, runs, Rehearsed(at_most=SHOWN_CHUNKS, within=within))
+        return run_section(op, values, runs, SHOWN_CHUNKS)
 
     def _runner(self, plan: BlockPlan, block: Block) -> RunBlock:
         return lambda given: self._block(plan, dict(zip(block.args, given, strict=True)))

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from lowtide.runtime import arena
+
 _RESIDENT = 1  # of the numbers in /proc/self/statm, in pages
 
 
@@ -35,7 +37,12 @@ class Trimmer:
         self._start_bytes = resident_bytes()
 
     def check(self) -> None:
-        """Before an op: gives free pages back if it might need more than is left beside them."""
+        """Before an op: gives free pages back if it might need more than is left beside them, those
+        of the arena first, which come back for less."""
+        now_bytes = resident_bytes()
+        if now_bytes and now_bytes - self._start_bytes <= self._limit_bytes:
+            return
+        arena.empty_cache()
         trim = _malloc_trim()
         if trim is None or resident_bytes() - self._start_bytes <= self._limit_bytes:
             return

@@ -28,14 +28,16 @@ class Block:
 
 
 class PlayedArena:
-    """See the module's text. `is_tight`: as after `arena.keep_tight()`. `is_used`: not on
-    GPUs."""
+    """See the module's text. `is_tight`: as after `arena.keep_tight()`; `is_trimmed`: with a
+    `heap.Trimmer`, so that no free block counts. `is_used`: not on GPUs."""
 
-    def __init__(self, is_tight: bool = False, is_used: bool = True) -> None:
+    def __init__(
+        self, is_tight: bool = False, is_used: bool = True, is_trimmed: bool = False
+    ) -> None:
         self._is_used = is_used
         self.reserved_bytes = 0
         self._is_tight = is_tight
-        self._cap_bytes = config.current().arena_cap_bytes
+        self._cap_bytes = 0 if is_trimmed else config.current().arena_cap_bytes
         self._warm_bytes = 0
         self._free: list[Block] = []  # in the order of freeing
 

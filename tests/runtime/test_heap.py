@@ -83,8 +83,8 @@ def test_each_thread_has_the_call_that_it_is_in() -> None:
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc")
 def test_what_is_resident_is_this_process() -> None:
     before = heap.resident_bytes()
-    x = torch.ones(20 * MB // 4)
-    assert heap.resident_bytes() - before > 15 * MB
+    x = torch.ones(64 * MB // 4)  # mapped, whatever holes there are
+    assert heap.resident_bytes() - before > 48 * MB
     del x
 
 
