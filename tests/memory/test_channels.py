@@ -1,4 +1,4 @@
-"""Batch norm in training, done in chunks of channels: each has its own statistics."""
+"""Norms in training that PyTorch runs, done in chunks of channels: each has its own statistics."""
 
 from __future__ import annotations
 
@@ -34,16 +34,20 @@ def of_instances(x: Tensor, mean: Tensor, var: Tensor, w: Tensor, b: Tensor) -> 
 
 
 def read_afterwards(x: Tensor, mean: Tensor, var: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    y = F.batch_norm(x, mean, var, w, b, training=True)
+    y = F.instance_norm(x, mean, var, w, b, use_input_stats=True)
     return y - mean[:, None]
 
 
 def twice(x: Tensor, mean: Tensor, var: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    y = torch.tanh(F.batch_norm(x, mean, var, w, b, training=True))
-    return F.batch_norm(y, mean, var, w, b, training=True)
+    y = torch.tanh(F.instance_norm(x, mean, var, w, b, use_input_stats=True))
+    return F.instance_norm(y, mean, var, w, b, use_input_stats=True)
 
 
-CUT = (normed, without_statistics, of_instances)
+def followed(x: Tensor, mean: Tensor, var: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.leaky_relu(of_instances(x, mean, var, w, b), 0.1)
+
+
+CUT = (of_instances, followed)
 WHOLE = (read_afterwards, twice)
 
 
@@ -83,6 +87,11 @@ def test_as_without_chunks(program: Callable[..., Tensor], chunks: int) -> None:
     torch.testing.assert_close(trained(driver, args), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("program", [normed, without_statistics])
+def test_norms_in_kernels_stay_whole(program: Callable[..., Tensor]) -> None:
+    assert planned(program, inputs(), 4) is None
+
+
 @pytest.mark.parametrize("program", WHOLE)
 def test_statistics_that_others_read_stay_whole(program: Callable[..., Tensor]) -> None:
     assert planned(program, inputs(), 4) is None
@@ -90,20 +99,20 @@ def test_statistics_that_others_read_stay_whole(program: Callable[..., Tensor]) 
 
 def test_statistics_that_share_memory_stay_whole() -> None:
     args = inputs()
-    assert planned(normed, args, 4) is not None
+    assert planned(of_instances, args, 4) is not None
     both = torch.rand(24, dtype=f64)
     args[1], args[2] = both[:12], both[12:]
-    assert planned(normed, args, 4) is None
+    assert planned(of_instances, args, 4) is None
 
 
 def test_statistics_with_gradients_stay_whole() -> None:
     args = inputs()
     args[1].requires_grad_()
-    assert planned(normed, args, 4) is None
+    assert planned(of_instances, args, 4) is None
 
 
 @pytest.mark.parametrize("chunks", [3, 12])
-@pytest.mark.parametrize("program", [normed, of_instances])
+@pytest.mark.parametrize("program", [of_instances, followed])
 @pytest.mark.parametrize("last", [True, False])
 def test_results_lie_as_without_chunks(
     program: Callable[..., Tensor], chunks: int, last: bool
@@ -139,7 +148,7 @@ class Levels(nn.Module):
 
 
 def test_a_network_with_batch_norms_is_trained_at_a_third() -> None:
-    """Of what it needs without a budget: segments lie within segments, their norms in chunks."""
+    """Of what it needs without a budget: segments lie within segments."""
     torch.manual_seed(0)
     model = Levels().double().train()
     x = torch.randn(8, 3, 64, 64, dtype=f64, requires_grad=True)

@@ -167,7 +167,7 @@ def test_a_gradient_is_written_beside_what_lies_in_the_cotangent() -> None:
     values = [torch.zeros(4, 3), torch.zeros(4, 3)]
     g = torch.arange(12.0).view(4, 3)
     expected = g.clone()
-    found = Gradients(values, (), {0: g})
+    found = Gradients(values, {0: g})
     cuts = (Cut(0), Cut(0))
     for start in (2, 0):
         span = Span(start, 2, 4)
@@ -182,11 +182,11 @@ def test_a_gradient_is_written_beside_what_lies_in_the_cotangent() -> None:
 
 def test_chunks_that_give_nothing_leave_zeros() -> None:
     x, g = torch.zeros(6), torch.arange(6.0)
-    found = Gradients([x], (), {0: g})
+    found = Gradients([x], {0: g})
     for start, part in ((4, torch.ones(2)), (2, None), (0, torch.ones(2))):
         found.add([part], (Cut(0),), Span(start, 2, 6))
     torch.testing.assert_close(found.rows[0], torch.tensor([1.0, 1, 0, 0, 1, 1]))
-    late = Gradients([x], (), {0: torch.arange(6.0)})
+    late = Gradients([x], {0: torch.arange(6.0)})
     for start, part in ((4, None), (2, None), (0, torch.ones(2))):
         late.add([part], (Cut(0),), Span(start, 2, 6))
     torch.testing.assert_close(late.rows[0], torch.tensor([1.0, 1, 0, 0, 0, 0]))

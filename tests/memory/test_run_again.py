@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +15,12 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.cheapest import cheapest
 from lowtide.pipeline.budget.effects import Effects
 from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.handing_over import hand_over
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.products import is_product
-from lowtide.pipeline.budget.relief import in_order, leaves, outermost, relieved
 from lowtide.pipeline.budget.rewrite import Known, with_sections
 from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.driver import Driver
@@ -140,23 +141,22 @@ def test_segments_within_segments(program: Any) -> None:
     assert all(g.requires_grad for g in again)
 
 
-def test_what_is_relieved_lies_within_or_apart() -> None:
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_the_fewer_bytes_the_more_is_computed_again(in_chunks: bool) -> None:
     args = inputs()
     sections = Sections(two, args)
     cutter = sections.cutter
-    seen = 0
-    for segments in cutter.lists({}):
-        assert outermost(segments) == leaves(segments) == segments
-        for others in relieved(cutter, segments, segments[-1:]):
-            seen += 1
-            assert in_order(others) == others
-            assert others != segments
-            for a in others:
-                for b in others:
-                    apart = a.stop <= b.start or b.stop <= a.start
-                    within = a.start >= b.start and a.stop <= b.stop
-                    assert apart or within or (b.start >= a.start and b.stop <= a.stop)
-    assert seen
+    most_bytes = cutter.beside(dict.fromkeys(sections.runs, 4) if in_chunks else {})
+    assert cheapest(cutter, most_bytes * 2) == []
+    costs: list[int] = []
+    while (segments := cheapest(cutter, most_bytes)) is not None:
+        costs.append(cutter.cost(segments))
+        for a, b in itertools.combinations(segments, 2):
+            apart = a.stop <= b.start or b.stop <= a.start
+            assert apart or (a.start <= b.start and b.stop <= a.stop)  # outer ones come first
+        most_bytes *= 0.9
+    assert len(set(costs)) > (not in_chunks)
+    assert costs == sorted(costs)
 
 
 def test_a_cotangent_that_is_handed_over_goes_when_it_is_read() -> None:

@@ -11,7 +11,6 @@ backward pass the gradients of its operands, chunk by chunk.
     cuts      where each operand is cut, None if each chunk needs the whole
     joins     the dim along which each result is joined, None for what is the same in all chunks
     sources   of each result the operands that a graph of it may come from; absent: all
-    formats   how the chunks lie in memory
     orders    of each result the dims in the order of memory, which a chunk of one point does not
               tell; absent: in that of their numbers
     updated   operands that the first run only writes: not saved, nor there when it runs again
@@ -30,7 +29,6 @@ backward pass the gradients of its operands, chunk by chunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -38,21 +36,12 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lowtide.ir.core import Op
-from lowtide.pipeline.budget.cut import Cut, Form, Plain, Span, form_of
-from lowtide.pipeline.budget.formats import Formats, order_of, turned_at
+from lowtide.pipeline.budget.cut import Cut, Form, Plain, Span, form_of, order_of
 from lowtide.pipeline.budget.handing_over import hand_over
 from lowtide.pipeline.budget.operand_gradients import Gradients
 
 Tensor = torch.Tensor
 RunBlock = Callable[[list[Any]], list[Any]]  # block arguments → operands of its terminator
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsed:
-    """Of a section that is only rehearsed: `at_most` so many chunks, the backward pass `within`."""
-
-    at_most: int
-    within: Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +55,8 @@ class Recorded:
 class Chunks:
     """See the module's text."""
 
-    def __init__(self, op: Op, runs: Sequence[RunBlock], rehearsed: Rehearsed | None) -> None:
+    def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
+        """`shown`: so many chunks of it are rehearsed, for all."""
         self.run = runs[0]
         self.run_again = runs[1 if "again" in op.attrs else 0]
         self.run_recalled = runs[-1]
@@ -82,11 +72,10 @@ class Chunks:
         )
         self.updated = cast("Sequence[int]", op.attrs.get("updated", ()))
         self.counters = cast("Sequence[int]", op.attrs.get("counters", ()))
-        self.formats = cast("Formats | None", op.attrs.get("formats"))
         self.orders = cast("Sequence[Sequence[int] | None] | None", op.attrs.get("orders"))
         self.end = cast("int | None", op.attrs.get("end"))
         self.unread = cast("Sequence[Form | Plain] | None", op.attrs.get("unread"))
-        self.rehearsed = rehearsed
+        self.shown = shown
         self.keeps = False  # whether there will be a backward pass
         self.carrying: Sequence[bool] = ()  # if so, which operands carry gradients
         self._recorded: dict[int, Recorded] = {}  # by the chunk's start
@@ -149,7 +138,7 @@ class Chunks:
         they may be written."""
         del kept
         over = self._over(values, wanted, cotangents, free, spent)
-        found = Gradients(values, () if self.formats is None else self.formats.operands, over)
+        found = Gradients(values, over)
         for span in reversed(list(self.spans(values))):
             given = self.cotangents(cotangents, span)
             known = self._recorded.pop(span.start, None)
@@ -235,7 +224,7 @@ class Chunks:
         extent = self.extent(values)
         count = min(self.chunks, extent)
         kept = count - min(self.kept_chunks, count - 1)
-        shown = kept if self.rehearsed is None else min(self.rehearsed.at_most, kept)
+        shown = kept if self.shown is None else min(self.shown, kept)
         for k in (*range(shown), *range(kept, count)):
             start, stop = -(-k * extent // count), -(-(k + 1) * extent // count)
             unseen = kept - shown if k == shown - 1 else 0
@@ -243,19 +232,17 @@ class Chunks:
 
     def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
         """What a chunk sees of each operand. None: what is updated, in the backward pass."""
-        found = [
+        return [
             v if c is None or v is None else c.of(v, span.start, span.size)
             for v, c in zip(values, self.cuts, strict=True)
         ]
-        return found if self.formats is None else turned_at(self.formats.operands, found)
 
     def cotangents(self, whole: Sequence[Tensor | None], span: Span) -> list[Tensor | None]:
         """What a chunk gets of the cotangents of the results."""
-        found = [
+        return [
             None if c is None else _given(c, d, span)
             for c, d in zip(whole, self.joins, strict=True)
         ]
-        return found if self.formats is None else turned_at(self.formats.results, found)
 
     def join(
         self, results: list[Any], part: Sequence[Any], joins: Sequence[int | None], span: Span
@@ -272,8 +259,6 @@ class Chunks:
         self, part: Sequence[Any], joins: Sequence[int | None]
     ) -> Sequence[Sequence[int] | None]:
         """Of the dims of each result; None where the first chunk tells."""
-        if self.formats is not None:
-            return self.formats.orders
         orders = self.orders or [range(r.dim()) if isinstance(r, Tensor) else None for r in part]
         rows = zip(part, joins, orders, strict=True)
         return [

@@ -65,3 +65,8 @@ class Plain:
     """A value that is no tensor."""
 
     value: Any
+
+
+def order_of(x: Tensor) -> tuple[int, ...]:
+    """The dims of x as they lie in memory, the outermost first."""
+    return tuple(sorted(range(x.dim()), key=lambda d: (-x.stride(d), d)))

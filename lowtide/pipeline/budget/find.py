@@ -22,13 +22,12 @@ from typing import Any, Final
 import torch
 
 from lowtide.ir import opdefs
-from lowtide.ir.core import Op, Value
+from lowtide.ir.core import Op, Value, free_values
 from lowtide.memory.convolution import lies_last
 from lowtide.memory.ledger import Ledger
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of, tensors_in
-from lowtide.pipeline.budget.cut import Cut
-from lowtide.pipeline.budget.formats import order_of
-from lowtide.pipeline.budget.independence import Dependent, Needs, cut_results
+from lowtide.pipeline.budget.cut import Cut, order_of
+from lowtide.pipeline.budget.independence import Dependent, Needs, cut_results, is_lowered
 from lowtide.pipeline.budget.loops import Loops
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.followed import run_on_meta
@@ -48,7 +47,7 @@ def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Ca
     with Ledger(PlayedArena()), torch.no_grad():
         while pos < stop:
             is_loop = outer.ops[pos].name == "loop"
-            best = loops.candidate(pos) if is_loop else finder.farthest(pos)
+            best = loops.candidate(pos) if is_loop else finder.found(pos)
             if best is not None:
                 found.append(best)
             pos = best.stop if best is not None else pos + 1
@@ -72,6 +71,32 @@ class _Finder:
         self.ops = outer.ops
         self.last = last
         self.known = outer.known
+
+    def found(self, start: int) -> Candidate | None:
+        """The run that gets farthest, less what belongs to the kernel before it: an activation that
+        nothing else reads than the run, of a norm that nothing else reads than the activation."""
+        best = self.farthest(start)
+        while best is not None and self._belongs_before(best.start):
+            later = (p for p in range(best.start + 1, best.stop) if self.ops[p].name != "const")
+            other = self._longest(next(later, best.start))
+            if other is None or other.start == best.start or other.stop < best.stop:
+                break
+            best = other
+        return best
+
+    def _belongs_before(self, pos: int) -> bool:
+        """Is the op a kernel's that continues one from before it?"""
+        op, outer = self.ops[pos], self.outer
+        if not op.name.startswith("torch.") or not opdefs.has_kind(op.name, ("pointwise",)):
+            return False
+        held = {storage_of(x) for v in op.operands for x in outer.tensors(v)} - outer.given
+        made = [outer.made_at[s] for s in held if s in outer.made_at]
+        later = (v for o in self.ops[pos + 1 :] for v in free_values([o]))
+        is_read = any(storage_of(x) in held for v in later for x in outer.tensors(v))
+        return bool(made) and not is_read and all(map(self._is_lowered, range(min(made), pos + 1)))
+
+    def _is_lowered(self, pos: int) -> bool:
+        return is_lowered(self.ops[pos], [self.known.get(v) for v in self.ops[pos].operands])
 
     def farthest(self, start: int) -> Candidate | None:
         """The run that gets farthest, from this op on or from one that it reaches."""

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 
+from lowtide.ir import opdefs
 from lowtide.ir.core import Block, Op, Value
 from lowtide.pipeline.abstract import Abs, Map, Place, Seq
 from lowtide.pipeline.budget.candidate import tensors_in
@@ -32,7 +33,7 @@ from lowtide.pipeline.budget.torch_rules import (
 )
 from lowtide.pipeline.lifting import inplace
 from lowtide.pipeline.signature import CONSTANT, Binding
-from lowtide.pipeline.specialise import specialise
+from lowtide.pipeline.specialise import Trace, specialise
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Val
 from lowtide.texpr.expr import Def, Load, Program
@@ -46,6 +47,8 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
 
     `values`: one for each operand. Raises Dependent and Needs."""
     rule = rule_of(op, values)
+    if op.name in opdefs.STATISTICS and rule is not None and is_lowered(op, values):
+        raise Dependent("takes the whole batch, in kernels that keep no more than they read")
     if rule is not None:
         names = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
         count = len(values) - len(names)
@@ -54,22 +57,14 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
         if any(dim >= x.dim() for x in tensors_in(results) for dim in [found[id(x)]]):
             raise Dependent("reduces everything")
         return found
-    given = dict(zip(op.operands, values, strict=True))
-    live = [v for v in given if tensors_in(given[v]) or isinstance(given[v], list)]
-    constants = [
-        Op(name="const", attrs={"value": x}, results=[v]) for v, x in given.items() if v not in live
-    ]
-    block = Block(live, [*constants, *_on_a_copy(op), Op(name="yield", operands=list(op.results))])
-    inputs = [given[v] for v in live]
     try:
-        binding = Binding(inputs, _Constants(), True)
-        trace = specialise(block, 0, live, binding, {}, {})
+        trace, binding, inputs = _lowered(op, values)
+    except Dependent:
+        raise
     except Exception as fault:  # whatever a lowering says of what it does not take
         if is_pointwise(op):  # of complex numbers, say
             return pointwise(values, {}, results, cut)
         raise Dependent(str(fault)) from fault
-    if trace.stop < len(block.ops) or trace.misfit:
-        raise Dependent(trace.reason)
     sources = {name: _at(inputs, place) for name, place in binding.tensors.items()}
     known = _follow(trace.builder.program, sources, cut)
     found: dict[int, int] = {}
@@ -79,6 +74,36 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
             if dim is not None:
                 found[id(tensor)] = dim
     return found
+
+
+def is_lowered(op: Op, values: Sequence[Any]) -> bool:
+    """Is the op with these operands a kernel's, or Python's, and not PyTorch's?"""
+    if op.name == "call_torch":
+        return False
+    if op.name != "mutate" and not op.name.startswith("torch."):
+        return True
+    try:
+        _lowered(op, values)
+    except Exception:  # whatever a lowering says of what it does not take
+        return False
+    return True
+
+
+def _lowered(op: Op, values: Sequence[Any]) -> tuple[Trace, Binding, list[Any]]:
+    """The op alone as a region, what that is bound to, and its tensors; raises Dependent, and what
+    lowerings raise."""
+    given = dict(zip(op.operands, values, strict=True))
+    live = [v for v in given if tensors_in(given[v]) or isinstance(given[v], list)]
+    constants = [
+        Op(name="const", attrs={"value": x}, results=[v]) for v, x in given.items() if v not in live
+    ]
+    block = Block(live, [*constants, *_on_a_copy(op), Op(name="yield", operands=list(op.results))])
+    inputs = [given[v] for v in live]
+    binding = Binding(inputs, _Constants(), True)
+    trace = specialise(block, 0, live, binding, {}, {})
+    if trace.stop < len(block.ops) or trace.misfit:
+        raise Dependent(trace.reason)
+    return trace, binding, inputs
 
 
 def is_pointwise_write(op: Op) -> bool:

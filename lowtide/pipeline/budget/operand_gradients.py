@@ -9,33 +9,25 @@ In: for each chunk, the gradient of each operand's part. Out: a gradient for eac
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from lowtide.pipeline.budget.candidate import storage_of
 from lowtide.pipeline.budget.cut import Cut, Span
-from lowtide.pipeline.budget.formats import lying_as
 
 Tensor = torch.Tensor
 
 
 class Gradients:
-    """Gradients of operands, as sums over chunks. `turned`: operands whose parts lie in another
-    format than these gradients; `over`: cotangents, by the operand whose gradient is written into
-    their memory, each chunk when it is done with its part."""
+    """Gradients of operands, as sums over chunks. `over`: cotangents, by the operand whose gradient
+    is written into their memory, each chunk when it is done with its part."""
 
-    def __init__(
-        self,
-        values: Sequence[Any],
-        turned: Container[int] = (),
-        over: Mapping[int, Tensor] | None = None,
-    ) -> None:
+    def __init__(self, values: Sequence[Any], over: Mapping[int, Tensor]) -> None:
         self.rows: list[Tensor | None] = [None] * len(values)
-        self._turned = turned
         self._values = values
-        self._over = over or {}
+        self._over = over
         self._written = {storage_of(x) for x in self._over.values()}
         self._own: set[int] = set()  # others may be a cotangent itself, or that of two operands
         self._is_first = True
@@ -55,7 +47,7 @@ class Gradients:
     def _add_whole(self, k: int, g: Tensor) -> None:
         whole = self.rows[k]
         if whole is None:
-            self.rows[k] = lying_as(g, self._values[k]) if k in self._turned else g
+            self.rows[k] = g
         else:
             self.rows[k] = whole.add_(g) if k in self._own else whole + g
             self._own.add(k)

@@ -17,7 +17,6 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_op, with_block
 from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.cut import Form, Plain
-from lowtide.pipeline.budget.formats import Formats
 from lowtide.pipeline.budget.recalled import recalled
 from lowtide.pipeline.budget.section import SECTION
 
@@ -56,13 +55,12 @@ def of_no_op(_: Op) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Of each candidate: where graphs of its results come from, see `chunks`; and the formats of
-    its chunks. `form_of` a value, None where that is not known; whether an op `is_product`."""
+    """Of each candidate where graphs of its results come from, see `chunks`; `form_of` a value,
+    None where that is not known; whether an op `is_product`."""
 
     sources: Sources = of_all
     form_of: Callable[[Value], Form | Plain | None] = of_all
     is_product: Callable[[Op], bool] = of_no_op
-    formats: Mapping[Candidate, Formats] = field(default_factory=dict[Candidate, Formats])
 
 
 _KEEPING: Final = frozenset(("kept", "products", "carried"))
@@ -209,16 +207,13 @@ def _recalling(ops: list[Op], run: Candidate, products: Values) -> Block | None:
 def _section(bodies: Bodies, row: Row, known: Known) -> Op:
     run = row.run
     blocks = [bodies.first]
-    sources, formats = known.sources(run), known.formats.get(run)
-    how: dict[str, Any] = {"ops": (run.start, run.stop), "chunks": row.chunks}
+    sources = known.sources(run)
+    how: dict[str, Any] = {"chunks": row.chunks}
     how |= {"cuts": run.cuts, "joins": run.joins}
     if sources is not None:
         how["sources"] = sources
-    if row.chunks > 1:
-        if formats is not None:
-            how["formats"] = formats
-        elif any(o is not None and sorted(o) != list(o) for o in run.orders):
-            how["orders"] = run.orders
+    if row.chunks > 1 and any(o is not None and sorted(o) != list(o) for o in run.orders):
+        how["orders"] = run.orders
     if row.kept:
         how["kept"] = row.kept
     if row.products:

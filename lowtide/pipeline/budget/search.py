@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -31,16 +31,15 @@ from lowtide.ir.core import Function, Value
 from lowtide.pipeline import faults
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.cheapest import cheapest
 from lowtide.pipeline.budget.decided import decided
 from lowtide.pipeline.budget.effects import Effects
 from lowtide.pipeline.budget.find import candidates
-from lowtide.pipeline.budget.find_formats import formats_of
-from lowtide.pipeline.budget.formats import Formats
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.products import Choice, is_product, worth_keeping
-from lowtide.pipeline.budget.relief import leaves, relieved
-from lowtide.pipeline.budget.rewrite import NOTHING, UNKNOWN, Kept, Known, Made, with_sections
+from lowtide.pipeline.budget.rewrite import NOTHING, UNKNOWN, Kept, Made, with_sections
 from lowtide.pipeline.budget.segments import Cutter
+from lowtide.pipeline.budget.turned import turned
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.signature import CPU
@@ -53,8 +52,7 @@ _HALF: Final = 0.5  # of all that is made
 _MOST: Final = 0.75
 _LARGE: Final = 16  # of all that is made, one part is worth being done in chunks in a segment
 _CHUNKS: Final = 4  # of it, and times as many
-_FULL: Final = 0.97  # times the peak, a segment's own is to be lowered
-_PATIENCE: Final = 4  # lists of segments that may be worse than one before
+_FEWER: Final = 0.93  # times as many bytes for the next list of segments
 _SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
 _WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same, where products of the others are kept; or none
 _MOST_KEPT: Final = 8  # chunks; each is rehearsed
@@ -64,18 +62,12 @@ Chunks = Mapping[Candidate, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A driver that keeps to `memory`, and resident to `needed_bytes`; `growth_bytes`: what one op
-    adds at most, None where the C library's heap holds nothing of it; `peaks`: in the backward
-    passes of sections, by their ops."""
+    adds at most, None where the C library's heap holds nothing of it."""
 
     driver: Driver
     memory: MemoryPlan
     needed_bytes: int
     growth_bytes: int | None
-    peaks: Mapping[Hashable, int]
-
-    def peak_of(self, segment: Candidate) -> int:
-        """What is allocated at most in the segment's backward pass."""
-        return self.peaks.get((segment.start, segment.stop), 0)
 
     @property
     def peak_bytes(self) -> int:
@@ -105,11 +97,12 @@ def path(
     walk = Walk(driver, args)
     yield _plan(driver, walk)
     driver = Driver(_decided(driver, args), tiles=driver.tiles)
+    yield _Trials(driver, args).plan({})
+    driver = Driver(_turned(driver, args), tiles=driver.tiles)
     trials = _Trials(driver, args)
     yield trials.plan({})
     parts = _parts(driver, args, walk.records)
     found, cutter, trials.choices = parts.runs, parts.cutter, parts.choices
-    trials.known = Known(formats=parts.formats)
     roads = [_in_chunks(trials, found, walk.records, may_keep)]
     if cutter is not None:
         trials.known = replace(
@@ -136,35 +129,25 @@ def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) ->
         [[], large] if large else [[]]
     )  # none in chunks, the large ones, all: ever finer
     for parts in (*stages, *[found] * _MOST_STEPS):
-        chunks = {c: c.more(chunks.get(c, 1), _CHUNKS) for c in parts}
+        finer = {c: c.more(chunks.get(c, 1), _CHUNKS) for c in parts}
+        if finer == chunks and parts:
+            break
+        chunks = finer
         before, least = least, min((yield from _with_segments(trials, cutter, chunks)), least)
         if parts is found and least == before:
             break
 
 
 def _with_segments(trials: _Trials, cutter: Cutter, chunks: Chunks) -> Generator[Plan, None, float]:
-    """Beside these chunks. After the lists, the best one is changed where it holds the most; gives
-    the least peak."""
-    rows: list[tuple[Plan, list[Candidate]]] = []
-    least = math.inf
-    for segments in cutter.lists(chunks):
-        rows.append((trials.plan({**dict.fromkeys(segments, 1), **chunks}), segments))
-        yield rows[-1][0]
-        if _least(rows[:-_PATIENCE]) < _least(rows[-_PATIENCE:]):
-            break
-    while rows:
-        best, segments = min(rows, key=lambda row: row[0].peak_bytes)
-        least = best.peak_bytes
-        full = [c for c in leaves(segments) if best.peak_of(c) >= _FULL * best.peak_bytes]
-        others = sorted(relieved(cutter, segments, full), key=cutter.cost)
-        rows = [(trials.plan({**dict.fromkeys(x, 1), **chunks}), x) for x in others]
-        rows = [row for row in rows if row[0].peak_bytes < best.peak_bytes]
-        yield from (plan for plan, _ in rows)
+    """Beside these chunks, for ever fewer bytes; gives the least peak."""
+    least, before = math.inf, list[Candidate]()
+    most_bytes = cutter.beside(chunks)
+    while (segments := cheapest(cutter, most_bytes := most_bytes * _FEWER)) is not None:
+        if segments != before:
+            plan = trials.plan({**dict.fromkeys(segments, 1), **chunks})
+            least, before = min(least, plan.peak_bytes), segments
+            yield plan
     return least
-
-
-def _least(rows: Sequence[tuple[Plan, object]]) -> float:
-    return min((plan.peak_bytes for plan, _ in rows), default=math.inf)
 
 
 def _in_chunks(
@@ -201,17 +184,15 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
         memory=memory,
         needed_bytes=memory.peak_bytes + on_cpu * ledger.inside_bytes,
         growth_bytes=ledger.growth_bytes if on_cpu else None,
-        peaks=ledger.peaks,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """The runs that an axis cuts, and the formats of their chunks; where gradients are recorded
-    what makes segments, and which products are worth being kept."""
+    """The runs that an axis cuts; where gradients are recorded what makes segments, and which
+    products are worth being kept."""
 
     runs: Sequence[Candidate] = ()
-    formats: Mapping[Candidate, Formats] = field(default_factory=dict[Candidate, Formats])
     cutter: Cutter | None = None
     choices: Mapping[Candidate, Sequence[Choice]] = field(
         default_factory=dict[Candidate, Sequence[Choice]]
@@ -222,12 +203,10 @@ def _parts(driver: Driver, args: Sequence[Any], records: bool) -> _Parts:
     try:
         outer = Outer(driver, args)
         runs = candidates(outer)
-        formats = {c: made for c in runs if (made := formats_of(outer, c)) is not None}
         if not records:
-            return _Parts(runs=runs, formats=formats)
+            return _Parts(runs=runs)
         return _Parts(
             runs=runs,
-            formats=formats,
             cutter=Cutter(Effects(outer)),
             choices={c: worth_keeping(outer, c) for c in runs},
         )
@@ -241,6 +220,14 @@ def _decided(driver: Driver, args: Sequence[Any]) -> Function:
         return decided(driver, args)
     except Exception as fault:
         faults.survive(fault, f"{driver.function.name}: which branches its arguments decide")
+        return driver.function
+
+
+def _turned(driver: Driver, args: Sequence[Any]) -> Function:
+    try:
+        return turned(Outer(driver, args)) or driver.function
+    except Exception as fault:
+        faults.survive(fault, f"{driver.function.name}: how its images lie")
         return driver.function
 
 

@@ -9,7 +9,6 @@ Deep Nets with Sublinear Memory Cost"). Chunks for which there is room are not r
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence, Set
 from typing import Any, Final, cast
 
@@ -22,7 +21,7 @@ from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.autocast import Autocast
 from lowtide.pipeline.budget.candidate import storage_of
-from lowtide.pipeline.budget.chunks import Chunks, Rehearsed, RunBlock, Tensor, carries_gradient
+from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.pipeline.budget.generators import Generators
 from lowtide.pipeline.budget.stretches import Stretches
 from lowtide.runtime import heap, ours
@@ -35,11 +34,11 @@ _CUT_SHORT: Final = (
 
 
 def run_section(
-    op: Op, values: list[Any], runs: Sequence[RunBlock], rehearsed: Rehearsed | None = None
+    op: Op, values: list[Any], runs: Sequence[RunBlock], shown: int | None = None
 ) -> list[Any]:
-    """See the module's text. `runs`: of each block."""
+    """See the module's text. `runs`: of each block; `shown`: chunks that are rehearsed, for all."""
     records = torch.is_grad_enabled() and any(map(carries_gradient, values))
-    section = (Stretches if "carried" in op.attrs else Chunks)(op, runs, rehearsed)
+    section = (Stretches if "carried" in op.attrs else Chunks)(op, runs, shown)
     if records:
         ours.prepare()
         return list(_Recomputed.apply(section, *values))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
@@ -94,10 +93,7 @@ class _Recomputed(torch.autograd.Function):
         values = [x if x is not None else o for x, o in zip(saved[:count], others, strict=True)]
         wanted = [bool(n) for n in ctx.needs_input_grad[1:]]
         random, casts = ctx.random.again(values), ctx.autocast.again()
-        within = (
-            contextlib.nullcontext() if section.rehearsed is None else section.rehearsed.within()
-        )
-        with random, casts, watching.aside(), heap.trimming(ctx.trimmer), within:
+        with random, casts, watching.aside(), heap.trimming(ctx.trimmer):
             if torch.is_grad_enabled() or plain.in_transform(cotangents):
                 return None, *section.differentiable(values, wanted, cotangents)
             ctx.is_spent = bool(spent)

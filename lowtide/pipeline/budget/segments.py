@@ -1,7 +1,6 @@
 """Which runs of ops are worth being run again in the backward pass, though no axis cuts them.
 
-In: an `Outer`. Out: lists of `Candidate`s of one chunk, from those that do little again to those
-that do nearly all.
+In: an `Outer`. Out: `Candidate`s of one chunk, and what they make, keep and leave behind.
 
     a = relu(norm(conv(x)))       ┐ a segment: gives a, keeps x
     b = relu(norm(conv(a)))       ┘
@@ -9,24 +8,22 @@ that do nearly all.
     d = relu(norm(conv(c)))       ┘
     …                               the rest keeps what its gradients read, as ever
 
-A list is made for a number of bytes, which the backward pass shall not hold at once: what the
-segments so far keep, and what one of them makes inside. It ends where all of the rest may be kept,
-too. So the first segments are long, later ones shorter. Running statistics, counters of batches and
-the like are written once, in the forward pass: the block that runs again goes without them.
+Which of them are taken, for how many bytes, is said by `cheapest`. Running statistics, counters of
+batches and the like are written once, in the forward pass: the block that runs again goes without
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+import functools
+from collections.abc import Iterable, Mapping
 
-from lowtide.ir.core import Op, Value
+from lowtide.ir.core import Op, Value, free_values
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
 from lowtide.pipeline.budget.effects import Effects
-
-_FINER: Final = 0.9  # times as many bytes for the next list
-_MOST_LISTS: Final = 32
-_LEAST_FILLED: Final = 0.5  # of the room; beyond, the end with the fewest bytes is taken
+from lowtide.pipeline.budget.independence import is_lowered
+from lowtide.pipeline.budget.outer import Outer
+from lowtide.pipeline.budget.products import is_product
 
 
 class Cutter:
@@ -36,59 +33,41 @@ class Cutter:
         self.outer = outer = effects.outer
         self.effects = effects
         self.states = self._states()
-        self.made_bytes = outer.made_bytes  # less what is done in chunks
+        self.built_bytes = _built_bytes(outer)
+        self.made_bytes = self.built_bytes  # less what is done in chunks
+        self._held_at: dict[int, frozenset[int]] = {}
+        self._candidates: dict[tuple[int, int], Candidate | None] = {}
+        self.ends: list[int] = []  # of segments, beside what is done in chunks
         self.inside: set[int] = set()  # positions within what is done in chunks
 
-    def lists(self, chunks: Mapping[Candidate, int]) -> Iterator[list[Candidate]]:
-        """See the module's text. `chunks`: parts that are done in chunks, which no segment cuts."""
+    def beside(self, chunks: Mapping[Candidate, int]) -> float:
+        """From here on beside these parts, which are done in chunks and no segment cuts; gives the
+        bytes of all that is made."""
         self.inside = {pos for c in chunks for pos in range(c.start + 1, c.stop)}
-        self.made_bytes = list(self.outer.made_bytes)
+        self.made_bytes = list(self.built_bytes)
         for c, count in chunks.items():
             made, inner = sum(self.made_bytes[c.start : c.stop]), self.outer.inner_bytes(c)
             self.made_bytes[c.start : c.stop] = [0] * (c.stop - c.start)
             self.made_bytes[c.stop - 1] = made - inner + inner // count
-        most_bytes = float(sum(self.made_bytes))
-        before: list[Candidate] = []
-        for _ in range(_MOST_LISTS):
-            most_bytes *= _FINER
-            segments = list(self._segments(most_bytes))
-            if segments != before:
-                yield segments
-            before = segments
-
-    def halves(self, whole: Candidate) -> list[Candidate]:
-        """The two parts that leave the smallest larger one, if it can be parted."""
-        found: list[tuple[int, list[Candidate]]] = []
-        for pos in range(whole.start + 1, whole.stop):
-            if pos in self.inside:
-                continue
-            halves = [self.candidate(whole.start, pos), self.candidate(pos, whole.stop)]
-            first, second = (self._again_bytes(c.start, c.stop) if c else 0 for c in halves)
-            if halves[0] is not None and halves[1] is not None:
-                largest = max(first + self._left_bytes(pos), second + self._left_bytes(whole.stop))
-                found.append((largest, [h for h in halves if h]))
-        return min(found, key=lambda row: row[0])[1] if found else []
-
-    def more(self, start: int) -> Candidate | None:
-        """A segment of half of what is kept from here on."""
-        return self._segment(start, sum(self.made_bytes[start:]) / 2)
+        starts = {pos: c.start for c in chunks for pos in range(c.start + 1, c.stop)}
+        self.ends = sorted({starts.get(pos, pos) for pos in self._ends})
+        return float(sum(self.made_bytes))
 
     def candidate(self, start: int, stop: int) -> Candidate | None:
         """The segment of these ops, if it is one, and worth it."""
-        if start in self.inside or stop in self.inside or self._end(start) < stop:
+        if start in self.inside or stop in self.inside or self._farthest(start) < stop:
             return None
-        return self._candidate(start, stop, sum(self.made_bytes[start:stop]))
+        key = start, stop
+        if key not in self._candidates:
+            made_bytes = sum(self.outer.made_bytes[start:stop])
+            self._candidates[key] = self._candidate(start, stop, made_bytes)
+        return self._candidates[key]
 
     def cost(self, segments: Iterable[Candidate]) -> int:
         """How much is computed again, in bytes of results."""
-        return sum(sum(self.outer.made_bytes[c.start : c.stop]) for c in segments)
+        return sum(sum(self.built_bytes[c.start : c.stop]) for c in segments)
 
-    def kept_bytes(self, segments: Iterable[Candidate]) -> int:
-        """What these hold of what is not the caller's."""
-        held = {storage_of(x) for c in segments for v in c.inputs for x in self.outer.tensors(v)}
-        return sum(self.outer.nbytes[s] for s in held - self.outer.given)
-
-    def _again_bytes(self, start: int, stop: int) -> int:
+    def again_bytes(self, start: int, stop: int) -> int:
         """What is made when a segment runs again: not the results of a part in chunks at its end,
         which nobody reads then."""
         made = self.made_bytes[start:stop]
@@ -96,56 +75,47 @@ class Cutter:
             made.pop()
         return sum(made[:-1]) if start + len(made) - 1 in self.inside else sum(made)
 
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """Where segments may end: before a product, whose operands its gradient reads anyway, and
+        at the last of places side by side where as much is alive."""
+        last = self.outer.last
+        return [
+            pos
+            for pos in range(1, last + 1)
+            if pos == last
+            or is_product(self.outer, self.outer.ops[pos])
+            or self.left_bytes(pos) != self.left_bytes(pos + 1)
+        ]
+
+    def held_at(self, pos: int) -> frozenset[int]:
+        """Memory that is alive there, but for the arguments'."""
+        found = self._held_at.get(pos)
+        if found is None:
+            alive = {storage_of(x) for v in self.outer.live_at[pos] for x in self.outer.tensors(v)}
+            found = self._held_at[pos] = frozenset(alive - self.outer.given)
+        return found
+
+    def held_by(self, segment: Candidate) -> frozenset[int]:
+        """What it starts from, but for the arguments."""
+        held = {storage_of(x) for v in segment.inputs for x in self.outer.tensors(v)}
+        return frozenset(held - self.outer.given)
+
+    def size_of(self, held: Iterable[int]) -> int:
+        """The bytes of that memory."""
+        return sum(self.outer.nbytes[s] for s in held)
+
     def _states(self) -> set[int]:
         """Memory of the caller's that one argument has for itself, without a gradient."""
         held = {storage_of(x) for x, _ in self.outer.pairs if self.effects.carries(x)}
         return self.outer.single - held
 
-    def _segments(self, most_bytes: float) -> Iterator[Candidate]:
-        """From the first op on, until the rest may be kept."""
-        pos = 0
-        kept: set[int] = set()
-        while pos < self.outer.last:
-            room = most_bytes - sum(self.outer.nbytes[s] for s in kept)
-            if sum(self.made_bytes[pos:]) <= room:
-                return
-            best = self._segment(pos, room)
-            if best is not None:
-                yield best
-                held = best.inputs
-                pos = best.stop
-            else:
-                pos = next(
-                    stop for stop in range(pos + 1, self.outer.last + 1) if stop not in self.inside
-                )
-                held = self.outer.live_at[pos]
-            kept |= {storage_of(x) for v in held for x in self.outer.tensors(v)} - self.outer.given
-
-    def _segment(self, start: int, most_bytes: float) -> Candidate | None:
-        """The one that leaves the fewest bytes behind, of the longer ones that begin here."""
-        best: Candidate | None = None
-        made = least = 0
-        for stop in range(start + 1, self._end(start) + 1):
-            made += self.made_bytes[stop - 1]
-            if best is not None and made > most_bytes:
-                break
-            if stop in self.inside:
-                continue
-            left = self._left_bytes(stop)  # its gradients come when all of the segment is there
-            is_long = made + least >= _LEAST_FILLED * most_bytes
-            if best is not None and (made + left > most_bytes or (left > least and is_long)):
-                continue
-            found = self._candidate(start, stop, made)
-            if found is not None:
-                best, least = found, left
-        return best
-
-    def _left_bytes(self, pos: int) -> int:
+    def left_bytes(self, pos: int) -> int:
         """What is alive there, but for the arguments."""
-        alive = {storage_of(x) for v in self.outer.live_at[pos] for x in self.outer.tensors(v)}
-        return sum(self.outer.nbytes[s] for s in alive - self.outer.given)
+        return self.size_of(self.held_at(pos))
 
-    def _end(self, start: int) -> int:
+    @functools.cache  # noqa: B019
+    def _farthest(self, start: int) -> int:
         """How far a segment from here may go: each op gives the same again, and what it reads is
         still the same then."""
         updated: set[int] = set()
@@ -199,3 +169,18 @@ class Cutter:
         """Is it written here, and so read by nothing else?"""
         held = {storage_of(x) for x in self.outer.tensors(v)}
         return any(held & row.writes for row in self.effects.rows[start:stop])
+
+
+def _built_bytes(outer: Outer) -> list[int]:
+    """What each op makes, but for what only the kernel reads that it is in."""
+    found = list(outer.made_bytes)
+    ops = outer.ops[: outer.last]
+    lowered = [is_lowered(op, [outer.known.get(v) for v in op.operands]) for op in ops]
+    last_use: dict[int, int] = {}
+    for pos, op in enumerate(outer.ops):
+        used = (*free_values([op]), *op.results)
+        last_use |= {storage_of(x): pos for v in used for x in outer.tensors(v)}
+    for storage, pos in outer.made_at.items():
+        if all(lowered[pos : last_use[storage] + 1]) and last_use[storage] < outer.last:
+            found[pos] -= outer.nbytes[storage]
+    return found

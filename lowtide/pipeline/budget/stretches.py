@@ -24,7 +24,6 @@ import torch
 from lowtide.ir.core import Op
 from lowtide.pipeline.budget.chunks import (
     Chunks,
-    Rehearsed,
     RunBlock,
     Tensor,
     gradients_of,
@@ -37,8 +36,8 @@ from lowtide.pipeline.budget.operand_gradients import Gradients
 class Stretches(Chunks):
     """See the module's text."""
 
-    def __init__(self, op: Op, runs: Sequence[RunBlock], rehearsed: Rehearsed | None) -> None:
-        super().__init__(op, runs, rehearsed)
+    def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
+        super().__init__(op, runs, shown)
         count = cast("int", op.attrs["carried"])
         self.carried = slice(1, 1 + count)  # operands
         self.last = slice(0, count)  # results
@@ -79,7 +78,7 @@ class Stretches(Chunks):
     ) -> list[Tensor | None]:
         """Gradients of the operands, from the last stretch back to the first."""
         del free, spent
-        found = Gradients(values)
+        found = Gradients(values, {})
         carried = list(cotangents[self.last])
         for k, span in reversed(list(enumerate(self.spans(values)))):
             start = [x[k - 1] for x in kept] if k else values[self.carried]
