@@ -505,13 +505,16 @@ class _Specialiser:
         return any(inplace.root_of(x).origin is not None for x in tensors_in(env[v]))
 
     def _note_writes(self, operands: Sequence[Abs], first: int) -> None:
-        """What the op writes into, from number `first` on, must be the caller's own tensors."""
+        """What the op writes into, from number `first` on, must be the caller's own tensors, each
+        one operand of it."""
         for old, new in self.b.writes[first:]:
-            whole = (x for x in operands if x.value is old and isinstance(x.origin, Place))
-            x = next(whole, None)
-            if x is None or self.loop is not None or self.b.mask is not None:
-                raise Unsupported("writes statistics of its own, or in a loop or branch")
-            self.writes.append((x, Abs(new)))
+            tensors = (t for x in operands for t in tensors_in(x))
+            alike = [t for t in tensors if raw(inplace.root_of(t), False).name == old.name]
+            if len(alike) > 1 or not isinstance(alike[0].origin, Place):
+                raise Unsupported("writes statistics of its own, or that are another operand too")
+            if self.loop is not None or self.b.mask is not None:
+                raise Unsupported("writes statistics in a loop or branch")
+            self.writes.append((alike[0], Abs(new)))
 
     def _noted(self, result: Abs, record: Any, operands: Sequence[Abs]) -> Abs:
         """Keeps in mind how views were made, and what may share memory without being a view."""

@@ -55,6 +55,15 @@ def of_mean_alone(x: Tensor, mean: Tensor, var: Tensor, w: Tensor, b: Tensor) ->
     return F.batch_norm(x, None, None, w, None, training=True)
 
 
+def one_for_both(x: Tensor, mean: Tensor, var: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.batch_norm(x, var, var, w, b, training=True)
+
+
+def scaled_by_them(x: Tensor, mean: Tensor, var: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.batch_norm(x, mean, var, var.view(-1), mean, training=True)
+
+
+ALIKE = (one_for_both, scaled_by_them)
 PROGRAMS = (normed, read_before, read_afterwards, viewed_before, twice, in_turns, of_mean_alone)
 
 
@@ -84,6 +93,28 @@ def test_as_eager(program: Any, shape: tuple[int, ...]) -> None:
     args = inputs(shape)
     expected = trained(program, args)
     torch.testing.assert_close(trained(lt.script(program), args), expected)
+
+
+@pytest.mark.parametrize("program", ALIKE)
+def test_statistics_that_are_another_operand_too(program: Any) -> None:
+    args, others = inputs((5, 3, 4, 4)), inputs((5, 3, 4, 4))
+    with torch.no_grad():
+        torch.testing.assert_close(lt.script(program)(*args), program(*others))
+    torch.testing.assert_close(args, others)
+
+
+def test_an_output_that_is_changed_is_not_read_again() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, torch.sigmoid(y)
+
+    for how in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(2, 3, 4, 4, dtype=f64).contiguous(memory_format=how).requires_grad_()
+        y, z = lt.script(both)(x)
+        z.detach().mul_(3)  # shares the version
+        (g,) = torch.autograd.grad((y + z).sum(), x)  # where eager raises
+        s = torch.sigmoid(2 * x.detach())
+        torch.testing.assert_close(g, 2 + 2 * s * (1 - s))
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
