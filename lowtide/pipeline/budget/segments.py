@@ -36,6 +36,7 @@ class Cutter:
         self.built_bytes = _built_bytes(outer)
         self.made_bytes = self.built_bytes  # less what is done in chunks
         self._held_at: dict[int, frozenset[int]] = {}
+        self._known_farthest: dict[int, int] = {}
         self._candidates: dict[tuple[int, int], Candidate | None] = {}
         self.ends: list[int] = []  # of segments, beside what is done in chunks
         self.inside: set[int] = set()  # positions within what is done in chunks
@@ -114,8 +115,13 @@ class Cutter:
         """What is alive there, but for the arguments."""
         return self.size_of(self.held_at(pos))
 
-    @functools.cache  # noqa: B019
     def _farthest(self, start: int) -> int:
+        found = self._known_farthest.get(start)
+        if found is None:
+            found = self._known_farthest[start] = self._follow(start)
+        return found
+
+    def _follow(self, start: int) -> int:
         """How far a segment from here may go: each op gives the same again, and what it reads is
         still the same then."""
         updated: set[int] = set()
