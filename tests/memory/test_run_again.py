@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from lowtide.pipeline.budget.handing_over import hand_over
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.products import is_product
 from lowtide.pipeline.budget.rewrite import Known, with_sections
+from lowtide.pipeline.budget.search import path
+from lowtide.pipeline.budget.section import SECTION
 from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.driver import Driver
 
@@ -183,3 +186,15 @@ def test_what_others_have_is_not_handed_over() -> None:
     assert ends[0] is y
     assert given[0] is g
     assert g.numel() == 5
+
+
+def test_a_search_holds_no_arguments() -> None:
+    compiled: Any = lt.script(two)
+    args = inputs()
+    driver, values = compiled.resolve(compiled.bind(tuple(args), {}))
+    plans = list(itertools.islice(path(Driver(driver.function), values), 12))
+    assert any(op.name == SECTION for plan in plans for op in plan.driver.function.walk())
+    held = weakref.ref(args[0])
+    del args, values
+    gc.collect()
+    assert held() is None
