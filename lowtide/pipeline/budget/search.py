@@ -4,12 +4,13 @@ In: a Driver, the arguments of a call, a number of bytes. Out: a Driver of the p
 a BudgetError with the least peak that was found.
 
 Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
-the same with an arena that gives free blocks back before it takes others; then, step by step, twice
-as many chunks for the section that lowers the peak most. Where gradients are recorded chunks are
-computed again, at each step first only some of them, or without their products (`products`); and
-there are segments, which are computed again as a whole (`segments`), changed where they hold the
-most (`relief`): before the chunks, if these would free less than half, and not at all if they would
-free most. At the end of the chunks, kernels whose tiles need least work memory.
+the same with an arena that gives free blocks back before it takes others; that with its images
+turned to channels last (`turned`); then, step by step, twice as many chunks for the section that
+lowers the peak most. Where gradients are recorded chunks are computed again, at each step first
+only some of them, or without their products (`products`); and there are segments, which are
+computed again as a whole (`segments`), for ever fewer bytes (`cheapest`): before the chunks, if
+these would free less than half, and not at all if they would free most. At the end of the chunks,
+kernels whose tiles need least work memory.
 
 A plan fits if its peak does, and beside it the hole that an op may leave where it has worked
 (`needed_bytes`; glibc looks for a larger place than it gives back). The first plan that fits is
@@ -97,10 +98,12 @@ def path(
     walk = Walk(driver, args)
     yield _plan(driver, walk)
     driver = Driver(_decided(driver, args), tiles=driver.tiles)
-    yield _Trials(driver, args).plan({})
-    driver = Driver(_turned(driver, args), tiles=driver.tiles)
     trials = _Trials(driver, args)
     yield trials.plan({})
+    if (function := _turned(driver, args)) is not driver.function:
+        driver = Driver(function, tiles=driver.tiles)
+        trials = _Trials(driver, args)
+        yield trials.plan({})
     parts = _parts(driver, args, walk.records)
     found, cutter, trials.choices = parts.runs, parts.cutter, parts.choices
     roads = [_in_chunks(trials, found, walk.records, may_keep)]

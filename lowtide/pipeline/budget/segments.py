@@ -44,13 +44,13 @@ class Cutter:
     def beside(self, chunks: Mapping[Candidate, int]) -> float:
         """From here on beside these parts, which are done in chunks and no segment cuts; gives the
         bytes of all that is made."""
-        self.inside = {pos for c in chunks for pos in range(c.start + 1, c.stop)}
+        starts = {pos: c.start for c in chunks for pos in range(c.start + 1, c.stop)}
+        self.inside = set(starts)
         self.made_bytes = list(self.built_bytes)
         for c, count in chunks.items():
             made, inner = sum(self.made_bytes[c.start : c.stop]), self.outer.inner_bytes(c)
             self.made_bytes[c.start : c.stop] = [0] * (c.stop - c.start)
             self.made_bytes[c.stop - 1] = made - inner + inner // count
-        starts = {pos: c.start for c in chunks for pos in range(c.start + 1, c.stop)}
         self.ends = sorted({starts.get(pos, pos) for pos in self._ends})
         return float(sum(self.made_bytes))
 
