@@ -11,7 +11,7 @@ In:  the planned kernels of a program, in order, and how its tensors lie. Out: f
     y[i, j] = s * 2; z[i, j] = x[i, j] + 1      not: one nest may write y first, and then read x
 
 Always holds: what is not shown to be legal is not. A kernel that may run twice (`checks_nan`), one
-that is measured against another way, and one that does something before or after all tiles are not.
+that is measured against another way, and one that reads it before or after all tiles are not.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def _fits(kernel: Kernel, output: str, source: str, tensors: Mapping[str, Lying]
     a, b = tensors.get(output), tensors.get(source)
     if a is None or b is None or (a.dtype, a.sizes) != (b.dtype, b.sizes):
         return False
-    if kernel.prologue or kernel.epilogue:  # each thread has its own time for these
+    apart = (*kernel.prologue, *kernel.epilogue)  # each thread has its own time for these
+    if any(True for nest in apart for _ in _loads(nest, source)):
         return False
     stores = [
         (k, w, nest, around)

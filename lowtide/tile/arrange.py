@@ -19,7 +19,14 @@ from lowtide.texpr.index import Axis
 from lowtide.texpr.normalise import inline
 from lowtide.texpr.sizes import likely
 from lowtide.tile import online
-from lowtide.tile.axes import common_axes, is_contraction, own_axes, reduced_axes, sources
+from lowtide.tile.axes import (
+    common_axes,
+    consumed,
+    is_contraction,
+    own_axes,
+    reduced_axes,
+    sources,
+)
 from lowtide.tile.group import Group, waits
 from lowtide.tile.held import WORTH_HOLDING, Reader, held
 from lowtide.tile.ir import Tiled, reached
@@ -42,6 +49,7 @@ from lowtide.tile.items import (
     short_row,
     store_item,
 )
+from lowtide.tile.lines import along_lines, tasks
 from lowtide.tile.target import Target
 
 SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding does not pile up
@@ -82,11 +90,12 @@ class Arrangement:
         self.epilogue = group.epilogue
         self.defs = _pointwise_inlined(group.defs)
         self.reductions = {n: d for n, d in self.defs.items() if isinstance(d.expr, Reduce)}
-        self.consumed = Group(self.defs).consumed()
+        self.consumed = consumed(self.defs)
         self.lanes = _lanes(self.defs.values(), target)
+        self.strides = memory_strides(inputs, {**defs, **self.defs})
         self.grid = self._grid()
         self.ctx = Context(
-            strides=memory_strides(inputs, {**defs, **self.defs}),
+            strides=self.strides,
             inner=self.reductions,
             fixed=frozenset(t.axis for t in self.grid if t.tile == 1),
             shared=frozenset(t.axis for t in self.grid if t.tile != 1),
@@ -171,7 +180,9 @@ class Arrangement:
         for a in [a for a in chosen[:-1] if a in rows]:
             if math.prod(self.extent(c) for c in chosen if c is not a) >= enough:
                 chosen.remove(a)
-        if extra and math.prod(map(self.extent, chosen)) < enough:
+        along = along_lines(self.defs, self.strides, self.hints)
+        if extra and tasks(chosen, along, self.hints) < enough:
+            chosen = [a for a in chosen if a not in along]
             chosen.append(max(extra, key=self.extent))
         last = 1 if chosen and self._is_batch(chosen[-1]) else None
         return tuple(Tiled(a, last if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Final
 
 from lowtide.texpr import expr as ex
@@ -41,14 +41,19 @@ def reduced_axes(d: Def) -> tuple[Axis, ...]:
     return d.expr.axes if isinstance(d.expr, Reduce) else ()
 
 
-def common_axes(defs: Mapping[str, Def], consumed: set[str]) -> list[Axis]:
-    """Axes that every definition has and over which nothing that is used inside is reduced."""
+def consumed(defs: Mapping[str, Def]) -> set[str]:
+    """Names of those that others load."""
+    return {s for d in defs.values() for s in sources(d) if s in defs}
+
+
+def common_axes(defs: Mapping[str, Def], read: Set[str]) -> list[Axis]:
+    """Axes that every definition has and over which nothing that is read inside is reduced."""
     members = list(defs.values())
     shared = [*own_axes(members[0]), *reduced_axes(members[0])]
     for d in members[1:]:
         have = {*own_axes(d), *reduced_axes(d)}
         shared = [a for a in shared if a in have]
-    closed = {a for d in members if d.name in consumed for a in reduced_axes(d)}
+    closed = {a for d in members if d.name in read for a in reduced_axes(d)}
     return [a for a in shared if a not in closed]
 
 

@@ -28,6 +28,7 @@ from lowtide.tile.apart import may_share
 from lowtide.tile.axes import (
     apart_axes,
     common_axes,
+    consumed,
     is_contraction,
     is_long,
     own_axes,
@@ -35,7 +36,8 @@ from lowtide.tile.axes import (
     sources,
     with_axes,
 )
-from lowtide.tile.items import cost
+from lowtide.tile.items import cost, memory_strides
+from lowtide.tile.lines import Strides, leaves_few
 from lowtide.tile.online import rescaled
 
 LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is not worth it
@@ -60,10 +62,6 @@ class Group:
 
     defs: Mapping[str, Def]
     epilogue: Mapping[str, Def] = field(default_factory=dict[str, Def])
-
-    def consumed(self) -> set[str]:
-        """Names of members that other members load."""
-        return {s for d in self.defs.values() for s in sources(d) if s in self.defs}
 
     @functools.cached_property
     def sources(self) -> frozenset[str]:
@@ -212,8 +210,11 @@ class Shared(dict[str, Def]):
     outputs, beside which a value of that size may as well be stored; `long`: products larger than
     that, better not done twice; `apart`: see `group`."""
 
-    def __init__(self, tasks: int, held: int, long: Set[str], apart: bool) -> None:
+    def __init__(
+        self, tasks: int, held: int, long: Set[str], apart: bool, strides: Strides
+    ) -> None:
         super().__init__()
+        self.strides = strides
         self.held = held
         self.long = long
         self.apart = apart
@@ -227,7 +228,8 @@ def _shared(
 ) -> Shared:
     held = elements_held(program, roots, hints)
     large = (d for d in program.defs.values() if _elements(d.shape, hints) > held)
-    found = Shared(tasks, held, {d.name for d in large if is_long(d, hints)}, apart)
+    strides = memory_strides(program.inputs, program.defs)
+    found = Shared(tasks, held, {d.name for d in large if is_long(d, hints)}, apart, strides)
     loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
     moved = {load.source for load in loads if not ex.aligned(load)}  # a padded copy
     for d in program.defs.values():
@@ -319,13 +321,16 @@ def _merged(
     if renaming is None:
         return None
     outlines = {**own, **_outlines(theirs, renaming)}
-    consumed = Group(outlines).consumed()
-    common = common_axes(outlines, consumed)
-    if not common or not _leaves_tasks(outlines, consumed, common, hints):
+    read = consumed(outlines)
+    common = common_axes(outlines, read)
+    if not common or not _leaves_tasks(outlines, read, common, hints):
         return None
     before = [own, {n: with_axes(d, renaming) for n, d in theirs.items()}]
     full = {**before[0], **before[1]}
-    if shared.apart and not may_share(full, common, hints, shared.held):
+    if shared.apart:
+        if not may_share(full, common, hints, shared.held):
+            return None
+    elif leaves_few(before, common, shared.strides, hints, shared.tasks):
         return None
     if not _loads_at_own_axes(full) or not _worth_it(full, common, hints, shared):
         return None
@@ -376,7 +381,7 @@ def _keeps_its_freedom(
     product to its columns, for the sake of reading b once: not worth it."""
     work = [_work(g, hints) for g in before]
     large = before[0] if work[0] >= work[1] else before[1]
-    lost = set(common_axes(large, Group(large).consumed())) - set(common)
+    lost = set(common_axes(large, consumed(large))) - set(common)
     if not lost:
         return True
     passed = [*_passed_on(before), *pairs]
@@ -411,8 +416,7 @@ def _shared_points(before: list[dict[str, Def]], hints: Mapping[str, int]) -> in
         {(x.source, frozenset(x.free)) for d in g.values() for x in ex.loads(d.expr)}
         for g in before
     ]
-    for source, axes in loads[0] & loads[1]:
-        del source
+    for _, axes in loads[0] & loads[1]:
         most = max(most, math.prod(likely(a.extent, hints) for a in axes))
     for d in _passed_on(before):
         most = max(most, math.prod(likely(a.extent, hints) for a in own_axes(d)))
@@ -436,17 +440,16 @@ def _loads_at_own_axes(defs: Mapping[str, Def]) -> bool:
 
 
 def _leaves_tasks(
-    defs: Mapping[str, Def], consumed: set[str], common: list[Axis], hints: Mapping[str, int]
+    defs: Mapping[str, Def], read: set[str], common: list[Axis], hints: Mapping[str, int]
 ) -> bool:
     """Are there axes and points enough to share the work?"""
-    apart = apart_axes(defs, common)
-    if len(defs) > 1 and not apart:
+    if len(defs) > 1 and not apart_axes(defs, common):
         # the grid will be an axis that some member reduces, into a buffer of each thread
         for d in defs.values():
             if set(reduced_axes(d)) & set(common) and len(_large_axes(own_axes(d), hints)) > 1:
                 return False
     free = math.prod(likely(a.extent, hints) for a in common)
-    return free >= LEAST_PARALLEL or not any(reduced_axes(defs[n]) for n in consumed)
+    return free >= LEAST_PARALLEL or not any(reduced_axes(defs[n]) for n in read)
 
 
 def _worth_it(

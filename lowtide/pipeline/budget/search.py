@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -53,7 +53,8 @@ _HALF: Final = 0.5  # of all that is made
 _MOST: Final = 0.75
 _LARGE: Final = 16  # of all that is made, one part is worth being done in chunks in a segment
 _CHUNKS: Final = 4  # of it, and times as many
-_FEWER: Final = 0.93  # times as many bytes for the next list of segments
+_FEWER: Final = 0.96  # times as many bytes for the next list of segments
+_BEFORE: Final = 1.15  # times as many bytes as the best list of the stage before, to begin with
 _SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
 _WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same, where products of the others are kept; or none
 _MOST_KEPT: Final = 8  # chunks; each is rehearsed
@@ -127,7 +128,7 @@ def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) ->
     outer = cutter.outer
     large = [c for c in found if _LARGE * outer.inner_bytes(c) >= sum(outer.made_bytes)]
     chunks: dict[Candidate, int] = {}
-    least = math.inf
+    least = _Least()
     stages: list[list[Candidate]] = (
         [[], large] if large else [[]]
     )  # none in chunks, the large ones, all: ever finer
@@ -136,21 +137,37 @@ def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) ->
         if finer == chunks and parts:
             break
         chunks = finer
-        before, least = least, min((yield from _with_segments(trials, cutter, chunks)), least)
-        if parts is found and least == before:
+        before = least.peak_bytes
+        yield from _with_segments(trials, cutter, chunks, least)
+        if parts is found and least.peak_bytes == before:
             break
 
 
-def _with_segments(trials: _Trials, cutter: Cutter, chunks: Chunks) -> Generator[Plan, None, float]:
-    """Beside these chunks, for ever fewer bytes; gives the least peak."""
-    least, before = math.inf, list[Candidate]()
-    most_bytes = cutter.beside(chunks)
+@dataclass(slots=True)
+class _Least:
+    """The least peak so far, and for how many bytes its segments were looked for."""
+
+    peak_bytes: float = math.inf
+    most_bytes: float = math.inf
+
+    def see(self, peak_bytes: int, most_bytes: float) -> None:
+        if peak_bytes < self.peak_bytes:
+            self.peak_bytes, self.most_bytes = peak_bytes, most_bytes
+
+
+def _with_segments(
+    trials: _Trials, cutter: Cutter, chunks: Chunks, least: _Least
+) -> Iterator[Plan]:
+    """Beside these chunks, for ever fewer bytes. What is no less than a stage before came to would
+    never be taken."""
+    before = list[Candidate]()
+    most_bytes = min(cutter.beside(chunks), _BEFORE * least.most_bytes)
     while (segments := cheapest(cutter, most_bytes := most_bytes * _FEWER)) is not None:
         if segments != before:
+            before = segments
             plan = trials.plan({**dict.fromkeys(segments, 1), **chunks})
-            least, before = min(least, plan.peak_bytes), segments
+            least.see(plan.peak_bytes, most_bytes)
             yield plan
-    return least
 
 
 def _in_chunks(

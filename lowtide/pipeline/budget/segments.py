@@ -36,6 +36,7 @@ class Cutter:
         self.built_bytes = _built_bytes(outer)
         self.made_bytes = self.built_bytes  # less what is done in chunks
         self._held_at: dict[int, frozenset[int]] = {}
+        self._held_by: dict[tuple[int, int], frozenset[int]] = {}
         self._known_farthest: dict[int, int] = {}
         self._candidates: dict[tuple[int, int], Candidate | None] = {}
         self.ends: list[int] = []  # of segments, beside what is done in chunks
@@ -99,8 +100,12 @@ class Cutter:
 
     def held_by(self, segment: Candidate) -> frozenset[int]:
         """What it starts from, but for the arguments."""
-        held = {storage_of(x) for v in segment.inputs for x in self.outer.tensors(v)}
-        return frozenset(held - self.outer.given)
+        key = segment.start, segment.stop
+        found = self._held_by.get(key)
+        if found is None:
+            held = {storage_of(x) for v in segment.inputs for x in self.outer.tensors(v)}
+            found = self._held_by[key] = frozenset(held - self.outer.given)
+        return found
 
     def size_of(self, held: Iterable[int]) -> int:
         """The bytes of that memory."""

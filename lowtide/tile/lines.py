@@ -1,0 +1,71 @@
+"""Whether there are tasks enough, if they are not to share the lines of memory among them.
+
+In:  definitions over unified axes, the strides of what they read, likely sizes. Out: yes, or no.
+
+    m[c] = sum[n](x[n, c])        x lies line by line, and c is short: cut along c, a task reads a
+    y[n, c] = x[n, c] - m[c]      part of each line, and few could. Cut along n, each has sums of
+                                  its own, added up at the end; y is then a kernel behind that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Final
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Def
+from lowtide.texpr.index import Axis, Index, the_axis
+from lowtide.texpr.sizes import likely
+from lowtide.tile.axes import common_axes, consumed, own_axes, reduced_axes
+
+PART: Final = 256  # elements of a line: so many stay together
+MANY: Final = 1 << 17  # points: of fewer, one task is done soon enough
+
+Strides = Mapping[str, Sequence[Index]]
+
+
+def along_lines(defs: Mapping[str, Def], strides: Strides, hints: Mapping[str, int]) -> set[Axis]:
+    """The axes along which what has several axes lies side by side, where there are many points."""
+    found: set[Axis] = set()
+    if _points(defs, hints) < MANY:
+        return found
+    for d in defs.values():
+        for load in ex.loads(d.expr):
+            if len(load.free) < 2 or load.source in defs:
+                continue
+            # what is computed once more in a kernel has no place in memory
+            for i, stride in zip(load.index, strides.get(load.source, ()), strict=False):
+                axis = the_axis(i)
+                if axis is not None and stride.const == 1:
+                    found.add(axis)
+    return found
+
+
+def tasks(axes: Iterable[Axis], along: Set[Axis], hints: Mapping[str, int]) -> int:
+    """Into how many these axes may be cut: lines into large parts only."""
+    sizes = ((likely(a.extent, hints), a in along) for a in axes)
+    return math.prod(-(-n // PART) if is_along else n for n, is_along in sizes)
+
+
+def leaves_few(
+    before: Iterable[Mapping[str, Def]],
+    common: Sequence[Axis],
+    strides: Strides,
+    hints: Mapping[str, int],
+    least: int,
+) -> bool:
+    """Would one kernel of the groups `before`, whose tasks are parts of `common`, have fewer than
+    `least` of these, while a group has as many now?"""
+    for defs in before:
+        along = along_lines(defs, strides, hints)
+        now = common_axes(defs, consumed(defs)) if along else []
+        if tasks(common, along, hints) < least <= tasks(now, along, hints):
+            return True
+    return False
+
+
+def _points(defs: Mapping[str, Def], hints: Mapping[str, int]) -> int:
+    """Of the largest loop nest."""
+    nests = ((*own_axes(d), *reduced_axes(d)) for d in defs.values())
+    return max(math.prod(likely(a.extent, hints) for a in axes) for axes in nests)
