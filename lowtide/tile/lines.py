@@ -20,7 +20,7 @@ from lowtide.texpr.sizes import likely
 from lowtide.tile.axes import common_axes, consumed, own_axes, reduced_axes
 
 PART: Final = 256  # elements of a line: so many stay together
-MANY: Final = 1 << 17  # points: of fewer, one task is done soon enough
+MANY: Final = 1 << 19  # points: of fewer, one task is done soon enough
 
 Strides = Mapping[str, Sequence[Index]]
 

@@ -18,6 +18,7 @@ from lowtide.pipeline.walked_steps import KernelStep
 X, A = torch.ones(300, 200), torch.ones(200)
 SQUARE = torch.ones(300, 300)
 IMAGE = torch.ones(2, 8, 40, 50)
+LINES = torch.ones(9001, 20)
 
 
 def executable(fn: Callable[..., Any], *args: Tensor) -> Any:
@@ -48,6 +49,14 @@ def of_rows(x: Tensor, a: Tensor) -> Tensor:
 
 def of_all(x: Tensor, a: Tensor) -> Tensor:
     return x * x.sum()
+
+
+def of_lines(x: Tensor) -> Tensor:
+    return x * torch.exp(x.sum(0))  # the exponentials before all tiles
+
+
+def of_first(x: Tensor) -> Tensor:
+    return x * torch.exp(x[0])  # each thread reads the first line at a time of its own
 
 
 def grouped(x: Tensor) -> Tensor:
@@ -101,6 +110,8 @@ def written_first(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         (norm, (X, A), [("x0",)]),
         (of_rows, (X, A), [("x0",)]),
         (of_all, (X, A), [(), ("x0",)]),
+        (of_lines, (LINES,), [(), ("x0",)]),
+        (of_first, (LINES,), [()]),
         (grouped, (IMAGE,), [(), (), (), ("x0",)]),
         (image, (IMAGE.to(memory_format=torch.channels_last),), [("x0",)]),
         (image, (IMAGE[..., ::2],), [()]),
