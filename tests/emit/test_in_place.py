@@ -18,7 +18,7 @@ from lowtide.pipeline.walked_steps import KernelStep
 X, A = torch.ones(300, 200), torch.ones(200)
 SQUARE = torch.ones(300, 300)
 IMAGE = torch.ones(2, 8, 40, 50)
-LINES = torch.ones(9001, 20)
+LINES = torch.ones(60_001, 20)
 
 
 def executable(fn: Callable[..., Any], *args: Tensor) -> Any:
