@@ -189,6 +189,18 @@ def test_what_was_there_before_is_not_the_scopes(stats: lt.ScopeStatistics) -> N
     assert table[0].sum() == 2
 
 
+def test_a_base_of_which_only_its_view_is_left_is_not_the_scopes(
+    stats: lt.ScopeStatistics,
+) -> None:
+    stats.stop()
+    view = torch.ones(4).view(2, 2)
+    with lt.dispose_scope() as scope:
+        base = view._base
+        assert base is not None
+        assert scope.disposables == ()
+    assert base.sum() == view.sum() == 4
+
+
 def test_inference_mode_and_no_grad() -> None:
     for context in (torch.inference_mode, torch.no_grad):
         with context(), lt.dispose_scope():
