@@ -91,6 +91,20 @@ def what_backward_needs_stays_until_backward() -> None:
     assert allocated_bytes() == 0
 
 
+def by_hand_at_once() -> None:
+    """After `retain_grad`, too, where C++ holds the handle weakly."""
+    from tests.scopes.counted_device import allocated_bytes
+
+    leaf = torch.ones(KIB, device="counted", requires_grad=True)
+    plain, retained = leaf * 2, leaf * 3
+    retained.retain_grad()
+    assert allocated_bytes() == 12 * KIB
+    lt.dispose(plain, retained)
+    assert allocated_bytes() == 4 * KIB
+    lt.dispose(leaf)
+    assert allocated_bytes() == 0
+
+
 def training_takes_the_same_at_each_step() -> None:
     from tests.scopes.counted_device import allocated_bytes
 
@@ -113,7 +127,7 @@ PARTS: dict[str, Callable[[], None]] = {
     part.__name__: part
     for part in (
         statistics_fall_at_the_end, a_loop_that_keeps_its_tensors_has_the_peak_of_one_step,
-        an_alias_and_a_cycle, what_backward_needs_stays_until_backward,
+        an_alias_and_a_cycle, by_hand_at_once, what_backward_needs_stays_until_backward,
         training_takes_the_same_at_each_step,
     )
 }  # fmt: skip
