@@ -121,7 +121,7 @@ class DisposedTensorError(LowtideError, RuntimeError):
         self.birth = birth
         self.end = end
         self.how = how
-        made = f"\nmade at {_quoted(birth)}" if birth.line else "\nmade outside all dispose scopes"
+        made = f"\nmade at {_quoted(birth)}" if birth.line else "\nmade where no scope saw it"
         super().__init__(
             f"this tensor was disposed at {_quoted(end)}, {how}{made}\n"
             "write instead: move it out before that line, by `move_to_outer_dispose_scope(t)` or "

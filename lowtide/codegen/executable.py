@@ -30,7 +30,7 @@ from lowtide.texpr.sizes import evaluate
 from lowtide.tile.group import Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides
-from lowtide.tile.matmul import as_matmul
+from lowtide.tile.matmul import Matmul, as_matmul
 
 
 class Needs(Protocol):
@@ -84,6 +84,7 @@ class Executable(ABC):
 
     language: str
     writes_in_place = False  # whether kernels of this machine may
+    chooses_halves = False  # whether products of bf16 and f16 are measured beside PyTorch's, too
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Executable(ABC):
         self.products = {
             p.name: m
             for p, g in zip(self.plans, self.groups, strict=True)
-            if not moving and (m := as_matmul(g.defs, self.strides)) is not None
+            if not moving and (m := self._matmul(p, g)) is not None
         }
         self.choices = {
             name: Choice(("kernel", "torch.matmul"), self.settle) for name in self.products
@@ -122,6 +123,11 @@ class Executable(ABC):
             tensors = lying(self.normal.inputs, self.normal.defs)
             self.replaceable = replaceable(self.plans, tensors, self.products)
         self.placed = self._placed()
+
+    def _matmul(self, p: Kernel, g: Group) -> Matmul | None:
+        """The product that PyTorch's own gives as well, all of what the kernel writes."""
+        found = as_matmul(g.defs, self.strides, halves=self.chooses_halves)
+        return found if found is not None and p.outputs == [found.result.source] else None
 
     def _placed(self) -> dict[str, str]:
         """Of temporaries that die with the kernel that reads them, which result takes the place."""

@@ -4,6 +4,10 @@ In:  the definitions of a group and the strides of what it loads.
 Out: a `Matmul`: the two operands and the result as strided matrices, or None.
 
     t[b, i, j] = sum[k](mul(x[b, i, k], w[j, k]))  ->  x as (b*i, k) times w as (k, j)
+
+Of halves it is a sum of what is widened, and its rounding:
+
+    r[i, j] = sum[k](mul(f32(x[i, k]), f32(w[k, j])))    t[i, j] = bf16(r[i, j])
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.expr import Apply, Def, Load, Reduce
+from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce
 from lowtide.texpr.index import Axis, Index, as_index, product
 from lowtide.tile.axes import own_axes
 from lowtide.tile.items import address, stride_along
+from lowtide.tile.products import HALVES
 
 LEAST_POINTS = 1 << 18  # multiplications; below, a call into PyTorch costs more than it can gain
 
@@ -38,19 +43,17 @@ class Matmul:
     points: Index
 
 
-def as_matmul(defs: Mapping[str, Def], strides: Mapping[str, tuple[Index, ...]]) -> Matmul | None:
-    """The product that a group is, or None."""
-    if len(defs) != 1:
+def as_matmul(
+    defs: Mapping[str, Def], strides: Mapping[str, tuple[Index, ...]], *, halves: bool = False
+) -> Matmul | None:
+    """The product that a group is, or None; `halves`: products of bf16 and f16 are asked for, too.
+
+    The sum of such a product is no value of its own: the caller sees to it that it is not stored.
+    """
+    found = _sum_of(defs, halves)
+    if found is None:
         return None
-    d = next(iter(defs.values()))
-    e = d.expr
-    if not isinstance(e, Reduce) or e.fn != "sum" or len(e.axes) != 1:
-        return None
-    if d.dtype.name not in ("f32", "f64") or not isinstance(e.body, Apply) or e.body.fn != "mul":
-        return None
-    x, y = e.body.args
-    if not (isinstance(x, Load) and isinstance(y, Load)):
-        return None
+    d, e, (x, y) = found
     k = e.axes[0]
     kept = own_axes(d)
     in_x, in_y = x.free, y.free
@@ -73,6 +76,49 @@ def as_matmul(defs: Mapping[str, Def], strides: Mapping[str, tuple[Index, ...]])
     assert b is not None
     assert c is not None
     return Matmul(left=a, right=b, result=c, points=product(z.extent for z in (*kept, k)))
+
+
+def _sum_of(defs: Mapping[str, Def], halves: bool) -> tuple[Def, Reduce, tuple[Load, Load]] | None:
+    """What a group gives, the sum that it is, and what is multiplied for that."""
+    made = list(defs.values())
+    d, e = made[-1], made[0].expr
+    if not isinstance(e, Reduce) or e.fn != "sum" or len(e.axes) != 1:
+        return None
+    if not isinstance(e.body, Apply) or e.body.fn != "mul":
+        return None
+    x, y = e.body.args
+    if len(made) == 1:
+        is_product = d.dtype.name in ("f32", "f64")
+    else:
+        is_product = halves and d.dtype.name in HALVES and _is_rounding(made)
+        x, y = (_widened(side, d) for side in (x, y))
+    if not is_product or not (isinstance(x, Load) and isinstance(y, Load)):
+        return None
+    return d, e, (x, y)
+
+
+def _is_rounding(made: list[Def]) -> bool:
+    """Is the second of two definitions what the first one holds, in the dtype of one op's result?
+
+    A program that widens by itself asks for a sum in float32; PyTorch's may have parts in less."""
+    if len(made) != 2:
+        return False
+    s, d = made
+    if (s.op, s.loc) != (d.op, d.loc):
+        return False
+    if not isinstance(d.expr, Cast) or not isinstance(d.expr.arg, Load) or d.axes != s.axes:
+        return False
+    own = tuple(as_index(0 if a.extent.const == 1 else a) for a in s.axes)
+    at = tuple(as_index(0) if a.extent.const == 1 else i
+               for a, i in zip(s.axes, d.expr.arg.index, strict=True))  # fmt: skip
+    return d.expr.arg.source == s.name and s.dtype.name == "f32" and at == own
+
+
+def _widened(side: Expr, d: Def) -> Expr:
+    """What is widened there, if it is of the dtype of what is given."""
+    if isinstance(side, Cast) and side.arg.dtype is d.dtype and side.dtype.name == "f32":
+        return side.arg
+    return side
 
 
 def _matrix(

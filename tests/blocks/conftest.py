@@ -11,6 +11,9 @@ import torch
 
 from lowtide import config
 from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.pipeline.abstract import Abs
+from lowtide.pipeline.signature import Binding
+from lowtide.texpr.build import Builder
 
 if TYPE_CHECKING:
     from tests.blocks.stand_in import Gpu
@@ -59,3 +62,16 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[BlockExecutable]:
 
     monkeypatch.setattr(BlockExecutable, "bound", bound)
     return found
+
+
+@pytest.fixture
+def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are lowered as for tensors of a GPU, wherever these are."""
+    real = Binding.abstract
+
+    def abstract(self: Binding) -> tuple[Builder, list[Abs]]:
+        builder, live = real(self)
+        builder.device = torch.device("cuda", 0)
+        return builder, live
+
+    monkeypatch.setattr(Binding, "abstract", abstract)

@@ -94,6 +94,10 @@ def normed(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.layer_norm(x, (x.shape[-1],), w, b))
 
 
+def channels(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.relu(F.batch_norm(x, None, None, w, b, training=True))
+
+
 def looked_up(table: Tensor, index: Tensor) -> Tensor:
     return table[index].sum(1)
 
@@ -185,6 +189,7 @@ CASES: dict[str, Case] = {
     "divergence": Case(fn=divergence, sizes=((40, 50), (40, 50))),
     "viterbi": Case(fn=viterbi, sizes=((36, 36), (34, 36))),
     "normed": Case(fn=normed, sizes=((70, 90), (90,), (90,))),
+    "channels": Case(fn=channels, sizes=((5, 3, 20, 7), (3,), (3,)), tolerance=1e-3),
     "looked-up": Case(fn=looked_up, sizes=((100, 40),), more=_indices),
     "columns": Case(fn=columns, sizes=((40, 100, 40), (40, 100, 36)), tolerance=2e-3, grad=False),
     "squares": Case(fn=squares, sizes=((50, 40), (1, 40)), tolerance=2e-3),

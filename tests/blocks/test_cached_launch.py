@@ -11,9 +11,6 @@ from torch import Tensor
 import lowtide as lt
 from lowtide import config
 from lowtide.codegen.triton.executable import BlockExecutable
-from lowtide.pipeline.abstract import Abs
-from lowtide.pipeline.signature import Binding
-from lowtide.texpr.build import Builder
 from tests.blocks.stand_in import Gpu
 
 
@@ -99,15 +96,8 @@ def looked_up(t: Tensor, i: Tensor) -> Tensor:
     return t[i] * 2
 
 
-def test_a_captured_call_waits_for_no_check(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Binding.abstract
-
-    def abstract(self: Binding) -> tuple[Builder, list[Abs]]:
-        builder, live = real(self)
-        builder.device = torch.device("cuda", 0)
-        return builder, live
-
-    monkeypatch.setattr(Binding, "abstract", abstract)
+@pytest.mark.usefixtures("as_on_gpus")
+def test_a_captured_call_waits_for_no_check(gpu: Gpu) -> None:
     compiled = lt.script(looked_up)
     t, i = torch.randn(64), torch.arange(40)
     check(compiled(t, i), looked_up(t, i))

@@ -175,7 +175,7 @@ def guarded_calls(guard: Guard) -> Iterator[None]:
             yield
 
 
-def _none(*_: object) -> None:
+def _none(*_: object, **__: object) -> None:
     return None
 
 

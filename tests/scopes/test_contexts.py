@@ -259,6 +259,35 @@ def test_generators_pass_on_what_is_sent_thrown_and_closed() -> None:
     assert lt.is_disposed(first)  # type: ignore[arg-type]
 
 
+def test_what_a_generator_makes_as_it_is_closed_is_its_scopes() -> None:
+    kept: list[torch.Tensor] = []
+
+    @lt.dispose_scope()
+    def steps() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            kept.append(torch.ones(1))
+
+    @lt.dispose_scope()
+    async def async_steps() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            kept.append(torch.ones(1))
+
+    async def some_of_them() -> None:
+        found = async_steps()
+        await anext(found)
+        await found.aclose()  # type: ignore[attr-defined]
+
+    some = steps()
+    next(some)
+    some.close()  # type: ignore[attr-defined]
+    asyncio.run(some_of_them())
+    assert [lt.is_disposed(t) for t in kept] == [True, True]
+
+
 def test_a_generator_goes_on_in_another_thread() -> None:
     kept: list[torch.Tensor] = []
 

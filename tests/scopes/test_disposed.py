@@ -333,6 +333,15 @@ def test_what_works() -> None:
     assert gc.is_tracked(t)
 
 
+def test_one_that_was_not_seen_being_made_names_no_line_for_it(stats: lt.ScopeStatistics) -> None:
+    stats.stop()
+    t = torch.ones(1)
+    lt.dispose(t)
+    assert repr(t).startswith(f"<disposed tensor, disposed at {__file__}:")
+    with pytest.raises(lt.DisposedTensorError, match="made where no scope saw it"):
+        t.sum()
+
+
 def test_the_error_passes_through_dynamo_as_it_is() -> None:
     """Dynamo wraps errors in its own, except a few kinds."""
     from torch._guards import CompileContext, compile_context

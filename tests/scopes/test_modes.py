@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 import lowtide as lt
+from lowtide.memory.scopes import constructed, watch
 
 
 @pytest.mark.slow
@@ -75,8 +82,6 @@ def test_default_devices_and_other_modes_are_left_in_peace() -> None:
 
 
 def test_fake_tensors_are_left_alone() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with lt.dispose_scope() as scope, FakeTensorMode():
         t = torch.ones(3)
         assert not scope.contains(t)
@@ -184,6 +189,18 @@ def test_what_was_there_before_is_not_the_scopes(stats: lt.ScopeStatistics) -> N
     assert table[0].sum() == 2
 
 
+def test_a_base_of_which_only_its_view_is_left_is_not_the_scopes(
+    stats: lt.ScopeStatistics,
+) -> None:
+    stats.stop()
+    view = torch.ones(4).view(2, 2)
+    with lt.dispose_scope() as scope:
+        base = view._base
+        assert base is not None
+        assert scope.disposables == ()
+    assert base.sum() == view.sum() == 4
+
+
 def test_inference_mode_and_no_grad() -> None:
     for context in (torch.inference_mode, torch.no_grad):
         with context(), lt.dispose_scope():
@@ -192,3 +209,51 @@ def test_inference_mode_and_no_grad() -> None:
         with lt.dispose_scope(), context():
             b = torch.ones(3) * 2
         assert lt.is_disposed(b)
+
+
+def counted_anew() -> tuple[dict[str, int], int]:
+    """What is counted when the modules are loaded: at the first scope of a process."""
+
+    def loaded(module: ModuleType) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
+        assert spec is not None
+        assert spec.loader is not None
+        again = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(again)
+        return again
+
+    found = vars(loaded(watch))
+    counts = {name: found[name] for name in ("FRESH", "FRESH_SHARED", "_FRESH_IN_NEST", "_BY_CPP")}
+    return counts, loaded(constructed)._Plain.it.numel()
+
+
+def in_a_mode(mode: Any) -> Any:
+    with mode:
+        return counted_anew()
+
+
+def in_a_trace(traced: Callable[..., Any]) -> Any:
+    found: list[Any] = []
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        if not found:
+            found.append(counted_anew())
+        return x + 1
+
+    traced(work, torch.ones(3))
+    return found[0]
+
+
+FIRST: dict[str, Callable[[], Any]] = {
+    "inference": lambda: in_a_mode(torch.inference_mode()),
+    "FlopCounterMode": lambda: in_a_mode(FlopCounterMode(display=False)),
+    "FakeTensorMode": lambda: in_a_mode(FakeTensorMode()),
+    "functionalize": lambda: in_a_trace(lambda work, x: torch.func.functionalize(work)(x)),
+    "make_fx": lambda: in_a_trace(lambda work, x: make_fx(work)(x)),
+    "lt.trace": lambda: in_a_trace(lambda work, x: lt.trace(work, (x,))),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_scope_of_a_process_may_be_opened_inside_a_mode(name: str) -> None:
+    assert FIRST[name]() == counted_anew()

@@ -243,6 +243,21 @@ def test_ends_in_another_order() -> None:
     assert lt.is_disposed(c)
 
 
+def test_what_is_inside_moves_out_past_a_scope_that_has_ended() -> None:
+    with lt.dispose_scope() as first:
+        second = lt.dispose_scope().__enter__()
+        with lt.dispose_scope() as third:
+            a, b = torch.ones(1), torch.ones(1)
+            second.dispose()
+            third.move_to_outer(a)
+            lt.move_to_outer_dispose_scope(b)
+            assert first.contains(a)
+            assert first.contains(b)
+        assert lt.current_dispose_scope() is first
+    assert lt.is_disposed(a)
+    assert lt.is_disposed(b)
+
+
 def test_an_exception_ends_the_scope_and_passes() -> None:
     kept: list[torch.Tensor] = []
 

@@ -119,3 +119,12 @@ def test_frames_of_compilers_see_plain_sequential() -> None:
     x = torch.randn(3, 4)
     traced = torch.jit.trace(model, (x,))
     torch.testing.assert_close(traced(x), model(x))
+
+
+def test_compilers_of_frames_see_one_graph() -> None:
+    model = lt.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))
+    exported = torch.export.export(model, (x,)).module()
+    torch.testing.assert_close(exported(x), model(x))

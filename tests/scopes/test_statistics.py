@@ -270,3 +270,21 @@ def test_a_scope_that_a_hook_opens_and_leaves_open_counts_each_tensor_once(
             leaf * 2
         assert stats.created_in_scope == stats.disposed_in_scope == 3
         inner.dispose()
+
+
+@pytest.mark.parametrize("asked_inside", [True, False])
+def test_what_a_hook_makes_and_backward_returns_counts_once(
+    stats: lt.ScopeStatistics, asked_inside: bool
+) -> None:
+    """It is seen twice: as the hook makes it, and as what `torch.autograd.grad` returns."""
+    leaf = torch.ones(3, requires_grad=True)
+    stats.reset()
+    with lt.dispose_scope():
+        doubled = leaf * 2
+        total = doubled.sum()
+        doubled.register_hook(lambda grad: grad * 2)
+        (grad,) = torch.autograd.grad(total, doubled)
+        if asked_inside:
+            assert counts(stats) == (0, 0, 3, 0, 0, 0, 3)
+    assert lt.is_disposed(grad)
+    assert counts(stats) == (0, 0, 3, 3, 0, 0, 0)

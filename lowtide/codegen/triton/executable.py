@@ -42,6 +42,7 @@ class BlockExecutable(Executable):
     """See `Executable`. `machine`: "cuda:0", say, or "interpreter" for tensors of the CPU."""
 
     language = "Triton"
+    chooses_halves = True
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ many references those have is counted with a class of our own, as it hangs on ho
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -43,7 +44,7 @@ class _Initialized(_Plain):
 
 
 for _kind in (_Plain, _Initialized):
-    _kind.it = torch.Tensor.__new__(_kind, 0)
+    _kind.it = watch.in_a_thread(partial(torch.Tensor.__new__, _kind, 0))
 # References to the tensor of each where `constructed` counts them.
 _counts: dict[type, int] = {}
 

@@ -143,7 +143,8 @@ class DisposedTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         birth, ending = _obituary(self)
-        made = "" if birth is None else f"made at {loc_of_birth(birth)}, "
+        born = UNKNOWN_LOC if birth is None else loc_of_birth(birth)
+        made = f"made at {born}, " if born.line else ""
         return f"<disposed tensor, {made}disposed at {ending.loc()} {ending.words()}>"
 
     __str__ = __repr__

@@ -20,11 +20,11 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import CodeType, FrameType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parameter import Parameter
@@ -34,6 +34,7 @@ from lowtide.memory.scopes.bag import Bag, Counts, holder_of
 from lowtide.memory.scopes.births import USER_CODES, Births, note
 from lowtide.memory.scopes.nests import is_nest, tensors_in
 
+T = TypeVar("T")
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _Tensor: Any = torch.Tensor
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
@@ -67,10 +68,20 @@ def _count_in_nest() -> int:
     return counts[0]
 
 
-FRESH = _count_of_fresh()
-_FRESH_IN_NEST = _count_in_nest()
+def in_a_thread(work: Callable[[], T]) -> T:
+    """What it gives where none of the modes are on in which the first scope may be opened, and this
+    be imported: inference, a user's dispatch mode, a trace."""
+    given: list[T] = []
+    thread = threading.Thread(target=lambda: given.append(work()))
+    thread.start()
+    thread.join()
+    return given[0]
+
+
+FRESH = in_a_thread(_count_of_fresh)
+_FRESH_IN_NEST = in_a_thread(_count_in_nest)
 _FRESH_ELSE = _FRESH_IN_NEST - 1  # besides those by nests
-FRESH_SHARED = _count_of_fresh_shared()
+FRESH_SHARED = in_a_thread(_count_of_fresh_shared)
 _BY_CPP = FRESH_SHARED - FRESH
 _MORE_IN_NEST = _FRESH_IN_NEST - FRESH
 _FLAT: Any = (list, tuple)
