@@ -45,6 +45,7 @@ _NODE_BYTES = 384  # of an op in autograd's graph
 _EDGE_BYTES = 160  # of each of its operands, which it may save
 _ALONE = 2  # uses of a storage that one tensor has, while it is asked
 _HOLES_BYTES = 3 << 20  # left between small ones that come and go, at most
+_MOST_WITHIN_BYTES = 1 << 26  # of a hole that an op leaves within itself: what is larger is mapped
 _TORN_BYTES = 20_000  # of a place from which small ones may take a part: it is too short then
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
@@ -131,8 +132,8 @@ class Ledger(TorchDispatchMode):
         self._heap = _Heap()
         self.asked_bytes = 0  # of what is alive, without pages and warm blocks
         self.peak_bytes = 0
-        self.growth_bytes = 0  # what one op has added at most, also for a moment
-        self.inside_bytes = 0  # what one op has taken for itself at most, for a moment
+        self.needed_bytes = 0  # the peak, with all holes that ops may leave within themselves
+        self.growth_bytes = 0  # what one op has added at most, also for a moment, with its hole
         self._before_bytes = 0  # what was held when the op began
         self._node = -1  # of autograd's graph, whose op it is
         self.entries: list[Entry] = []
@@ -165,11 +166,13 @@ class Ledger(TorchDispatchMode):
         return self.torch_bytes + self._heap.nbytes + self.arena.reserved_bytes
 
     def spike(self, nbytes: int) -> None:
-        """So many bytes are there for a moment, within an op."""
+        """So many bytes are there for a moment, within an op: if it takes them one after the other,
+        the heap has no place for the next where the one before it was."""
         self._clock += 1
         now_bytes = self.live_bytes + nbytes
-        self.growth_bytes = max(self.growth_bytes, now_bytes - self._before_bytes)
-        self.inside_bytes = max(self.inside_bytes, nbytes)
+        hole_bytes = min(nbytes, _MOST_WITHIN_BYTES) if self.of_host else 0
+        self.needed_bytes = max(self.needed_bytes, now_bytes + hole_bytes)
+        self.growth_bytes = max(self.growth_bytes, now_bytes + hole_bytes - self._before_bytes)
         if now_bytes > self.peak_bytes:
             self.peak_bytes = now_bytes
             self._peak_clock = self._clock
