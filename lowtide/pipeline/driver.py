@@ -276,6 +276,8 @@ class BlockPlan:
             results = self._with(op, env, alive)
         elif op.name == RECALLED:
             results = run_recalled(op, env)
+            if (trimmer := heap.trimmer()) is not None:  # its gradient is computed as ever
+                trimmer.follow((), results, op)
         else:
             results = self._section(op, env, alive)
         env.update(zip(op.results, results, strict=True))

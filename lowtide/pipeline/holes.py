@@ -4,8 +4,8 @@ In: a Driver and the arguments of a call that PyTorch's ops are part of. Out: a 
 it under, which gives free pages back where more than the predicted peak would be resident.
 
 The first call with some sizes is observed: did the process grow? Only then it is worth a rehearsal,
-which takes some milliseconds; it is done when that call is over, if kernels were planned in it,
-which takes longer, else when the sizes come again. What stays small is observed once for its sizes,
+which takes some milliseconds, when that call is over: the first eight sizes at once, others when
+they come again, since each call may have its own. What stays small is observed once for its sizes,
 and at some calls later on.
 
     with holes.kept_small(driver, args):
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from lowtide.memory import watching
-from lowtide.pipeline import faults, plain, stats
+from lowtide.pipeline import faults, plain
 from lowtide.runtime import heap
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 LEAST_BYTES: Final = 4 << 20  # what a call has grown by, for its holes to be worth a look
 _NOW_AND_THEN: Final = 32  # calls
+_AT_ONCE: Final = 8  # sizes
 _MOST_KNOWN: Final = 256
 _times_new = 0
 
@@ -85,21 +86,21 @@ class Holes:
             with heap.trimming(guard):
                 yield
             return
-        start_bytes, planned = heap.resident_bytes(), stats.counted("specialisations")
+        start_bytes = heap.resident_bytes()
         with heap.trimming(seen := heap.Observer()):
             yield
         grown_bytes = max(seen.most_bytes, heap.resident_bytes()) - start_bytes
         self._seen_new = _times_new
         if grown_bytes >= LEAST_BYTES:
             self._calls = -1
-            self._learn(driver, args, is_new=planned != stats.counted("specialisations"))
+            self._learn(driver, args)
         elif self._calls >= 0:
             self._calls = 0
 
-    def _learn(self, driver: Driver, args: Sequence[Any], is_new: bool) -> None:
+    def _learn(self, driver: Driver, args: Sequence[Any]) -> None:
         key = _key(args, len(driver.function.arguments))
-        known = None  # the next call may have other sizes again
-        if is_new or key in self._known:
+        known = None  # where there were many, the next call may have other sizes again
+        if len(self._known) < _AT_ONCE or key in self._known:
             known = _predicted(driver, args)
         self._remember(key, known)
 

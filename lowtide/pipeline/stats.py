@@ -45,11 +45,6 @@ def count(name: str) -> None:
         _counts[name] += 1
 
 
-def counted(name: str) -> int:
-    """One of the counters that are counted here."""
-    return _counts[name]
-
-
 def cache_stats() -> CacheStats:
     """The counters now; subtract two to see what happened between."""
     from lowtide.runtime import cache  # not needed to count

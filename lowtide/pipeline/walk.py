@@ -253,7 +253,7 @@ class Walk:
         elif op.name == SECTION:
             results = self._section(plan, op, env, plan.live_at[pos + 1])
         elif op.name == RECALLED:
-            self.ledger.at("kept product", op.loc)
+            self.ledger.at("kept product", op.loc, op=op)
             self.ledger.mark(_tensors(results := run_recalled(op, env)))
         elif op.name == "with" and isinstance(env[op.operands[0]], recomputed.Recomputed):
             results = self._again(plan, op, env, plan.live_at[pos + 1])

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -26,6 +26,8 @@ from lowtide.runtime import arena
 
 BACKWARD: Final = "backward"  # and an op: by which the growth of its backward pass is known
 NONE_KNOWN: Final[Mapping[object, int]] = MappingProxyType({})
+_FOLLOWED: Final = "lowtide.followed"  # in the metadata of a node
+_MOST_NODES: Final = 64  # of one op
 _RESIDENT = 1  # of the numbers in /proc/self/statm, in pages
 _FRESH_NS: Final = 50_000
 _FRESH_BYTES: Final = 1 << 18  # more new pages no process touches in that time
@@ -67,12 +69,20 @@ class Trimmer:
             self._start_bytes = now_bytes - limit_bytes
 
     def follow(self, operands: Iterable[Any], results: Iterable[Any], op: object = None) -> None:
-        """Checks before the backward pass of an op, too. What hands on an operand is none."""
-        given = [x.grad_fn for x in operands if isinstance(x, torch.Tensor)]
-        for x in results:
-            node = x.grad_fn if isinstance(x, torch.Tensor) else None
-            if node is not None and not any(node is other for other in given):
-                node.register_prehook(functools.partial(self._before_node, (BACKWARD, op)))
+        """Checks before the backward pass of an op, too, of which some have several nodes. What
+        hands on an operand is none."""
+        given = {x.grad_fn for x in _tensors(operands)}
+        todo: list[Any] = [x.grad_fn for x in _tensors(results)]
+        before = functools.partial(self._before_node, (BACKWARD, op))
+        left = _MOST_NODES
+        while todo and left:
+            node = todo.pop()
+            if node is None or node in given or _is_leaf(node) or _FOLLOWED in node.metadata:
+                continue
+            node.metadata[_FOLLOWED] = True
+            node.register_prehook(before)
+            todo += [below for below, _ in node.next_functions]
+            left -= 1
 
     def _before_node(self, op: object, *_: object) -> None:
         self.check(op)
@@ -158,6 +168,22 @@ def is_fresh(read_ns: int) -> bool:
 def keeps_holes() -> bool:
     """Whether the C library is known to keep pages, and gives them back when asked."""
     return _malloc_trim() is not None and resident_bytes() > 0
+
+
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Those in lists, too."""
+    found: list[torch.Tensor] = []
+    for x in values:
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif isinstance(x, list | tuple):
+            found += _tensors(cast("Iterable[Any]", x))
+    return found
+
+
+def _is_leaf(node: Any) -> bool:
+    """Whether it adds to a gradient: such a node is its tensor's, for all graphs."""
+    return hasattr(node, "variable")
 
 
 @functools.lru_cache(maxsize=1)
