@@ -33,8 +33,10 @@ from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
 from lowtide.memory.plan import Event, Held
 from lowtide.memory.scratch import scratch_bytes
+from lowtide.runtime.heap import BACKWARD
 
 _NODE = "lowtide.place"
+_OP = "lowtide.op"
 WATCHED = "lowtide.watched"  # in the metadata of a node that `watch` has seen
 _META = torch.device("meta")
 _FOREVER = 1 << 62
@@ -45,6 +47,8 @@ _NODE_BYTES = 384  # of an op in autograd's graph
 _EDGE_BYTES = 160  # of each of its operands, which it may save
 _ALONE = 2  # uses of a storage that one tensor has, while it is asked
 _HOLES_BYTES = 3 << 20  # left between small ones that come and go, at most
+_MOST_WITHIN_BYTES = 1 << 26  # of a hole that an op leaves within itself: what is larger is mapped
+_HOLE_WITHIN_BYTES = 4 << 20  # of it in the peak, and a sixteenth of that: few have only such holes
 _TORN_BYTES = 20_000  # of a place from which small ones may take a part: it is too short then
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
@@ -131,13 +135,16 @@ class Ledger(TorchDispatchMode):
         self._heap = _Heap()
         self.asked_bytes = 0  # of what is alive, without pages and warm blocks
         self.peak_bytes = 0
-        self.growth_bytes = 0  # what one op has added at most, also for a moment
-        self.inside_bytes = 0  # what one op has taken for itself at most, for a moment
+        self.needed_bytes = 0  # the peak, with all holes that ops may leave within themselves
+        self.growth_bytes = 0  # what one op has added at most, also for a moment, with its hole
+        self.growths: dict[Any, int] = {}  # the same of each op, and of its backward pass
+        self._of: Any = None  # which of these it is
         self._before_bytes = 0  # what was held when the op began
         self._node = -1  # of autograd's graph, whose op it is
         self.entries: list[Entry] = []
         self.notes: dict[str, None] = {}
         self.name, self.loc, self.kind = "", UNKNOWN_LOC, _TORCH
+        self._op: Any = None
         self.places: dict[int, tuple[str, Loc]] = {}  # of autograd's nodes, by their numbers
         self._clock = 0
         self._peak_clock = 0
@@ -154,10 +161,10 @@ class Ledger(TorchDispatchMode):
 
     # -- what the run tells --
 
-    def at(self, name: str, loc: Loc, kind: str = _TORCH) -> None:
-        """What follows is done by this op."""
-        self.name, self.loc, self.kind = name, loc, kind
-        self._before_bytes = self.live_bytes
+    def at(self, name: str, loc: Loc, kind: str = _TORCH, op: object = None) -> None:
+        """What follows is done by this op; `op`: by which it is known in `growths`."""
+        self.name, self.loc, self.kind, self._op = name, loc, kind, op
+        self._before_bytes, self._of = self.live_bytes, op
 
     @property
     def live_bytes(self) -> int:
@@ -165,13 +172,18 @@ class Ledger(TorchDispatchMode):
         return self.torch_bytes + self._heap.nbytes + self.arena.reserved_bytes
 
     def spike(self, nbytes: int) -> None:
-        """So many bytes are there for a moment, within an op."""
+        """So many bytes are there for a moment, within an op: if it takes them one after the other,
+        the heap has no place for the next where the one before it was."""
         self._clock += 1
         now_bytes = self.live_bytes + nbytes
-        self.growth_bytes = max(self.growth_bytes, now_bytes - self._before_bytes)
-        self.inside_bytes = max(self.inside_bytes, nbytes)
-        if now_bytes > self.peak_bytes:
-            self.peak_bytes = now_bytes
+        hole_bytes = min(nbytes, _MOST_WITHIN_BYTES) if self.of_host else 0
+        self.needed_bytes = max(self.needed_bytes, now_bytes + hole_bytes)
+        growth_bytes = now_bytes + hole_bytes - self._before_bytes
+        self.growth_bytes = max(self.growth_bytes, growth_bytes)
+        self.growths[self._of] = max(self.growths.get(self._of, 0), growth_bytes)
+        usual_bytes = now_bytes + min(hole_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
+        if usual_bytes > self.peak_bytes:
+            self.peak_bytes = usual_bytes
             self._peak_clock = self._clock
             self._peak_inside = Held(
                 name=f"within {self.name}", nbytes=nbytes, kind=self.kind, loc=self.loc
@@ -248,6 +260,7 @@ class Ledger(TorchDispatchMode):
             node = todo.pop()
             if node is not None and _NODE not in node.metadata:
                 node.metadata[_NODE] = self.name, self.loc
+                node.metadata[_OP] = self._op
                 todo += [below for below, _ in node.next_functions]
 
     def watch(self, results: Sequence[torch.Tensor]) -> None:
@@ -425,9 +438,10 @@ class Ledger(TorchDispatchMode):
 
     def _see_node(self) -> None:
         """In a backward pass an op begins where the engine comes to another node."""
-        _, number = _current()
+        node, number = _current()
         if number not in (-1, self._node):
             self._before_bytes = self.live_bytes
+            self._of = BACKWARD, node.metadata.get(_OP)
         self._node = number
 
     def _place(self) -> tuple[str, Loc]:

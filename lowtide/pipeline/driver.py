@@ -35,6 +35,7 @@ from lowtide.pipeline.budget.chunks import RunBlock
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import run_section
 from lowtide.pipeline.differences import attribute
+from lowtide.pipeline.holes import Holes
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.mutation import CHANGING, Shared, may_change, statistics
 from lowtide.pipeline.near_constants import with_near_constants
@@ -208,7 +209,7 @@ class BlockPlan:
             region = self.region(pos)
             if region is not None:
                 if (trimmer := heap.trimmer()) is not None:
-                    trimmer.check()
+                    trimmer.check(self.ops[pos])
                 stop = self._run_region(region, pos, env)
                 if isinstance(stop, list):
                     return stop
@@ -235,7 +236,7 @@ class BlockPlan:
             return ~self.run_eager(pos, region.end, env)
         spec = entry.spec
         if results is not None and (trimmer := heap.trimmer()) is not None:
-            trimmer.follow(values, results)
+            trimmer.follow(values, results, self.ops[pos])
         del values
         if entry.eager == little.WHY:
             return ~self._run_ops(pos, region.end, env)
@@ -275,6 +276,8 @@ class BlockPlan:
             results = self._with(op, env, alive)
         elif op.name == RECALLED:
             results = run_recalled(op, env)
+            if (trimmer := heap.trimmer()) is not None:  # its gradient is computed as ever
+                trimmer.follow((), results, op)
         else:
             results = self._section(op, env, alive)
         env.update(zip(op.results, results, strict=True))
@@ -289,11 +292,11 @@ class BlockPlan:
         step, dead = known
         trimmer = heap.trimmer()
         if trimmer is not None:
-            trimmer.check()
+            trimmer.check(self.ops[pos])
         step(env)
         if trimmer is not None:
             op = self.ops[pos]
-            trimmer.follow([env[v] for v in op.operands], [env[v] for v in op.results])
+            trimmer.follow([env[v] for v in op.operands], [env[v] for v in op.results], op)
         for v in dead:
             env.pop(v, None)
 
@@ -391,6 +394,7 @@ class Driver:
         self.plan.shown.update((v, attribute(path)) for v, path in rows)
         self._first = self.plan.region(0)
         self._shared = Shared(function)
+        self._holes = Holes()
 
     def is_outdated(self) -> bool:
         """Whether a class was derived from one whose methods the program has inlined."""
@@ -434,7 +438,10 @@ class Driver:
 
     def _walk(self, args: Sequence[Any]) -> Any:
         env = dict(zip(self.function.params, args, strict=True))
-        return self.plan.run(env)[0]
+        if self._holes.are_few() or heap.trimmer() is not None:
+            return self.plan.run(env)[0]
+        with self._holes.kept_small(self, args):
+            return self.plan.run(env)[0]
 
 
 def make_driver(function: Function, options: Options) -> Driver:

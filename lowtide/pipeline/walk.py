@@ -204,9 +204,8 @@ class Walk:
         self._reason = spec.reason
         if spec.host is None:
             return pos
-        loc = plan.ops[pos].loc
-        step = KernelStep(region=region, entry=entry, loc=loc)
-        results = self._played(step, values)
+        step = KernelStep(region=region, entry=entry, loc=first.loc)
+        results = self._played(step, values, first)
         del values
         for v in spec.dead:
             env.pop(v, None)
@@ -218,11 +217,11 @@ class Walk:
         env.update(zip(spec.results, results, strict=True))
         return spec.stop if spec.reason else ~spec.stop
 
-    def _played(self, step: KernelStep, values: list[Any]) -> list[Any]:
+    def _played(self, step: KernelStep, values: list[Any], first: Op) -> list[Any]:
         """What the region's kernels would give."""
         entry, host, ledger = step.entry, step.entry.spec.host, self.ledger
         assert host is not None
-        ledger.at(step.region.name.partition(":")[0], step.loc, "output")
+        ledger.at(step.region.name.partition(":")[0], step.loc, "output", first)
         executable = step.executable()
         dying = step.region.dying(entry)
         if dying is not None and (taken := executable.over_inputs(dying.alone(values))):
@@ -254,7 +253,7 @@ class Walk:
         elif op.name == SECTION:
             results = self._section(plan, op, env, plan.live_at[pos + 1])
         elif op.name == RECALLED:
-            self.ledger.at("kept product", op.loc)
+            self.ledger.at("kept product", op.loc, op=op)
             self.ledger.mark(_tensors(results := run_recalled(op, env)))
         elif op.name == "with" and isinstance(env[op.operands[0]], recomputed.Recomputed):
             results = self._again(plan, op, env, plan.live_at[pos + 1])
@@ -265,7 +264,7 @@ class Walk:
         else:
             why = reason or static_reason(op) or "takes the part of this iteration"
             step = TorchStep(op=op, reason=why)
-            self.ledger.at(step.label, op.loc)
+            self.ledger.at(step.label, op.loc, op=op)
             results = self._plain(op, env, plan.live_at[pos + 1])
             if self.records:
                 self.ledger.mark(_tensors(results))

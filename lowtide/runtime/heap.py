@@ -15,69 +15,137 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable
-from typing import Any
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, cast
 
 import torch
 
 from lowtide.runtime import arena
 
+BACKWARD: Final = "backward"  # and an op: by which the growth of its backward pass is known
+NONE_KNOWN: Final[Mapping[object, int]] = MappingProxyType({})
+_FOLLOWED: Final = "lowtide.followed"  # in the metadata of a node
+_MOST_NODES: Final = 64  # of one op
 _RESIDENT = 1  # of the numbers in /proc/self/statm, in pages
+_FRESH_NS: Final = 50_000
+_FRESH_BYTES: Final = 1 << 18  # more new pages no process touches in that time
 
 
 class Trimmer:
     """Of one call, and of the backward passes of its results. `most_bytes`: what may be resident
-    beyond what is when this is made; `growth_bytes`: what one op adds at most."""
+    beyond what is when this is made; `growth_bytes`: what one op adds at most; `growths`: the same
+    by op, where it is known."""
 
-    __slots__ = ("_limit_bytes", "_most_bytes", "_start_bytes")
+    __slots__ = ("_growth_bytes", "_growths", "_most_bytes", "_start_bytes")
+    takes_heap = True  # whether results may lie over what the heap has, since its pages go back
+    _is_tight = True  # whether the arena's free blocks go back, too
 
-    def __init__(self, *, most_bytes: int, growth_bytes: int) -> None:
+    def __init__(
+        self, *, most_bytes: int, growth_bytes: int, growths: Mapping[object, int] = NONE_KNOWN
+    ) -> None:
         self._most_bytes = most_bytes
-        self._limit_bytes = most_bytes - growth_bytes
+        self._growth_bytes = growth_bytes
+        self._growths = growths
         self._start_bytes = resident_bytes()
 
-    def check(self) -> None:
+    def check(self, op: object = None) -> None:
         """Before an op: gives free pages back if it might need more than is left beside them, those
         of the arena first, which come back for less."""
+        limit_bytes = self._most_bytes - self._growths.get(op, self._growth_bytes)
         now_bytes = resident_bytes()
-        if now_bytes and now_bytes - self._start_bytes <= self._limit_bytes:
+        if now_bytes and now_bytes - self._start_bytes <= limit_bytes:
             return
-        arena.empty_cache()
+        if self._is_tight:
+            arena.empty_cache()
         trim = _malloc_trim()
-        if trim is None or resident_bytes() - self._start_bytes <= self._limit_bytes:
+        if trim is None or resident_bytes() - self._start_bytes <= limit_bytes:
             return
         trim(0)
         now_bytes = resident_bytes()
         if now_bytes - self._start_bytes > self._most_bytes:
             # neither of this call nor free: it would be looked for before each op
-            self._start_bytes = now_bytes - self._limit_bytes
+            self._start_bytes = now_bytes - limit_bytes
 
-    def follow(self, operands: Iterable[Any], results: Iterable[Any]) -> None:
-        """Checks before the backward pass of an op, too. What hands on an operand is none."""
-        given = [x.grad_fn for x in operands if isinstance(x, torch.Tensor)]
-        for x in results:
-            node = x.grad_fn if isinstance(x, torch.Tensor) else None
-            if node is not None and not any(node is other for other in given):
-                node.register_prehook(self._before_node)
+    def follow(self, operands: Iterable[Any], results: Iterable[Any], op: object = None) -> None:
+        """Checks before the backward pass of an op, too, of which some have several nodes. What
+        hands on an operand is none."""
+        given = {x.grad_fn for x in _tensors(operands)}
+        todo: list[Any] = [x.grad_fn for x in _tensors(results)]
+        before = functools.partial(self._before_node, (BACKWARD, op))
+        left = _MOST_NODES
+        while todo and left:
+            node = todo.pop()
+            if node is None or node in given or _is_leaf(node) or _FOLLOWED in node.metadata:
+                continue
+            node.metadata[_FOLLOWED] = True
+            node.register_prehook(before)
+            todo += [below for below, _ in node.next_functions]
+            left -= 1
 
-    def _before_node(self, *_: object) -> None:
-        self.check()
+    def _before_node(self, op: object, *_: object) -> None:
+        self.check(op)
+
+
+class Guard(Trimmer):
+    """Of a call that has no budget: it is to hold no more than was predicted. Pages go back where
+    that would else be passed. The arena keeps its blocks, which are predicted."""
+
+    __slots__ = ("_read_ns", "_room_bytes")
+    takes_heap = False
+    _is_tight = False
+
+    def __init__(self, *, most_bytes: int, growths: Mapping[object, int]) -> None:
+        super().__init__(most_bytes=most_bytes, growth_bytes=0, growths=growths)
+        self._read_ns = self._room_bytes = 0
+
+    def check(self, op: object = None) -> None:
+        """The same; where a small op follows soon, without a look."""
+        growth_bytes = self._growths.get(op, 0)
+        if growth_bytes + _FRESH_BYTES <= self._room_bytes and is_fresh(self._read_ns):
+            return
+        super().check(op)
+        self._read_ns = time.monotonic_ns()
+        self._room_bytes = self._most_bytes - (resident_bytes() - self._start_bytes)
+
+
+class Observer:
+    """Of a call of which nothing is known yet: `most_bytes` were resident before one of its ops."""
+
+    __slots__ = ("_read_ns", "most_bytes")
+    takes_heap = False
+
+    def __init__(self) -> None:
+        self.most_bytes = self._read_ns = 0
+
+    def check(self, op: object = None) -> None:
+        """Before an op: a look, unless the last was just now."""
+        if not is_fresh(self._read_ns):
+            self.most_bytes = max(self.most_bytes, resident_bytes())
+            self._read_ns = time.monotonic_ns()
+
+    def follow(self, operands: Iterable[Any], results: Iterable[Any], op: object = None) -> None:
+        """Nothing of the backward pass."""
+
+
+Watch = Trimmer | Observer
 
 
 class _Now(threading.local):
-    trimmer: Trimmer | None = None
+    trimmer: Watch | None = None
 
 
 _now = _Now()
 
 
-def trimmer() -> Trimmer | None:
+def trimmer() -> Watch | None:
     """That of the call which this thread is in."""
     return _now.trimmer
 
 
 @contextlib.contextmanager
-def trimming(made: Trimmer | None) -> Generator[None]:
+def trimming(made: Watch | None) -> Generator[None]:
     """Inside, this thread runs the trimmer's call."""
     before, _now.trimmer = _now.trimmer, made
     try:
@@ -90,6 +158,32 @@ def resident_bytes() -> int:
     """What the process holds in memory; 0 where the system does not say."""
     fd = _statm(os.getpid())
     return 0 if fd is None else int(os.pread(fd, 128, 0).split()[_RESIDENT]) * _page_bytes()
+
+
+def is_fresh(read_ns: int) -> bool:
+    """Whether what was read then is still nearly true."""
+    return time.monotonic_ns() - read_ns < _FRESH_NS
+
+
+def keeps_holes() -> bool:
+    """Whether the C library is known to keep pages, and gives them back when asked."""
+    return _malloc_trim() is not None and resident_bytes() > 0
+
+
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Those in lists, too."""
+    found: list[torch.Tensor] = []
+    for x in values:
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif isinstance(x, list | tuple):
+            found += _tensors(cast("Iterable[Any]", x))
+    return found
+
+
+def _is_leaf(node: Any) -> bool:
+    """Whether it adds to a gradient: such a node is its tensor's, for all graphs."""
+    return hasattr(node, "variable")
 
 
 @functools.lru_cache(maxsize=1)

@@ -57,7 +57,8 @@ def is_alone(held: Sequence[torch.Tensor], k: int, others: int = 0) -> bool:
 
 def rules() -> Rules:
     """Those of the call that this thread is in."""
-    return _now.rules or (_BUDGETED if heap.trimmer() is not None else _FREE)
+    trimmer = heap.trimmer()
+    return _now.rules or (_BUDGETED if trimmer is not None and trimmer.takes_heap else _FREE)
 
 
 def is_alone_in_backward(cotangents: Sequence[Any], k: int, rules: Rules, is_watched: bool) -> bool:

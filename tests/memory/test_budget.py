@@ -75,10 +75,16 @@ def test_graphs_that_dynamo_captures() -> None:
 
 
 def reachable(compiled: Any, args: tuple[Any, ...]) -> list[int]:
-    """The predicted peaks on the path of plans."""
+    """What the plans on the path need, each of a smaller peak than those before it."""
     target = compiled.forward if isinstance(compiled, nn.Module) else compiled
     driver, values = target.resolve(target.bind(args, {}))
-    return [plan.memory.peak_bytes for plan in path(Driver(driver.function), values)]
+    found: list[int] = []
+    peak = math.inf
+    for plan in path(Driver(driver.function), values):
+        if plan.peak_bytes <= peak:
+            peak = plan.peak_bytes
+            found.append(plan.needed_bytes)
+    return found
 
 
 def results(compiled: Any, args: tuple[Any, ...], leaves: list[Tensor]) -> list[Tensor]:
@@ -167,16 +173,22 @@ def test_what_is_measured_is_within_the_budget(which: str) -> None:
 
 
 def test_a_hole_that_an_op_may_leave_is_reckoned_with() -> None:
-    """Where there is room for it no chunks are needed; the least plan goes without."""
+    """By the least plan too, which is refused where there is no room for it."""
     net, x = nn.Conv2d(8, 8, 3, padding=1), torch.rand(8, 8, 96, 96)
     with torch.no_grad():
         driver, values = lt.script(net).forward.resolve(lt.script(net).forward.bind((x,), {}))
         plans = list(path(Driver(driver.function), values))
         assert plans[0].needed_bytes > plans[0].peak_bytes
-        least = min(plans, key=lambda plan: plan.peak_bytes)
-        budgets = range(plans[0].needed_bytes, least.peak_bytes, -200_000)
+        with pytest.raises(lt.BudgetError, match="holes in the heap") as refused:
+            search(Driver(driver.function), values, 1)
+        least = refused.value.least_bytes
+        assert min(plan.peak_bytes for plan in plans) < least < plans[0].peak_bytes
+        budgets = [*range(plans[0].needed_bytes, least, -200_000), least]
         chosen = [search(Driver(driver.function), values, budget) for budget in budgets]
-        assert search(Driver(driver.function), values, least.peak_bytes).peak_bytes
+        with pytest.raises(lt.BudgetError):
+            search(Driver(driver.function), values, least - 1)
+    for plan, budget in zip(chosen, budgets, strict=True):
+        assert plan.needed_bytes <= budget
     peaks = [plan.peak_bytes for plan in chosen]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] == plans[0].peak_bytes > peaks[-1]
@@ -185,13 +197,15 @@ def test_a_hole_that_an_op_may_leave_is_reckoned_with() -> None:
 class Seen:
     """A trimmer that notes when it is asked, and what was run."""
 
+    takes_heap = True
+
     def __init__(self) -> None:
         self.steps: list[str] = []
 
-    def check(self) -> None:
+    def check(self, op: object = None) -> None:
         self.steps.append("check")
 
-    def follow(self, operands: Any, results: Any) -> None:
+    def follow(self, operands: Any, results: Any, op: object = None) -> None:
         self.steps.append("run")
 
 

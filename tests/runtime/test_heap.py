@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from lowtide.runtime import heap
-from lowtide.runtime.heap import Trimmer, trimming
+from lowtide.runtime import arena, heap, ours
+from lowtide.runtime.heap import BACKWARD, Guard, Observer, Trimmer, trimming
 
 MB = 1 << 20
 
@@ -66,6 +66,68 @@ def test_what_an_op_hands_on_is_not_followed(resident: dict[str, int]) -> None:
     resident["bytes"] = 200 * MB
     x.sum().backward()
     assert not resident["trims"]
+
+
+def test_an_op_is_asked_for_what_it_adds_itself(resident: dict[str, int]) -> None:
+    """Where that is known."""
+    large, small = object(), object()
+    growths = {large: 20 * MB, small: MB}
+    trimmer = Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB, growths=growths)
+    resident["bytes"] = 135 * MB
+    for op, trims in ((small, 0), (None, 0), (large, 1)):
+        trimmer.check(op)
+        assert resident["trims"] == trims
+
+
+def test_a_guard_looks_again_where_an_op_may_pass_what_was_left(
+    resident: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heap, "is_fresh", lambda _: True)
+    large, small = object(), object()
+    guard = Guard(most_bytes=50 * MB, growths={large: 20 * MB, small: MB})
+    guard.check(small)
+    resident["bytes"] = 145 * MB
+    guard.check(small)  # there were 50 MB a moment ago
+    assert not resident["trims"]
+    guard = Guard(most_bytes=50 * MB, growths={large: 20 * MB, small: MB})
+    resident["bytes"] = 180 * MB
+    guard.check(small)
+    resident["live"], resident["bytes"] = 145 * MB, 180 * MB
+    guard.check(large)
+    assert resident["trims"] == 1
+
+
+def test_a_guard_follows_the_backward_pass_by_op(resident: dict[str, int]) -> None:
+    op = object()
+    x = torch.rand(10, requires_grad=True)
+    y = x.exp()
+    Guard(most_bytes=50 * MB, growths={(BACKWARD, op): 20 * MB}).follow([x], [y], op)
+    resident["bytes"] = 135 * MB
+    y.sum().backward()
+    assert resident["trims"] == 1
+
+
+def test_a_guard_leaves_the_arena_its_blocks(
+    resident: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are predicted, as a call without a budget keeps them."""
+    emptied: list[bool] = []
+    monkeypatch.setattr(arena, "empty_cache", lambda: emptied.append(True))
+    for made in (Guard(most_bytes=MB, growths={}), Trimmer(most_bytes=MB, growth_bytes=0)):
+        assert not emptied
+        resident["bytes"] += 10 * MB
+        made.check()
+    assert emptied
+    assert resident["trims"]
+
+
+def test_only_within_a_budget_is_memory_of_the_heap_taken() -> None:
+    free = ours.rules()
+    for made in (Guard(most_bytes=MB, growths={}), Observer()):
+        with trimming(made):
+            assert ours.rules() is free
+    with trimming(Trimmer(most_bytes=MB, growth_bytes=0)):
+        assert ours.rules().takes_heap
 
 
 def test_each_thread_has_the_call_that_it_is_in() -> None:

@@ -12,11 +12,10 @@ computed again as a whole (`segments`), for ever fewer bytes (`cheapest`): befor
 these would free less than half, and not at all if they would free most. At the end of the chunks,
 kernels whose tiles need least work memory.
 
-A plan fits if its peak does, and beside it the hole that an op may leave where it has worked
-(`needed_bytes`; glibc looks for a larger place than it gives back). The first plan that fits is
-taken, unless one before it, which did not fit for its hole, has a smaller peak; where none fits,
-the one with the least peak, if that is within the budget. So a smaller budget never gives a larger
-peak.
+A plan fits if its peak does with the holes that ops may leave within themselves (`needed_bytes`;
+glibc looks for a larger place than it gives back). The first plan that fits is taken, unless one
+before it, which did not fit for such a hole, has a smaller peak. So a smaller budget never gives a
+larger peak.
 """
 
 from __future__ import annotations
@@ -79,16 +78,18 @@ class Plan:
 
 def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
     """See the module's text."""
+    peak_bytes = math.inf
     least: Plan | None = None
     for plan in path(driver, args, lambda plan: plan.needed_bytes <= budget_bytes):
-        is_least = least is None or plan.peak_bytes <= least.peak_bytes
-        if is_least and plan.needed_bytes <= budget_bytes:
+        if plan.peak_bytes > peak_bytes:
+            continue
+        if plan.needed_bytes <= budget_bytes:
             return plan
-        least = plan if is_least else least
+        peak_bytes = plan.peak_bytes
+        if least is None or plan.needed_bytes < least.needed_bytes:
+            least = plan
     assert least is not None
-    if least.peak_bytes <= budget_bytes:
-        return least
-    raise _refusal(driver.function.name, budget_bytes, least.memory)
+    raise _refusal(driver.function.name, budget_bytes, least)
 
 
 def path(
@@ -202,7 +203,7 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
     return Plan(
         driver=driver,
         memory=memory,
-        needed_bytes=memory.peak_bytes + on_cpu * ledger.inside_bytes,
+        needed_bytes=ledger.needed_bytes,
         growth_bytes=ledger.growth_bytes if on_cpu else None,
     )
 
@@ -332,6 +333,13 @@ def _kept(
     return again, Kept(chunks=counts, products=products)
 
 
-def _refusal(name: str, budget_bytes: int, least: MemoryPlan) -> BudgetError:
-    held = [f"{b.nbytes:>14,}  {b.name}  {b.loc if b.loc.line else b.kind}" for b in least.buffers]
-    return BudgetError(name, budget_bytes, least.peak_bytes, held[:8])
+def _refusal(name: str, budget_bytes: int, least: Plan) -> BudgetError:
+    rows = [(b.nbytes, b.name, b.loc if b.loc.line else b.kind) for b in least.memory.buffers]
+    if holes_bytes := least.needed_bytes - least.peak_bytes:
+        rows.append((holes_bytes, "holes in the heap", "within ops"))
+    held = [f"{nbytes:>14,}  {name}  {place}" for nbytes, name, place in sorted(rows, key=_largest)]
+    return BudgetError(name, budget_bytes, least.needed_bytes, held[:8])
+
+
+def _largest(row: tuple[int, str, object]) -> int:
+    return -row[0]

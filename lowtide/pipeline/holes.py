@@ -1,0 +1,148 @@
+"""A call without a budget holds what was predicted for it, and not the heap's holes beside it.
+
+In: a Driver and the arguments of a call that PyTorch's ops are part of. Out: a `heap.Guard` to run
+it under, which gives free pages back where more than the predicted peak would be resident.
+
+The first call with some sizes is observed: did the process grow? Only then it is worth a rehearsal,
+which takes some milliseconds, when that call is over: the first eight sizes at once, others when
+they come again, since each call may have its own. What stays small is observed once for its sizes,
+and at some calls later on.
+
+    with holes.kept_small(driver, args):
+        ...        call 1: observed, 40 MB; rehearsed        call 2: under a Guard
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+
+from lowtide.memory import watching
+from lowtide.pipeline import faults, plain
+from lowtide.runtime import heap
+
+if TYPE_CHECKING:
+    from lowtide.pipeline.driver import Driver
+
+LEAST_BYTES: Final = 4 << 20  # what a call has grown by, for its holes to be worth a look
+_NOW_AND_THEN: Final = 32  # calls
+_AT_ONCE: Final = 8  # sizes
+_MOST_KNOWN: Final = 256
+_times_new = 0
+
+
+def sizes_are_new() -> None:
+    """A region has met sizes for the first time."""
+    global _times_new
+    _times_new += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prediction:
+    """`growths`: what each op adds at most. `is_known`: else holes are left."""
+
+    is_known: bool = True
+    peak_bytes: int = 0
+    growths: Mapping[object, int] = field(default_factory=dict[object, int])
+
+
+_UNKNOWN: Final = _Prediction(is_known=False)
+
+
+class Holes:
+    """What is known of a Driver's calls; see the module's text."""
+
+    __slots__ = ("_calls", "_known", "_seen_new")
+
+    def __init__(self) -> None:
+        self._calls = 0  # since one was observed, all of them small; -1: some are large
+        self._seen_new = -1
+        self._known: dict[Any, _Prediction | None] = {}
+
+    def are_few(self) -> bool:
+        """Whether a call can do without a look: the last were small, at sizes that are known."""
+        if self._calls < 0 or self._seen_new != _times_new:
+            return False
+        self._calls += 1
+        return self._calls < _NOW_AND_THEN
+
+    @contextlib.contextmanager
+    def kept_small(self, driver: Driver, args: Sequence[Any]) -> Generator[None]:
+        """Inside, the call with these arguments is run."""
+        if not heap.keeps_holes():
+            yield
+            return
+        key = _key(args, len(driver.function.arguments)) if self._calls < 0 else None
+        known = self._known.get(key)
+        if known is not None and not known.is_known:
+            yield
+            return
+        if known is not None:
+            guard = heap.Guard(most_bytes=known.peak_bytes, growths=known.growths)
+            with heap.trimming(guard):
+                yield
+            return
+        start_bytes = heap.resident_bytes()
+        with heap.trimming(seen := heap.Observer()):
+            yield
+        grown_bytes = max(seen.most_bytes, heap.resident_bytes()) - start_bytes
+        self._seen_new = _times_new
+        if grown_bytes >= LEAST_BYTES:
+            self._calls = -1
+            self._learn(driver, args)
+        elif self._calls >= 0:
+            self._calls = 0
+
+    def _learn(self, driver: Driver, args: Sequence[Any]) -> None:
+        key = _key(args, len(driver.function.arguments))
+        known = None  # where there were many, the next call may have other sizes again
+        if len(self._known) < _AT_ONCE or key in self._known:
+            known = _predicted(driver, args)
+        self._remember(key, known)
+
+    def _remember(self, key: Any, known: _Prediction | None) -> None:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = known
+
+
+def _predicted(driver: Driver, args: Sequence[Any]) -> _Prediction:
+    from lowtide.pipeline.walk import Walk  # it walks the Driver's road
+
+    if plain.autocast_on() or any(map(_is_elsewhere, args)):
+        return _UNKNOWN
+    try:
+        with watching.aside():
+            walk = Walk(driver, args)
+    except Exception as fault:
+        faults.survive(fault, f"{driver.function.name}: what a call takes", "holes are left")
+        return _UNKNOWN
+    if walk.has_guessed or walk.results is None or walk.fails:
+        return _UNKNOWN
+    return _Prediction(peak_bytes=walk.ledger.peak_bytes, growths=walk.ledger.growths)
+
+
+def _is_elsewhere(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.device.type != "cpu"
+
+
+def _key(args: Sequence[Any], count: int) -> Any:
+    """What a prediction is of. Parameters, which come after the `count` arguments, keep their
+    sizes; the first of them tells whether there are gradients yet."""
+    first = next((x for x in args[count:] if isinstance(x, torch.Tensor) and x.requires_grad), None)
+    numbers = tuple(x for x in args[count:] if isinstance(x, bool | int))
+    state = torch.is_grad_enabled(), torch.get_num_threads(), numbers
+    return (*state, _form(first), tuple(map(_form, args[:count])))
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        has_grad = value.is_leaf and value.grad is not None
+        return tuple(value.shape), value.stride(), value.dtype, value.requires_grad, has_grad
+    if isinstance(value, tuple | list):
+        return tuple(map(_form, cast("Sequence[Any]", value)))
+    return value if isinstance(value, bool | int) else type(cast("object", value))
