@@ -33,7 +33,7 @@ from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
 from lowtide.memory.plan import Event, Held
 from lowtide.memory.scratch import scratch_bytes
-from lowtide.runtime.heap import BACKWARD
+from lowtide.runtime import heap
 
 _NODE = "lowtide.place"
 _OP = "lowtide.op"
@@ -48,10 +48,11 @@ _EDGE_BYTES = 160  # of each of its operands, which it may save
 _ALONE = 2  # uses of a storage that one tensor has, while it is asked
 _HOLES_BYTES = 3 << 20  # left between small ones that come and go, at most
 _MOST_WITHIN_BYTES = 1 << 26  # of a hole that an op leaves within itself: what is larger is mapped
-_HOLE_WITHIN_BYTES = 4 << 20  # of it in the peak, and a sixteenth of that: few have only such holes
+_HOLE_WITHIN_BYTES = 2 << 20  # of it in the peak, and a sixteenth of that
 _TORN_BYTES = 20_000  # of a place from which small ones may take a part: it is too short then
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
+_LEAVE_HOLES = {aten.convolution.default, aten.convolution_backward.default}  # oneDNN's blocks
 _ASK = {aten._local_scalar_dense.default, aten.equal.default}
 _ONTO_ZEROS: dict[Any, Any] = {
     aten.scatter.src: aten.scatter_.src,
@@ -171,9 +172,10 @@ class Ledger(TorchDispatchMode):
         """What is held now, blocks that the arena keeps warm counted."""
         return self.torch_bytes + self._heap.nbytes + self.arena.reserved_bytes
 
-    def spike(self, nbytes: int) -> None:
+    def spike(self, nbytes: int, leaves_bytes: int = 0) -> None:
         """So many bytes are there for a moment, within an op: if it takes them one after the other,
-        the heap has no place for the next where the one before it was."""
+        the heap has no place for the next where the one before it was. `leaves_bytes`: what such
+        holes are known to take."""
         self._clock += 1
         now_bytes = self.live_bytes + nbytes
         hole_bytes = min(nbytes, _MOST_WITHIN_BYTES) if self.of_host else 0
@@ -181,7 +183,7 @@ class Ledger(TorchDispatchMode):
         growth_bytes = now_bytes + hole_bytes - self._before_bytes
         self.growth_bytes = max(self.growth_bytes, growth_bytes)
         self.growths[self._of] = max(self.growths.get(self._of, 0), growth_bytes)
-        usual_bytes = now_bytes + min(hole_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
+        usual_bytes = now_bytes + min(leaves_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
         if usual_bytes > self.peak_bytes:
             self.peak_bytes = usual_bytes
             self._peak_clock = self._clock
@@ -342,7 +344,8 @@ class Ledger(TorchDispatchMode):
             self._heap.graph_bytes += _node_bytes(args, result)
         inside = scratch_bytes(func, args, kwargs, result)
         if inside:
-            self.spike(inside)
+            leaves = self.of_host and func in _LEAVE_HOLES and heap.leaves_holes()
+            self.spike(inside, inside // 2 if leaves else 0)
         return result
 
     def _as_without_a_mode(self, func: Any, args: tuple[Any, ...]) -> Any:
@@ -441,7 +444,7 @@ class Ledger(TorchDispatchMode):
         node, number = _current()
         if number not in (-1, self._node):
             self._before_bytes = self.live_bytes
-            self._of = BACKWARD, node.metadata.get(_OP)
+            self._of = heap.BACKWARD, node.metadata.get(_OP)
         self._node = number
 
     def _place(self) -> tuple[str, Loc]:

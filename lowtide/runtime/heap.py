@@ -27,6 +27,7 @@ from lowtide.runtime import arena
 BACKWARD: Final = "backward"  # and an op: by which the growth of its backward pass is known
 NONE_KNOWN: Final[Mapping[object, int]] = MappingProxyType({})
 _FOLLOWED: Final = "lowtide.followed"  # in the metadata of a node
+_SMALL_BYTES: Final = 1 << 20
 _MOST_NODES: Final = 64  # of one op
 _RESIDENT = 1  # of the numbers in /proc/self/statm, in pages
 _FRESH_NS: Final = 50_000
@@ -168,6 +169,18 @@ def is_fresh(read_ns: int) -> bool:
 def keeps_holes() -> bool:
     """Whether the C library is known to keep pages, and gives them back when asked."""
     return _malloc_trim() is not None and resident_bytes() > 0
+
+
+def leaves_holes() -> bool:
+    """Whether what large tensors leave free stays resident: not where the user has glibc map each
+    of them by itself."""
+    return keeps_holes() and not 0 < _mapped_from_bytes() <= _SMALL_BYTES
+
+
+@functools.cache
+def _mapped_from_bytes() -> int:
+    asked = os.environ.get("MALLOC_MMAP_THRESHOLD_", "")
+    return int(asked) if asked.isdecimal() else 0
 
 
 def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:

@@ -179,7 +179,7 @@ def test_a_hole_that_an_op_may_leave_is_reckoned_with() -> None:
         driver, values = lt.script(net).forward.resolve(lt.script(net).forward.bind((x,), {}))
         plans = list(path(Driver(driver.function), values))
         assert plans[0].needed_bytes > plans[0].peak_bytes
-        with pytest.raises(lt.BudgetError, match="holes in the heap") as refused:
+        with pytest.raises(lt.BudgetError) as refused:
             search(Driver(driver.function), values, 1)
         least = refused.value.least_bytes
         assert min(plan.peak_bytes for plan in plans) < least < plans[0].peak_bytes
