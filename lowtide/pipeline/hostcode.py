@@ -144,9 +144,15 @@ def write(
 def _compiled(text: str, name: str, constants: Mapping[str, Any]) -> Any:
     space: dict[str, Any] = {**constants, "CheckFailed": CheckFailed, "HostFault": HostFault}
     space["write"] = _write
-    space["capturing"] = torch.cuda.is_current_stream_capturing
+    space["capturing"] = _is_capturing
     exec(compile(text, f"<lowtide {name}>", "exec"), space)
     return space.pop(name)  # left there, it would be a cycle that holds what `exe` holds
+
+
+def _is_capturing() -> bool:
+    """Into a CUDA graph: never where nothing has asked for a GPU, as in a plan for one that is not
+    there, of which PyTorch could not tell."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _write(x: torch.Tensor, new: torch.Tensor) -> None:

@@ -123,6 +123,7 @@ class Gpu:
         patch.setattr(cubins, "compile_form", compile_form)
         patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
         patch.setattr(torch.cuda, "synchronize", lambda _=None: None)
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
         patch.setattr(torch.cuda, "is_current_stream_capturing", self.is_capturing)
         patch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(gpu=self))
         patch.setattr(torch.cuda, "Stream", lambda _: None)

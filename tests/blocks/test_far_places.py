@@ -11,9 +11,12 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen.triton.kernel import reach
-from lowtide.runtime.blocks import LARGE, BlockKernel
+from lowtide.runtime import blocks
+from lowtide.runtime.blocks import LARGE, BlockKernel, Form
 from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, floordiv, mod
 from lowtide.texpr.sizes import evaluate
+from tests.blocks.programs import CASES
+from tests.blocks.test_values import backward, leaves, results
 
 N, M = (as_index(Size(name, 33)) for name in "NM")
 
@@ -56,3 +59,30 @@ def test_what_no_tensor_has(
     monkeypatch.setattr(BlockKernel, "__call__", call)
     lt.script(fn)(torch.zeros(n), torch.zeros(n - 9))
     assert (max(found) >= LARGE) == (n > 70)
+
+
+@pytest.mark.parametrize("name", ["kernel-sum", "places", "strided", "looked-up", "conv", "lstm"])
+def test_values_counted_in_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every place, whatever its size; of loops, all steps in one launch among them."""
+    forms: set[bool] = set()
+    real = BlockKernel.launch
+
+    def launch(self: BlockKernel, programs: int, form: Form, handed: list[Any]) -> None:
+        forms.add(form.wide)
+        real(self, programs, form, handed)
+
+    monkeypatch.setattr(blocks, "LARGE", 0)
+    monkeypatch.setattr(BlockKernel, "launch", launch)
+    case = CASES[name]
+    given, same = leaves(case), leaves(case)
+    got, want = results(lt.script(case.fn)(*given)), results(case.fn(*same))
+    near = {"rtol": 10 * case.tolerance, "atol": 10 * case.tolerance}
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, **near)
+    if case.grad:
+        backward(got)
+        backward(want)
+        for g, w in zip(given, same, strict=True):
+            if isinstance(w, Tensor) and w.grad is not None:
+                torch.testing.assert_close(g.grad, w.grad, **near)
+    assert forms == {True}

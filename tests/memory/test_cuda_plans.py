@@ -28,6 +28,10 @@ def pointwise(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return torch.cumsum(torch.cat(parts, 1) @ v, 0)
 
 
+def looked_up(table: Tensor, index: Tensor) -> Tensor:
+    return torch.cumsum(table[index] * 2, 1)
+
+
 def on_gpu(requires_grad: bool = False) -> list[Tensor]:
     with FakeTensorMode():
         return [torch.empty(s, device="cuda", requires_grad=requires_grad) for s in SIZES]
@@ -62,3 +66,14 @@ def test_a_budget_that_is_too_small() -> None:
     with pytest.raises(lt.BudgetError) as fault:
         lt.script(sorted_rows, budget="50KB").memory(*on_gpu())
     assert "arena" not in str(fault.value)
+
+
+def test_indices_that_are_data() -> None:
+    """Whether a CUDA graph is being captured is asked of a GPU only where there may be one."""
+    with FakeTensorMode():
+        table = torch.empty(300, 64, device="cuda")
+        index = torch.zeros(6000, dtype=torch.int64, device="cuda")
+    compiled = lt.script(looked_up)
+    # what is read is the cumulative sum's operand; the check's one byte ended before
+    assert compiled.memory(table, index).peak_bytes == 2 * 4 * 6000 * 64
+    assert "k0" in str(compiled.explain(table, index))
