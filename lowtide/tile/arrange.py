@@ -181,7 +181,7 @@ class Arrangement:
             if math.prod(self.extent(c) for c in chosen if c is not a) >= enough:
                 chosen.remove(a)
         along = along_lines(self.defs, self.strides, self.hints)
-        if extra and tasks(chosen, along, self.hints) < enough:
+        if extra and tasks(pure, along, self.hints) < enough:
             chosen = [a for a in chosen if a not in along]
             chosen.append(max(extra, key=self.extent))
         last = 1 if chosen and self._is_batch(chosen[-1]) else None

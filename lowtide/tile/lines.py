@@ -43,9 +43,12 @@ def along_lines(defs: Mapping[str, Def], strides: Strides, hints: Mapping[str, i
 
 
 def tasks(axes: Iterable[Axis], along: Set[Axis], hints: Mapping[str, int]) -> int:
-    """Into how many these axes may be cut: lines into large parts only."""
-    sizes = ((likely(a.extent, hints), a in along) for a in axes)
-    return math.prod(-(-n // PART) if is_along else n for n, is_along in sizes)
+    """Into how many these axes may be cut: the elements of lines, all axes of them taken together,
+    into large parts only."""
+    axes = list(axes)
+    side_by_side = math.prod(likely(a.extent, hints) for a in axes if a in along)
+    others = math.prod(likely(a.extent, hints) for a in axes if a not in along)
+    return others * -(-side_by_side // PART)
 
 
 def leaves_few(

@@ -60,6 +60,14 @@ def farthest(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x.argmax(0), x.amin(0), (x > 2).any(0)
 
 
+def apart(x: Tensor) -> Tensor:
+    return (x[:, :, None] - x[:, None, :]).abs().sum(0)
+
+
+def of_three(x: Tensor) -> Tensor:
+    return (x[:, :, None, None] * x[:, None, :, None] + x[:, None, None, :]).sum(0)
+
+
 def normed(x: Tensor) -> Tensor:
     return torch.relu(F.batch_norm(x, None, None, None, None, training=True))
 
@@ -87,6 +95,17 @@ def test_few_points_stay_one_kernel() -> None:
 def test_what_lies_the_other_way_stays_one_kernel() -> None:
     turned = torch.ones(20, LINES).t()
     assert len(grids(centred, turned)) == 1
+
+
+@pytest.mark.skipif(torch.get_num_threads() not in (2, 4), reason="what is enough depends on them")
+@pytest.mark.parametrize(
+    ("fn", "columns", "expected"),
+    [(apart, 200, (200,)), (apart, 16, (100_000,)), (of_three, 200, (200, 200))],
+    ids=lambda v: v.__name__ if callable(v) else "",
+)
+def test_results_of_pairs_are_not_made_by_each_thread(fn: Any, columns: int, expected: Any) -> None:
+    """The sums that a thread keeps to itself are few, however many short axes they have."""
+    assert grids(fn, torch.ones(100 if columns > 16 else 100_000, columns)) == [expected]
 
 
 @pytest.mark.parametrize(
