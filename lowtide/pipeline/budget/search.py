@@ -159,8 +159,8 @@ class _Least:
 def _with_segments(
     trials: _Trials, cutter: Cutter, chunks: Chunks, least: _Least
 ) -> Iterator[Plan]:
-    """Beside these chunks, for ever fewer bytes. What is no less than a stage before came to is never
-    taken: where that begins is guessed from the bytes that this stage looked for."""
+    """Beside these chunks, for ever fewer bytes. What is no less than a stage before came to is
+    never taken: where that ends is guessed from the bytes that were looked for then."""
     before = list[Candidate]()
     most_bytes = min(cutter.beside(chunks), _BEFORE * least.most_bytes)
     while (segments := cheapest(cutter, most_bytes := most_bytes * _FEWER)) is not None:
