@@ -26,19 +26,21 @@ Strides = Mapping[str, Sequence[Index]]
 
 
 def along_lines(defs: Mapping[str, Def], strides: Strides, hints: Mapping[str, int]) -> set[Axis]:
-    """The axes along which what has several axes lies side by side, where there are many points."""
-    found: set[Axis] = set()
+    """The axes along which the largest of what is read lies side by side, where there are many
+    points. What is small stays in a cache, however it is read."""
     if _points(defs, hints) < MANY:
-        return found
-    for d in defs.values():
-        for load in ex.loads(d.expr):
-            if len(load.free) < 2 or load.source in defs:
-                continue
-            # what is computed once more in a kernel has no place in memory
-            for i, stride in zip(load.index, strides.get(load.source, ()), strict=False):
-                axis = the_axis(i)
-                if axis is not None and stride.const == 1:
-                    found.add(axis)
+        return set()
+    loads = [load for d in defs.values() for load in ex.loads(d.expr) if load.source not in defs]
+    sizes = [math.prod(likely(a.extent, hints) for a in load.free) for load in loads]
+    found: set[Axis] = set()
+    for load, size in zip(loads, sizes, strict=True):
+        if len(load.free) < 2 or 2 * size < max(sizes):
+            continue
+        # what is computed once more in a kernel has no place in memory
+        for i, stride in zip(load.index, strides.get(load.source, ()), strict=False):
+            axis = the_axis(i)
+            if axis is not None and stride.const == 1:
+                found.add(axis)
     return found
 
 

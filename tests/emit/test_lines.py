@@ -68,6 +68,10 @@ def of_three(x: Tensor) -> Tensor:
     return (x[:, :, None, None] * x[:, None, :, None] + x[:, None, None, :]).sum(0)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(1, 2), -1) @ v
+
+
 def normed(x: Tensor) -> Tensor:
     return torch.relu(F.batch_norm(x, None, None, None, None, training=True))
 
@@ -95,6 +99,11 @@ def test_few_points_stay_one_kernel() -> None:
 def test_what_lies_the_other_way_stays_one_kernel() -> None:
     turned = torch.ones(20, LINES).t()
     assert len(grids(centred, turned)) == 1
+
+
+def test_pairs_are_not_stored_for_a_small_operand_that_lies_so() -> None:
+    """Its rows' maxima lie side by side, but they are few."""
+    assert len(grids(attention, *(torch.ones(2, 256, 64) for _ in range(3)))) == 1
 
 
 @pytest.mark.skipif(torch.get_num_threads() not in (2, 4), reason="what is enough depends on them")
