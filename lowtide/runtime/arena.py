@@ -136,6 +136,10 @@ def resident_bytes(asked_bytes: int) -> int:
     return max(min(-(-asked_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES, huge_end), small_bytes)
 
 
+def _never(_nbytes: int) -> bool:
+    return False
+
+
 class _Pool:
     """The free blocks by size class, and the account of all.
 
@@ -162,6 +166,7 @@ class _Pool:
         self._trims = 0
         self.observer: Callable[[int, int], None] | None = None
         self.is_tight = False  # whether free blocks are unmapped before another is mapped
+        self.has_room: Callable[[int], bool] = _never  # unless so many bytes may be beside them
         self.storages: dict[int, int] = {}  # by address of a block, whose tensor is alive
         self._held_for_fork = False
 
@@ -253,7 +258,7 @@ class _Pool:
 
     def _take_new(self, block_bytes: int, asked_bytes: int) -> _Block:
         self._read_cap()
-        if self.is_tight:
+        if self.is_tight and not self.has_room(block_bytes):
             self.shrink(0)
         block = self._map(block_bytes)
         block.asked_bytes = asked_bytes
@@ -506,8 +511,14 @@ def set_cap_bytes(cap_bytes: int) -> None:
 
 def keep_tight() -> None:
     """From now on free blocks are unmapped before another is mapped, so that what is mapped is not
-    more than has been in use at once. Plans under a budget count on that."""
+    more than has been in use at once, unless there is room (`set_room`). Plans under a budget count
+    on that."""
     _pool.is_tight = True
+
+
+def set_room(has_room: Callable[[int], bool]) -> None:
+    """Has `has_room(nbytes)` asked then: whether this thread may hold so much more."""
+    _pool.has_room = has_room
 
 
 def is_tight() -> bool:

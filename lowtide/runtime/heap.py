@@ -52,9 +52,13 @@ class Trimmer:
         self._start_bytes = resident_bytes()
 
     def check(self, op: object = None) -> None:
-        """Before an op: gives free pages back if it might need more than is left beside them, those
-        of the arena first, which come back for less."""
-        limit_bytes = self._most_bytes - self._growths.get(op, self._growth_bytes)
+        """Before an op: see `make_room`."""
+        self.make_room(self._growths.get(op, self._growth_bytes))
+
+    def make_room(self, nbytes: int) -> None:
+        """Gives free pages back if so much more might pass the limit beside them, those of the
+        arena first, which come back for less."""
+        limit_bytes = self._most_bytes - nbytes
         now_bytes = resident_bytes()
         if now_bytes and now_bytes - self._start_bytes <= limit_bytes:
             return
@@ -69,11 +73,19 @@ class Trimmer:
             # neither of this call nor free: it would be looked for before each op
             self._start_bytes = now_bytes - limit_bytes
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so much more may be resident, and any op's needs beside it."""
+        now_bytes = resident_bytes()
+        more_bytes = now_bytes - self._start_bytes + nbytes + self._growth_bytes
+        return self._is_tight and now_bytes > 0 and more_bytes <= self._most_bytes
+
     def follow(self, operands: Iterable[Any], results: Iterable[Any], op: object = None) -> None:
         """Checks before the backward pass of an op, too, of which some have several nodes. What
         hands on an operand is none."""
+        todo: list[Any] = [x.grad_fn for x in _tensors(results) if x.requires_grad]
+        if not todo:
+            return
         given = {x.grad_fn for x in _tensors(operands)}
-        todo: list[Any] = [x.grad_fn for x in _tensors(results)]
         before = functools.partial(self._before_node, (BACKWARD, op))
         left = _MOST_NODES
         while todo and left:
@@ -101,12 +113,11 @@ class Guard(Trimmer):
         super().__init__(most_bytes=most_bytes, growth_bytes=0, growths=growths)
         self._read_ns = self._room_bytes = 0
 
-    def check(self, op: object = None) -> None:
+    def make_room(self, nbytes: int) -> None:
         """The same; where a small op follows soon, without a look."""
-        growth_bytes = self._growths.get(op, 0)
-        if growth_bytes + _FRESH_BYTES <= self._room_bytes and is_fresh(self._read_ns):
+        if nbytes + _FRESH_BYTES <= self._room_bytes and is_fresh(self._read_ns):
             return
-        super().check(op)
+        super().make_room(nbytes)
         self._read_ns = time.monotonic_ns()
         self._room_bytes = self._most_bytes - (resident_bytes() - self._start_bytes)
 
@@ -153,6 +164,21 @@ def trimming(made: Watch | None) -> Generator[None]:
         yield
     finally:
         _now.trimmer = before
+
+
+def make_room(nbytes: int) -> None:
+    """Before what is no op takes memory that is no arena's."""
+    made = _now.trimmer
+    if isinstance(made, Trimmer):
+        made.make_room(nbytes)
+
+
+def _has_room(nbytes: int) -> bool:
+    made = _now.trimmer
+    return isinstance(made, Trimmer) and made.has_room(nbytes)
+
+
+arena.set_room(_has_room)
 
 
 def resident_bytes() -> int:

@@ -188,6 +188,17 @@ def test_less_is_kept(make: Callable[[], nn.Module]) -> None:
     assert min(plan.peak_bytes for plan in others) < 0.8 * free.peak_bytes
 
 
+def test_small_parts_are_in_chunks_before_large_ones_are_in_many() -> None:
+    """Single images are slow."""
+    parts = [
+        [c for op in plan.driver.function.walk() if (c := op.attrs.get("chunks", 1)) > 1]
+        for plan in plans(Skips)
+    ]
+    many = next(k for k, found in enumerate(parts) if max(found, default=1) > 4)
+    in_four = [len(found) for found in parts[:many] if set(found) == {4}]
+    assert in_four[0] < max(in_four)
+
+
 def test_statistics_are_no_operands_that_are_saved() -> None:
     for plan in plans(Layers):
         for op in plan.driver.function.block.ops:

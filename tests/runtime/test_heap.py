@@ -121,6 +121,54 @@ def test_a_guard_leaves_the_arena_its_blocks(
     assert resident["trims"]
 
 
+def test_a_tight_arena_keeps_its_blocks_while_there_is_room(
+    resident: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the block that is mapped, and for one op beside it."""
+    monkeypatch.setattr(arena._pool, "is_tight", True)
+    arena.empty_cache()
+    trimmer = Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB)
+    for held, kept in ((36, 3), (37, 0)):
+        del_me = arena.empty((3 * MB,), torch.uint8)
+        del del_me
+        resident["bytes"] = (100 + held) * MB
+        with trimming(trimmer):
+            made = arena.empty((4 * MB,), torch.uint8)
+        assert arena.stats().cached_bytes == kept * MB
+        del made
+        arena.empty_cache()
+
+
+def test_a_tight_arena_keeps_nothing_where_no_budget_tells(
+    resident: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena._pool, "is_tight", True)
+    watches = (None, Observer(), Guard(most_bytes=50 * MB, growths={}))
+    for watch in watches:
+        del_me = arena.empty((3 * MB,), torch.uint8)
+        del del_me
+        with trimming(watch):
+            made = arena.empty((4 * MB,), torch.uint8)
+        assert not arena.stats().cached_bytes
+        del made
+        arena.empty_cache()
+    assert resident["bytes"]
+
+
+def test_room_is_made_for_what_is_no_op(resident: dict[str, int]) -> None:
+    resident["bytes"] = 140 * MB
+    heap.make_room(400 * MB)  # no call is watched
+    for watch, nbytes, trims in (
+        (Trimmer(most_bytes=50 * MB, growth_bytes=0), 50 * MB, 0),
+        (Trimmer(most_bytes=50 * MB, growth_bytes=0), 51 * MB, 1),
+        (Observer(), 400 * MB, 0),
+    ):
+        resident["trims"] = 0
+        with trimming(watch):
+            heap.make_room(nbytes)
+        assert resident["trims"] == trims
+
+
 def test_only_within_a_budget_is_memory_of_the_heap_taken() -> None:
     free = ours.rules()
     for made in (Guard(most_bytes=MB, growths={}), Observer()):

@@ -48,7 +48,8 @@ class BudgetedDriver(Driver):
             return self._plain(args)
         if plan.growth_bytes is None:
             return plan.driver(args)
-        trimmer = heap.Trimmer(most_bytes=self.budget_bytes, growth_bytes=plan.growth_bytes)
+        # not the budget: what `memory()` says is true of a planned call, too
+        trimmer = heap.Trimmer(most_bytes=plan.needed_bytes, growth_bytes=plan.growth_bytes)
         with heap.trimming(trimmer):
             return plan.driver(args)
 

@@ -28,6 +28,7 @@ backward pass the gradients of its operands, chunk by chunk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -39,6 +40,7 @@ from lowtide.ir.core import Op
 from lowtide.pipeline.budget.cut import Cut, Form, Plain, Span, form_of, order_of
 from lowtide.pipeline.budget.handing_over import hand_over
 from lowtide.pipeline.budget.operand_gradients import Gradients
+from lowtide.runtime import heap
 
 Tensor = torch.Tensor
 RunBlock = Callable[[list[Any]], list[Any]]  # block arguments → operands of its terminator
@@ -338,5 +340,6 @@ def _room(part: Any, dim: int | None, span: Span, order: Sequence[int] | None) -
     order = order or order_of(part)
     extent = span.extent * (part.shape[dim] // span.size)
     shape = [extent if d == dim else part.shape[d] for d in order]
+    heap.make_room(math.prod(shape) * part.element_size())
     whole = torch.empty(shape, dtype=part.dtype, device=part.device)
     return whole.permute([order.index(d) for d in range(part.dim())])

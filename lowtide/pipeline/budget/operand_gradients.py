@@ -16,6 +16,7 @@ import torch
 
 from lowtide.pipeline.budget.candidate import storage_of
 from lowtide.pipeline.budget.cut import Cut, Span
+from lowtide.runtime import heap
 
 Tensor = torch.Tensor
 
@@ -72,5 +73,6 @@ class Gradients:
         that what is resident is what is planned."""
         like, over = self._values[k], self._over.get(k)
         if over is None or not self._is_first or not cut.parts_all(like, span.extent):
+            heap.make_room(like.nbytes)
             return torch.zeros_like(like)
         return over.data

@@ -130,17 +130,15 @@ def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) ->
     large = [c for c in found if _LARGE * outer.inner_bytes(c) >= sum(outer.made_bytes)]
     chunks: dict[Candidate, int] = {}
     least = _Least()
-    stages: list[list[Candidate]] = (
-        [[], large] if large else [[]]
-    )  # none in chunks, the large ones, all: ever finer
-    for parts in (*stages, *[found] * _MOST_STEPS):
-        finer = {c: c.more(chunks.get(c, 1), _CHUNKS) for c in parts}
-        if finer == chunks and parts:
-            break
-        chunks = finer
-        before = least.peak_bytes
-        yield from _with_segments(trials, cutter, chunks, least)
-        if parts is found and least.peak_bytes == before:
+    yield from _with_segments(trials, cutter, chunks, least)
+    for step in range(1, _MOST_STEPS):
+        before = dict(chunks), least.peak_bytes
+        for parts in (large, found):  # the large ones first
+            finer = chunks | {c: c.more(1, _CHUNKS**step) for c in parts}
+            if finer != chunks:
+                chunks = finer
+                yield from _with_segments(trials, cutter, chunks, least)
+        if chunks == before[0] or (step > 1 and least.peak_bytes == before[1]):
             break
 
 
