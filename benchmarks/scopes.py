@@ -11,9 +11,10 @@ PyTorch to ask a function mode that does nothing (2.8 for functions that are wri
 such as those of torch.nn.functional), 0.1 for a weak reference; at the end of its scope 0.65 for a
 tensor without memory, 0.25 to exchange it, 0.2 to set two classes and say what ended it. The rest
 is to find the user's line and to keep the log: 0.4 to 0.7.
-Together 1.7 to 1.8 for a tensor that is dropped, and 2.9 to 3.0 for one of 200 or of 2,000 alive at
-the end, 3.3 for one of 20,000, whose memory no cache holds, while Python's collector rests. It adds
-0.1 to 0.4 where thousands are alive, as it walks a weak reference beside each tensor.
+Together 1.7 to 1.8 for a tensor that is dropped, and 2.9 to 3.3 for one that is alive at the end,
+be they 200 or 20,000, whose memory no cache holds, while Python's collector rests. It adds 0.1 to
+0.4 where thousands are alive, as it walks a weak reference beside each tensor. On a Zen 5 it is
+less: 1.1 and 2.1 to 2.8 (`results/2026-11-26-amd-epyc-zen-5-scopes.json`).
 """
 
 from __future__ import annotations
