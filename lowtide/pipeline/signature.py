@@ -195,10 +195,10 @@ class Binding:
         if dtype is None:
             raise Ineligible(f"a tensor of {t.dtype}")
         device = self._meta_device if t.is_meta else t.device
-        if device.type == "cuda" and not blocks.is_installed():
+        if device.type == "cuda" and blocks.missing():
             if not t.is_meta:  # it is a call
                 blocks.tell_missing()
-            raise Ineligible(blocks.MISSING)
+            raise Ineligible(blocks.missing())
         if self._device not in (None, device):
             raise Ineligible("tensors on several devices")
         self._device = device

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.util
 import linecache
 import threading
@@ -28,7 +29,7 @@ from lowtide.errors import BackendError
 SLACK = 1 << 16  # by which a block may stand out beyond the end
 LARGE = 1 << 31  # bytes of a tensor, or a place: then places are counted in 64 bits
 
-MISSING = "kernels for GPUs need Triton: pip install triton"
+_refused: dict[str, str] = {}  # why, by the source of a module
 
 
 def power(n: int) -> int:
@@ -37,38 +38,58 @@ def power(n: int) -> int:
 
 
 @functools.cache
-def is_installed() -> bool:
-    """Whether Triton can be imported."""
-    return importlib.util.find_spec("triton") is not None
+def missing() -> str:
+    """Why there is no Triton here, and what to do; "" if it can be imported."""
+    if importlib.util.find_spec("triton") is None:
+        return "kernels for GPUs need Triton: pip install triton"
+    try:
+        for name in ("triton.compiler", "triton.language"):
+            importlib.import_module(name)
+    except Exception as error:  # whatever a damaged one, or one of another time, raises
+        return (
+            f"kernels for GPUs need Triton, and that which is installed cannot be imported "
+            f"({_in_short(error)}): pip install --force-reinstall triton"
+        )
+    return ""
 
 
 @functools.cache
 def tell_missing() -> None:
     """Warns once that PyTorch runs what kernels for GPUs would."""
     warnings.warn(
-        f"{MISSING}. PyTorch runs what is called with CUDA tensors instead",
+        f"{missing()}. PyTorch runs what is called with CUDA tensors instead",
         RuntimeWarning,
         stacklevel=2,
     )
 
 
-def identity(device: torch.device | None) -> str:
-    """What a kernel's time depends on beside its text: the GPU, and the version of Triton."""
+def version() -> str:
+    """Triton's."""
     import triton
 
+    return getattr(triton, "__version__", "of an unknown version")
+
+
+def identity(device: torch.device | None) -> str:
+    """What a kernel's time depends on beside its text: the GPU, and the version of Triton."""
     is_gpu = device is not None and device.type == "cuda"
     gpu = torch.cuda.get_device_name(device) if is_gpu else "interpreter"
-    return f"{gpu} triton {triton.__version__}"
+    return f"{gpu} triton {version()}"
 
 
 def load(source: str, interpreted: bool) -> dict[str, Any]:
-    """The functions of a module, by name. Raises BackendError without Triton."""
-    if not is_installed():
-        raise BackendError(
-            "kernels for GPUs need Triton, which comes with PyTorch's CUDA builds: "
-            "pip install triton, or run without lowtide on this device"
-        )
-    return _loaded(source, interpreted)
+    """The functions of a module, by name. Raises BackendError without Triton; KernelFault, with one
+    warning, where it is one that lacks what the module needs."""
+    if missing():
+        raise BackendError(f"{missing()}, or run without lowtide on this device")
+    if source not in _refused:
+        try:
+            return _loaded(source, interpreted)
+        except Exception as error:
+            _refused[source] = f"the Triton that is installed lacks something: {_in_short(error)}"
+            _tell(_refused[source])
+            raise KernelFault(_refused[source]) from error
+    raise KernelFault(_refused[source])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -194,11 +215,7 @@ class BlockKernel(ABC):
             fault = f"a kernel for {form.device} is refused: {_in_short(error)}"
             if "out of memory" not in fault:  # there was no room for its code, now
                 self.faults[form] = fault
-            warnings.warn(
-                f"{fault}; PyTorch runs it instead. `lowtide doctor` tests driver and Triton",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            _tell(fault)
             raise KernelFault(fault) from error
 
     @abstractmethod
@@ -219,6 +236,14 @@ def constants(form: Form) -> tuple[Any, ...]:
 def is_wide(reach: int, sizes: Iterable[int], nbytes: Iterable[int]) -> bool:
     """Must places be counted in 64 bits? `nbytes`: of the tensors."""
     return max(reach + SLACK, *sizes, *nbytes) >= LARGE
+
+
+def _tell(fault: str) -> None:
+    warnings.warn(
+        f"{fault}; PyTorch runs it instead. `lowtide doctor` tests driver and Triton",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def _in_short(error: Exception) -> str:

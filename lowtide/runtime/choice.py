@@ -1,5 +1,8 @@
 """Two ways to compute one thing: measured once per class of sizes, then the faster one is taken.
 
+Their bits differ, and a clock may say one thing today and another tomorrow. So nothing is measured
+or taken by measurement under `torch.use_deterministic_algorithms(True)`: PyTorch's own way runs.
+
 In: two callables that write the same result. Out: which of them to run.
 Sizes are of one class when they have the same number of bits.
 """
@@ -32,7 +35,11 @@ class Choice:
         first: Callable[[], object],
         second: Callable[[], object],
     ) -> None:
-        """Run the faster way, or both in turn, a few times, where that is not known yet."""
+        """Run the faster way, or both in turn, a few times, where that is not known yet; the
+        second, which is PyTorch's own, where the user wants the same bits each time."""
+        if torch.are_deterministic_algorithms_enabled():
+            second()
+            return
         key = tuple(n.bit_length() for n in sizes)
         found = self._faster.get(key)
         if found is None and not self._settle(device):

@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 
 from lowtide import config
 from lowtide.errors import LowtideError
@@ -79,6 +79,9 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
         return check()
     except (LowtideError, OSError) as fault:
         return Check(name=name, ok=False, detail=str(fault), remedy=_remedy_of(name))
+    except Exception as fault:  # of what is not ours, such as Triton
+        detail = f"{type(fault).__name__}: {fault}"
+        return Check(name=name, ok=False, detail=detail, remedy=_remedy_of(name))
 
 
 def _remedy_of(name: str) -> str:
@@ -208,14 +211,15 @@ def _gpu() -> Check:
     if not torch.cuda.is_available():
         return _no_gpu()
     name = torch.cuda.get_device_name()
-    if not blocks.is_installed():
+    if blocks.missing():
+        fault, _, remedy = blocks.missing().rpartition(": ")
         return Check(
             name="GPU",
             ok=False,
-            detail=f"{name}, without Triton: PyTorch runs what is called with its tensors",
-            remedy="`pip install triton`",
+            detail=f"{name}, without Triton: PyTorch runs what is called with its tensors\n{fault}",
+            remedy=f"`{remedy}`",
         )
-    detail = f"{name}, Triton {version('triton')}"
+    detail = f"{name}, Triton {blocks.version()}"
     fault = blocks_fault("cuda")
     if not fault:
         return Check(name="GPU", ok=True, detail=detail)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 import weakref
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,8 +130,19 @@ def test_no_room_for_code_is_not_for_ever(made: list[BlockExecutable]) -> None:
     torch.testing.assert_close(compiled(x, y), f(x, y))
 
 
+@pytest.fixture
+def triton_again() -> Iterator[None]:
+    """What a test has found out of Triton is forgotten afterwards."""
+    yield
+    for found in (blocks.missing, blocks.tell_missing, blocks._loaded):
+        found.cache_clear()
+    blocks._refused.clear()
+
+
+@pytest.mark.usefixtures("triton_again")
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "is_installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    blocks.missing.cache_clear()
     with pytest.raises(BackendError, match="pip install triton"):
         blocks.load("", interpreted=True)
 
@@ -147,6 +161,37 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         warnings.catch_warnings(action="error"),  # it is said once
     ):
         Binding([x], {}, False)
+
+
+@pytest.mark.usefixtures("triton_again")
+def test_a_triton_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [n for n in sys.modules if n.partition(".")[0] == "triton"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text("raise OSError('libcuda.so.1: not found')")
+    monkeypatch.syspath_prepend(tmp_path)
+    blocks.missing.cache_clear()
+    remedy = r"cannot be imported \(OSError: libcuda.so.1: not found\): pip install"
+    with pytest.raises(BackendError, match=remedy):
+        blocks.load("", interpreted=True)
+
+
+@pytest.mark.usefixtures("triton_again")
+def test_a_triton_of_another_time_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton.language as tl
+
+    blocks._loaded.cache_clear()
+    monkeypatch.delattr(tl, "range")
+    compiled = lt.script(f)
+    x, y = torch.randn(40, requires_grad=True), torch.randn(50)
+    with pytest.warns(RuntimeWarning, match="lacks something: AttributeError.*`lowtide doctor`"):
+        found = compiled(x, y)
+    torch.testing.assert_close(found, f(x, y))
+    found.sum().backward()
+    assert x.grad is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is said once
+        torch.testing.assert_close(compiled(x, y), f(x, y))
 
 
 def test_the_device_of_a_region() -> None:

@@ -33,10 +33,24 @@ def test_each_trouble_has_a_remedy(cache_dir: Path, monkeypatch: pytest.MonkeyPa
 def test_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
-    monkeypatch.setattr(doctor.blocks, "is_installed", lambda: False)
-    found = doctor._gpu()
-    assert (found.ok, found.remedy) == (False, "`pip install triton`")
-    assert "Some GPU" in found.detail
+    for fault in ("kernels need Triton", "its import fails (OSError: libcuda.so.1: not found)"):
+        monkeypatch.setattr(doctor.blocks, "missing", lambda f=fault: f"{f}: pip install triton")
+        found = doctor._gpu()
+        assert (found.ok, found.remedy) == (False, "`pip install triton`")
+        assert "Some GPU" in found.detail
+        assert fault in found.detail
+
+
+def test_what_others_raise_is_a_finding(monkeypatch: pytest.MonkeyPatch):
+    def version() -> str:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    monkeypatch.setattr(doctor.blocks, "missing", lambda: "")
+    monkeypatch.setattr(doctor.blocks, "version", version)
+    found = {check.name: check for check in doctor.checks()}["GPU"]
+    assert (found.ok, found.detail) == (False, "AttributeError: no such thing")
 
 
 def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

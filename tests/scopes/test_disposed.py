@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 import lowtide as lt
 
@@ -261,7 +262,6 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "Normal": lambda t: torch.distributions.Normal(t, 1.0),
     "nested": lambda t: torch.nested.nested_tensor([t]),
     "sparse": lambda t: torch.sparse_coo_tensor(torch.zeros(1, 2, dtype=torch.long), t),
-    "assert_close": lambda t: torch.testing.assert_close(ones(), t),
     "without functions of subclasses": lambda t: without_functions(torch.add, ones(), t),
     "a compiled function, in a list": lambda t: listed([ones(), t]),
     "lt.Sequential": lambda t: lt.Sequential(torch.nn.Linear(2, 2))(t),
@@ -289,6 +289,7 @@ REFUSED_BY_PYTORCH: dict[str, Callable[[Any], Any]] = {
     "backward returns it": lambda t: hooked("register_full_backward_pre_hook", (t,)),
     "torch.Size": lambda t: torch.Size([t]),
     "memoryview": memoryview,
+    "assert_close": lambda t: torch.testing.assert_close(ones(), t),
 }
 
 
@@ -321,7 +322,7 @@ def test_what_works() -> None:
     assert text.startswith("<disposed tensor, made at ")
     assert f"{__file__}:" in text
     assert str(t) == text
-    assert f"{t!r}" == text
+    assert f"{t!r}" == f"{t}" == text
     assert hash(t) == id(t)
     assert t is not None
     assert isinstance(t, torch.Tensor)
@@ -331,6 +332,22 @@ def test_what_works() -> None:
     assert weakref.ref(t)() is t
     assert {t: 1}[t] == 1
     assert gc.is_tracked(t)
+
+
+def test_weak_dicts_of_pytorchs_go_on() -> None:
+    """They ask a tensor for `_fix_weakref` whenever they look at it."""
+    outer = torch.ones(1)
+    names = WeakTensorKeyDictionary({outer: "outer"})
+    with lt.dispose_scope():
+        t = torch.ones(1)
+        names[t] = "t"
+        ref = TensorWeakRef(t)
+    assert ref() is t
+    assert names[t] == "t"
+    assert sorted(names.values()) == ["outer", "t"]
+    del t
+    assert ref() is None
+    assert list(names.values()) == ["outer"]
 
 
 def test_one_that_was_not_seen_being_made_names_no_line_for_it(stats: lt.ScopeStatistics) -> None:

@@ -379,8 +379,9 @@ def test_wrapped_dispose_scope_moves_nests_out() -> None:
     assert lt.is_disposed(inside)  # type: ignore[arg-type]
 
 
-def test_as_a_decorator_each_call_has_a_scope() -> None:
-    @lt.dispose_scope()
+@pytest.mark.parametrize("decorate", [lt.dispose_scope(), lt.dispose_scope])
+def test_as_a_decorator_each_call_has_a_scope(decorate: Any) -> None:
+    @decorate
     def work(x: torch.Tensor) -> torch.Tensor:
         return x + 1
 

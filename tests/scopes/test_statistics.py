@@ -89,6 +89,28 @@ def test_what_python_frees_is_disposed(stats: lt.ScopeStatistics) -> None:
     assert counts(stats) == (1, 1, 2, 2, 0, 0, 0)
 
 
+def test_a_scope_that_goes_without_an_end_leaves_its_tensors_to_python(
+    stats: lt.ScopeStatistics,
+) -> None:
+    def hold(tensors: list[torch.Tensor]) -> None:
+        scope = lt.dispose_scope()
+        scope.attach(tensors)
+
+    kept = [torch.ones(1), torch.ones(1), torch.ones(1)]
+    with lt.dispose_scope() as scope:
+        kept += [torch.ones(1)]
+        hold(kept[1:])
+        assert not scope.contains(kept[3])
+    assert stats.attached_to_scope == 2
+    assert stats.detached_from_scope == 3
+    assert not any(map(lt.is_disposed, kept))
+    assert (stats.created_outside_scope, stats.created_in_scope) == (3, 1)
+    lt.dispose(kept.pop(1))
+    kept.clear()
+    assert (stats.disposed_outside_scope, stats.disposed_in_scope) == (4, 0)
+    assert stats.thread_total_live == 0
+
+
 def test_without_watching_a_foreign_tensor_counts_when_it_is_met(stats: lt.ScopeStatistics) -> None:
     stats.stop()
     t = torch.tensor(3)

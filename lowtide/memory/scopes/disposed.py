@@ -48,10 +48,10 @@ _BIRTHS, _ENDING = "_lowtide_births", "_lowtide_ending"
 # So many handles that end together share one dict, which says what they were: one for each would
 # be the largest thing made for it. Few, as the last handle to go keeps the account of all.
 _TOGETHER = 16
-# The last two are how PyTorch's C++ finds whom to ask.
+# How PyTorch's C++ finds whom to ask; and what its weak references ask of what they refer to.
 _HARMLESS = frozenset({
     "__class__", "__doc__", "__hash__", "__repr__", "__str__", "__weakref__",
-    "__torch_function__", "__torch_dispatch__",
+    "__torch_function__", "__torch_dispatch__", "_fix_weakref",
 })  # fmt: skip
 # What `isinstance(t, nn.Parameter)` and its like look for: False, rather than an error.
 _ABSENT = frozenset({"_is_param", "_is_buffer"})
@@ -67,7 +67,7 @@ _METADATA: dict[Any, Any] = {
 _SIZES = frozenset({"_sym_sizes_capsule", "_sym_sizes_capsule_len"})
 _NOT_USES = _HARMLESS | {
     "__dict__", "__dir__", "__getattribute__", "__init__", "__init_subclass__", "__new__",
-    "__setattr__", "__sizeof__", "__subclasshook__",
+    "__setattr__", "__sizeof__", "__subclasshook__", "__format__",
 }  # fmt: skip
 
 
@@ -148,6 +148,11 @@ class DisposedTensor(torch.Tensor):
         return f"<disposed tensor, {made}disposed at {ending.loc()} {ending.words()}>"
 
     __str__ = __repr__
+
+    def __format__(self, format_spec: str) -> str:
+        if format_spec:
+            raise error_of(self)
+        return repr(self)
 
 
 def _refuse(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ at its end every one of them that is still its own is disposed.
 
 Always: a tensor has at most one owner. Ends may come in any order: what an inner scope moves out
 goes to the nearest outer one that is still open. An ended scope holds nothing and takes nothing.
+What a scope still holds that goes itself without having ended is nobody's, as if it were detached.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
+_set: Any = object.__setattr__
 _MANY = 100
 _NONE: frozenset[int] = frozenset()
 _NO_CONTEXT = contextlib.nullcontext()
@@ -205,6 +207,7 @@ class DisposeScope(Place):
         if self.is_open:
             raise ScopeError(f"{self!r} is open already: nest another dispose_scope() instead")
         keepers.install()
+        _set(self, "__class__", DisposeScope)
         found = user_frame(frame)
         if found is not None:
             self._opened = (found.f_code, found.f_lasti)
@@ -299,6 +302,29 @@ class DisposeScope(Place):
             resident.after_end(self._resident_bytes)
 
 
+class _Unopened(DisposeScope):
+    """A scope that no `with` has opened yet: only such a one can go while it holds something.
+
+    A class of its own, as an interrupt at the beginning of `__del__` would be lost.
+    """
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
+        births: Births = []
+        with LOCK:
+            self.sweep()
+            self.take_all(births, _NONE)
+            count, loose = len(births) // FIELDS, self.thread.loose
+            self.thread.detached += count
+            loose.counts.created -= count  # as the log counts what is in it
+            # The collector may call this while `owned` is gone through; a log can always take more.
+            loose.log = loose.log or []
+            loose.log += births
+
+
 def without_collector(count: int) -> AbstractContextManager[Any]:
     """Python's collector does not run while many tensors end: it would find nothing, many times."""
     return _collector_paused() if count >= _MANY and gc.isenabled() else _NO_CONTEXT
@@ -327,7 +353,19 @@ def _ending(how: str, scope: DisposeScope | None, is_block: bool = False) -> End
     return Ending(frame.f_code, frame.f_lasti, how, opened, is_block and is_same)
 
 
+@overload
+def dispose_scope() -> DisposeScope: ...
+@overload
+def dispose_scope(fn: Callable[P, T], /) -> Callable[P, T]: ...
 @by_python
-def dispose_scope() -> DisposeScope:
-    """A scope: `with dispose_scope() as scope:`, `async with`, or `@dispose_scope()`."""
-    return DisposeScope()
+def dispose_scope(fn: Any = None, /) -> Any:
+    """A scope: `with dispose_scope() as scope:`, or `async with`.
+
+    As a decorator, `@dispose_scope()` or `@dispose_scope`: each call has a scope of its own. Raises
+    TypeError for what is no function.
+    """
+    scope = DisposeScope()
+    if fn is not None:
+        return scope(fn)
+    _set(scope, "__class__", _Unopened)
+    return scope
