@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import attention, convolution, linalg, losses
-from lowtide.memory.host_heap import Place, Small, Within
+from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
 from lowtide.memory.plan import Event, Held
@@ -76,7 +76,7 @@ class Entry:
     formula: str = ""
     died: int = _FOREVER
     block: Any = None  # where the arena holds it
-    place: Place | None = None  # in the heap of its op
+    op: int = -1  # in whose part of the heap
 
 
 class Arena(Protocol):
@@ -158,16 +158,14 @@ class Ledger(TorchDispatchMode):
         self._clock += 1
         now_bytes = self.live_bytes + nbytes
         hole_bytes = min(nbytes, _MOST_WITHIN_BYTES) if self.of_host else 0
-        sure_bytes = 0
         if self._within is not None:
-            sure_bytes, most_bytes = self._within.hole_bytes, self._within.most_hole_bytes
-            leaves_bytes, hole_bytes = leaves_bytes + most_bytes, hole_bytes + most_bytes
+            hole_bytes += self._within.hole_bytes
+            leaves_bytes += self._within.hole_bytes
         self.needed_bytes = max(self.needed_bytes, now_bytes + hole_bytes)
         growth_bytes = now_bytes + hole_bytes - self._before_bytes
         self.growth_bytes = max(self.growth_bytes, growth_bytes)
         self.growths[self._of] = max(self.growths.get(self._of, 0), growth_bytes)
-        may_leave_bytes = min(leaves_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
-        usual_bytes = now_bytes + max(sure_bytes, may_leave_bytes)
+        usual_bytes = now_bytes + min(leaves_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
         if usual_bytes > self.peak_bytes:
             self.peak_bytes = usual_bytes
             self._peak_clock = self._clock
@@ -327,8 +325,11 @@ class Ledger(TorchDispatchMode):
         if self.of_host and _is_recorded(args):
             self._heap.graph_bytes += _node_bytes(args, result)
         inside = scratch_bytes(func, args, kwargs, result)
-        if inside:
-            self.spike(inside, inside // 2 if self._within is not None else 0)
+        if inside and self._within is not None:
+            self.spike(inside, inside // 2)
+            self._within.give_back(inside, self._within.take(inside))
+        elif inside:
+            self.spike(inside)
         return result
 
     def _as_without_a_mode(self, func: Any, args: tuple[Any, ...]) -> Any:
@@ -455,9 +456,9 @@ class Ledger(TorchDispatchMode):
             return
         self.torch_bytes += sign * entry.nbytes
         if self._within is not None and sign > 0:
-            entry.place = self._within.take(entry.nbytes)
-        elif self._within is not None and entry.place is not None:
-            self._within.give_back(entry.place)
+            entry.op = self._within.take(entry.nbytes)
+        elif self._within is not None:
+            self._within.give_back(entry.nbytes, entry.op)
 
     def end(self, entry: Entry) -> None:
         """It is given back."""
