@@ -122,7 +122,7 @@ def _predicted(driver: Driver, args: Sequence[Any]) -> _Prediction:
     except Exception as fault:
         faults.survive(fault, f"{driver.function.name}: what a call takes", "holes are left")
         return _UNKNOWN
-    if walk.has_guessed or walk.results is None or walk.fails:
+    if walk.may_stray or walk.results is None or walk.fails:
         return _UNKNOWN
     return _Prediction(peak_bytes=walk.ledger.peak_bytes, growths=walk.ledger.growths)
 
