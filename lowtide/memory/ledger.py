@@ -48,7 +48,7 @@ _NODE_BYTES = 384  # of an op in autograd's graph
 _EDGE_BYTES = 160  # of each of its operands, which it may save
 _ALONE = 2  # uses of a storage that one tensor has, while it is asked
 _MOST_WITHIN_BYTES = 1 << 26  # of a hole that an op leaves within itself: what is larger is mapped
-_HOLE_WITHIN_BYTES = 2 << 20  # of it in the peak, and a sixteenth of that
+_HOLE_WITHIN_BYTES = 4 << 20  # of it in the peak, and a sixteenth of that
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
 _ASK = {aten._local_scalar_dense.default, aten.equal.default}
@@ -151,21 +151,20 @@ class Ledger(TorchDispatchMode):
         """What is held now, blocks that the arena keeps warm counted."""
         return self.torch_bytes + self._heap.nbytes + self.arena.reserved_bytes
 
-    def spike(self, nbytes: int, leaves_bytes: int = 0) -> None:
+    def spike(self, nbytes: int) -> None:
         """So many bytes are there for a moment, within an op: if it takes them one after the other,
-        the heap has no place for the next where the one before it was. `leaves_bytes`: what such
-        holes are known to take."""
+        the heap has no place for the next where the one before it was."""
         self._clock += 1
         now_bytes = self.live_bytes + nbytes
         hole_bytes = min(nbytes, _MOST_WITHIN_BYTES) if self.of_host else 0
+        usual_bytes = now_bytes
         if self._within is not None:
             hole_bytes += self._within.hole_bytes
-            leaves_bytes += self._within.hole_bytes
+            usual_bytes += min(hole_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
         self.needed_bytes = max(self.needed_bytes, now_bytes + hole_bytes)
         growth_bytes = now_bytes + hole_bytes - self._before_bytes
         self.growth_bytes = max(self.growth_bytes, growth_bytes)
         self.growths[self._of] = max(self.growths.get(self._of, 0), growth_bytes)
-        usual_bytes = now_bytes + min(leaves_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
         if usual_bytes > self.peak_bytes:
             self.peak_bytes = usual_bytes
             self._peak_clock = self._clock
@@ -325,11 +324,10 @@ class Ledger(TorchDispatchMode):
         if self.of_host and _is_recorded(args):
             self._heap.graph_bytes += _node_bytes(args, result)
         inside = scratch_bytes(func, args, kwargs, result)
-        if inside and self._within is not None:
-            self.spike(inside, inside // 2)
-            self._within.give_back(inside, self._within.take(inside))
-        elif inside:
+        if inside:
             self.spike(inside)
+        if inside and self._within is not None:
+            self._within.give_back(inside, self._within.take(inside))
         return result
 
     def _as_without_a_mode(self, func: Any, args: tuple[Any, ...]) -> Any:
