@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from lowtide.memory import watching
+from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.pipeline import faults, plain
 from lowtide.runtime import heap
 
@@ -117,7 +118,7 @@ def _predicted(driver: Driver, args: Sequence[Any]) -> _Prediction:
     if plain.autocast_on() or any(map(_is_elsewhere, args)):
         return _UNKNOWN
     try:
-        with watching.aside():
+        with watching.aside(), outside_dispatch_modes():
             walk = Walk(driver, args)
     except Exception as fault:
         faults.survive(fault, f"{driver.function.name}: what a call takes", "holes are left")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide as lt
 from lowtide.memory.measure import can_measure_resident
@@ -172,3 +173,27 @@ def test_what_is_in_use_of_the_heap_is_told() -> None:
     assert 4 * MB <= heap.used_bytes() - before < 5 * MB
     del x
     assert heap.used_bytes() - before < MB
+
+
+class Sorts(TorchDispatchMode):
+    """Counts what is sorted."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func is torch.ops.aten.sort.stable
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_around_a_driver_sees_no_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap, "keeps_holes", lambda: True)
+    grown_to(monkeypatch, holes.LEAST_BYTES)
+
+    def ranked(x):
+        return torch.cumsum(torch.sort(x * 2, dim=-1, stable=True).values, 0) + 1
+
+    free: Any = lt.script(ranked)
+    driver, values = free.resolve(free.bind((torch.rand(40, 50),), {}))
+    with Sorts() as sorts:
+        driver(values)
+    assert sorts.calls <= 1
