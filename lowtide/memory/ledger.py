@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import attention, convolution, linalg, losses
+from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
 from lowtide.memory.plan import Event, Held
@@ -46,13 +47,10 @@ _OBJECT_BYTES = 448  # of a tensor, besides its elements
 _NODE_BYTES = 384  # of an op in autograd's graph
 _EDGE_BYTES = 160  # of each of its operands, which it may save
 _ALONE = 2  # uses of a storage that one tensor has, while it is asked
-_HOLES_BYTES = 3 << 20  # left between small ones that come and go, at most
 _MOST_WITHIN_BYTES = 1 << 26  # of a hole that an op leaves within itself: what is larger is mapped
-_HOLE_WITHIN_BYTES = 2 << 20  # of it in the peak, and a sixteenth of that
-_TORN_BYTES = 20_000  # of a place from which small ones may take a part: it is too short then
+_HOLE_WITHIN_BYTES = 4 << 20  # of it in the peak, and a sixteenth of that
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
-_LEAVE_HOLES = {aten.convolution.default, aten.convolution_backward.default}  # oneDNN's blocks
 _ASK = {aten._local_scalar_dense.default, aten.equal.default}
 _ONTO_ZEROS: dict[Any, Any] = {
     aten.scatter.src: aten.scatter_.src,
@@ -78,6 +76,7 @@ class Entry:
     formula: str = ""
     died: int = _FOREVER
     block: Any = None  # where the arena holds it
+    op: int = -1  # in whose part of the heap
 
 
 class Arena(Protocol):
@@ -98,32 +97,6 @@ class Arena(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Heap:
-    """What small tensors leave behind. `room_bytes`: places of what is gone; `again_bytes`: of
-    these, what was taken since the beginning; `torn_bytes`: the same in backward passes, which
-    leave gradients in between; `graph_bytes`: autograd's nodes."""
-
-    room_bytes: int = 0
-    again_bytes: int = 0
-    torn_bytes: int = 0
-    graph_bytes: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """What is resident beside the tensors."""
-        holes = min(self.again_bytes // 2, _HOLES_BYTES) + self.torn_bytes // 7
-        return self.room_bytes + holes + self.graph_bytes
-
-    def take(self, nbytes: int) -> None:
-        """A place is taken, or is free for others."""
-        again = min(self.room_bytes, nbytes)
-        self.room_bytes -= again
-        self.again_bytes += max(again, 0)
-        if again >= _TORN_BYTES and _current()[0] is not None:
-            self.torn_bytes += again
-
-
 class Ledger(TorchDispatchMode):
     """See the module's text. `name`, `loc` and `kind` are those of what is made from now on.
     `of_host`: what lies in the heap beside the elements counts; it is no memory of a GPU's."""
@@ -133,7 +106,8 @@ class Ledger(TorchDispatchMode):
         self.arena = arena
         self.of_host = of_host
         self.torch_bytes = 0
-        self._heap = _Heap()
+        self._heap = Small()
+        self._within = Within() if of_host and heap.leaves_holes() else None
         self.asked_bytes = 0  # of what is alive, without pages and warm blocks
         self.peak_bytes = 0
         self.needed_bytes = 0  # the peak, with all holes that ops may leave within themselves
@@ -165,25 +139,32 @@ class Ledger(TorchDispatchMode):
     def at(self, name: str, loc: Loc, kind: str = _TORCH, op: object = None) -> None:
         """What follows is done by this op; `op`: by which it is known in `growths`."""
         self.name, self.loc, self.kind, self._op = name, loc, kind, op
+        self._begin(op)
+
+    def _begin(self, op: object) -> None:
         self._before_bytes, self._of = self.live_bytes, op
+        if self._within is not None:
+            self._within.begin()
 
     @property
     def live_bytes(self) -> int:
         """What is held now, blocks that the arena keeps warm counted."""
         return self.torch_bytes + self._heap.nbytes + self.arena.reserved_bytes
 
-    def spike(self, nbytes: int, leaves_bytes: int = 0) -> None:
+    def spike(self, nbytes: int) -> None:
         """So many bytes are there for a moment, within an op: if it takes them one after the other,
-        the heap has no place for the next where the one before it was. `leaves_bytes`: what such
-        holes are known to take."""
+        the heap has no place for the next where the one before it was."""
         self._clock += 1
         now_bytes = self.live_bytes + nbytes
         hole_bytes = min(nbytes, _MOST_WITHIN_BYTES) if self.of_host else 0
+        usual_bytes = now_bytes
+        if self._within is not None:
+            hole_bytes += self._within.hole_bytes
+            usual_bytes += min(hole_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
         self.needed_bytes = max(self.needed_bytes, now_bytes + hole_bytes)
         growth_bytes = now_bytes + hole_bytes - self._before_bytes
         self.growth_bytes = max(self.growth_bytes, growth_bytes)
         self.growths[self._of] = max(self.growths.get(self._of, 0), growth_bytes)
-        usual_bytes = now_bytes + min(leaves_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
         if usual_bytes > self.peak_bytes:
             self.peak_bytes = usual_bytes
             self._peak_clock = self._clock
@@ -344,8 +325,9 @@ class Ledger(TorchDispatchMode):
             self._heap.graph_bytes += _node_bytes(args, result)
         inside = scratch_bytes(func, args, kwargs, result)
         if inside:
-            leaves = self.of_host and func in _LEAVE_HOLES and heap.leaves_holes()
-            self.spike(inside, inside // 2 if leaves else 0)
+            self.spike(inside)
+        if inside and self._within is not None:
+            self._within.give_back(inside, self._within.take(inside))
         return result
 
     def _as_without_a_mode(self, func: Any, args: tuple[Any, ...]) -> Any:
@@ -436,15 +418,14 @@ class Ledger(TorchDispatchMode):
 
     def _take_small(self, nbytes: int) -> None:
         """A place in the heap is taken, or is free for others: it stays resident."""
-        self._heap.take(nbytes)
+        self._heap.take(nbytes, _current()[0] is not None)
         self.torch_bytes += nbytes
 
     def _see_node(self) -> None:
         """In a backward pass an op begins where the engine comes to another node."""
         node, number = _current()
         if number not in (-1, self._node):
-            self._before_bytes = self.live_bytes
-            self._of = heap.BACKWARD, node.metadata.get(_OP)
+            self._begin((heap.BACKWARD, node.metadata.get(_OP)))
         self._node = number
 
     def _place(self) -> tuple[str, Loc]:
@@ -469,7 +450,13 @@ class Ledger(TorchDispatchMode):
         is_small = entry.nbytes < HEAP_BYTES
         own = _OBJECT_BYTES if entry.kind == _TORCH else 0
         self._take_small(sign * (own + is_small * entry.nbytes))
-        self.torch_bytes += sign * (not is_small) * entry.nbytes
+        if is_small:
+            return
+        self.torch_bytes += sign * entry.nbytes
+        if self._within is not None and sign > 0:
+            entry.op = self._within.take(entry.nbytes)
+        elif self._within is not None:
+            self._within.give_back(entry.nbytes, entry.op)
 
     def end(self, entry: Entry) -> None:
         """It is given back."""

@@ -3,10 +3,11 @@
 In: a Driver and the arguments of a call that PyTorch's ops are part of. Out: a `heap.Guard` to run
 it under, which gives free pages back where more than the predicted peak would be resident.
 
-The first call with some sizes is observed: did the process grow? Only then it is worth a rehearsal,
-which takes some milliseconds, when that call is over: the first eight sizes at once, others when
-they come again, since each call may have its own. What stays small is observed once for its sizes,
-and at some calls later on.
+The first call with some sizes is observed: did the process grow, or was there that much of the heap
+in use, which may have been free before? Only then it is worth a rehearsal, which takes some
+milliseconds, when that call is over: the first eight sizes at once, others when they come again,
+since each call may have its own. What stays small is observed once for its sizes, and at some calls
+later on.
 
     with holes.kept_small(driver, args):
         ...        call 1: observed, 40 MB; rehearsed        call 2: under a Guard
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from lowtide.memory import watching
+from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.pipeline import faults, plain
 from lowtide.runtime import heap
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from lowtide.pipeline.driver import Driver
 
 LEAST_BYTES: Final = 4 << 20  # what a call has grown by, for its holes to be worth a look
+LEAST_USED_BYTES: Final = 1 << 20  # the same of what it had of the heap between two ops
 _NOW_AND_THEN: Final = 32  # calls
 _AT_ONCE: Final = 8  # sizes
 _MOST_KNOWN: Final = 256
@@ -86,12 +89,11 @@ class Holes:
             with heap.trimming(guard):
                 yield
             return
-        start_bytes = heap.resident_bytes()
         with heap.trimming(seen := heap.Observer()):
             yield
-        grown_bytes = max(seen.most_bytes, heap.resident_bytes()) - start_bytes
+        seen.look()
         self._seen_new = _times_new
-        if grown_bytes >= LEAST_BYTES:
+        if seen.grown_bytes >= LEAST_BYTES or seen.used_bytes >= LEAST_USED_BYTES:
             self._calls = -1
             self._learn(driver, args)
         elif self._calls >= 0:
@@ -116,12 +118,12 @@ def _predicted(driver: Driver, args: Sequence[Any]) -> _Prediction:
     if plain.autocast_on() or any(map(_is_elsewhere, args)):
         return _UNKNOWN
     try:
-        with watching.aside():
+        with watching.aside(), outside_dispatch_modes():
             walk = Walk(driver, args)
     except Exception as fault:
         faults.survive(fault, f"{driver.function.name}: what a call takes", "holes are left")
         return _UNKNOWN
-    if walk.has_guessed or walk.results is None or walk.fails:
+    if walk.may_stray or walk.results is None or walk.fails:
         return _UNKNOWN
     return _Prediction(peak_bytes=walk.ledger.peak_bytes, growths=walk.ledger.growths)
 

@@ -96,6 +96,7 @@ class Walk:
         self.notes: list[str] = []
         self.fails = ""  # why the call would raise, and where
         self.has_guessed = False
+        self.may_stray = False  # whether a guess was of more than a number that an op checks inside
         self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
         self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
@@ -313,7 +314,8 @@ class Walk:
                         self._fail(op, why)
                     if not (self.ledger.was_asked and _gives_tensors(op)):
                         break
-                    self._guess(f"{op.loc}: {_ASKS.format(_name(op))}")
+                    self.has_guessed = True
+                    self.notes.append(f"{op.loc}: {_ASKS.format(_name(op))}")
         known: list[Any] = []
         for result in op.results:
             if t.may_be_tensor(result.type) and result in alive:
@@ -393,7 +395,8 @@ class Walk:
         lists: list[Any] = [
             v for v in outer.values() if isinstance(v, list)
         ]  # steps may add to them
-        self.has_guessed |= trips is UNKNOWN or going is UNKNOWN
+        if trips is UNKNOWN or going is UNKNOWN:
+            self.has_guessed = self.may_stray = True
         i = grown = 0
         most = MAX_ROUNDS if trips is UNKNOWN else MAX_TRIPS
         while trips is UNKNOWN or i < trips:
@@ -430,7 +433,7 @@ class Walk:
 
     def _guess(self, note: str) -> None:
         """From here on something may be different in a run."""
-        self.has_guessed = True
+        self.has_guessed = self.may_stray = True
         self.notes.append(note)
 
     def _fail(self, op: Op, why: str) -> None:

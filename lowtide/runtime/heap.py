@@ -123,19 +123,27 @@ class Guard(Trimmer):
 
 
 class Observer:
-    """Of a call of which nothing is known yet: `most_bytes` were resident before one of its ops."""
+    """Of a call of which nothing is known yet: `grown_bytes` more than at its start were resident
+    before one of its ops, and `used_bytes` more of the heap in use: where there were free pages,
+    the process need not grow."""
 
-    __slots__ = ("_read_ns", "most_bytes")
+    __slots__ = ("_read_ns", "_start_bytes", "_used_bytes", "grown_bytes", "used_bytes")
     takes_heap = False
 
     def __init__(self) -> None:
-        self.most_bytes = self._read_ns = 0
+        self.grown_bytes = self.used_bytes = self._read_ns = 0
+        self._start_bytes, self._used_bytes = resident_bytes(), used_bytes()
 
     def check(self, op: object = None) -> None:
         """Before an op: a look, unless the last was just now."""
         if not is_fresh(self._read_ns):
-            self.most_bytes = max(self.most_bytes, resident_bytes())
-            self._read_ns = time.monotonic_ns()
+            self.look()
+
+    def look(self) -> None:
+        """Now."""
+        self.grown_bytes = max(self.grown_bytes, resident_bytes() - self._start_bytes)
+        self.used_bytes = max(self.used_bytes, used_bytes() - self._used_bytes)
+        self._read_ns = time.monotonic_ns()
 
     def follow(self, operands: Iterable[Any], results: Iterable[Any], op: object = None) -> None:
         """Nothing of the backward pass."""
@@ -185,6 +193,15 @@ def resident_bytes() -> int:
     """What the process holds in memory; 0 where the system does not say."""
     fd = _statm(os.getpid())
     return 0 if fd is None else int(os.pread(fd, 128, 0).split()[_RESIDENT]) * _page_bytes()
+
+
+def used_bytes() -> int:
+    """What is in use of the C library's heap; 0 where it does not say."""
+    count = _mallinfo()
+    if count is None:
+        return 0
+    counted = count()
+    return counted.of_pieces + counted.mapped
 
 
 def is_fresh(read_ns: int) -> bool:
@@ -237,6 +254,36 @@ def _statm(_process: int) -> int | None:
 @functools.cache
 def _page_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE")
+
+
+class _Counted(ctypes.Structure):
+    """glibc's `mallinfo2`."""
+
+    _fields_ = (
+        ("heaps", ctypes.c_size_t),
+        ("free_pieces", ctypes.c_size_t),
+        ("free_small", ctypes.c_size_t),
+        ("maps", ctypes.c_size_t),
+        ("mapped", ctypes.c_size_t),
+        ("unused", ctypes.c_size_t),
+        ("of_small", ctypes.c_size_t),
+        ("of_pieces", ctypes.c_size_t),
+        ("free", ctypes.c_size_t),
+        ("at_end", ctypes.c_size_t),
+    )
+
+
+@functools.cache
+def _mallinfo() -> Callable[[], Any] | None:
+    """glibc's own, from 2.33 on; None where there is none."""
+    try:
+        library: Any = ctypes.CDLL(None)
+    except (OSError, TypeError):
+        return None
+    found = getattr(library, "mallinfo2", None)
+    if found is not None:
+        found.restype = _Counted
+    return found
 
 
 @functools.cache

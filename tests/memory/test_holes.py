@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide as lt
 from lowtide.memory.measure import can_measure_resident
@@ -128,3 +129,71 @@ def test_where_the_data_decide_no_peak_is_held_to(
     for _ in range(3):
         compiled(torch.rand(40, 50))
     assert [type(w) for w in watches] == [heap.Observer]
+
+
+def test_a_number_that_an_op_checks_inside_decides_nothing(
+    watches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown_to(monkeypatch, holes.LEAST_BYTES)
+    monkeypatch.setattr(heap, "_malloc_trim", lambda: None)
+
+    def loss(x, y, v):
+        return nn.functional.gaussian_nll_loss(x * 2, y, v.exp())  # raises where v < 0
+
+    compiled = lt.script(loss)
+    args = [torch.rand(40, 50) for _ in range(3)]
+    for _ in range(3):
+        compiled(*args)
+    assert [type(w) for w in watches] == [heap.Observer, heap.Guard, heap.Guard]
+
+
+def test_a_call_that_finds_free_pages_is_guarded_too(
+    watches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process does not grow, but much of the heap is in use between two ops."""
+    grown_to(monkeypatch, 1)
+    used = [0]
+
+    def used_bytes() -> int:
+        used[0] += holes.LEAST_USED_BYTES
+        return used[0]
+
+    monkeypatch.setattr(heap, "used_bytes", used_bytes)
+    compiled: Any = lt.script(Net())
+    x = torch.rand(2, 3, 40, 40)
+    for _ in range(2):
+        compiled(x)
+    assert [type(w) for w in watches] == [heap.Observer, heap.Guard]
+
+
+@pytest.mark.skipif(not heap.keeps_holes(), reason="needs glibc")
+def test_what_is_in_use_of_the_heap_is_told() -> None:
+    before = heap.used_bytes()
+    x = torch.empty(MB)
+    assert 4 * MB <= heap.used_bytes() - before < 5 * MB
+    del x
+    assert heap.used_bytes() - before < MB
+
+
+class Sorts(TorchDispatchMode):
+    """Counts what is sorted."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func is torch.ops.aten.sort.stable
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_around_a_driver_sees_no_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap, "keeps_holes", lambda: True)
+    grown_to(monkeypatch, holes.LEAST_BYTES)
+
+    def ranked(x):
+        return torch.cumsum(torch.sort(x * 2, dim=-1, stable=True).values, 0) + 1
+
+    free: Any = lt.script(ranked)
+    driver, values = free.resolve(free.bind((torch.rand(40, 50),), {}))
+    with Sorts() as sorts:
+        driver(values)
+    assert sorts.calls <= 1

@@ -150,3 +150,19 @@ def test_the_peak_is_as_predicted() -> None:
         peak_bytes = measured.peak_bytes
         assert peak_bytes <= plan.needed_bytes + (1 << 20)
         assert plan.peak_bytes <= 1.1 * peak_bytes + 8_000_000
+
+
+def test_an_op_that_asks_the_data_for_a_number_is_no_product() -> None:
+    def loss(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        return F.gaussian_nll_loss(x.tanh(), y, v.exp())  # raises if a variance is negative
+
+    mine, theirs = ([torch.rand(300, 70).requires_grad_() for _ in range(3)] for _ in range(2))
+    for x, y in zip(mine, theirs, strict=True):
+        x.data.copy_(y.data)
+    with pytest.raises(lt.BudgetError) as refused:
+        lt.script(loss, budget=1)(*mine)
+    limited: Any = lt.script(loss, budget=refused.value.least_bytes)
+    limited(*mine).backward()
+    loss(*theirs).backward()
+    for x, y in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(x.grad, y.grad)

@@ -1,0 +1,77 @@
+"""What an op of many parts leaves free between them counts, where the heap was free before, too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lowtide.memory import ledger as books
+from lowtide.memory.host_heap import Within
+from lowtide.memory.ledger import Ledger
+from lowtide.memory.measure import can_measure_resident
+from lowtide.runtime.played_arena import PlayedArena
+
+MB = 1 << 20
+
+
+def test_a_hole_is_too_short_for_an_aligned_tensor_of_its_size() -> None:
+    heap = Within()
+    first, _ = heap.take(1_000_000), heap.take(500_000)
+    heap.give_back(1_000_000, first)
+    heap.take(1_000_000)
+    assert heap.hole_bytes == 1_000_000
+
+
+def test_holes_side_by_side_become_one() -> None:
+    heap = Within()
+    for _ in range(9):
+        heap.give_back(1_000_000, heap.take(1_000_000))
+    assert heap.hole_bytes == 2_000_000
+
+
+def test_holes_go_with_their_op_and_what_is_large_leaves_none() -> None:
+    heap = Within()
+    heap.give_back(40 * MB, heap.take(40 * MB))
+    op = heap.take(1_000_000)
+    heap.begin()
+    heap.give_back(1_000_000, op)
+    assert heap.hole_bytes == 0
+
+
+def test_the_peak_has_the_holes_of_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books.heap, "leaves_holes", lambda: True)
+    ledger = Ledger(PlayedArena())
+    with ledger:
+        x = torch.empty(MB, device="meta")
+        y = x + 1
+        del x
+        z = y + 1  # takes new pages
+    assert 8 * MB < ledger.peak_bytes <= 12.6 * MB
+    assert ledger.needed_bytes >= 12 * MB
+    assert ledger.growth_bytes >= 12 * MB
+    del y, z
+
+
+def test_what_a_part_works_in_leaves_a_hole_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books.heap, "leaves_holes", lambda: True)
+    ledger = Ledger(PlayedArena())
+    x, w = torch.empty(MB, device="meta"), torch.empty(MB, dtype=torch.float64, device="meta")
+    ledger.given([x, w])
+    with ledger:
+        y = x * w  # 8 MiB, and as many of x as float64
+        z = x * w
+    assert ledger.needed_bytes >= (8 + 8 + 8 + 8 + 8) * MB  # with a hole for each
+    del y, z
+
+
+@pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
+def test_an_op_of_many_parts_keeps_to_the_least_budget() -> None:
+    """As it comes, in a process whose heap eager's calls have left in pieces."""
+    command = [sys.executable, "-m", "tests.memory.attention_alone"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for found in json.loads(printed.splitlines()[-1]):
+        assert max(found["measured"]) <= found["most"] + MB // 2, found
