@@ -275,12 +275,8 @@ class _Counted(ctypes.Structure):
 
 @functools.cache
 def _mallinfo() -> Callable[[], Any] | None:
-    """glibc's own, from 2.33 on; None where there is none."""
-    try:
-        library: Any = ctypes.CDLL(None)
-    except (OSError, TypeError):
-        return None
-    found = getattr(library, "mallinfo2", None)
+    """From glibc 2.33 on."""
+    found = _of_the_library("mallinfo2")
     if found is not None:
         found.restype = _Counted
     return found
@@ -288,9 +284,13 @@ def _mallinfo() -> Callable[[], Any] | None:
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's own; None where there is none."""
+    return _of_the_library("malloc_trim")
+
+
+def _of_the_library(name: str) -> Any:
+    """A function of glibc's own; None where there is none."""
     try:
         library: Any = ctypes.CDLL(None)
     except (OSError, TypeError):  # Windows has no library without a name
         return None
-    return getattr(library, "malloc_trim", None)
+    return getattr(library, name, None)

@@ -132,13 +132,13 @@ def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) ->
     least = _Least()
     yield from _with_segments(trials, cutter, chunks, least)
     for step in range(1, _MOST_STEPS):
-        before = dict(chunks), least.peak_bytes
+        chunks_before, peak_before = chunks, least.peak_bytes
         for parts in (large, found):  # the large ones first
             finer = chunks | {c: c.more(1, _CHUNKS**step) for c in parts}
             if finer != chunks:
                 chunks = finer
                 yield from _with_segments(trials, cutter, chunks, least)
-        if chunks == before[0] or (step > 1 and least.peak_bytes == before[1]):
+        if chunks == chunks_before or (step > 1 and least.peak_bytes == peak_before):
             break
 
 
