@@ -16,6 +16,7 @@ one, that has many parts, they stay.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,12 +42,12 @@ class Small:
         holes = min(self.again_bytes // 2, _HOLES_BYTES) + self.torn_bytes // 7
         return self.room_bytes + holes + self.graph_bytes
 
-    def take(self, nbytes: int, in_backward: bool) -> None:
-        """A place is taken, or is free for others."""
+    def take(self, nbytes: int, in_backward: Callable[[], bool]) -> None:
+        """A place is taken, or is free for others. `in_backward` is asked of large ones alone."""
         again = min(self.room_bytes, nbytes)
         self.room_bytes -= again
         self.again_bytes += max(again, 0)
-        if again >= _TORN_BYTES and in_backward:
+        if again >= _TORN_BYTES and in_backward():
             self.torn_bytes += again
 
 

@@ -418,7 +418,7 @@ class Ledger(TorchDispatchMode):
 
     def _take_small(self, nbytes: int) -> None:
         """A place in the heap is taken, or is free for others: it stays resident."""
-        self._heap.take(nbytes, _current()[0] is not None)
+        self._heap.take(nbytes, _in_backward)
         self.torch_bytes += nbytes
 
     def _see_node(self) -> None:
@@ -551,6 +551,10 @@ def _current() -> tuple[Any, int]:
     """The node of the backward pass that runs, and its number; None and -1 outside of it."""
     node: Any = torch._C._current_autograd_node()  # pyright: ignore
     return node, -1 if node is None else int(node._sequence_nr())
+
+
+def _in_backward() -> bool:
+    return _current()[0] is not None
 
 
 def _lifted(func: Any, result: Any) -> Any:
