@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from lowtide.codegen.machines import CPU, Kind, executable, fused
 from lowtide.codegen.strips import run_strips
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
+from lowtide.runtime import arena
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, product
 from lowtide.texpr.partition import Loop, Part, partition
@@ -32,10 +33,12 @@ from lowtide.texpr.sizes import evaluate
 from lowtide.tile.strips import ROWS, START, Strips, in_strips
 
 Values = dict[str, Tensor]
+_MUCH_BYTES: Final = 1 << 16  # of what else would stay with a value
 
 
 class Stage:
-    """One part, compiled. `dead`: what nobody needs after it."""
+    """One part, compiled. `dead`: what nobody needs after it; `outliving`: last values of loops,
+    where those of all steps are among that."""
 
     def __init__(
         self, part: Part | Loop | Strips, executable: Executable | Staged, symbols: Sequence[str]
@@ -44,6 +47,7 @@ class Stage:
         self.executable = executable
         self.symbols = tuple(symbols)
         self.dead: tuple[str, ...] = ()
+        self.outliving: tuple[str, ...] = ()
 
     def run(self, values: Values, sizes: Sequence[int], numbers: Sequence[float]) -> None:
         """Adds what the part gives to `values`."""
@@ -157,6 +161,7 @@ class Staged:
         self.program = program
         self.parts = list(stages)
         self._results = [same.get(n, n) for n in (*program.outputs, *program.checks)]
+        self._called = {same[n]: n for n in program.outputs if n in same}
         _set_dead(self.parts, set(self._results))
         self._is_compiled = False
 
@@ -204,6 +209,8 @@ class Staged:
         values = dict(zip(self.program.inputs, tensors, strict=True))
         for stage in self.parts:
             stage.run(values, sizes, numbers)
+            for name in stage.outliving:
+                values[name] = _alone(values[name])
             for name in stage.dead:
                 values.pop(name, None)
         return [values[n] for n in self._results]
@@ -267,8 +274,21 @@ class Staged:
                 known = dataclasses.replace(x, name=f"part{number}.{x.name}", formula=formula)
                 yield Event(held=known, takes=event.takes)
             alive |= made
+            for end in stage.outliving:
+                name, nbytes, loc = self._end(end)
+                alive[end] = _held(name, nbytes, loc, sizes)
+                yield Event(held=alive[end], takes=True)
             gone = [alive.pop(n) for n in (*stage.dead, *_unread(stage)) if n in alive]
             yield from (Event(held=h, takes=False) for h in gone)
+
+    def _end(self, end: str) -> tuple[str, Index, Any]:
+        """What the last value of a loop is called, its bytes, and where it is from."""
+        for part in (stage.part for stage in self.parts):
+            for source, name in part.ends.items() if isinstance(part, Loop) else ():
+                if name == end:
+                    d = part.program.defs[source]
+                    return self._called.get(end, end), product(d.shape) * d.dtype.itemsize, d.loc
+        raise AssertionError(end)
 
     def all_at_once(self, sizes: Mapping[str, int]) -> Iterator[Held]:
         """What the parts of a step hold while the loop runs, but for what the step gives."""
@@ -307,6 +327,13 @@ def _unread(stage: Stage) -> list[str]:
     return [n for n in part.program.outputs if n not in part.kept and n not in part.ends]
 
 
+def _alone(x: Tensor) -> Tensor:
+    """The last value of a loop, without those of all steps, whose memory it is a part of."""
+    if x.device.type != "cpu" or x.untyped_storage().nbytes() - x.nbytes < _MUCH_BYTES:
+        return x
+    return arena.empty(tuple(x.shape), x.dtype).copy_(x)
+
+
 def _given(part: Part | Loop | Strips) -> set[str]:
     """What later parts may read of one."""
     found = {*part.program.outputs, *part.program.checks}
@@ -325,6 +352,14 @@ def _set_dead(parts: Sequence[Stage], results: set[str]) -> None:
             reads -= part.totals.keys()
         stage.dead = tuple(sorted((reads | _given(part)) - needed))
         needed |= reads
+    lies_in: dict[str, str] = {}
+    for stage in parts:
+        if isinstance(part := stage.part, Loop):
+            blocks = {n: block for block, names in part.blocks.items() for n in names}
+            lies_in |= {end: blocks.get(n, n) for n, end in part.ends.items()}
+        for end in stage.dead:
+            lies_in.pop(end, None)
+        stage.outliving = tuple(end for end, stack in lies_in.items() if stack in stage.dead)
 
 
 def compile_program(

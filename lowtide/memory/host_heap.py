@@ -78,7 +78,7 @@ class Within:
         return self._op
 
     def give_back(self, nbytes: int, op: int) -> None:
-        """Its end. What an op before has taken counts as going at once."""
-        if nbytes < _MAPPED_BYTES and op == self._op:
+        """Its end. What an op before has taken leaves a hole, too, if this one goes on."""
+        if nbytes < _MAPPED_BYTES:
             self._given_bytes += nbytes
-            self._has_bytes -= nbytes
+            self._has_bytes -= nbytes if op == self._op else 0

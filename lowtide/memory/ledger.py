@@ -131,6 +131,7 @@ class Ledger(TorchDispatchMode):
         self._is_paused = False
         self.was_asked = False  # for a number that only the data know
         self._answers = False
+        self._of_python: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # gradients
         self._done: Any = None  # the node of the backward pass that has run last
         self._zeros = 0  # the storage of the zeros that were made last
 
@@ -252,15 +253,21 @@ class Ledger(TorchDispatchMode):
             node.register_hook(self._node_is_done)
             node.metadata[WATCHED] = True
 
-    def _node_is_done(self, *_: object) -> None:
+    def _node_is_done(self, gradients: object, *_: object) -> None:
         self._done = torch._C._current_autograd_node()  # pyright: ignore
+        if isinstance(self._done, FunctionCtx):
+            found = (x.untyped_storage() for x in _tensors(gradients))
+            self._of_python |= {x._cdata: weakref.ref(x) for x in found}  # pyright: ignore
 
     def accumulates(self, func: Any, args: Sequence[Any]) -> bool:
         """Whether the engine adds a gradient to one that it has, which it does in place where
-        nobody else has that; under a mode it does not."""
+        nobody else has that; under a mode it does not. Python has what its own functions gave."""
         if func is not aten.add.Tensor or self._done is None or torch.is_grad_enabled():
             return False
         x = args[0]
+        pythons = self._of_python.get(_key(x))
+        if pythons is not None and pythons() is not None:
+            return False
         return (
             self._done is torch._C._current_autograd_node()  # pyright: ignore
             and x.layout is torch.strided

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
+from lowtide.memory.measure import can_measure_resident, measure_peak
 from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.rewrite import with_sections
@@ -320,3 +321,25 @@ def test_a_result_that_all_chunks_share_counts_once() -> None:
         gradients(lt.script(shares, budget=budget)), gradients(shares), strict=True
     ):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def summed(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    h, outs = torch.zeros_like(x[0]), []
+    for t in range(x.shape[0]):
+        h = torch.tanh(h * a + x[t])
+        outs.append(h.sum(-1))
+    return torch.stack(outs), h
+
+
+@pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
+def test_the_last_value_of_a_loop_does_not_hold_the_others() -> None:
+    """Those of all steps are there to be summed, and would stay with it while the next runs."""
+    x, a = torch.randn(90, 500, 60), torch.rand(60)
+    found = lt.script(summed)(x, a)
+    torch.testing.assert_close(found, summed(x, a), rtol=1e-5, atol=1e-4)
+    assert found[1].untyped_storage().nbytes() == x[0].nbytes
+    free: Any = lt.script(summed)
+    limited: Any = lt.script(summed, budget=int(0.7 * free.memory(x, a).peak_bytes))
+    limited(x, a)
+    measured = measure_peak(lambda: limited(x, a), release=lt.empty_cache)[0].peak_bytes
+    assert measured <= limited.memory(x, a).peak_bytes + (1 << 19)
