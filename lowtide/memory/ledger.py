@@ -34,7 +34,7 @@ from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
 from lowtide.memory.plan import Event, Held
 from lowtide.memory.scratch import scratch_bytes
-from lowtide.runtime import heap
+from lowtide.runtime import heap, libc
 
 _NODE = "lowtide.place"
 _OP = "lowtide.op"
@@ -107,10 +107,9 @@ class Ledger(TorchDispatchMode):
         self.of_host = of_host
         self.torch_bytes = 0
         self._heap = Small()
-        self._within = Within() if of_host and heap.leaves_holes() else None
+        self._within = Within() if of_host and libc.leaves_holes() else None
         self.asked_bytes = 0  # of what is alive, without pages and warm blocks
         self.peak_bytes = 0
-        self.needed_bytes = 0  # the peak, with all holes that ops may leave within themselves
         self.growth_bytes = 0  # what one op has added at most, also for a moment, with its hole
         self.growths: dict[Any, int] = {}  # the same of each op, and of its backward pass
         self._of: Any = None  # which of these it is
@@ -162,7 +161,6 @@ class Ledger(TorchDispatchMode):
         if self._within is not None:
             hole_bytes += self._within.hole_bytes
             usual_bytes += min(hole_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
-        self.needed_bytes = max(self.needed_bytes, now_bytes + hole_bytes)
         growth_bytes = now_bytes + hole_bytes - self._before_bytes
         self.growth_bytes = max(self.growth_bytes, growth_bytes)
         self.growths[self._of] = max(self.growths.get(self._of, 0), growth_bytes)

@@ -16,7 +16,6 @@ call is not counted as the call's, so a cache of outputs must be emptied first: 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import re
@@ -29,6 +28,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+
+from lowtide.runtime import libc
 
 T = TypeVar("T")
 
@@ -241,9 +242,7 @@ def _give_back_free_memory(release: Callable[[], None] | None) -> None:
     if release is not None:
         release()
     # glibc keeps freed blocks resident; the next call would reuse them unseen.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if _STATUS.exists() else None
-    if trim is not None:
-        trim(0)
+    libc.trim()
 
 
 def _calls_per_sample(call: Callable[[], object], min_sample_ns: float) -> int:

@@ -25,7 +25,7 @@ import torch
 from lowtide.memory import watching
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.pipeline import faults, plain
-from lowtide.runtime import heap
+from lowtide.runtime import heap, libc
 
 if TYPE_CHECKING:
     from lowtide.pipeline.driver import Driver
@@ -76,7 +76,7 @@ class Holes:
     @contextlib.contextmanager
     def kept_small(self, driver: Driver, args: Sequence[Any]) -> Generator[None]:
         """Inside, the call with these arguments is run."""
-        if not heap.keeps_holes():
+        if not libc.keeps_holes():
             yield
             return
         key = _key(args, len(driver.function.arguments)) if self._calls < 0 else None

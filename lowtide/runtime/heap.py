@@ -11,25 +11,22 @@ may. Of other C libraries no holes are known, and there it does nothing.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
 
 import torch
 
-from lowtide.runtime import arena
+from lowtide.runtime import arena, libc
+from lowtide.runtime.mapped import Mapped
 
 BACKWARD: Final = "backward"  # and an op: by which the growth of its backward pass is known
 NONE_KNOWN: Final[Mapping[object, int]] = MappingProxyType({})
 _FOLLOWED: Final = "lowtide.followed"  # in the metadata of a node
-_SMALL_BYTES: Final = 1 << 20
 _MOST_NODES: Final = 64  # of one op
-_RESIDENT = 1  # of the numbers in /proc/self/statm, in pages
 _FRESH_NS: Final = 50_000
 _FRESH_BYTES: Final = 1 << 18  # more new pages no process touches in that time
 
@@ -39,7 +36,7 @@ class Trimmer:
     beyond what is when this is made; `growth_bytes`: what one op adds at most; `growths`: the same
     by op, where it is known."""
 
-    __slots__ = ("_growth_bytes", "_growths", "_most_bytes", "_start_bytes")
+    __slots__ = ("_growth_bytes", "_growths", "_mapped", "_most_bytes", "_start_bytes")
     takes_heap = True  # whether results may lie over what the heap has, since its pages go back
     _is_tight = True  # whether the arena's free blocks go back, too
 
@@ -49,7 +46,8 @@ class Trimmer:
         self._most_bytes = most_bytes
         self._growth_bytes = growth_bytes
         self._growths = growths
-        self._start_bytes = resident_bytes()
+        self._start_bytes = libc.resident_bytes()
+        self._mapped = Mapped()
 
     def check(self, op: object = None) -> None:
         """Before an op: see `make_room`."""
@@ -59,23 +57,31 @@ class Trimmer:
         """Gives free pages back if so much more might pass the limit beside them, those of the
         arena first, which come back for less."""
         limit_bytes = self._most_bytes - nbytes
-        now_bytes = resident_bytes()
+        now_bytes = libc.resident_bytes()
         if now_bytes and now_bytes - self._start_bytes <= limit_bytes:
+            self._mapped.off()
             return
         if self._is_tight:
             arena.empty_cache()
-        trim = _malloc_trim()
-        if trim is None or resident_bytes() - self._start_bytes <= limit_bytes:
+        if libc.resident_bytes() - self._start_bytes <= limit_bytes or not libc.trim():
+            self._mapped.off()
             return
-        trim(0)
-        now_bytes = resident_bytes()
+        now_bytes = libc.resident_bytes()
+        if now_bytes - self._start_bytes <= limit_bytes:
+            self._mapped.off()
+        else:
+            self._mapped.on()
         if now_bytes - self._start_bytes > self._most_bytes:
             # neither of this call nor free: it would be looked for before each op
             self._start_bytes = now_bytes - limit_bytes
 
+    def end(self) -> None:
+        """After the call's last op."""
+        self._mapped.off()
+
     def has_room(self, nbytes: int) -> bool:
         """Whether so much more may be resident, and any op's needs beside it."""
-        now_bytes = resident_bytes()
+        now_bytes = libc.resident_bytes()
         more_bytes = now_bytes - self._start_bytes + nbytes + self._growth_bytes
         return self._is_tight and now_bytes > 0 and more_bytes <= self._most_bytes
 
@@ -98,7 +104,10 @@ class Trimmer:
             left -= 1
 
     def _before_node(self, op: object, *_: object) -> None:
+        was_on = self._mapped.is_on
         self.check(op)
+        if self._mapped.is_on and not was_on:
+            torch.autograd.Variable._execution_engine.queue_callback(self.end)  # pyright: ignore
 
 
 class Guard(Trimmer):
@@ -119,7 +128,7 @@ class Guard(Trimmer):
             return
         super().make_room(nbytes)
         self._read_ns = time.monotonic_ns()
-        self._room_bytes = self._most_bytes - (resident_bytes() - self._start_bytes)
+        self._room_bytes = self._most_bytes - (libc.resident_bytes() - self._start_bytes)
 
 
 class Observer:
@@ -132,7 +141,7 @@ class Observer:
 
     def __init__(self) -> None:
         self.grown_bytes = self.used_bytes = self._read_ns = 0
-        self._start_bytes, self._used_bytes = resident_bytes(), used_bytes()
+        self._start_bytes, self._used_bytes = libc.resident_bytes(), libc.used_bytes()
 
     def check(self, op: object = None) -> None:
         """Before an op: a look, unless the last was just now."""
@@ -141,8 +150,8 @@ class Observer:
 
     def look(self) -> None:
         """Now."""
-        self.grown_bytes = max(self.grown_bytes, resident_bytes() - self._start_bytes)
-        self.used_bytes = max(self.used_bytes, used_bytes() - self._used_bytes)
+        self.grown_bytes = max(self.grown_bytes, libc.resident_bytes() - self._start_bytes)
+        self.used_bytes = max(self.used_bytes, libc.used_bytes() - self._used_bytes)
         self._read_ns = time.monotonic_ns()
 
     def follow(self, operands: Iterable[Any], results: Iterable[Any], op: object = None) -> None:
@@ -172,6 +181,8 @@ def trimming(made: Watch | None) -> Generator[None]:
         yield
     finally:
         _now.trimmer = before
+        if isinstance(made, Trimmer):
+            made.end()
 
 
 def make_room(nbytes: int) -> None:
@@ -189,41 +200,9 @@ def _has_room(nbytes: int) -> bool:
 arena.set_room(_has_room)
 
 
-def resident_bytes() -> int:
-    """What the process holds in memory; 0 where the system does not say."""
-    fd = _statm(os.getpid())
-    return 0 if fd is None else int(os.pread(fd, 128, 0).split()[_RESIDENT]) * _page_bytes()
-
-
-def used_bytes() -> int:
-    """What is in use of the C library's heap; 0 where it does not say."""
-    count = _mallinfo()
-    if count is None:
-        return 0
-    counted = count()
-    return counted.of_pieces + counted.mapped
-
-
 def is_fresh(read_ns: int) -> bool:
     """Whether what was read then is still nearly true."""
     return time.monotonic_ns() - read_ns < _FRESH_NS
-
-
-def keeps_holes() -> bool:
-    """Whether the C library is known to keep pages, and gives them back when asked."""
-    return _malloc_trim() is not None and resident_bytes() > 0
-
-
-def leaves_holes() -> bool:
-    """Whether what large tensors leave free stays resident: not where the user has glibc map each
-    of them by itself."""
-    return keeps_holes() and not 0 < _mapped_from_bytes() <= _SMALL_BYTES
-
-
-@functools.cache
-def _mapped_from_bytes() -> int:
-    asked = os.environ.get("MALLOC_MMAP_THRESHOLD_", "")
-    return int(asked) if asked.isdecimal() else 0
 
 
 def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
@@ -240,57 +219,3 @@ def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
 def _is_leaf(node: Any) -> bool:
     """Whether it adds to a gradient: such a node is its tensor's, for all graphs."""
     return hasattr(node, "variable")
-
-
-@functools.lru_cache(maxsize=1)
-def _statm(_process: int) -> int | None:
-    """A process that was forked off has one of its own."""
-    try:
-        return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-
-
-@functools.cache
-def _page_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE")
-
-
-class _Counted(ctypes.Structure):
-    """glibc's `mallinfo2`."""
-
-    _fields_ = (
-        ("heaps", ctypes.c_size_t),
-        ("free_pieces", ctypes.c_size_t),
-        ("free_small", ctypes.c_size_t),
-        ("maps", ctypes.c_size_t),
-        ("mapped", ctypes.c_size_t),
-        ("unused", ctypes.c_size_t),
-        ("of_small", ctypes.c_size_t),
-        ("of_pieces", ctypes.c_size_t),
-        ("free", ctypes.c_size_t),
-        ("at_end", ctypes.c_size_t),
-    )
-
-
-@functools.cache
-def _mallinfo() -> Callable[[], Any] | None:
-    """From glibc 2.33 on."""
-    found = _of_the_library("mallinfo2")
-    if found is not None:
-        found.restype = _Counted
-    return found
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    return _of_the_library("malloc_trim")
-
-
-def _of_the_library(name: str) -> Any:
-    """A function of glibc's own; None where there is none."""
-    try:
-        library: Any = ctypes.CDLL(None)
-    except (OSError, TypeError):  # Windows has no library without a name
-        return None
-    return getattr(library, name, None)

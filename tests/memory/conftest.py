@@ -12,13 +12,13 @@ import sys
 
 import pytest
 
-from lowtide.runtime import heap, ours
+from lowtide.runtime import libc, ours
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of mallopt
 
 if sys.platform == "linux":
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 16)
-    heap.leaves_holes = lambda: False
+    libc.leaves_holes = lambda: False
 
 
 @pytest.fixture

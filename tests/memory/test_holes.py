@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lowtide as lt
 from lowtide.memory.measure import can_measure_resident
 from lowtide.pipeline import holes
-from lowtide.runtime import heap
+from lowtide.runtime import heap, libc
 
 MB = 1 << 20
 
@@ -52,7 +52,7 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return real(made)
 
     monkeypatch.setattr(heap, "trimming", trimming)
-    monkeypatch.setattr(heap, "keeps_holes", lambda: True)
+    monkeypatch.setattr(libc, "keeps_holes", lambda: True)
     return found
 
 
@@ -64,14 +64,14 @@ def grown_to(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
         now[0] += nbytes
         return now[0]
 
-    monkeypatch.setattr(heap, "resident_bytes", resident_bytes)
+    monkeypatch.setattr(libc, "resident_bytes", resident_bytes)
 
 
 def test_a_call_that_has_grown_the_process_is_guarded_from_then_on(
     watches: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown_to(monkeypatch, holes.LEAST_BYTES)
-    monkeypatch.setattr(heap, "_malloc_trim", lambda: None)
+    monkeypatch.setattr(libc, "trim", lambda: False)
     net, x = Net(), torch.rand(2, 3, 40, 40)
     compiled: Any = lt.script(net)
     want = net(x)
@@ -87,7 +87,7 @@ def test_other_sizes_are_rehearsed_when_they_come_again(
     """Where there were many: each batch may have its own."""
     monkeypatch.setattr(holes, "_AT_ONCE", 2)
     grown_to(monkeypatch, holes.LEAST_BYTES)
-    monkeypatch.setattr(heap, "_malloc_trim", lambda: None)
+    monkeypatch.setattr(libc, "trim", lambda: False)
     compiled: Any = lt.script(Net())
     with torch.no_grad():
         for n in (40, 44):
@@ -135,7 +135,7 @@ def test_a_number_that_an_op_checks_inside_decides_nothing(
     watches: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown_to(monkeypatch, holes.LEAST_BYTES)
-    monkeypatch.setattr(heap, "_malloc_trim", lambda: None)
+    monkeypatch.setattr(libc, "trim", lambda: False)
 
     def loss(x, y, v):
         return nn.functional.gaussian_nll_loss(x * 2, y, v.exp())  # raises where v < 0
@@ -158,7 +158,7 @@ def test_a_call_that_finds_free_pages_is_guarded_too(
         used[0] += holes.LEAST_USED_BYTES
         return used[0]
 
-    monkeypatch.setattr(heap, "used_bytes", used_bytes)
+    monkeypatch.setattr(libc, "used_bytes", used_bytes)
     compiled: Any = lt.script(Net())
     x = torch.rand(2, 3, 40, 40)
     for _ in range(2):
@@ -166,13 +166,13 @@ def test_a_call_that_finds_free_pages_is_guarded_too(
     assert [type(w) for w in watches] == [heap.Observer, heap.Guard]
 
 
-@pytest.mark.skipif(not heap.keeps_holes(), reason="needs glibc")
+@pytest.mark.skipif(not libc.keeps_holes(), reason="needs glibc")
 def test_what_is_in_use_of_the_heap_is_told() -> None:
-    before = heap.used_bytes()
+    before = libc.used_bytes()
     x = torch.empty(MB)
-    assert 4 * MB <= heap.used_bytes() - before < 5 * MB
+    assert 4 * MB <= libc.used_bytes() - before < 5 * MB
     del x
-    assert heap.used_bytes() - before < MB
+    assert libc.used_bytes() - before < MB
 
 
 class Sorts(TorchDispatchMode):
@@ -186,7 +186,7 @@ class Sorts(TorchDispatchMode):
 
 
 def test_a_mode_around_a_driver_sees_no_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "keeps_holes", lambda: True)
+    monkeypatch.setattr(libc, "keeps_holes", lambda: True)
     grown_to(monkeypatch, holes.LEAST_BYTES)
 
     def ranked(x):

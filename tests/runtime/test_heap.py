@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from lowtide.runtime import arena, heap, ours
+from lowtide.runtime import arena, heap, libc, ours
 from lowtide.runtime.heap import BACKWARD, Guard, Observer, Trimmer, trimming
 
 MB = 1 << 20
@@ -20,13 +20,13 @@ def resident(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """What the process is said to hold, and how often its heap was trimmed to `live`."""
     found = {"bytes": 100 * MB, "live": 100 * MB, "trims": 0}
 
-    def trim(_: int) -> int:
+    def trim() -> bool:
         found["trims"] += 1
         found["bytes"] = found["live"]
-        return 1
+        return True
 
-    monkeypatch.setattr(heap, "resident_bytes", lambda: found["bytes"])
-    monkeypatch.setattr(heap, "_malloc_trim", lambda: trim)
+    monkeypatch.setattr(libc, "resident_bytes", lambda: found["bytes"])
+    monkeypatch.setattr(libc, "trim", trim)
     return found
 
 
@@ -192,22 +192,22 @@ def test_each_thread_has_the_call_that_it_is_in() -> None:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc")
 def test_what_is_resident_is_this_process() -> None:
-    before = heap.resident_bytes()
+    before = libc.resident_bytes()
     x = torch.ones(64 * MB // 4)  # mapped, whatever holes there are
-    assert heap.resident_bytes() - before > 48 * MB
+    assert libc.resident_bytes() - before > 48 * MB
     del x
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc")
 def test_a_hole_goes_back() -> None:
-    if heap._malloc_trim() is None:
+    if not libc.keeps_holes():
         pytest.skip("needs glibc")
     rows = [torch.ones(16_000) for _ in range(2_000)]  # 64 KB each: never mapped alone
-    start = heap.resident_bytes()
+    start = libc.resident_bytes()
     trimmer = Trimmer(most_bytes=0, growth_bytes=MB)  # whatever the heap has room for
     del rows[::2]
     kept = torch.ones(100_000)
     trimmer.check()
-    assert start - heap.resident_bytes() > 40 * MB
+    assert start - libc.resident_bytes() > 40 * MB
     assert len(rows) == 1_000
     assert kept.sum() == 100_000

@@ -12,10 +12,9 @@ computed again as a whole (`segments`), for ever fewer bytes (`cheapest`): befor
 these would free less than half, and not at all if they would free most. At the end of the chunks,
 kernels whose tiles need least work memory.
 
-A plan fits if its peak does with the holes that ops may leave within themselves (`needed_bytes`;
-glibc looks for a larger place than it gives back). The first plan that fits is taken, unless one
-before it, which did not fit for such a hole, has a smaller peak. So a smaller budget never gives a
-larger peak.
+The first plan whose peak fits is taken, so a smaller budget never gives a larger peak. Holes that
+ops leave in the heap within themselves do not count: where there is no room for them, the op runs
+without (`runtime/mapped`).
 """
 
 from __future__ import annotations
@@ -62,12 +61,11 @@ Chunks = Mapping[Candidate, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A driver that keeps to `memory`, and resident to `needed_bytes`; `growth_bytes`: what one op
-    adds at most, None where the C library's heap holds nothing of it."""
+    """A driver that keeps to `memory`; `growth_bytes`: what one op adds at most with its holes,
+    None where the C library's heap holds nothing of it."""
 
     driver: Driver
     memory: MemoryPlan
-    needed_bytes: int
     growth_bytes: int | None
 
     @property
@@ -78,15 +76,11 @@ class Plan:
 
 def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
     """See the module's text."""
-    peak_bytes = math.inf
     least: Plan | None = None
-    for plan in path(driver, args, lambda plan: plan.needed_bytes <= budget_bytes):
-        if plan.peak_bytes > peak_bytes:
-            continue
-        if plan.needed_bytes <= budget_bytes:
+    for plan in path(driver, args, lambda plan: plan.peak_bytes <= budget_bytes):
+        if plan.peak_bytes <= budget_bytes:
             return plan
-        peak_bytes = plan.peak_bytes
-        if least is None or plan.needed_bytes < least.needed_bytes:
+        if least is None or plan.peak_bytes < least.peak_bytes:
             least = plan
     assert least is not None
     raise _refusal(driver.function.name, budget_bytes, least)
@@ -201,7 +195,6 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
     return Plan(
         driver=driver,
         memory=memory,
-        needed_bytes=ledger.needed_bytes,
         growth_bytes=ledger.growth_bytes if on_cpu else None,
     )
 
@@ -333,10 +326,8 @@ def _kept(
 
 def _refusal(name: str, budget_bytes: int, least: Plan) -> BudgetError:
     rows = [(b.nbytes, b.name, b.loc if b.loc.line else b.kind) for b in least.memory.buffers]
-    if holes_bytes := least.needed_bytes - least.peak_bytes:
-        rows.append((holes_bytes, "holes in the heap", "within ops"))
     held = [f"{nbytes:>14,}  {name}  {place}" for nbytes, name, place in sorted(rows, key=_largest)]
-    return BudgetError(name, budget_bytes, least.needed_bytes, held[:8])
+    return BudgetError(name, budget_bytes, least.peak_bytes, held[:8])
 
 
 def _largest(row: tuple[int, str, object]) -> int:

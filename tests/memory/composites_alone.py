@@ -1,7 +1,8 @@
-"""What `multi_head_attention_forward` takes, one op of many parts, after eager's own calls.
+"""What ops of many parts take on the heap as it comes, after eager's own calls.
 
-`python -m tests.memory.attention_alone` prints, as JSON, `most` bytes that a call may take and what
-was measured: without a budget, with gradients; and within the least budget.
+`python -m tests.memory.composites_alone` prints, as JSON, `most` bytes that a call may take and
+what was measured: attention without a budget, with gradients; losses without a budget; attention
+within the least budget.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ def attended(x: Tensor, w: Tensor, b: Tensor, o: Tensor, ob: Tensor) -> Any:
     )
 
 
+def losses(x: Tensor, y: Tensor, z: Tensor) -> Any:
+    near = F.triplet_margin_loss(x.tanh(), y, z) + F.margin_ranking_loss(x, y, z.sign())
+    return near, F.gaussian_nll_loss(x, y, z.exp()), F.cosine_similarity(x, y).mean()
+
+
 def inputs() -> list[Tensor]:
     shapes = (250, 8, 64), (192, 64), (192,), (64, 64), (64,)
     return [torch.rand(shape) - 0.5 for shape in shapes]
@@ -43,23 +49,20 @@ def measured(call: Callable[[], object], args: Sequence[Tensor]) -> list[int]:
 
 def stepped(f: Any, args: Sequence[Tensor]) -> Callable[[], None]:
     def step() -> None:
-        results = f(*args)
+        results = [x for x in f(*args) if x.requires_grad]
         torch.autograd.backward(results, [torch.ones_like(x) for x in results])
 
     return step
 
 
-def free() -> dict[str, Any]:
-    """A training step."""
-    args = [x.requires_grad_() for x in inputs()]
-    for _ in range(2):
-        stepped(attended, args)()
-    compiled: Any = lt.script(attended)
-    step = stepped(compiled, args)
-    for x in args:
-        x.grad = None
-    step()
-    found = measured(step, args)
+def free(f: Any, args: Sequence[Tensor]) -> dict[str, Any]:
+    """Without a budget: a step, if gradients are wanted."""
+    compiled: Any = lt.script(f)
+    for call in (f, f, compiled):
+        stepped(call, args)()
+        for x in args:
+            x.grad = None
+    found = measured(stepped(compiled, args), args)
     return {"most": compiled.memory(*args).peak_bytes, "measured": found}
 
 
@@ -79,4 +82,6 @@ def limited() -> dict[str, Any]:
 if __name__ == "__main__":
     compile_quickly()
     torch.manual_seed(0)
-    print(json.dumps([free(), limited()]))
+    wanted = [x.requires_grad_() for x in inputs()]
+    rows = [torch.randn(4000, 700) for _ in range(3)]
+    print(json.dumps([free(attended, wanted), free(losses, rows), limited()]))
