@@ -49,7 +49,9 @@ class BudgetedDriver(Driver):
         if plan.growth_bytes is None:
             return plan.driver(args)
         # not the budget: what `memory()` says is true of a planned call, too
-        trimmer = heap.Trimmer(most_bytes=plan.peak_bytes, growth_bytes=plan.growth_bytes)
+        trimmer = heap.Trimmer(
+            most_bytes=plan.peak_bytes, growth_bytes=plan.growth_bytes, growths=plan.growths
+        )
         with heap.trimming(trimmer):
             return plan.driver(args)
 

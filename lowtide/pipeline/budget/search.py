@@ -62,11 +62,12 @@ Chunks = Mapping[Candidate, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A driver that keeps to `memory`; `growth_bytes`: what one op adds at most with its holes,
-    None where the C library's heap holds nothing of it."""
+    None where the C library's heap holds nothing of it; `growths`: the same by op."""
 
     driver: Driver
     memory: MemoryPlan
     growth_bytes: int | None
+    growths: Mapping[object, int]
 
     @property
     def peak_bytes(self) -> int:
@@ -196,6 +197,7 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
         driver=driver,
         memory=memory,
         growth_bytes=ledger.growth_bytes if on_cpu else None,
+        growths=ledger.growths,
     )
 
 
