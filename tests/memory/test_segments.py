@@ -20,9 +20,11 @@ from torch import Tensor, nn
 import lowtide as lt
 from lowtide.errors import BudgetError
 from lowtide.pipeline.budget.effects import Effects
+from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.outer import Outer
-from lowtide.pipeline.budget.search import path
+from lowtide.pipeline.budget.search import _Least, _Trials, _with_segments, path  # pyright: ignore
 from lowtide.pipeline.budget.section import SECTION
+from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.driver import Driver
 from tests.memory.calls import tensors
 
@@ -256,3 +258,23 @@ def test_what_is_written_is_seen() -> None:
 def test_a_generator_of_the_caller_does_not_give_the_same_again() -> None:
     found = effects(with_a_generator, torch.rand(4), torch.Generator())
     assert not all(row.repeats for row in found)
+
+
+def attended(x: Tensor) -> Tensor:
+    near = (x @ x.mT / 4.0).masked_fill(x[:, :, :1] < 0.1, -1.0)
+    x = F.dropout(torch.softmax(near, -1), 0.1) @ x
+    return x.square().mean()
+
+
+def test_a_search_ends_where_chunks_leave_nothing_to_segments() -> None:
+    """Kernels build less of a part than its ops make, and so what is left was less than nothing."""
+    free: Any = lt.script(attended)
+    driver, values = free.resolve(free.bind((torch.rand(48, 128, 16, requires_grad=True),), {}))
+    driver = Driver(driver.function)
+    outer = Outer(driver, values)
+    cutter = Cutter(Effects(outer))
+    chunks = dict.fromkeys(candidates(outer), 16)
+    assert chunks
+    assert cutter.beside(chunks) >= 0
+    found = _with_segments(_Trials(driver, values), cutter, chunks, _Least())
+    assert len(list(islice(found, 10))) < 10

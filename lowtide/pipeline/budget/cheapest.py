@@ -23,6 +23,7 @@ from lowtide.pipeline.budget.segments import Cutter
 
 Held = frozenset[int]  # memory, by `storage_of`
 _DEEPEST = 2  # segments within each other
+_MOST_SEGMENTS = 200_000  # are looked at for one list, a second's worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class _Search:
         self.most_bytes = most_bytes
         self.ends = cutter.ends
         self.known: dict[tuple[int, int, Held, int], Found] = {}
+        self.left = _MOST_SEGMENTS
 
     def parted(self, start: int, stop: int, held: Held, depth: int) -> Found:
         """Ops [start, stop) in segments, but for what is kept at their end."""
@@ -83,6 +85,9 @@ class _Search:
 
     def _own(self, segment: Candidate, kept: Held, depth: int) -> Found:
         """One segment, and those in it, if it does not fit as it is."""
+        self.left -= 1
+        if self.left < 0:
+            return _NONE
         cost = self.cutter.cost([segment])
         if self._needs(kept, segment.start, segment.stop) <= self.most_bytes:
             return Found(cost, cost, (segment,))

@@ -162,6 +162,8 @@ def _with_segments(
             plan = trials.plan({**dict.fromkeys(segments, 1), **chunks})
             least.see(plan.peak_bytes, most_bytes)
             yield plan
+        if not segments:
+            break  # nothing is computed again, for whatever bytes
 
 
 def _in_chunks(

@@ -49,7 +49,8 @@ class Cutter:
         self.inside = set(starts)
         self.made_bytes = list(self.built_bytes)
         for c, count in chunks.items():
-            made, inner = sum(self.made_bytes[c.start : c.stop]), self.outer.inner_bytes(c)
+            made = sum(self.made_bytes[c.start : c.stop])
+            inner = min(self.outer.inner_bytes(c), made)  # kernels may build less
             self.made_bytes[c.start : c.stop] = [0] * (c.stop - c.start)
             self.made_bytes[c.stop - 1] = made - inner + inner // count
         self.ends = sorted({starts.get(pos, pos) for pos in self._ends})
