@@ -88,6 +88,10 @@ class Arena(Protocol):
         """Whether a tensor of so many bytes lies there."""
         ...
 
+    def trim(self) -> None:
+        """From now on no free block counts."""
+        ...
+
     def take(self, nbytes: int, is_for_work: bool = False) -> Any:
         """A block for a tensor, or for work memory."""
         ...

@@ -103,6 +103,8 @@ class Walk:
         is_tight = driver.is_tight or arena.is_tight()
         played = PlayedArena(is_tight, is_used=on_host, is_trimmed=driver.is_tight)
         self.ledger = virtual.ledger if virtual is not None else Ledger(played, of_host=on_host)
+        if virtual is not None and driver.is_tight:
+            virtual.ledger.arena.trim()
         self._virtual = virtual
         self._known: dict[int, torch.Tensor] = {}
         if plain.autocast_on():

@@ -41,6 +41,11 @@ class PlayedArena:
         self._warm_bytes = 0
         self._free: list[Block] = []  # in the order of freeing
 
+    def trim(self) -> None:
+        """From now on as with a `heap.Trimmer`."""
+        self._is_tight, self._cap_bytes = True, 0
+        self._shrink(0)
+
     def serves(self, nbytes: int) -> bool:
         """Whether a tensor of so many bytes lies in the arena."""
         return self._is_used and nbytes >= SMALL_BYTES

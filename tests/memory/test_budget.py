@@ -495,3 +495,21 @@ def test_a_branch_that_another_call_decides_otherwise(
                 torch.testing.assert_close(limited(x, second), program(x, second))
                 kept += 1
     assert kept >= len(xs)
+
+
+def ordered(x: Tensor) -> Tensor:
+    s, order = torch.sort(x * 2 + 1, -1)
+    return (torch.cumsum(s, -1) * torch.gather(x.sigmoid(), 1, order)).mean(-1)
+
+
+@pytest.mark.parametrize("entry", [lt.script, lt.compile])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_plan_is_predicted_as_it_was_found(entry: Any, grad: bool) -> None:
+    """By `memory()`, whichever front end: the arena keeps nothing warm then."""
+    x = torch.rand(1000, 600, requires_grad=grad)
+    with pytest.raises(lt.BudgetError) as refused:
+        entry(ordered, budget=1)(x)
+    torch.compiler.reset()
+    limited: Any = entry(ordered, budget=refused.value.least_bytes)
+    limited(x)
+    assert limited.memory(x).peak_bytes == refused.value.least_bytes
