@@ -17,11 +17,12 @@ one, that has many parts, they stay.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 _HOLES_BYTES: Final = 3 << 20  # left between small ones that come and go, at most
 _TORN_BYTES: Final = 20_000  # of a place of which small ones may take a part: it is too short then
+_ALIGNED_BYTES: Final = 112  # more than its size an aligned tensor asks for
 _MAPPED_BYTES: Final = 1 << 25  # what is larger has pages of its own, which go with it
 
 
@@ -58,6 +59,7 @@ class Within:
     _given_bytes: int = 0  # back
     _has_bytes: int = 0
     _had_bytes: int = 0  # at once
+    _old: list[int] = field(default_factory=list[int])  # holes where something older was
     _op: int = 0
 
     @property
@@ -65,9 +67,15 @@ class Within:
         """Of the op so far, at most: holes side by side become one, which is large enough."""
         return min(self._given_bytes, 2 * self._had_bytes)
 
+    @property
+    def old_bytes(self) -> int:
+        """The same, of what was there before the op: those nobody can avoid."""
+        return sum(self._old)
+
     def begin(self) -> None:
         """Another op: what is free goes back before it."""
         self._op += 1
+        self._old.clear()
         self._given_bytes = self._has_bytes = self._had_bytes = 0
 
     def take(self, nbytes: int) -> int:
@@ -75,10 +83,17 @@ class Within:
         if nbytes < _MAPPED_BYTES:
             self._has_bytes += nbytes
             self._had_bytes = max(self._had_bytes, self._has_bytes)
+        large = [hole for hole in self._old if hole >= nbytes + _ALIGNED_BYTES]
+        if large:
+            self._old.remove(hole := min(large))
+            self._old.append(hole - nbytes)
         return self._op
 
     def give_back(self, nbytes: int, op: int) -> None:
         """Its end. What an op before has taken leaves a hole, too, if this one goes on."""
         if nbytes < _MAPPED_BYTES:
             self._given_bytes += nbytes
-            self._has_bytes -= nbytes if op == self._op else 0
+            if op == self._op:
+                self._has_bytes -= nbytes
+            else:
+                self._old.append(nbytes)

@@ -164,7 +164,8 @@ class Ledger(TorchDispatchMode):
         usual_bytes = now_bytes
         if self._within is not None:
             hole_bytes += self._within.hole_bytes
-            usual_bytes += min(hole_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
+            few_bytes = min(hole_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
+            usual_bytes += max(few_bytes, self._within.old_bytes)
         growth_bytes = now_bytes + hole_bytes - self._before_bytes
         self.growth_bytes = max(self.growth_bytes, growth_bytes)
         self.growths[self._of] = max(self.growths.get(self._of, 0), growth_bytes)

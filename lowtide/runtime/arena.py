@@ -140,6 +140,10 @@ def _never(_nbytes: int) -> bool:
     return False
 
 
+def _is_not() -> bool:
+    return False
+
+
 class _Pool:
     """The free blocks by size class, and the account of all.
 
@@ -167,6 +171,7 @@ class _Pool:
         self.observer: Callable[[int, int], None] | None = None
         self.is_tight = False  # whether free blocks are unmapped before another is mapped
         self.has_room: Callable[[int], bool] = _never  # unless so many bytes may be beside them
+        self.is_short: Callable[[], bool] = _is_not  # whether none may stay
         self.storages: dict[int, int] = {}  # by address of a block, whose tensor is alive
         self._held_for_fork = False
 
@@ -315,8 +320,9 @@ class _Pool:
             free.append(block)
             self._give_backs += 1
             block.freed = self._give_backs
-        if self._cached_bytes > self._cap_bytes:
-            self._shrink(self._cap_bytes)
+        limit_bytes = 0 if self.is_tight and self.is_short() else self._cap_bytes
+        if self._cached_bytes > limit_bytes:
+            self._shrink(limit_bytes)
 
     def _shrink(self, limit_bytes: int) -> None:
         while self._cached_bytes > limit_bytes:
@@ -516,9 +522,10 @@ def keep_tight() -> None:
     _pool.is_tight = True
 
 
-def set_room(has_room: Callable[[int], bool]) -> None:
-    """Has `has_room(nbytes)` asked then: whether this thread may hold so much more."""
-    _pool.has_room = has_room
+def set_room(has_room: Callable[[int], bool], is_short: Callable[[], bool]) -> None:
+    """Has them asked then: `has_room(nbytes)`, whether this thread may hold so much more, and
+    `is_short()`, whether it can keep nothing that is free."""
+    _pool.has_room, _pool.is_short = has_room, is_short
 
 
 def is_tight() -> bool:

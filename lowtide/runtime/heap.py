@@ -27,6 +27,7 @@ BACKWARD: Final = "backward"  # and an op: by which the growth of its backward p
 NONE_KNOWN: Final[Mapping[object, int]] = MappingProxyType({})
 _FOLLOWED: Final = "lowtide.followed"  # in the metadata of a node
 _MOST_NODES: Final = 64  # of one op
+_NO_TASK: Final = -1
 _FRESH_NS: Final = 50_000
 _FRESH_BYTES: Final = 1 << 18  # more new pages no process touches in that time
 
@@ -85,6 +86,10 @@ class Trimmer:
         more_bytes = now_bytes - self._start_bytes + nbytes + self._growth_bytes
         return self._is_tight and now_bytes > 0 and more_bytes <= self._most_bytes
 
+    def is_short(self) -> bool:
+        """Whether what is free now cannot stay beside any op's needs."""
+        return self._is_tight and not self.has_room(0)
+
     def follow(self, operands: Iterable[Any], results: Iterable[Any], op: object = None) -> None:
         """Checks before the backward pass of an op, too, of which some have several nodes. What
         hands on an operand is none."""
@@ -104,6 +109,7 @@ class Trimmer:
             left -= 1
 
     def _before_node(self, op: object, *_: object) -> None:
+        _now.backward = _graph_task(), self
         was_on = self._mapped.is_on
         self.check(op)
         if self._mapped.is_on and not was_on:
@@ -163,6 +169,7 @@ Watch = Trimmer | Observer
 
 class _Now(threading.local):
     trimmer: Watch | None = None
+    backward: tuple[int, Trimmer | None] = _NO_TASK, None  # a backward pass, and whose
 
 
 _now = _Now()
@@ -193,11 +200,29 @@ def make_room(nbytes: int) -> None:
 
 
 def _has_room(nbytes: int) -> bool:
+    made = _of_budget()
+    return made is not None and made.has_room(nbytes)
+
+
+def _is_short() -> bool:
+    made = _of_budget()
+    return made is not None and made.is_short()
+
+
+def _of_budget() -> Trimmer | None:
+    """That of this thread's call or backward pass."""
     made = _now.trimmer
-    return isinstance(made, Trimmer) and made.has_room(nbytes)
+    if made is None and _now.backward[0] == _graph_task() != _NO_TASK:
+        made = _now.backward[1]
+    return made if isinstance(made, Trimmer) else None
 
 
-arena.set_room(_has_room)
+def _graph_task() -> int:
+    """Which backward pass this thread is in."""
+    return torch._C._current_graph_task_id()  # pyright: ignore
+
+
+arena.set_room(_has_room, _is_short)
 
 
 def is_fresh(read_ns: int) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
+from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory import ledger as books
 from lowtide.memory.host_heap import Within
 from lowtide.memory.ledger import Ledger
@@ -53,6 +54,32 @@ def test_what_another_op_has_taken_leaves_a_hole_where_this_one_goes_on() -> Non
     assert heap.hole_bytes == 0
     heap.take(1_000_000)
     assert heap.hole_bytes == 1_000_000
+
+
+def test_holes_where_something_older_was_are_known() -> None:
+    heap = Within()
+    op = heap.take(1_000_000)
+    heap.begin()
+    heap.give_back(1_000_000, op)
+    heap.take(1_000_000)
+    assert heap.old_bytes == 1_000_000
+    heap.take(400_000)  # lies in it
+    assert heap.old_bytes == 600_000
+    heap.begin()
+    assert heap.old_bytes == 0
+
+
+def test_the_peak_has_holes_that_an_op_cannot_avoid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books.libc, "leaves_holes", lambda: True)
+    ledger = Ledger(PlayedArena())
+    with ledger:
+        x = torch.empty(6 * MB, device="meta")
+        ledger.at("another", UNKNOWN_LOC)
+        y = torch.empty(MB, device="meta")
+        del x
+        z = torch.empty(6 * MB, device="meta")
+    assert 52 * MB <= ledger.peak_bytes <= 53 * MB
+    del y, z
 
 
 def summed(x: Tensor) -> Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from lowtide.runtime import arena, heap, libc, ours
 from lowtide.runtime.heap import BACKWARD, Guard, Observer, Trimmer, trimming
@@ -137,6 +139,42 @@ def test_a_tight_arena_keeps_its_blocks_while_there_is_room(
         assert arena.stats().cached_bytes == kept * MB
         del made
         arena.empty_cache()
+
+
+def test_a_tight_arena_keeps_nothing_that_is_freed_where_no_op_would_have_room(
+    resident: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even within an op, in a call and in its backward pass."""
+    monkeypatch.setattr(arena._pool, "is_tight", True)
+    trimmer = Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB)
+
+    def kept_bytes() -> int:
+        arena.empty_cache()
+        made = arena.empty((3 * MB,), torch.uint8)
+        del made
+        return arena.stats().cached_bytes
+
+    class Freeing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            seen.append(kept_bytes())
+            return g
+
+    seen: list[int] = []
+    for held, kept in ((40, 3 * MB), (41, 0)):
+        resident["live"] = resident["bytes"] = (100 + held) * MB
+        with trimming(trimmer):
+            assert kept_bytes() == kept
+        x = torch.rand(3, requires_grad=True)
+        y = Freeing.apply(x)
+        trimmer.follow([x], [y])
+        y.sum().backward()  # pyright: ignore
+        assert seen.pop() == kept
+        assert kept_bytes() == 3 * MB  # nobody's call
 
 
 def test_a_tight_arena_keeps_nothing_where_no_budget_tells(
