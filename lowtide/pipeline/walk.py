@@ -95,6 +95,7 @@ class Walk:
         self.steps: list[Step] = []
         self.notes: list[str] = []
         self.fails = ""  # why the call would raise, and where
+        self.ends = ""  # why nothing is known of what follows, and where
         self.has_guessed = False
         self.may_stray = False  # whether a guess was of more than a number that an op checks inside
         self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
@@ -123,7 +124,8 @@ class Walk:
                 if self.records and virtual is None:
                     self.notes += backward(self.ledger, _tensors(results))
         except WalkEnds as why:
-            self.notes.append(str(why))
+            self.ends = str(why)
+            self.notes.append(self.ends)
         self.notes += self.ledger.notes
 
     def stages(self) -> list[tuple[str, str]]:

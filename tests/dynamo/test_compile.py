@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import lowtide as lt
 from lowtide.frontend.dynamo.internals import register
@@ -257,3 +257,20 @@ def test_programs_of_pairs_are_one_kernel(name: str) -> None:
 
 def _tensors(x: Any) -> list[torch.Tensor]:
     return [x] if isinstance(x, torch.Tensor) else list(x)
+
+
+def resized(x: Tensor, y: Tensor) -> Tensor:
+    y = F.interpolate(F.avg_pool2d(y, 2), size=x.shape[-2:], mode="bilinear", align_corners=False)
+    y = (x + y).flatten(2).sort(-1).values.cumsum(-1)
+    return y.reshape(x.shape[:2] + (-1,)) * 2  # noqa: RUF005
+
+
+def test_sizes_that_python_puts_together_are_known() -> None:
+    """`torch.Size` of symbols: what follows is compiled, predicted and kept to a budget."""
+    small, large = torch.rand(2, 3, 60, 61), torch.rand(2, 3, 90, 81)
+    compiled: Any = lt.compile(resized)
+    for x in (small, large):
+        torch.testing.assert_close(compiled(x, x), resized(x, x))
+    plan = compiled.memory(large, large)
+    assert plan.peak_bytes >= 3 * large.nbytes
+    assert not any("not counted" in note or "nothing after" in note for note in plan.notes)

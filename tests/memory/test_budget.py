@@ -513,3 +513,22 @@ def test_a_plan_is_predicted_as_it_was_found(entry: Any, grad: bool) -> None:
     limited: Any = entry(ordered, budget=refused.value.least_bytes)
     limited(x)
     assert limited.memory(x).peak_bytes == refused.value.least_bytes
+
+
+def chosen(x: Tensor) -> Tensor:
+    width = int(x.max() * 0) + 70
+    return torch.sort(F.interpolate(x[None] * 2, size=width)).values.cumsum(0)
+
+
+def test_a_budget_that_the_data_decide_is_said_not_to_be_kept() -> None:
+    x = torch.rand(300, 400)
+    limited: Any = lt.script(chosen, budget="64MB")
+    with pytest.warns(RuntimeWarning, match="its budget is not kept: .*data") as told:
+        found = limited(x)
+    torch.testing.assert_close(found, chosen(x))
+    assert "test_budget.py" in str(told[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        limited(x)
+        limited(torch.rand(200, 400))
+        lt.script(ordered, budget="64MB")(x)

@@ -66,6 +66,8 @@ def call_function(known: Known, target: Any, call: Call) -> Emitted:
         return _setitem(known, *args)
     if target is getattr and first is not None:
         return _attribute(known, args[0], str(args[1]), call.result)
+    if target is torch.Size and args and isinstance(args[0], list | tuple):
+        return Emitted(tuple(encode(known, a) for a in cast("Sequence[Any]", args[0])))
     number = number_op(target)
     if number is not None and not call.kwargs and not _has_tensor(args):
         found = known.builder.py(number, *(encode(known, a) for a in args))

@@ -63,7 +63,7 @@ class BudgetedDriver(Driver):
     def _plan_of(self, args: Sequence[Any]) -> Plan | None:
         """None where no budget is kept; raises BudgetError."""
         if plain.autocast_on():
-            self._tell()
+            self._tell("autocast is on, whose copies of weights are nobody's to plan")
             return None
         key = _key(args), _sharing(args) if self._writes else ()
         found = self._plans.get(key)
@@ -77,11 +77,10 @@ class BudgetedDriver(Driver):
             raise found
         return found
 
-    def _tell(self) -> None:
+    def _tell(self, why: str) -> None:
         """Says once why a call keeps to no budget."""
         if not self._has_told:
             self._has_told = True
-            why = "autocast is on, whose copies of weights are nobody's to plan"
             warnings.warn(
                 f"{self.function.name}: its budget is not kept: {why}", RuntimeWarning, stacklevel=6
             )
@@ -92,6 +91,8 @@ class BudgetedDriver(Driver):
                 plan = search(self._plain, args, self.budget_bytes)
             if plan.driver.is_tight:
                 arena.keep_tight()
+            if plan.ends:
+                self._tell(f"{plan.ends}; up to there it is")
             return plan
         except BudgetError as refused:
             return refused

@@ -62,12 +62,14 @@ Chunks = Mapping[Candidate, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A driver that keeps to `memory`; `growth_bytes`: what one op adds at most with its holes,
-    None where the C library's heap holds nothing of it; `growths`: the same by op."""
+    None where the C library's heap holds nothing of it; `growths`: the same by op. `ends`: where
+    and why nothing more is known of the call, "" if all is."""
 
     driver: Driver
     memory: MemoryPlan
     growth_bytes: int | None
     growths: Mapping[object, int]
+    ends: str
 
     @property
     def peak_bytes(self) -> int:
@@ -200,6 +202,7 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
         memory=memory,
         growth_bytes=ledger.growth_bytes if on_cpu else None,
         growths=ledger.growths,
+        ends="" if walk.fails else walk.ends,
     )
 
 
