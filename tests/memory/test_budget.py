@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lowtide as lt
 from lowtide.errors import LowtideError
 from lowtide.memory.measure import can_measure_resident
-from lowtide.pipeline.budget.search import path
+from lowtide.pipeline.budget.search import path, search
 from lowtide.pipeline.driver import Driver
 from lowtide.programs import PROGRAMS
 from lowtide.runtime import heap
@@ -532,3 +532,14 @@ def test_a_budget_that_the_data_decide_is_said_not_to_be_kept() -> None:
         limited(x)
         limited(torch.rand(200, 400))
         lt.script(ordered, budget="64MB")(x)
+
+
+def test_a_large_budget_counts_on_no_warm_block_either() -> None:
+    """What goes back before an op is taken again by it."""
+    x = torch.rand(1000, 600)
+    free: Any = lt.script(ordered)
+    driver, values = free.resolve(free.bind((x,), {}))
+    peak_bytes = free.memory(x).peak_bytes
+    plan = search(Driver(driver.function), values, peak_bytes)
+    assert plan.driver.is_tight
+    assert plan.peak_bytes < 0.9 * peak_bytes  # the arena keeps what was sorted

@@ -89,8 +89,7 @@ class BudgetedDriver(Driver):
         try:
             with watching.aside():
                 plan = search(self._plain, args, self.budget_bytes)
-            if plan.driver.is_tight:
-                arena.keep_tight()
+            arena.keep_tight()
             if plan.ends:
                 self._tell(f"{plan.ends}; up to there it is")
             return plan

@@ -94,6 +94,8 @@ def path(
 ) -> Iterator[Plan]:
     """The plans, in order of cost. `may_keep`: whether it is worth asking for plans that keep more
     than this one, which only need more."""
+    driver = Driver(driver.function, tiles=driver.tiles)
+    driver.is_tight = True
     walk = Walk(driver, args)
     yield _plan(driver, walk)
     driver = Driver(_decided(driver, args), tiles=driver.tiles)
