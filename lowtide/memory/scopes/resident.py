@@ -15,13 +15,12 @@ no process touches 8 MiB of new pages. Nothing on other systems.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import time
 from pathlib import Path
 from typing import Any
-
-from lowtide.runtime import libc
 
 _STATM = Path("/proc/self/statm")
 _WORTH_BYTES = 8 << 20
@@ -31,9 +30,16 @@ _PATIENCE = 3
 _LONGEST_PATIENCE = 256
 
 
+def _find_trim() -> Any:
+    try:
+        return getattr(ctypes.CDLL(None), "malloc_trim", None) if _STATM.exists() else None
+    except (OSError, TypeError):
+        return None
+
+
 class _Trimmer:
     def __init__(self) -> None:
-        self.trim: Any = libc.function("malloc_trim") if _STATM.exists() else None
+        self.trim = _find_trim()
         self.pid = 0
         self.statm = -1
         self.last_bytes = 0
