@@ -4,8 +4,8 @@ In: the tensors that PyTorch takes and gives back, in order. Out: bytes that sta
 
 `Small` counts all that lies in places under 64 KiB. `Within` is one op's part of the heap: what the
 op gives back leaves a hole, into which an aligned tensor of the same size does not fit, since it
-asks for 96 bytes more; a smaller one may lie elsewhere. Between two ops free pages go back; within
-one, that has many parts, they stay.
+asks for up to 112 bytes more; a smaller one may lie elsewhere. Between two ops free pages go back;
+within one, that has many parts, they stay.
 
     within = Within()
     op = within.take(1_000_000)

@@ -14,7 +14,8 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Generator, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -37,7 +38,10 @@ class Trimmer:
     beyond what is when this is made; `growth_bytes`: what one op adds at most; `growths`: the same
     by op, where it is known."""
 
-    __slots__ = ("_growth_bytes", "_growths", "_mapped", "_most_bytes", "_start_bytes")
+    __slots__ = (
+        "__weakref__", "_ends_task", "_growth_bytes", "_growths", "_mapped", "_most_bytes",
+        "_start_bytes",
+    )  # fmt: skip
     takes_heap = True  # whether results may lie over what the heap has, since its pages go back
     _is_tight = True  # whether the arena's free blocks go back, too
 
@@ -49,6 +53,7 @@ class Trimmer:
         self._growths = growths
         self._start_bytes = libc.resident_bytes()
         self._mapped = Mapped()
+        self._ends_task = _NO_TASK  # the backward pass at whose end it is told
 
     def check(self, op: object = None) -> None:
         """Before an op: see `make_room`."""
@@ -109,10 +114,11 @@ class Trimmer:
             left -= 1
 
     def _before_node(self, op: object, *_: object) -> None:
-        _now.backward = _graph_task(), self
-        was_on = self._mapped.is_on
+        task = _graph_task()
+        _now.backward = task, weakref.ref(self)
         self.check(op)
-        if self._mapped.is_on and not was_on:
+        if self._mapped.is_on and self._ends_task != task:
+            self._ends_task = task
             torch.autograd.Variable._execution_engine.queue_callback(self.end)  # pyright: ignore
 
 
@@ -167,9 +173,13 @@ class Observer:
 Watch = Trimmer | Observer
 
 
+def _nobody() -> None:
+    return None
+
+
 class _Now(threading.local):
     trimmer: Watch | None = None
-    backward: tuple[int, Trimmer | None] = _NO_TASK, None  # a backward pass, and whose
+    backward: tuple[int, Callable[[], Trimmer | None]] = _NO_TASK, _nobody  # and whose
 
 
 _now = _Now()
@@ -183,6 +193,7 @@ def trimmer() -> Watch | None:
 @contextlib.contextmanager
 def trimming(made: Watch | None) -> Generator[None]:
     """Inside, this thread runs the trimmer's call."""
+    _end_what_failed()
     before, _now.trimmer = _now.trimmer, made
     try:
         yield
@@ -213,8 +224,17 @@ def _of_budget() -> Trimmer | None:
     """That of this thread's call or backward pass."""
     made = _now.trimmer
     if made is None and _now.backward[0] == _graph_task() != _NO_TASK:
-        made = _now.backward[1]
+        made = _now.backward[1]()
     return made if isinstance(made, Trimmer) else None
+
+
+def _end_what_failed() -> None:
+    """A backward pass of this thread that is over, and did not come to its end."""
+    task, whose = _now.backward
+    if task != _graph_task():
+        _now.backward = _NO_TASK, _nobody
+        if (made := whose()) is not None:
+            made.end()
 
 
 def _graph_task() -> int:

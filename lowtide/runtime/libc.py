@@ -15,7 +15,6 @@ from typing import Any, Final
 
 _SMALL_BYTES: Final = 1 << 20
 _RESIDENT = 1  # of the numbers in /proc/self/statm, in pages
-_TUNABLE = re.compile(r"glibc\.malloc\.mmap_threshold=(\d+)")
 
 
 def function(name: str) -> Any:
@@ -68,10 +67,22 @@ def leaves_holes() -> bool:
 def asked_threshold() -> int:
     """From how many bytes on glibc maps each piece of memory by itself, where the user has said so;
     else 0."""
-    by_variable = os.environ.get("MALLOC_MMAP_THRESHOLD_", "")
-    by_tunable = _TUNABLE.search(os.environ.get("GLIBC_TUNABLES", ""))
-    said = by_tunable[1] if by_tunable else by_variable
-    return int(said) if said.isdecimal() else 0
+    try:
+        return int(_said("mmap_threshold"), 0)
+    except ValueError:
+        return 0
+
+
+@functools.cache
+def asks_for_trimming() -> bool:
+    """Whether the user has said how much the heap may have free at its end."""
+    return bool(_said("trim_threshold"))
+
+
+def _said(name: str) -> str:
+    """What the environment tells glibc of one of its limits."""
+    found = re.search(rf"glibc\.malloc\.{name}=(\w+)", os.environ.get("GLIBC_TUNABLES", ""))
+    return found[1] if found else os.environ.get(f"MALLOC_{name.upper()}_", "")
 
 
 @functools.lru_cache(maxsize=1)
