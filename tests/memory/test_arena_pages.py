@@ -9,6 +9,8 @@ import lowtide as lt
 from lowtide.memory.measure import can_measure_resident, measure_peak
 from lowtide.runtime import arena
 
+_ELSEWHERE_BYTES = 1 << 16  # pages of the rest of the process, which may go meanwhile
+
 
 @pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("nbytes", [1_300_000, 2_300_000, 2_621_440, 4_600_000, 9_000_000])
@@ -22,4 +24,4 @@ def test_whole_pages_and_no_more(nbytes: int) -> None:
     call()
     measured = measure_peak(call, release=lt.empty_cache)[0].peak_bytes
     assert measured <= 8 * arena.resident_bytes(nbytes) + (1 << 20)
-    assert measured >= 8 * nbytes
+    assert measured >= 8 * nbytes - _ELSEWHERE_BYTES
