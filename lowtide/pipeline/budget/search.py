@@ -12,9 +12,9 @@ computed again as a whole (`segments`), for ever fewer bytes (`cheapest`): befor
 these would free less than half, and not at all if they would free most. At the end of the chunks,
 kernels whose tiles need least work memory.
 
-The first plan whose peak fits is taken, so a smaller budget never gives a larger peak. Holes that
-ops leave in the heap within themselves do not count: where there is no room for them, the op runs
-without (`runtime/mapped`).
+The first plan whose peak fits is taken, so a smaller budget never gives a larger peak; with fewer
+chunks where that leaves the peak as it is (`coarser`). Holes that ops leave in the heap within
+themselves do not count: where there is no room for them, the op runs without (`runtime/mapped`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from lowtide.pipeline import faults
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.cheapest import cheapest
+from lowtide.pipeline.budget.coarser import Chunks, coarser
 from lowtide.pipeline.budget.decided import decided
 from lowtide.pipeline.budget.effects import Effects
 from lowtide.pipeline.budget.find import candidates
@@ -56,7 +57,7 @@ _BEFORE: Final = 1.15  # times as many bytes as the best list of the stage befor
 _SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
 _WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same, where products of the others are kept; or none
 _MOST_KEPT: Final = 8  # chunks; each is rehearsed
-Chunks = Mapping[Candidate, int]
+_ALIKE: Final = 1 << 16  # bytes; two peaks that differ by less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,25 +80,64 @@ class Plan:
 
 def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
     """See the module's text."""
-    least: Plan | None = None
-    for plan in path(driver, args, lambda plan: plan.peak_bytes <= budget_bytes):
-        if plan.peak_bytes <= budget_bytes:
-            return plan
-        if least is None or plan.peak_bytes < least.peak_bytes:
-            least = plan
-    assert least is not None
-    raise _refusal(driver.function.name, budget_bytes, least)
+    least: list[_Tried] = []
+    for tried in _path(driver, args, budget_bytes):
+        if tried.peak_bytes <= budget_bytes + _ALIKE:
+            plan = _coarser(tried)
+            if plan.peak_bytes <= budget_bytes:
+                return plan
+        least.append(tried)
+        most_bytes = min(t.peak_bytes for t in least) + _ALIKE
+        least = [t for t in least if t.peak_bytes <= most_bytes][-_MOST_TRIED:]
+    plan = min(map(_coarser, least), key=lambda plan: plan.peak_bytes)
+    raise _refusal(driver.function.name, budget_bytes, plan)
 
 
-def path(
-    driver: Driver, args: Sequence[Any], may_keep: Callable[[Plan], bool] = lambda _: True
-) -> Iterator[Plan]:
-    """The plans, in order of cost. `may_keep`: whether it is worth asking for plans that keep more
-    than this one, which only need more."""
+def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
+    """The plans, in order of cost; none is left out for a budget's sake."""
+    return (tried.plan for tried in _path(driver, args, math.inf))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """A plan, and how it was made: with the arguments in `trials`, which the program as it is has
+    not."""
+
+    plan: Plan
+    trials: _Trials | None = None
+    chunks: Chunks = field(default_factory=dict[Candidate, int])
+    kept: Kept = NOTHING
+    tiles: Tiles | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.plan.peak_bytes
+
+
+def _coarser(tried: _Tried) -> Plan:
+    """With fewer chunks, and a peak that is no higher, nor lower by more than peaks are compared
+    by."""
+    found, trials = tried.plan, tried.trials
+    if trials is None:
+        return found
+
+    def is_as_good(fewer: Chunks) -> bool:
+        nonlocal found
+        plan = trials.plan(fewer, tried.kept, tried.tiles).plan
+        is_alike = tried.peak_bytes - _ALIKE <= plan.peak_bytes <= tried.peak_bytes
+        found = plan if is_alike else found
+        return is_alike
+
+    coarser(tried.chunks, trials.bytes_in, is_as_good)
+    return found
+
+
+def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[_Tried]:
+    """Where a plan is over the budget, those that keep more than it are not tried."""
     driver = Driver(driver.function, tiles=driver.tiles)
     driver.is_tight = True
     walk = Walk(driver, args)
-    yield _plan(driver, walk)
+    yield _Tried(plan=_plan(driver, walk))
     driver = Driver(_decided(driver, args), tiles=driver.tiles)
     trials = _Trials(driver, args)
     yield trials.plan({})
@@ -106,8 +146,9 @@ def path(
         trials = _Trials(driver, args)
         yield trials.plan({})
     parts = _parts(driver, args, walk.records)
-    found, cutter, trials.choices = parts.runs, parts.cutter, parts.choices
-    roads = [_in_chunks(trials, found, walk.records, may_keep)]
+    found, cutter = parts.runs, parts.cutter
+    trials.choices, trials.bytes_in = parts.choices, parts.bytes_in
+    roads = [_in_chunks(trials, found, walk.records, budget_bytes)]
     if cutter is not None:
         trials.known = replace(
             trials.known,
@@ -122,7 +163,7 @@ def path(
         yield from road
 
 
-def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) -> Iterator[Plan]:
+def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) -> Iterator[_Tried]:
     """What is not kept is computed again, little of it at first; then the same with the large parts
     in chunks."""
     outer = cutter.outer
@@ -155,7 +196,7 @@ class _Least:
 
 def _with_segments(
     trials: _Trials, cutter: Cutter, chunks: Chunks, least: _Least
-) -> Iterator[Plan]:
+) -> Iterator[_Tried]:
     """Beside these chunks, for ever fewer bytes. What is no less than a stage before came to is
     never taken: where that ends is guessed from the bytes that were looked for then."""
     before = list[Candidate]()
@@ -171,12 +212,12 @@ def _with_segments(
 
 
 def _in_chunks(
-    trials: _Trials, found: Sequence[Candidate], records: bool, may_keep: Callable[[Plan], bool]
-) -> Iterator[Plan]:
+    trials: _Trials, found: Sequence[Candidate], records: bool, budget_bytes: float
+) -> Iterator[_Tried]:
     """More chunks, step by step."""
     chunks: dict[Candidate, int] = {}
     best = trials.plan(chunks)
-    again: Plan | None = None
+    again: _Tried | None = None
     if records and found:
         chunks = dict.fromkeys(found, 1)
         best = again = trials.plan(chunks)
@@ -185,7 +226,7 @@ def _in_chunks(
         if step is None:
             break
         chunks, best = step
-        if records and may_keep(best):
+        if records and best.peak_bytes <= budget_bytes:
             yield from (trials.plan(chunks, kept) for kept in _keeping(chunks, trials.choices))
         if again is not None:  # all ops once more: some chunks of them cost less
             yield again
@@ -208,12 +249,17 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
     )
 
 
+def _none_in(_: Candidate) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """The runs that an axis cuts; where gradients are recorded what makes segments, and which
-    products are worth being kept."""
+    """The runs that an axis cuts, and what is made within each; where gradients are recorded what
+    makes segments, and which products are worth being kept."""
 
     runs: Sequence[Candidate] = ()
+    bytes_in: Callable[[Candidate], int] = _none_in
     cutter: Cutter | None = None
     choices: Mapping[Candidate, Sequence[Choice]] = field(
         default_factory=dict[Candidate, Sequence[Choice]]
@@ -225,9 +271,10 @@ def _parts(driver: Driver, args: Sequence[Any], records: bool) -> _Parts:
         outer = Outer(driver, args)
         runs = candidates(outer)
         if not records:
-            return _Parts(runs=runs)
+            return _Parts(runs=runs, bytes_in=outer.inner_bytes)
         return _Parts(
             runs=runs,
+            bytes_in=outer.inner_bytes,
             cutter=Cutter(Effects(outer)),
             choices={c: worth_keeping(outer, c) for c in runs},
         )
@@ -260,6 +307,7 @@ class _Trials:
         self.args = args
         self.known = UNKNOWN
         self.choices: Mapping[Candidate, Sequence[Choice]] = {}
+        self.bytes_in: Callable[[Candidate], int] = _none_in
         self._bodies: Made = {}
         self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
 
@@ -268,17 +316,18 @@ class _Trials:
         chunks: Chunks,
         kept: Kept = NOTHING,
         tiles: Tiles | None = None,
-    ) -> Plan:
+    ) -> _Tried:
         function = with_sections(self.driver.function, chunks, self._bodies, kept, self.known)
         tiles = tiles or self.driver.tiles
         made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
         made.is_tight = True
-        return _plan(made, Walk(made, self.args))
+        plan = _plan(made, Walk(made, self.args))
+        return _Tried(plan=plan, trials=self, chunks=chunks, kept=kept, tiles=tiles)
 
 
 def _next(
     trials: _Trials, found: Sequence[Candidate], chunks: Chunks, peak_bytes: int
-) -> tuple[dict[Candidate, int], Plan] | None:
+) -> tuple[dict[Candidate, int], _Tried] | None:
     """The step that lowers the peak most; a larger one where no small one does. Of many sections
     not each alone: every step is rehearsed."""
     for factor in _FACTORS:

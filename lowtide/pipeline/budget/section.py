@@ -93,7 +93,13 @@ class _Recomputed(torch.autograd.Function):
         values = [x if x is not None else o for x, o in zip(saved[:count], others, strict=True)]
         wanted = [bool(n) for n in ctx.needs_input_grad[1:]]
         random, casts = ctx.random.again(values), ctx.autocast.again()
-        with random, casts, watching.aside(), heap.trimming(ctx.trimmer):
+        with (
+            random,
+            casts,
+            watching.aside(),
+            ours.under(ctx.rules),
+            heap.trimming(ctx.trimmer),
+        ):
             if torch.is_grad_enabled() or plain.in_transform(cotangents):
                 return None, *section.differentiable(values, wanted, cotangents)
             ctx.is_spent = bool(spent)

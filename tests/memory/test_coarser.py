@@ -1,0 +1,125 @@
+"""A plan has no more chunks than its peak needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lowtide as lt
+from lowtide.errors import BudgetError
+from lowtide.pipeline.budget.candidate import Candidate
+from lowtide.pipeline.budget.coarser import coarser
+from lowtide.pipeline.budget.search import path, search
+from lowtide.pipeline.driver import Driver
+
+Chunks = Mapping[Candidate, int]
+PARTS = [Candidate(start=k, stop=k + 1, inputs=(), outputs=(), extent=64) for k in range(32)]
+KIB = 1 << 10
+
+
+def at(part: Candidate) -> int:
+    return part.start
+
+
+@pytest.mark.parametrize("least", [0, 1, 2, 4])
+def test_what_the_peak_needs_is_left(least: int) -> None:
+    a, b, c = PARTS[:3]
+
+    def is_as_good(chunks: Chunks) -> bool:
+        return chunks.get(b, 0) >= least
+
+    found = coarser({a: 4, b: 4, c: 4}, at, is_as_good)
+    assert found == ({b: least} if least else {})
+
+
+def test_what_is_run_again_as_a_whole_stays() -> None:
+    segment, part = PARTS[:2]
+    assert coarser({segment: 1, part: 8}, at, lambda _: True) == {segment: 1}
+    assert coarser({segment: 1, part: 8}, at, lambda _: False) == {segment: 1, part: 8}
+
+
+def test_few_are_rehearsed() -> None:
+    seen: list[Chunks] = []
+
+    def is_as_good(chunks: Chunks) -> bool:
+        seen.append(chunks)
+        return len(chunks) > 20
+
+    found = coarser(dict.fromkeys(PARTS, 16), at, is_as_good)
+    assert list(found) == PARTS[11:]
+    assert len(seen) <= 18
+
+
+class Skips(nn.Module):
+    """A small U-Net with batch norm: small parts and large ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm1 = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.down, self.norm2 = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.last, self.norm3 = nn.Conv2d(32, 16, 3, padding=1), nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm1(self.first(x)))
+        y = torch.relu(self.norm2(self.down(nn.functional.max_pool2d(x, 2))))
+        y = nn.functional.interpolate(y, scale_factor=2.0)
+        return torch.relu(self.norm3(self.last(torch.cat([x, y], 1))))
+
+
+def chunks_in(driver: Driver) -> int:
+    counts = (op.attrs.get("chunks", 1) for op in driver.function.walk())
+    return sum(count for count in counts if isinstance(count, int) and count > 1)
+
+
+def resolved(model: nn.Module) -> tuple[Driver, Any]:
+    x = torch.empty(8, 3, 64, 64, device="meta")
+    forward: Any = lt.script(model).forward
+    driver, values = forward.resolve(forward.bind((x,), {}))
+    return Driver(driver.function), values
+
+
+@pytest.mark.parametrize("records", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_budgets_are_kept_with_fewer_chunks(records: bool) -> None:
+    with torch.set_grad_enabled(records):
+        driver, values = resolved(Skips())
+        plans = [plan for plan in path(driver, values) if chunks_in(plan.driver)]
+        peaks = [min(p.peak_bytes for p in plans[: k + 1]) for k in range(len(plans))]
+        fewer, found_before = 0, None
+        reached = [p for p, least in zip(plans, peaks, strict=True) if p.peak_bytes == least]
+        for plan in {id(p): p for p in (*reached[:-1:4], reached[-1])}.values():
+            found = search(driver, values, plan.peak_bytes)
+            assert found.peak_bytes <= plan.peak_bytes
+            assert found_before is None or found.peak_bytes <= found_before
+            found_before = found.peak_bytes
+            again = search(driver, values, found.peak_bytes)
+            assert again.peak_bytes == found.peak_bytes
+            if found.peak_bytes > plan.peak_bytes - 64 * KIB:  # the same plan
+                assert chunks_in(found.driver) <= chunks_in(plan.driver)
+                fewer += chunks_in(found.driver) < chunks_in(plan.driver)
+        assert fewer or not records
+        with pytest.raises(BudgetError) as refused:
+            search(driver, values, 1)
+        assert refused.value.least_bytes == found_before
+
+
+@pytest.mark.slow
+def test_results_are_the_same() -> None:
+    torch.manual_seed(0)
+    model = Skips().double()
+    x = torch.randn(8, 3, 48, 48, dtype=torch.float64, requires_grad=True)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(BudgetError) as refused:
+        lt.script(model, budget=1)(x)
+    found: list[list[Tensor]] = []
+    for budget in (None, refused.value.least_bytes, refused.value.least_bytes * 5 // 4):
+        model.load_state_dict(state)
+        call = lt.script(model) if budget is None else lt.script(model, budget=budget)
+        y = call(x)
+        grads = torch.autograd.grad(y.square().sum(), [x, *model.parameters()])
+        found.append([y.detach(), *grads, *(b.clone() for b in model.buffers())])
+    for others in found[1:]:
+        torch.testing.assert_close(others, found[0])
