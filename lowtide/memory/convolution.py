@@ -34,7 +34,7 @@ _FEW: Final = 4
 _BOTH_AT_ONCE: Final = 3  # the largest depthwise kernel of which both gradients are there at once
 _LEAST_GROUP: Final = 8
 _VOLUMES: Final = 5  # dims of images of three
-_LAYOUTS: Final = {4: torch.channels_last, _VOLUMES: torch.channels_last_3d}
+LAYOUTS: Final = {4: torch.channels_last, _VOLUMES: torch.channels_last_3d}
 
 
 def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
@@ -86,7 +86,7 @@ def as_it_lies(func: Any, args: Sequence[Any], result: Any) -> Any:
         return result
     if result.dim() == _VOLUMES and not is_onednns(args):
         return result
-    return torch.empty_like(result, memory_format=_LAYOUTS[result.dim()])
+    return torch.empty_like(result, memory_format=LAYOUTS[result.dim()])
 
 
 def backward_scratch(args: Sequence[Any], _: object) -> int:
@@ -255,14 +255,14 @@ def _padded(channels: int) -> int:
 
 def is_dense(x: Tensor) -> bool:
     """Does it lie as PyTorch's own kernels read it, contiguous or channels_last?"""
-    last = _LAYOUTS.get(x.dim())
+    last = LAYOUTS.get(x.dim())
     return x.is_contiguous() or (last is not None and x.is_contiguous(memory_format=last))
 
 
 def lies_last(x: Tensor) -> bool:
     """Whether PyTorch takes x: [N, C, ...] for channels_last: by the strides alone, which of a dim
     of size 1 may be anything. Those of contiguous images of one element are not."""
-    if x.dim() not in _LAYOUTS or not x.stride(1):
+    if x.dim() not in LAYOUTS or not x.stride(1):
         return False
     least = 0
     for d in (1, *range(x.dim() - 1, 1, -1), 0):
@@ -279,7 +279,7 @@ def _is_channels_last(*tensors: Tensor) -> bool:
 
 def _turned(x: Tensor) -> int:
     """A copy in the order that is asked for, where another operand asks."""
-    return 0 if x.is_contiguous(memory_format=_LAYOUTS[x.dim()]) else nbytes(x)
+    return 0 if x.is_contiguous(memory_format=LAYOUTS[x.dim()]) else nbytes(x)
 
 
 def _made_plain(x: Tensor, groups: int = 1) -> int:
