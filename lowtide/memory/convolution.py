@@ -16,6 +16,7 @@ Found by measuring, PyTorch 2.13 on x86: `tests/memory/test_prediction`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -71,7 +72,7 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     if _is_depthwise(x, result, groups) and x.dim() == _VOLUMES:  # as channels_last
         return copied + nbytes(x) + nbytes(result) + weights
     is_point = max(w.shape[2:]) == 1
-    given = 0 if x.shape[1] <= _FEW and groups == 1 and not is_point else _blocked(x)
+    given = 0 if x.shape[1] <= _few() and groups == 1 and not is_point else _blocked(x)
     if is_point and max(stride) > 1:
         copied += _places_read(x, result)
     first = given + _blocked(result) + weights - nbytes(result)
@@ -247,6 +248,12 @@ def _blocked_weights(w: Tensor, groups: int) -> int:
         return _padded(first) * math.prod(w.shape[2:]) * w.itemsize
     padded = groups * _padded(first // groups) * _padded(second)
     return padded * math.prod(w.shape[2:]) * w.itemsize
+
+
+@functools.cache
+def _few() -> int:
+    """Images of so many channels are read as they lie."""
+    return _CHANNELS - 1 if torch.backends.cpu.get_cpu_capability() == "AVX512" else _FEW
 
 
 def _padded(channels: int) -> int:

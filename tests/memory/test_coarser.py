@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +13,14 @@ from torch import Tensor, nn
 
 import lowtide as lt
 from lowtide.errors import BudgetError
+from lowtide.pipeline.budget import search as search_module
 from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.coarser import coarser
-from lowtide.pipeline.budget.search import path, search
+from lowtide.pipeline.budget.rewrite import Counts
+from lowtide.pipeline.budget.search import Plan, path, search
 from lowtide.pipeline.driver import Driver
+from lowtide.pipeline.memory import MemoryPlan
 
-Chunks = Mapping[Candidate, int]
 PARTS = [Candidate(start=k, stop=k + 1, inputs=(), outputs=(), extent=64) for k in range(32)]
 KIB = 1 << 10
 
@@ -29,7 +33,7 @@ def at(part: Candidate) -> int:
 def test_what_the_peak_needs_is_left(least: int) -> None:
     a, b, c = PARTS[:3]
 
-    def is_as_good(chunks: Chunks) -> bool:
+    def is_as_good(chunks: Counts) -> bool:
         return chunks.get(b, 0) >= least
 
     found = coarser({a: 4, b: 4, c: 4}, at, is_as_good)
@@ -43,15 +47,21 @@ def test_what_is_run_again_as_a_whole_stays() -> None:
 
 
 def test_few_are_rehearsed() -> None:
-    seen: list[Chunks] = []
+    seen: list[Counts] = []
 
-    def is_as_good(chunks: Chunks) -> bool:
+    def is_as_good(chunks: Counts) -> bool:
         seen.append(chunks)
         return len(chunks) > 20
 
     found = coarser(dict.fromkeys(PARTS, 16), at, is_as_good)
     assert list(found) == PARTS[11:]
-    assert len(seen) <= 18
+    assert len(seen) <= 14
+
+
+def test_what_is_partly_kept_is_not_run_again_more() -> None:
+    a, b = PARTS[:2]
+    assert coarser({a: 4, b: 4}, at, lambda chunks: bool(chunks.get(b)), kept={a, b}) == {b: 4}
+    assert coarser({a: 4, b: 4}, at, lambda chunks: bool(chunks.get(b)), kept={a}) == {b: 1}
 
 
 class Skips(nn.Module):
@@ -123,3 +133,54 @@ def test_results_are_the_same() -> None:
         found.append([y.detach(), *grads, *(b.clone() for b in model.buffers())])
     for others in found[1:]:
         torch.testing.assert_close(others, found[0])
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int], int], int]:
+    """Searches a path of plans with these peaks, none of which has fewer chunks."""
+    compiled: Any = lt.script(same)
+    driver, values = compiled.resolve(compiled.bind((torch.ones(3),), {}))
+
+    def found(peaks: Sequence[int], budget: int) -> int:
+        def path_of(*_: object) -> Iterator[Any]:
+            for peak in peaks:
+                memory = MemoryPlan(peak_bytes=peak, formula="", buffers=())
+                plan = Plan(driver=driver, memory=memory, growth_bytes=0, growths={}, ends="")
+                yield search_module._Tried(plan=plan)  # pyright: ignore
+
+        monkeypatch.setattr(search_module, "_path", path_of)
+        try:
+            return search(driver, values, budget).peak_bytes
+        except BudgetError as refused:
+            return -refused.least_bytes
+
+    return found
+
+
+def test_the_least_is_found_among_many_alike(scripted: Callable[[Sequence[int], int], int]) -> None:
+    peaks = [1000 * KIB, *(k * KIB for k in range(100, 500, 7))]
+    assert scripted(peaks, 1) == -100 * KIB
+    assert scripted(peaks[::-1], 1) == -100 * KIB
+    assert scripted(peaks, 100 * KIB) == 100 * KIB
+    assert scripted(peaks, 110 * KIB) == 100 * KIB
+
+
+@pytest.mark.parametrize("entry", [lt.script, lt.compile])
+def test_a_refused_call_holds_nothing(entry: Any) -> None:
+    limited = entry(Skips().eval(), budget=1000)
+    alive: list[weakref.ref[Tensor]] = []
+
+    def call() -> None:
+        x = torch.rand(2, 3, 16, 16)
+        alive.append(weakref.ref(x))
+        with pytest.raises(Exception, match="needs at least"):
+            limited(x)
+
+    for _ in range(4):
+        call()
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 4

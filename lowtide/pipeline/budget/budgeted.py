@@ -8,6 +8,7 @@ Always holds: where no plan fits, BudgetError is raised before anything is run o
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -74,7 +75,7 @@ class BudgetedDriver(Driver):
                     self._plans.clear()
                 self._plans[key] = found
         if isinstance(found, BudgetError):
-            raise found
+            raise copy.copy(found)  # its traceback's frames hold the arguments
         return found
 
     def _tell(self, why: str) -> None:
@@ -94,7 +95,7 @@ class BudgetedDriver(Driver):
                 self._tell(f"{plan.ends}; up to there it is")
             return plan
         except BudgetError as refused:
-            return refused
+            return copy.copy(refused)
 
 
 def _key(args: Sequence[Any]) -> Any:

@@ -12,8 +12,9 @@ computed again as a whole (`segments`), for ever fewer bytes (`cheapest`): befor
 these would free less than half, and not at all if they would free most. At the end of the chunks,
 kernels whose tiles need least work memory.
 
-The first plan whose peak fits is taken, so a smaller budget never gives a larger peak; with fewer
-chunks where that leaves the peak as it is (`coarser`). Holes that ops leave in the heap within
+Each plan stands for itself with fewer chunks, where its peak does not need them (`coarser`): that
+is found only for plans that come near the budget. The first one that fits is taken, so a smaller
+budget never gives a larger peak. Holes that ops leave in the heap within
 themselves do not count: where there is no room for them, the op runs without (`runtime/mapped`).
 """
 
@@ -31,13 +32,13 @@ from lowtide.pipeline import faults
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.cheapest import cheapest
-from lowtide.pipeline.budget.coarser import Chunks, coarser
+from lowtide.pipeline.budget.coarser import coarser
 from lowtide.pipeline.budget.decided import decided
 from lowtide.pipeline.budget.effects import Effects
 from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.products import Choice, is_product, worth_keeping
-from lowtide.pipeline.budget.rewrite import NOTHING, UNKNOWN, Kept, Made, with_sections
+from lowtide.pipeline.budget.rewrite import NOTHING, UNKNOWN, Counts, Kept, Made, with_sections
 from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.budget.turned import turned
 from lowtide.pipeline.driver import BlockPlan, Driver
@@ -57,7 +58,8 @@ _BEFORE: Final = 1.15  # times as many bytes as the best list of the stage befor
 _SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
 _WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same, where products of the others are kept; or none
 _MOST_KEPT: Final = 8  # chunks; each is rehearsed
-_ALIKE: Final = 1 << 16  # bytes; two peaks that differ by less
+_ALIKE: Final = 1 << 16  # bytes that a peak may fall by with fewer chunks
+_MOST_ALIKE: Final = 8  # plans near the least, of which a refusal looks at fewer chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +88,8 @@ def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
             plan = _coarser(tried)
             if plan.peak_bytes <= budget_bytes:
                 return plan
-        least.append(tried)
-        most_bytes = min(t.peak_bytes for t in least) + _ALIKE
-        least = [t for t in least if t.peak_bytes <= most_bytes][-_MOST_TRIED:]
+        least = sorted((*least, tried), key=lambda tried: tried.peak_bytes)[:_MOST_ALIKE]
+        least = [t for t in least if t.peak_bytes <= least[0].peak_bytes + _ALIKE]
     plan = min(map(_coarser, least), key=lambda plan: plan.peak_bytes)
     raise _refusal(driver.function.name, budget_bytes, plan)
 
@@ -105,7 +106,7 @@ class _Tried:
 
     plan: Plan
     trials: _Trials | None = None
-    chunks: Chunks = field(default_factory=dict[Candidate, int])
+    chunks: Counts = field(default_factory=dict[Candidate, int])
     kept: Kept = NOTHING
     tiles: Tiles | None = None
 
@@ -115,25 +116,23 @@ class _Tried:
 
 
 def _coarser(tried: _Tried) -> Plan:
-    """With fewer chunks, and a peak that is no higher, nor lower by more than peaks are compared
-    by."""
-    found, trials = tried.plan, tried.trials
+    """With fewer chunks, and a peak that is no higher, nor lower by more than `_ALIKE`."""
+    trials = tried.trials
     if trials is None:
-        return found
+        return tried.plan
+    plans = {frozenset(tried.chunks.items()): tried.plan}
 
-    def is_as_good(fewer: Chunks) -> bool:
-        nonlocal found
+    def is_as_good(fewer: Counts) -> bool:
         plan = trials.plan(fewer, tried.kept, tried.tiles).plan
-        is_alike = tried.peak_bytes - _ALIKE <= plan.peak_bytes <= tried.peak_bytes
-        found = plan if is_alike else found
-        return is_alike
+        plans[frozenset(fewer.items())] = plan
+        return tried.peak_bytes - _ALIKE <= plan.peak_bytes <= tried.peak_bytes
 
-    coarser(tried.chunks, trials.bytes_in, is_as_good)
-    return found
+    found = coarser(tried.chunks, trials.bytes_in, is_as_good, tried.kept.chunks)
+    return plans[frozenset(found.items())]
 
 
 def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[_Tried]:
-    """Where a plan is over the budget, those that keep more than it are not tried."""
+    """Where no plan like one could fit, those that keep more than it are not tried."""
     driver = Driver(driver.function, tiles=driver.tiles)
     driver.is_tight = True
     walk = Walk(driver, args)
@@ -195,7 +194,7 @@ class _Least:
 
 
 def _with_segments(
-    trials: _Trials, cutter: Cutter, chunks: Chunks, least: _Least
+    trials: _Trials, cutter: Cutter, chunks: Counts, least: _Least
 ) -> Iterator[_Tried]:
     """Beside these chunks, for ever fewer bytes. What is no less than a stage before came to is
     never taken: where that ends is guessed from the bytes that were looked for then."""
@@ -226,7 +225,7 @@ def _in_chunks(
         if step is None:
             break
         chunks, best = step
-        if records and best.peak_bytes <= budget_bytes:
+        if records and best.peak_bytes <= budget_bytes + _ALIKE:
             yield from (trials.plan(chunks, kept) for kept in _keeping(chunks, trials.choices))
         if again is not None:  # all ops once more: some chunks of them cost less
             yield again
@@ -310,23 +309,29 @@ class _Trials:
         self.bytes_in: Callable[[Candidate], int] = _none_in
         self._bodies: Made = {}
         self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
+        self._plans: dict[tuple[frozenset[tuple[Candidate, int]], Tiles], Plan] = {}
 
     def plan(
         self,
-        chunks: Chunks,
+        chunks: Counts,
         kept: Kept = NOTHING,
         tiles: Tiles | None = None,
     ) -> _Tried:
-        function = with_sections(self.driver.function, chunks, self._bodies, kept, self.known)
         tiles = tiles or self.driver.tiles
-        made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
-        made.is_tight = True
-        plan = _plan(made, Walk(made, self.args))
+        key = frozenset(chunks.items()), tiles
+        plan = self._plans.get(key) if kept is NOTHING else None
+        if plan is None:
+            function = with_sections(self.driver.function, chunks, self._bodies, kept, self.known)
+            made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
+            made.is_tight = True
+            plan = _plan(made, Walk(made, self.args))
+            if kept is NOTHING:
+                self._plans[key] = plan
         return _Tried(plan=plan, trials=self, chunks=chunks, kept=kept, tiles=tiles)
 
 
 def _next(
-    trials: _Trials, found: Sequence[Candidate], chunks: Chunks, peak_bytes: int
+    trials: _Trials, found: Sequence[Candidate], chunks: Counts, peak_bytes: int
 ) -> tuple[dict[Candidate, int], _Tried] | None:
     """The step that lowers the peak most; a larger one where no small one does. Of many sections
     not each alone: every step is rehearsed."""
@@ -344,7 +349,7 @@ def _next(
     return None
 
 
-def _keeping(chunks: Chunks, choices: Mapping[Candidate, Sequence[Choice]]) -> Iterator[Kept]:
+def _keeping(chunks: Counts, choices: Mapping[Candidate, Sequence[Choice]]) -> Iterator[Kept]:
     """What might be kept of each section, from what leaves the least to be computed again."""
     parts = [c for c, count in chunks.items() if count > 1 and c.carried is None]
     rows = [_kept(parts, chunks, choices, share, None) for share in _SHARES]
@@ -359,7 +364,7 @@ def _keeping(chunks: Chunks, choices: Mapping[Candidate, Sequence[Choice]]) -> I
 
 def _kept(
     parts: Sequence[Candidate],
-    chunks: Chunks,
+    chunks: Counts,
     choices: Mapping[Candidate, Sequence[Choice]],
     share: float | None,
     level: int | None,

@@ -97,7 +97,7 @@ class _Recomputed(torch.autograd.Function):
             random,
             casts,
             watching.aside(),
-            ours.under(ctx.rules),
+            ours.under(ctx.rules),  # a rehearsal's, which has ended by now
             heap.trimming(ctx.trimmer),
         ):
             if torch.is_grad_enabled() or plain.in_transform(cotangents):
