@@ -32,12 +32,12 @@ _AS_ARGUMENT: Final[dict[Any, int]] = {
     aten.replication_pad2d.default: 0,
     aten.replication_pad3d.default: 0,
     aten.max_unpool2d.default: 0,
+    aten.roll.default: 0,
     aten.reflection_pad2d_backward.default: 1,
     aten.reflection_pad3d_backward.default: 1,
     aten.replication_pad2d_backward.default: 1,
     aten.replication_pad3d_backward.default: 1,
 }
-_AS_EMPTY_LIKE: Final = frozenset({aten.roll.default})
 _CONTIGUOUS: Final = frozenset({
     aten.log_sigmoid_forward.default, aten.rrelu_with_noise.default, aten.glu_backward.default,
 })  # fmt: skip
@@ -49,9 +49,6 @@ def as_it_lies(func: Any, args: Sequence[Any], result: Any) -> Any:
     if place is not None:
         layout = LAYOUTS[result.dim()] if lies_last(args[place]) else torch.contiguous_format
         return _in_order(result, layout)
-    if func in _AS_EMPTY_LIKE:
-        order = torch.empty_like(args[0]).stride()
-        return result if order == result.stride() else result.new_empty_strided(result.shape, order)
     if func in _CONTIGUOUS:
         if isinstance(result, Tensor):
             return _in_order(result, torch.contiguous_format)

@@ -26,6 +26,7 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "zeros around": lambda x: F.pad(x, (1, 1) * (x.dim() - 2)),
     "roll": lambda x: x.roll(1, 2),
     "roll of a part": lambda x: x[:, ::2].roll(1, 0),
+    "roll, turned": lambda x: x.transpose(2, 3).roll((1, 2), (2, 3)),
     "logsigmoid": F.logsigmoid,
     "logsigmoid, turned": lambda x: F.logsigmoid(x.transpose(0, 1)),
     "rrelu": lambda x: F.rrelu(x, training=True),
