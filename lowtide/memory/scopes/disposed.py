@@ -11,8 +11,7 @@ none, the memory is free when `empty_out` returns, whatever still refers to the 
 Always: Python's way to a tensor is closed twice. `DisposedTensor` refuses attributes, special
 methods and `__torch_function__`; what asks C++ directly meets a tensor of PyTorch's Python dispatch
 key, whose `__torch_dispatch__` refuses. A handle that C++ holds weakly (after `retain_grad`) cannot
-be exchanged: it is closed to Python, and let go of as soon as nothing else holds it. One with which
-another thread may be computing is closed, too, and emptied a little later (`other_threads`).
+be exchanged: it is closed to Python, and let go of as soon as nothing else holds it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -42,7 +40,6 @@ from lowtide.memory.scopes.nests import tensors_in
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _Tensor: Any = torch.Tensor
-Handle = weakref.ref[torch.Tensor]
 _make_wrapper: Any = _Tensor._make_wrapper_subclass
 _swap_impl: Any = _C._swap_tensor_impl
 _set: Any = object.__setattr__
@@ -216,37 +213,7 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
     return passed_over
 
 
-def close(births: Births, ending: Ending, closed: list[Handle]) -> list[Birth]:
-    """Refuse all that Python does with these handles; `empty_closed(closed)` lets go of the rest.
-
-    Out: the births that were passed over, as of `empty_out`.
-    """
-    passed_over: list[Birth] = []
-    for birth in each(births):
-        tensor = birth[0]()
-        if tensor is None:
-            continue
-        if type(tensor) is DisposedTensor or birth[2] < 0:
-            passed_over.append(birth)
-            continue
-        try:
-            _refuse_all(tensor, {_BIRTHS: [*birth], _ENDING: ending})
-        except TypeError:  # a class with slots
-            passed_over.append(birth)
-        else:
-            closed.append(birth[0])
-    return passed_over
-
-
-def empty_closed(closed: Iterable[Handle]) -> None:
-    """Exchange them, but for those that C++ holds weakly."""
-    for ref in closed:
-        tensor = ref()
-        if tensor is not None and not _is_exchanged(tensor):
-            _pending.append(ref)
-
-
-def _is_emptied(ref: Handle, obituary: dict[str, Any]) -> bool:
+def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> bool:
     """A tensor of a subclass, which may have a way of its own to set attributes."""
     tensor = ref()
     kind = type(tensor)
@@ -267,15 +234,12 @@ def _is_emptied(ref: Handle, obituary: dict[str, Any]) -> bool:
     return True
 
 
-def _close(ref: Handle, obituary: dict[str, Any]) -> None:
+def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
     """A tensor that C++ holds weakly: closed to Python, and let go of by `release_pending`."""
+    tensor = ref()
     _pending.append(ref)
-    _refuse_all(ref(), obituary)
-
-
-def _refuse_all(tensor: torch.Tensor | None, obituary: dict[str, Any]) -> None:
-    _set(tensor, "__class__", DisposedTensor)
     _set(tensor, "__dict__", dict(obituary))  # its own, as C++ may set attributes on the way
+    _set(tensor, "__class__", DisposedTensor)
 
 
 def outside_dispatch_modes() -> AbstractContextManager[Any]:
@@ -305,7 +269,7 @@ _HOLLOW = (
     *(_Hollow, (), None, None, None, None),
     *(torch.strided, torch.device("meta"), False, False, "sizes", True, True),
 )
-_pending: list[Handle] = []
+_pending: list[weakref.ref[torch.Tensor]] = []
 
 
 def _is_exchanged(tensor: torch.Tensor) -> bool:

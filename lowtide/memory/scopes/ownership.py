@@ -11,25 +11,15 @@ Always: counts of tensors created and disposed stay exact; a move between scopes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
 from lowtide.errors import ScopeError
-from lowtide.memory.scopes import keepers, other_threads
+from lowtide.memory.scopes import keepers
 from lowtide.memory.scopes.bag import LOCK
-from lowtide.memory.scopes.births import Birth, Births, given_away
-from lowtide.memory.scopes.disposed import (
-    Ending,
-    Handle,
-    close,
-    empty_closed,
-    empty_out,
-    error_of,
-    is_gone,
-)
+from lowtide.memory.scopes.births import given_away
+from lowtide.memory.scopes.disposed import Ending, empty_out, error_of, is_gone
 from lowtide.memory.scopes.nests import is_nest, tensors_in, with_parts
 from lowtide.memory.scopes.watch import Place
 
@@ -87,8 +77,6 @@ def move(tensor: torch.Tensor, to: Place | None, *, only_from: Place) -> None:
         check_open(to)
         birth = None if to is only_from else only_from.take(tensor)
         if birth is not None:
-            if to is not only_from.outer:
-                to.since = {}
             to.add(tensor, given_away(birth))
 
 
@@ -96,7 +84,6 @@ def attach(tensor: torch.Tensor, to: Place) -> None:
     """Make `to` its owner; counted as attached if no scope owned it."""
     with LOCK:
         check_open(to)
-        to.since = {}
         place = keepers.meet(tensor)
         birth = place.find(tensor)
         # One that its maker keeps may be in the scope already, to be left alone at its end.
@@ -107,31 +94,13 @@ def attach(tensor: torch.Tensor, to: Place) -> None:
                 to.thread.attached += 1
 
 
-def end_all(
-    births: Births, ending: Ending, since: Mapping[int, int], resident_bytes: int = 0
-) -> list[Birth]:
-    """Dispose what was taken from its owner. `since`: see `Place`. `resident_bytes`: 0, or to which
-    malloc may be trimmed, if the memory goes late.
-
-    Out: the births that were passed over, as of `empty_out`.
-    """
-    calls = other_threads.calls_since(since)
-    if not calls:
-        return empty_out(births, ending)
-    closed: list[Handle] = []
-    try:
-        return close(births, ending, closed)
-    finally:
-        other_threads.later(calls, partial(empty_closed, closed), resident_bytes)
-
-
 def dispose_now(tensor: torch.Tensor, ending: Ending) -> None:
     """Dispose one tensor, wherever it is. Raises TypeError if its class has slots of its own."""
     with LOCK:
         place = keepers.meet(tensor)
         birth = place.take(tensor)
     if birth is not None:
-        if end_all([*given_away(birth)], ending, place.since):
+        if empty_out([*given_away(birth)], ending):
             place.add(tensor, birth)
             name = type(tensor).__name__
             raise TypeError(f"a {name} cannot be disposed: its class has __slots__; use `del`")

@@ -20,7 +20,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import CodeType, FrameType, MethodType
@@ -88,16 +88,14 @@ _FLAT: Any = (list, tuple)
 
 
 class Place(Bag):
-    """A bag in a thread: a scope, or the thread outside all scopes. `since`: the CPU clocks of the
-    other threads before anything in it was made, of those for which that is known."""
+    """A bag in a thread: a scope, or the thread outside all scopes."""
 
-    __slots__ = ("outer", "since", "thread")
+    __slots__ = ("outer", "thread")
 
     def __init__(self, thread: ThreadState, counts: Counts) -> None:
         super().__init__(counts)
         self.thread = thread
         self.outer: Place | None = None
-        self.since: Mapping[int, int] = {}
 
 
 class ThreadState:
