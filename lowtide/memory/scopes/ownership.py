@@ -100,7 +100,8 @@ def dispose_now(tensor: torch.Tensor, ending: Ending) -> None:
         place = keepers.meet(tensor)
         birth = place.take(tensor)
     if birth is not None:
-        if empty_out([*given_away(birth)], ending):
+        # unless another thread has disposed it meanwhile
+        if empty_out([*given_away(birth)], ending) and not is_gone(tensor):
             place.add(tensor, birth)
             name = type(tensor).__name__
             raise TypeError(f"a {name} cannot be disposed: its class has __slots__; use `del`")
