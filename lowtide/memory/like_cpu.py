@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from lowtide.memory.attention import attended
+from lowtide.memory.convolution import LAYOUTS
 from lowtide.memory.recurrent import layers
 
 
@@ -47,12 +48,9 @@ class LikeTheCpu(TorchFunctionMode):
         return func(*args, **named) if found is None else found
 
 
-_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
 def _lying_as_given(made: torch.Tensor, input: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Where the channels lie last, on meta tensors they do no longer."""
-    last = _LAST.get(input.dim(), torch.contiguous_format)
+    last = LAYOUTS.get(input.dim(), torch.contiguous_format)
     is_last = torch.empty_like(input).is_contiguous(memory_format=last)
     return made.contiguous(memory_format=last) if is_last else made
 

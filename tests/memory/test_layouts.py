@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide as lt
+from lowtide.memory.convolution import LAYOUTS
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.measure import measure_peak
 from lowtide.runtime.played_arena import PlayedArena
 
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
     "pixel_unshuffle": lambda x: F.pixel_unshuffle(x, 2),
@@ -51,7 +51,7 @@ CASES = [(n, s) for n in OPS for s in SHAPES if len(s) == 4 or n not in ONLY_FLA
 )
 def test_forward_and_back(name: str, shape: tuple[int, ...], is_last: bool) -> None:
     op = OPS[name]
-    order = LAST[len(shape)] if is_last else torch.contiguous_format
+    order = LAYOUTS[len(shape)] if is_last else torch.contiguous_format
     x = torch.randn(shape).to(memory_format=order).requires_grad_()
     y = op(x)
     (g,) = torch.autograd.grad(y, x, torch.ones_like(y))

@@ -14,8 +14,8 @@ kernels whose tiles need least work memory.
 
 Each plan stands for itself with fewer chunks, where its peak does not need them (`coarser`): that
 is found only for plans that come near the budget. The first one that fits is taken, so a smaller
-budget never gives a larger peak. Holes that ops leave in the heap within
-themselves do not count: where there is no room for them, the op runs without (`runtime/mapped`).
+budget never gives a larger peak. Holes that ops leave in the heap within themselves do not count:
+where there is no room for them, the op runs without (`runtime/mapped`).
 """
 
 from __future__ import annotations
