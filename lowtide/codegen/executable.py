@@ -324,9 +324,8 @@ class Executable(ABC):
 
     def events(self, sizes: Mapping[str, int]) -> Iterator[Event]:
         """What one run takes and gives back, in order."""
-        threads = self.threads()
         held: dict[str, Held] = {}
-        warm: list[Held] = []  # work memory that a loop's steps find as the first one left it
+        warm: list[Held] = []
         for k, (p, t) in enumerate(zip(self.plans, self.needs, strict=True)):
             own = [n for n in p.outputs if not (self.is_step and n in self._roots())]
             for old, name in [(self.placed[n], n) for n in own if n in self.placed]:
@@ -335,20 +334,34 @@ class Executable(ABC):
                     held[name] = self._held(name, sizes)
                     yield Event(held=held[name], takes=True)
             made = {n: self._held(n, sizes) for n in own if n not in self.placed}
-            work = Held(
-                name=f"{p.name} work",
-                nbytes=evaluate(t.thread_bytes, sizes) * threads,
-                kind="work memory",
-                loc=UNKNOWN_LOC,
-                formula=f"{threads}*({t.thread_bytes})",
-            )
+            work = self._work(p, t, sizes)
             yield from (Event(held=h, takes=True) for h in (*made.values(), work))
             held |= made
             dead = [held.pop(n) for n in list(held) if not self._alive(n, k + 1)]
-            warm += [work] if self.is_step and p.prologue else []
-            over = dead if self.is_step and p.prologue else [*dead, work]
+            warm += [work] if self._stays(p) else []
+            over = dead if self._stays(p) else [*dead, work]
             yield from (Event(held=h, takes=False) for h in over)
         yield from (Event(held=h, takes=False) for h in warm)
+
+    def work_at_once(self, sizes: Mapping[str, int]) -> list[Held]:
+        """Work memory while a loop of many steps runs: kernels share one, but for those whose later
+        steps find what the first one left."""
+        every = [(p, self._work(p, t, sizes)) for p, t in zip(self.plans, self.needs, strict=True)]
+        shared = sorted((h for p, h in every if not self._stays(p)), key=lambda h: h.nbytes)
+        return [*(h for p, h in every if self._stays(p)), *shared[-1:]]
+
+    def _stays(self, p: Kernel) -> bool:
+        return self.is_step and bool(p.prologue)
+
+    def _work(self, p: Kernel, needs: Needs, sizes: Mapping[str, int]) -> Held:
+        threads = self.threads()
+        return Held(
+            name=f"{p.name} work",
+            nbytes=evaluate(needs.thread_bytes, sizes) * threads,
+            kind="work memory",
+            loc=UNKNOWN_LOC,
+            formula=f"{threads}*({needs.thread_bytes})",
+        )
 
     def _held(self, name: str, sizes: Mapping[str, int]) -> Held:
         d = self.normal.defs[name]

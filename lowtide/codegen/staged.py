@@ -301,9 +301,8 @@ class Staged:
                 found += stage.executable.all_at_once(own)
             else:
                 taken = [e.held for e in stage.executable.events(own) if e.takes]
-                work = [h for h in taken if h.kind == "work memory"]
-                found += [h for h in taken if h not in work]
-                found += sorted(work, key=lambda h: h.nbytes)[-1:]
+                found += [h for h in taken if h.kind != "work memory"]
+                found += stage.executable.work_at_once(own)
             for h in found:
                 if h.name not in self.program.outputs:
                     yield dataclasses.replace(h, name=f"part{number}.{h.name}")

@@ -88,6 +88,7 @@ class Holes:
             guard = heap.Guard(most_bytes=known.peak_bytes, growths=known.growths)
             with heap.trimming(guard):
                 yield
+                guard.hand_out()
             return
         with heap.trimming(seen := heap.Observer()):
             yield

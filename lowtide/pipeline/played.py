@@ -21,7 +21,7 @@ from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.ledger import Ledger, nodes_of
 from lowtide.memory.plan import Event, Held
 from lowtide.memory.virtual import Virtual
-from lowtide.runtime import ours
+from lowtide.runtime import heap, ours
 from lowtide.texpr.sizes import evaluate
 
 _TRUE = torch.tensor(True, device="cpu")
@@ -83,7 +83,7 @@ def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
     carrying = [x for x in results if x.requires_grad]
     if not carrying:
         return []
-    ledger.at("cotangent", UNKNOWN_LOC, "gradient")
+    ledger.at("cotangent", UNKNOWN_LOC, "gradient", heap.COTANGENTS)
     ledger.watch(carrying)
     try:
         torch.autograd.backward(carrying, [torch.ones_like(x) for x in carrying])

@@ -25,6 +25,7 @@ from lowtide.runtime import arena, libc
 from lowtide.runtime.mapped import Mapped
 
 BACKWARD: Final = "backward"  # and an op: by which the growth of its backward pass is known
+COTANGENTS: Final = "cotangents"  # as an op: what the caller makes to go backward with
 NONE_KNOWN: Final[Mapping[object, int]] = MappingProxyType({})
 _FOLLOWED: Final = "lowtide.followed"  # in the metadata of a node
 _MOST_NODES: Final = 64  # of one op
@@ -81,8 +82,13 @@ class Trimmer:
             # neither of this call nor free: it would be looked for before each op
             self._start_bytes = now_bytes - limit_bytes
 
+    def hand_out(self) -> None:
+        """After the call's last op, with its results alive: the caller may go backward."""
+        if cotangent_bytes := self._growths.get(COTANGENTS, 0):
+            self.make_room(cotangent_bytes)
+
     def end(self) -> None:
-        """After the call's last op."""
+        """After the last op of the call, or of a backward pass."""
         self._mapped.off()
 
     def has_room(self, nbytes: int) -> bool:

@@ -81,6 +81,27 @@ def test_a_call_that_has_grown_the_process_is_guarded_from_then_on(
     assert watches[1]._most_bytes == compiled.memory(x).peak_bytes
 
 
+@pytest.mark.parametrize("budget", [None, "16MB"])
+def test_the_caller_finds_room_for_cotangents(
+    budget: str | None, watches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are predicted, and made outside of all ops."""
+    grown_to(monkeypatch, holes.LEAST_BYTES)
+    monkeypatch.setattr(libc, "trim", lambda: False)
+    asked: list[Any] = []
+    for kind in (heap.Trimmer, heap.Guard):
+        monkeypatch.setattr(kind, "hand_out", lambda made: asked.append(made._growths))
+    net, x = Net(), torch.rand(2, 3, 40, 40)
+    compiled: Any = lt.script(net, budget=budget) if budget else lt.script(net)
+    for _ in range(2):
+        y = compiled(x)
+    assert asked[-1][heap.COTANGENTS] >= y.nbytes
+    with torch.no_grad():
+        for _ in range(2):
+            compiled(x)
+    assert heap.COTANGENTS not in asked[-1]
+
+
 def test_other_sizes_are_rehearsed_when_they_come_again(
     watches: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

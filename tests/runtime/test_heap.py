@@ -109,6 +109,16 @@ def test_a_guard_follows_the_backward_pass_by_op(resident: dict[str, int]) -> No
     assert resident["trims"] == 1
 
 
+@pytest.mark.parametrize(("cotangents", "trims"), [(20 * MB, 1), (10 * MB, 0)])
+def test_results_are_handed_out_with_room_for_their_cotangents(
+    resident: dict[str, int], cotangents: int, trims: int
+) -> None:
+    guard = Guard(most_bytes=50 * MB, growths={heap.COTANGENTS: cotangents})
+    resident["bytes"] = 135 * MB
+    guard.hand_out()
+    assert resident["trims"] == trims
+
+
 def test_a_guard_leaves_the_arena_its_blocks(
     resident: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,8 +48,12 @@ def _work(
     """Work memory by kernel: its own if it is to find there what an earlier step left."""
     bytes_of = {t.name: evaluate(t.thread_bytes, run.sizes) for t in texts}
     own = {p.name for p in plans if p.prologue}
-    shared = arena.scratch(threads * max((bytes_of[n] for n in bytes_of.keys() - own), default=0))
-    return {n: arena.scratch(threads * bytes_of[n]) if n in own else shared for n in bytes_of}
+    others = bytes_of.keys() - own
+    work = {n: arena.scratch(threads * bytes_of[n]) for n in sorted(own)}
+    if others:
+        shared = arena.scratch(threads * max(bytes_of[n] for n in others))
+        work |= dict.fromkeys(others, shared)
+    return work
 
 
 def _size(run: StepRun, name: str) -> Slot:

@@ -54,7 +54,9 @@ class BudgetedDriver(Driver):
             most_bytes=plan.peak_bytes, growth_bytes=plan.growth_bytes, growths=plan.growths
         )
         with heap.trimming(trimmer):
-            return plan.driver(args)
+            results = plan.driver(args)
+            trimmer.hand_out()
+            return results
 
     def planned(self, args: Sequence[Any]) -> Driver:
         """The driver that these arguments are run by; raises BudgetError."""
