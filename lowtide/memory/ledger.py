@@ -51,6 +51,7 @@ _MOST_WITHIN_BYTES = 1 << 26  # of a hole that an op leaves within itself: what 
 _HOLE_WITHIN_BYTES = 4 << 20  # of it in the peak, and a sixteenth of that
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
+_BY_DATA = {"CumprodBackward0": "looks for zeros in the data, and takes less where it finds none"}
 _ASK = {aten._local_scalar_dense.default, aten.equal.default}
 _ONTO_ZEROS: dict[Any, Any] = {
     aten.scatter.src: aten.scatter_.src,
@@ -436,6 +437,9 @@ class Ledger(TorchDispatchMode):
         node, number = _current()
         if number not in (-1, self._node):
             self._begin((heap.BACKWARD, node.metadata.get(_OP)))
+            if why := _BY_DATA.get(node.name()):
+                name, loc = self._place()
+                self.notes[f"{loc}: {name} {why}"] = None
         self._node = number
 
     def _place(self) -> tuple[str, Loc]:

@@ -21,6 +21,7 @@ from lowtide.memory.convolution import nbytes
 aten = torch.ops.aten
 Tensor = torch.Tensor
 _REFLECTORS: Final = 256  # columns at a time, of a full basis
+_NORM_BYTES: Final = 96  # of each matrix: its norm, in which order, and how often to square
 
 
 def results(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...] | None:
@@ -95,14 +96,22 @@ def euclidean(args: Sequence[Any], _: Any) -> int:
     return sum(nbytes(x) + 2 * x.itemsize * (x.numel() // max(x.shape[-1], 1)) for x in points)
 
 
+def matrix_exp(args: Sequence[Any], _: Any) -> int:
+    """Of `aten.linalg_matrix_exp`: powers of the matrices, sorted by their norms. Of one matrix
+    the norm decides how many there are, six at least."""
+    x = args[0]
+    n = x.shape[-1]
+    count = x.numel() // (n * n) if n else 0
+    if n <= 1:
+        return 0
+    if count == 1:
+        return 12 * nbytes(x)
+    return nbytes(x) * 21 // 2 + _NORM_BYTES * count
+
+
 def _work(x: Tensor) -> int:
     """A block of columns."""
     return _REFLECTORS * x.shape[-1] * x.itemsize
-
-
-def times(count: int) -> Callable[[Sequence[Any], Any], int]:
-    """So many matrices of the operand's size."""
-    return lambda args, _: count * nbytes(args[0])
 
 
 _MAKERS: Final[dict[Any, Callable[..., tuple[Tensor, ...]]]] = {
@@ -117,7 +126,7 @@ BOUNDS: Final[dict[Any, Callable[[Sequence[Any], Any], int]]] = {
     aten.linalg_pinv.atol_rtol_tensor: pinv,
     aten.linalg_lstsq.default: copied,
     aten.linalg_inv_ex.default: copied,
-    aten.linalg_matrix_exp.default: times(12),
+    aten.linalg_matrix_exp.default: matrix_exp,
     aten.cholesky_solve.default: right_copied,
     aten._euclidean_dist.default: euclidean,
 }

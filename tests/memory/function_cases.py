@@ -234,6 +234,21 @@ def singular(x):
     return torch.linalg.svdvals(x * 2)
 
 
+@case(lambda: (torch.randn(300, 64, 64) * torch.logspace(-4, 1, 300)[:, None, None],))
+def exponential_of_matrices(x):
+    return torch.matrix_exp(x)
+
+
+@case(lambda: (torch.randn(20000, 8, 8),))
+def exponential_of_small_matrices(x):
+    return torch.matrix_exp(x) * 2
+
+
+@case(lambda: (torch.randn(300, 300),))
+def exponential_of_a_matrix(x):
+    return torch.matrix_exp(x * 0.001)
+
+
 @case()
 def frequencies(x):
     return torch.fft.rfft(x * 2).abs()
