@@ -451,3 +451,15 @@ def test_gradients_are_added_in_place(compile: Any) -> None:
     x, v = torch.rand(100, 500, requires_grad=True), torch.rand(600, 500, requires_grad=True)
     peak = compile(put_twice).memory(x, torch.randint(0, 100, (600,)), v).peak_bytes
     assert 2 * v.nbytes + 3 * x.nbytes <= peak < 2.3 * v.nbytes + 3 * x.nbytes
+
+
+def cumulated(x: Tensor) -> Tensor:
+    return torch.cumprod(x.exp(), 1)
+
+
+def test_what_the_data_decide_in_a_gradient_is_said() -> None:
+    x = torch.rand(100, 500, requires_grad=True)
+    (note,) = (n for n in lt.script(cumulated).memory(x).notes if "zeros" in n)
+    assert f"test_prediction.py:{cumulated.__code__.co_firstlineno + 1}" in note
+    with torch.no_grad():
+        assert not any("zeros" in n for n in lt.script(cumulated).memory(x).notes)
