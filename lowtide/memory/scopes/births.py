@@ -137,7 +137,8 @@ def end_of_with(loc: Loc) -> Loc:
     """The last line of the `with` block that opens at `loc`; `loc` itself where there is none."""
     try:
         tree = ast.parse("".join(linecache.getlines(loc.file)))
-    except (SyntaxError, ValueError):
+    # The last one now and then while other threads parse, too: python/cpython#106905.
+    except (SyntaxError, ValueError, SystemError):
         return loc
     ends = [
         node.end_lineno or loc.line
