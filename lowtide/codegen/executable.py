@@ -266,8 +266,8 @@ class Executable(ABC):
             KernelInfo(
                 name=p.name,
                 ops=self._sites(p),
-                outputs=tuple(p.outputs),
-                note=_note(p) + self._remark(p.name) + self._remark_of_places(p),
+                outputs=(*p.outputs, *dict.fromkeys(p.adds.values())),
+                note=_note(p) + _added(p) + self._remark(p.name) + self._remark_of_places(p),
             )
             for p in self.plans
         ]
@@ -285,7 +285,7 @@ class Executable(ABC):
     def _sites(self, p: Kernel) -> tuple[tuple[str, Loc], ...]:
         """The ops whose definitions went into a kernel, in program order."""
         needed: set[str] = set()
-        todo = [n for output in p.outputs for n in self._written_by(output)]
+        todo = [n for output in (*p.outputs, *p.adds) for n in self._written_by(output)]
         while todo:
             name = todo.pop()
             if name in needed:
@@ -386,6 +386,11 @@ def _note(p: Kernel) -> str:
     grid = " x ".join(f"{t.axis.extent} by {t.tile}" for t in p.grid)
     by = f"; {p.warps} warps, {p.stages} stages" if p.warps else ""
     return (f"tiles: {grid}" if grid else "one task") + by
+
+
+def _added(p: Kernel) -> str:
+    found = ", ".join(dict.fromkeys(p.adds.values()))
+    return f"; adds to {found}, in any order" if found else ""
 
 
 def _stored(groups: Sequence[Group], program: Program) -> set[str]:

@@ -61,7 +61,7 @@ class Stage:
             program = part.program
             assert isinstance(self.executable, Executable)
             found = self.executable([values[n] for n in program.inputs], sizes, numbers)
-            values.update(zip((*program.outputs, *program.checks), found, strict=True))
+            values.update(zip((*program.results, *program.checks), found, strict=True))
 
     def events(self, sizes: Mapping[str, int]) -> Iterator[Event]:
         """What it takes and gives back beside `held`."""
@@ -75,7 +75,7 @@ class Stage:
     def held(self) -> Iterator[tuple[str, Index, Any]]:
         """What it gives to later parts, with its bytes, while it runs and after."""
         part, program = self.part, self.part.program
-        made: dict[str, tuple[str, ...]] = {n: (n,) for n in (*program.outputs, *program.checks)}
+        made: dict[str, tuple[str, ...]] = {n: (n,) for n in (*program.results, *program.checks)}
         if isinstance(part, Loop):
             inside = {n for parts in part.blocks.values() for n in parts}
             made = {n: parts for n, parts in made.items() if n not in inside}
@@ -160,7 +160,7 @@ class Staged:
     ) -> None:
         self.program = program
         self.parts = list(stages)
-        self._results = [same.get(n, n) for n in (*program.outputs, *program.checks)]
+        self._results = [same.get(n, n) for n in (*program.results, *program.checks)]
         self._called = {same[n]: n for n in program.outputs if n in same}
         _set_dead(self.parts, set(self._results))
         self._is_compiled = False

@@ -32,7 +32,7 @@ def run_strips(
     for before, name in strips.totals.items():
         given[before] = given[name] = _whole(strips, name, sizes, room)
         given[name].fill_(strips.identities[before])
-    for name in strips.program.outputs:
+    for name in strips.program.results:
         if name not in given:
             given[name] = _whole(strips, name, sizes, room)
     done = extent - extent % strips.count
@@ -42,7 +42,7 @@ def run_strips(
             run = _Run(strips, step, given, room, known, numbers, trips)
             step.run_steps(Steps(launches=run.launches(), trips=trips, reverse=False), room)
             given = run.values  # the rest finds room in what the strips before it used
-    return {n: given[n] for n in strips.program.outputs}
+    return {n: given[n] for n in strips.program.results}
 
 
 def _whole(strips: Strips, name: str, sizes: Mapping[str, int], room: Room) -> Tensor:
@@ -65,7 +65,7 @@ class _Run(StepRun):
     ) -> None:
         super().__init__(step, room, sizes, numbers)
         self.trips = trips
-        self.in_rows = frozenset(strips.program.outputs) - set(strips.totals.values())
+        self.in_rows = frozenset(strips.program.results) - set(strips.totals.values())
         self.values = {**values, **self.temporaries(values)}
 
     def pointer(self, name: str) -> Slot:

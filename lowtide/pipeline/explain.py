@@ -48,13 +48,14 @@ class SavedLine:
 class BackwardLine:
     """The backward pass of a region: what is kept for it beside its inputs, and its kernels.
 
-    `peak_bytes`: gradients and work memory; `scatters`: gradients added up by PyTorch; `at_once`:
-    the kernels of the forward pass give the gradients."""
+    `peak_bytes`: gradients and work memory; `scatters`: gradients added up by PyTorch; `adds`: by
+    the kernels, in any order; `at_once`: the kernels of the forward pass give the gradients."""
 
     saved: tuple[SavedLine, ...]
     kernels: tuple[KernelLine, ...]
     peak_bytes: int
     scatters: int = 0
+    adds: int = 0
     at_once: bool = False
 
 
@@ -157,6 +158,7 @@ class Explanation:
                         "kernels": len(r.backward.kernels),
                         "peak_bytes": r.backward.peak_bytes,
                         "scatters": r.backward.scatters,
+                        "adds": r.backward.adds,
                         "at_once": r.backward.at_once,
                     },
                 }
@@ -242,6 +244,7 @@ def _backward(step: KernelStep) -> BackwardLine | None:
         kernels=_kernels(made.executable),
         peak_bytes=made.executable.memory(step.numbers).peak_bytes,
         scatters=len(made.scatters),
+        adds=made.adds,
     )
 
 
@@ -266,6 +269,8 @@ def _backward_text(b: BackwardLine) -> list[str]:
         lines = ["  backward: found together with the output, for it is a single value"]
     if b.scatters:
         lines[0] += f", {b.scatters} scatters by PyTorch"
+    if b.adds:
+        lines[0] += f", {b.adds} scatters by atomic additions"
     lines += [f"    saved {s.nbytes:,} bytes = {s.formula}   {s.op} {s.loc}" for s in b.saved]
     for k in b.kernels:
         lines.append(f"    {k.name} -> {', '.join(k.outputs)}  {k.note}".rstrip())

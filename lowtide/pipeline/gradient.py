@@ -59,13 +59,15 @@ class Saved:
 class Pass:
     """A compiled backward Program: `inputs` and `outputs` are names of tensors in order; `orders`:
     of gradients that lie as the input does, in another order than that of their dims; `others`:
-    `over`, by what it was asked for; for the rest see `autodiff.Backward`."""
+    `over`, by what it was asked for; `adds`: scatters that the kernels add to gradients, in any
+    order; for the rest see `autodiff.Backward`."""
 
     executable: Any
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     gradients: Mapping[str, str]
     scatters: tuple[Scatter, ...]
+    adds: int = 0
     orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
     others: dict[tuple[str, ...], Any] = field(default_factory=dict[tuple[str, ...], Any])
 
@@ -144,9 +146,16 @@ class Gradient:
 
     @property
     def executables(self) -> list[Any]:
-        """The backward passes that are planned."""
+        """The backward passes that are planned, of those that might run as PyTorch is set now."""
+        adding = self._is_adding()
         with self._lock:
-            return [p.executable for p in self._passes.values() if p.executable is not None]
+            made = [p.executable for (*_, how), p in self._passes.items() if how is adding]
+        return [x for x in made if x is not None]
+
+    def _is_adding(self) -> bool:
+        """Do kernels add scatters? Not where PyTorch is to be deterministic: they add in any
+        order."""
+        return self.machine != "cpu" and not torch.are_deterministic_algorithms_enabled()
 
     # -- forward --
 
@@ -230,13 +239,17 @@ class Gradient:
         hints: Mapping[str, int],
     ) -> Pass:
         """The kernels for this combination, if the gradients are not `at_once`. `needed`: of
-        `wanted`, in order; `saved`: the names of what is at hand."""
+        `wanted`, in order; `saved`: the names of what is at hand. PyTorch's flag is part of it."""
+        adding = self._is_adding()
         key = (needed, patterns, saved)
-        found = self._passes.get(key)
+        found = self._passes.get((*key, adding))
         if found is None:
             with self._lock:
-                found = self._passes.get(key) or self._compiled(needed, patterns, saved, hints)
-                self._passes[key] = found
+                found = self._passes.get((*key, adding))
+                if found is None:
+                    found = self._compiled(needed, patterns, saved, hints, adding)
+                    both = not (found.scatters or found.adds)  # it is the same either way
+                    self._passes |= {(*key, x): found for x in (True, False) if both or x is adding}
         return found
 
     def whole(self, hints: Mapping[str, int]) -> Pass:
@@ -257,6 +270,7 @@ class Gradient:
         patterns: tuple[Pattern, ...],
         saved: tuple[str, ...],
         hints: Mapping[str, int],
+        adding: bool,
     ) -> Pass:
         wanted = [n for n, is_needed in zip(self.wanted, needed, strict=True) if is_needed]
         given = {
@@ -264,10 +278,14 @@ class Gradient:
             for n, pattern in zip(self.program.outputs, patterns, strict=True)
             if pattern is not None
         }
-        made = autodiff.backward(self.diff, wanted, given, saved)
+        made = autodiff.backward(self.diff, wanted, given, saved, adding)
         program, gradients = with_equal_gradients(made.program, made.gradients)
-        scattered = {s.input for s in made.scatters}
-        dense = {n: output for n, output in gradients.items() if output and n not in scattered}
+        scattered, added_to = {s.input for s in made.scatters}, program.added_to()
+        dense = {
+            n: output
+            for n, output in gradients.items()
+            if output and n not in scattered and output not in added_to
+        }
         program, dense, orders = _lying_as_inputs(program, dense, self.program)
         gradients |= dense
         executable = None
@@ -287,9 +305,10 @@ class Gradient:
         return Pass(
             executable=executable,
             inputs=tuple(program.inputs),
-            outputs=tuple(program.outputs),
+            outputs=tuple(program.results),
             gradients=gradients,
             scatters=made.scatters,
+            adds=len(program.outputs) - len(program.results),
             orders=orders,
         )
 

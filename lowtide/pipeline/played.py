@@ -44,7 +44,7 @@ def play(
         left = ledger.play(_with_sizes(e, known) for e in executable.events(known))
         made: list[Tensor] = []
         with ledger.paused():
-            for name in program.outputs:
+            for name in program.results:
                 d = program.defs[name]
                 shape = tuple(evaluate(s, known) for s in d.shape)
                 under = executable.input_under(name)
@@ -53,7 +53,7 @@ def play(
                     if under
                     else torch.empty(shape, dtype=d.dtype.torch, device="meta")
                 )
-        for name, tensor in zip(program.outputs, made, strict=True):
+        for name, tensor in zip(program.results, made, strict=True):
             if executable.input_under(name):  # whose memory is in the account
                 continue
             if name not in left:  # the end of a loop, under another name

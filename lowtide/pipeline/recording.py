@@ -340,6 +340,7 @@ def _run(
         executable = made.over(free) if free else made.executable
         results = call.recorder.launch(executable, given, call.sizes, call.numbers)
         found = dict(zip(made.outputs, results, strict=True))
+        del results
     gradients: dict[str, Tensor] = {}
     for name, output in made.gradients.items():
         place = call.recorder.places[name]
@@ -348,7 +349,12 @@ def _run(
         if dense is not None and name in made.orders:
             dense = dense.permute(inverse(made.orders[name]))
         parts = [(found[s.index], found[s.values]) for s in made.scatters if s.input == name]
-        gradients[name] = dense if dense is not None and not parts else _added(dense, parts, like)
+        if dense is None or parts:
+            gradients[name] = _added(dense, parts, like)
+            continue
+        if dense.dtype is not like.dtype:  # the kernels have added to it
+            del found[output]
+        gradients[name] = dense.to(like.dtype)
     return gradients
 
 

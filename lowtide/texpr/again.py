@@ -44,7 +44,7 @@ class Pairs:
     def __init__(self, program: Program, looped: Set[str], hints: Mapping[str, int]) -> None:
         self.hints = hints
         inputs = (i.shape for i in program.inputs.values())
-        outputs = (program.defs[n].shape for n in program.outputs if n in program.defs)
+        outputs = (program.defs[n].shape for n in program.results if n in program.defs)
         self.room = sum(map(self._elements, (*inputs, *outputs)))
         self.operations: dict[str, float] = {}  # of one element, what of it is large counted in
         for name, d in program.defs.items():

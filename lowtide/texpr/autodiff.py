@@ -15,7 +15,7 @@ image processing and deep learning in Halide", 2018).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import UNKNOWN_LOC, Loc
@@ -46,7 +46,8 @@ DROPPING = frozenset({"cat", "hstack", "vstack", "pad", "diag_embed", "diag"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backward:
     """`gradients`: of each input that has one, the output that holds it, "" where only scatters
-    give to it. `scatters` are to be added to it by the caller."""
+    give to it. `scatters` are to be added to it by the caller; none is left where the Program adds
+    them (`ex.AddAt`). Such a gradient is in the dtype in which it is summed."""
 
     program: Program
     gradients: Mapping[str, str]
@@ -245,10 +246,12 @@ def backward(
     wanted: Collection[str],
     given: Mapping[str, tuple[Index, ...]],
     saved: Collection[str] = (),
+    adding: bool = False,
 ) -> Backward:
     """The backward Program for gradients of `wanted` inputs. `given`: outputs that have a
-    cotangent, with its strides. `saved`: values that are handed in, not computed again."""
-    cots = _Cotangents(diff, wanted)
+    cotangent, with its strides. `saved`: values that are handed in, not computed again. `adding`:
+    the Program adds scatters to the gradients by itself."""
+    cots = _Cotangents(diff, wanted, adding)
     for name, strides in given.items():
         cots.give(name, strides)
     for y in diff.active_delays():
@@ -261,6 +264,7 @@ def backward(
     handed_in = {n: ex.stored(n, diff.defs[n].shape, diff.defs[n].dtype) for n in saved}
     forward = {n: d for n, d in {**diff.defs, **diff.instead}.items() if n not in handed_in}
     scattered = [n for s in cots.scatters for n in (s.values, s.index)]
+    scattered += [n for n, d in cots.defs.items() if d.adds_to]
     everything = {**diff.defs, **cots.defs}
     cots.defs = {n: exchanged(d, everything, diff.defs.values()) for n, d in cots.defs.items()}
     program = Program(
@@ -299,8 +303,9 @@ def _seed(d: Def) -> Load:
 class _Cotangents:
     """The backward definitions, made from the last forward definition to the first."""
 
-    def __init__(self, diff: Differentiation, wanted: Collection[str]) -> None:
+    def __init__(self, diff: Differentiation, wanted: Collection[str], adding: bool) -> None:
         self.diff = diff
+        self.adding = adding
         self.needed = diff.depending_on(wanted)
         self.inputs: dict[str, Input] = {}
         self.defs: dict[str, Def] = {}
@@ -372,12 +377,18 @@ class _Cotangents:
     def gradient(self, name: str) -> str | None:
         """The output with the gradient of an input: "" if it is all scatters, None for none."""
         dense, sparse = self._split(name, False)
-        for part in sparse:
-            if not is_number(part.value, 0):
-                self._scatter(name, part)
-        if self._define(name, dense):
+        parts = [part for part in sparse if not is_number(part.value, 0)]
+        if parts and self.adding:
+            self._define(name, dense, _summed_in(self.diff.dtype(name)))
+            for k, part in enumerate(parts):
+                self._add(name, part, f"add{k}_{name}")
             return cotangent_name(name)
-        return "" if sparse else None
+        for part in parts:
+            self._scatter(name, part)
+        zero = self.diff.dtype(name) if sparse and not parts else None
+        if self._define(name, dense, zero):
+            return cotangent_name(name)
+        return "" if parts else None
 
     def _split(self, name: str, is_view: bool) -> tuple[list[Contribution], list[Contribution]]:
         """Contributions that are written down over the value's own axes, and those at places that
@@ -394,9 +405,13 @@ class _Cotangents:
             dense, sparse = [*dense, *masks], [p for p in sparse if p not in masks]
         return dense, sparse
 
-    def _define(self, name: str, parts: list[Contribution]) -> bool:
+    def _define(
+        self, name: str, parts: list[Contribution], at_least_zero: DType | None = None
+    ) -> bool:
+        """Whether there is anything to define. `at_least_zero`: there is, in that dtype, as more
+        will be added to it, or what would be is 0."""
         given = given_name(name)
-        if not parts and given not in self.inputs:
+        if not parts and given not in self.inputs and at_least_zero is None:
             return False
         shape, dtype = self.diff.shape(name), self.diff.dtype(name)
         axes = tuple(Axis(f"y{k}", size) for k, size in enumerate(shape))
@@ -406,7 +421,7 @@ class _Cotangents:
             total = F(ex.cast(ex.load(given, [as_index(a) for a in axes], dtype), within))
         for term in summed_terms(parts, axes, within):
             total = total + F(term)
-        self._put(cotangent_name(name), name, axes, ex.cast(total.e, dtype))
+        self._put(cotangent_name(name), name, axes, ex.cast(total.e, at_least_zero or dtype))
         return True
 
     def _scatter(self, name: str, part: Contribution) -> None:
@@ -415,17 +430,37 @@ class _Cotangents:
         made = Scatter(input=name, values=f"sv{serial}_{name}", index=f"si{serial}_{name}")
         self.scatters.append(made)
         within = accumulator(self.diff.dtype(name), [part.value])
-        fresh = {a: Axis(f"n{k}", a.extent) for k, a in enumerate(part.scope)}
-        axes, moved = tuple(fresh.values()), {a: as_index(b) for a, b in fresh.items()}
+        axes, moved = _fresh(part.scope)
         self._put(made.values, name, axes, at_indices(ex.cast(part.value, within), moved))
         flat = as_index(0)
         for i, size in zip(part.index, self.diff.shape(name), strict=True):
             flat = flat * size + i
         self._put(made.index, name, axes, at_indices(ex.at(flat, dtypes.i64), moved))
 
+    def _add(self, name: str, part: Contribution, made: str) -> None:
+        """The same, added to the cotangent by the Program."""
+        within = _summed_in(self.diff.dtype(name))
+        if product(self.diff.shape(name)).const == 0:
+            return
+        place = ex.load(cotangent_name(name), part.index, within)
+        axes, moved = _fresh(part.scope)
+        whole = ex.add_at(place, ex.cast(part.value, within))
+        self._put(made, name, axes, at_indices(whole, moved))
+
     def _put(self, made: str, source: str, axes: tuple[Axis, ...], expr: Expr) -> None:
         loc, op = self.diff.place(source)
         self.defs[made] = Def(name=made, axes=axes, expr=expr, loc=loc, op=op)
+
+
+def _summed_in(dtype: DType) -> DType:
+    """In which scatters are added to a gradient."""
+    return dtypes.f64 if dtype is dtypes.f64 else dtypes.f32
+
+
+def _fresh(scope: Sequence[Axis]) -> tuple[tuple[Axis, ...], dict[Axis, Index]]:
+    """Axes of its own for a definition, and what those of the scope become."""
+    fresh = {a: Axis(f"n{k}", a.extent) for k, a in enumerate(scope)}
+    return tuple(fresh.values()), {a: as_index(b) for a, b in fresh.items()}
 
 
 # ---- programs -----------------------------------------------------------------------------------

@@ -23,9 +23,10 @@ def with_equal_gradients(
     """See the module's text."""
     found = dict(gradients)
     made: list[Def] = []
+    added_to = program.added_to()
     for name, output in gradients.items():
         d = program.defs.get(output)
-        if d is None:  # all of it is scattered
+        if d is None or output in added_to:  # of these, something is scattered
             continue
         same = next((e.name for e in made if _is_same(d, e)), None)
         if same is None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lowtide.texpr.expr import (
+    AddAt,
     Apply,
     At,
     Cast,
@@ -103,8 +104,16 @@ class _Evaluator:
         for d in self.program.defs.values():
             shape = [evaluate_size(s, self.sizes) for s in d.shape]
             self.memo.clear()
+            if isinstance(d.expr, AddAt):
+                self._add(d.expr, d.axes, shape)
+                continue
             value = self.expr(d.expr, d.axes)
             self.values[d.name] = value.expand(shape).contiguous() if shape else value.reshape(())
+
+    def _add(self, e: AddAt, scope: Scope, shape: Sequence[int]) -> None:
+        at = tuple(self.index(i, scope).expand(shape) for i in e.place.index)
+        value = self.expr(e.value, scope).expand(shape)
+        self.values[e.place.source].index_put_(at, value, accumulate=True)
 
     def delayed(self, y: Delay) -> Tensor:
         """The source one step earlier, after `init`."""

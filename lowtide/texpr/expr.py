@@ -5,6 +5,7 @@
     Delay   = name, source, init                 -- a Def one step earlier along its first axis
     Expr    = Load(value, Index*) | Const | At(Index) | Scalar(name) | Apply(fn, Expr*)
             | Select(cond, Expr, Expr) | Cast(dtype, Expr) | Reduce(fn, Axis*, Expr)
+    a Def of which nothing is a value, but added to another one: AddAt(Load, Expr)
 
 Expressions are hash-consed: equal ones are the same object, so common subexpressions cost nothing
 to find and a rewrite visits each once.
@@ -107,6 +108,16 @@ class Reduce(Expr):
     body: Expr
 
 
+class AddAt(Expr):
+    """All that a Def is: for each point of its axes, `value` is added to the element `place` of a
+    tensor, which begins as that tensor's own Def says. The data may name one place for many points,
+    in any order. Nobody else reads that tensor: it is for the caller, and in memory."""
+
+    __slots__ = ("place", "value")
+    place: Load
+    value: Expr
+
+
 _A = TypeVar("_A")
 _interned: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
 
@@ -197,6 +208,10 @@ def reduce(fn: str, axes: Sequence[Axis], body: Expr, dtype: DType) -> Reduce:
     return _make(Reduce, dtype, key, (body,), fn=fn, axes=tuple(axes), body=body)
 
 
+def add_at(place: Load, value: Expr) -> AddAt:
+    return _make(AddAt, place.dtype, (place, value), (place, value), place=place, value=value)
+
+
 # ---- programs -------------------------------------------------------------------------------
 
 
@@ -229,6 +244,11 @@ class Def:
     @property
     def shape(self) -> tuple[Index, ...]:
         return tuple(a.extent for a in self.axes)
+
+    @property
+    def adds_to(self) -> str:
+        """The tensor that it is added to, "" if it is a value."""
+        return self.expr.place.source if isinstance(self.expr, AddAt) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,8 +291,9 @@ class Delay:
 class Program:
     """Definitions in an order in which each comes after what it loads, delays aside.
 
-    `checks` names bool scalars that must come out true (data-dependent indices in bounds);
-    `equalities` are pairs of sizes, with a message, to be compared before the run."""
+    `outputs` are what is asked for, also what is only added to one of them (`AddAt`). `checks`
+    names bool scalars that must come out true (data-dependent indices in bounds); `equalities` are
+    pairs of sizes, with a message, to be compared before the run."""
 
     inputs: dict[str, Input] = field(default_factory=dict[str, Input])
     delays: dict[str, Delay] = field(default_factory=dict[str, Delay])
@@ -282,6 +303,16 @@ class Program:
     equalities: list[tuple[Index, Index, str]] = field(
         default_factory=list[tuple[Index, Index, str]]
     )
+
+    @property
+    def results(self) -> list[str]:
+        """The outputs that are values, which the caller gets."""
+        return [n for n in self.outputs if n not in self.defs or not self.defs[n].adds_to]
+
+    def added_to(self) -> frozenset[str]:
+        """Tensors that more is added to: what lies in memory is not what their definitions say."""
+        found = (self.defs[n].adds_to for n in self.outputs if n in self.defs)
+        return frozenset(filter(None, found))
 
     def __str__(self) -> str:
         lines = [
@@ -468,6 +499,10 @@ class Rewriter:
             return select(done[node.cond], done[node.yes], done[node.no])
         if isinstance(node, Cast):
             return cast(done[node.arg], node.dtype)
+        if isinstance(node, AddAt):
+            place = done[node.place]
+            assert isinstance(place, Load), f"{node.place.source} is added to, and written out"
+            return add_at(place, done[node.value])
         if isinstance(node, Reduce):
             return reduce(node.fn, self._axes(node.axes), done[node.body], node.dtype)
         return node
@@ -517,6 +552,8 @@ def _shown(expr: Expr, known: Mapping[Expr, str]) -> str:
         return f"select({known[expr.cond]}, {known[expr.yes]}, {known[expr.no]})"
     if isinstance(expr, Cast):
         return f"{expr.dtype}({known[expr.arg]})"
+    if isinstance(expr, AddAt):
+        return f"{known[expr.value]} added to {known[expr.place]}"
     if isinstance(expr, Reduce):
         axes = ", ".join(f"{a.name}:{a.extent}" for a in expr.axes)
         return f"{expr.fn}[{axes}]({known[expr.body]})"

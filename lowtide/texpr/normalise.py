@@ -47,12 +47,13 @@ INLINE_NODES = 600  # an expression that grew past this is stored instead of wri
 def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     """Inline, unroll, extract reductions, drop what is dead. `hints` are likely sizes."""
     roots = dict.fromkeys([*program.outputs, *program.checks])
+    added_to = program.added_to()
     current = [_without_units(d) for d in _live(program.defs, roots, _never_read(program))]
     room = sum(elements(i.shape, hints) for i in program.inputs.values())
-    room += sum(points(d.axes, hints) for d in current if d.name in roots)
-    current, bordered = with_borders(split_axes(_inlined(current, roots, hints, room)))
-    current = _extracted(current)
-    current = _cloned(current, roots, hints, bordered, room)
+    room += sum(points(d.axes, hints) for d in current if d.name in roots and not d.adds_to)
+    current, bordered = with_borders(split_axes(_inlined(current, roots, hints, room, added_to)))
+    current = _extracted(current, added_to)
+    current = _cloned(current, roots, hints, bordered, room, added_to)
     current = [in_order(d) for d in split_axes(current)]
     defs = {d.name: d for d in _live({d.name: d for d in current}, roots)}
     used = {load.source for d in defs.values() for load in ex.loads(d.expr)}
@@ -112,7 +113,11 @@ def _without_units(d: Def) -> Def:
 
 
 def _inlined(
-    defs: list[Def], roots: Mapping[str, None], hints: Mapping[str, int], room: int
+    defs: list[Def],
+    roots: Mapping[str, None],
+    hints: Mapping[str, int],
+    room: int,
+    added_to: Set[str],
 ) -> list[Def]:
     users: dict[str, list[Def]] = {}
     for d in defs:
@@ -140,6 +145,8 @@ def _inlined(
             continue
         new = _renamed(d, simplify(expr))
         result.append(new)
+        if d.name in added_to:
+            continue
         if not _has_reduction(new.expr):
             if _is_cheap(new, users.get(d.name, ()), hints, room):
                 written_in[d.name] = new
@@ -223,7 +230,7 @@ def _has_reduction(expr: Expr) -> bool:
 # ---- reductions become definitions of their own ----------------------------------------------
 
 
-def _extracted(defs: list[Def]) -> list[Def]:
+def _extracted(defs: list[Def], added_to: Set[str]) -> list[Def]:
     result: list[Def] = []
     known: dict[Expr, str] = {}  # with axes that depend only on their order and extent
     for d in defs:
@@ -246,7 +253,7 @@ def _extracted(defs: list[Def]) -> list[Def]:
             body = Rewriter(visit)(d.expr.body)
             expr = ex.reduce(d.expr.fn, d.expr.axes, body, d.expr.dtype)
             result.append(_renamed(d, expr))
-            if d.axes == ex.ordered_axes(expr, d.axes):
+            if d.axes == ex.ordered_axes(expr, d.axes) and d.name not in added_to:
                 known.setdefault(_over_numbers(expr, d.axes), d.name)
         else:
             result.append(_renamed(d, Rewriter(visit)(d.expr)))
@@ -267,13 +274,16 @@ def _cloned(
     hints: Mapping[str, int],
     kept: Set[str],
     room: int,
+    added_to: Set[str],
 ) -> list[Def]:
     """`logits[n, target[n]]`: n dot products instead of a stored n × v matrix. A product of which
     disjoint parts are read (the gates of an LSTM) is these parts."""
     defs = _live({d.name: d for d in defs}, roots)
+    kept = kept | added_to
     free = {d.name: d for d in defs if d.name not in kept}
     written = _live({d.name: d for d in defs}, roots, OffAxes(free, roots, hints, room))
-    written = _extracted(written)  # a sum that has lost a factor by that is no longer alone
+    # A sum that has lost a factor by that is no longer alone.
+    written = _extracted(written, added_to)
     large = {d.name for d in written if points(d.axes, hints) > room}
     by_name = {
         d.name: d

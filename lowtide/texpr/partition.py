@@ -114,6 +114,7 @@ class _Partition:
         self.level = level
         self.defs = dict(program.defs)
         self.roots = [*program.outputs, *program.checks]
+        self.added_to = program.added_to()
         self.loads = _loads(program)
         self.cycle_of = {n: c for c in self.cycles for n in c.members}
         self.in_blocks: set[str] = set()
@@ -179,6 +180,8 @@ class _Partition:
             for name in self.roots:
                 source, is_end = self._origin(name)
                 if name == source or source in taken or is_end is not at_end:
+                    continue
+                if name in self.added_to:  # it is to be another than the loop's value
                     continue
                 taken.add(source)
                 self.demanded.pop(name)
@@ -266,6 +269,8 @@ class _Partition:
         """By each part that reads it?"""
         if d.name in self.cycle_of:
             return d.name in self.after
+        if d.name in self.added_to:
+            return False
         if is_cheap(d) or d.name in self.pairs.invariant:
             return True
         in_loops = any(u in self.cycle_of for u in self.users.get(d.name, ()))

@@ -161,8 +161,8 @@ def _recomputed(
 def elements_held(program: Program, roots: set[str], hints: Mapping[str, int]) -> int:
     """The elements of all inputs and outputs."""
     inputs = sum(_elements(i.shape, hints) for i in program.inputs.values())
-    outputs = (_elements(program.defs[n].shape, hints) for n in roots if n in program.defs)
-    return inputs + sum(outputs)
+    made = (program.defs[n] for n in roots if n in program.defs)
+    return inputs + sum(_elements(d.shape, hints) for d in made if not d.adds_to)
 
 
 def _elements(shape: tuple[Index, ...], hints: Mapping[str, int]) -> int:
@@ -187,7 +187,7 @@ def _with_epilogues(groups: list[Group], apart: bool) -> list[Group]:
     result: list[Group] = []
     for g in groups:
         single = all(
-            not own_axes(d) and not isinstance(d.expr, Reduce) and not d.expr.free
+            not (own_axes(d) or isinstance(d.expr, Reduce) or d.expr.free or d.adds_to)
             for d in g.defs.values()
         )
         made = {n: k for k, r in enumerate(result) for n in (*r.defs, *r.epilogue)}
@@ -563,8 +563,8 @@ def _alignment(
             for load in _reached(d, shared):
                 if load.source not in used.defs:
                     continue
-                if not ex.aligned(load):
-                    return None
+                if not ex.aligned(load) or load.source == d.adds_to:
+                    return None  # what is added to must be there before the first program adds
                 for i, a in zip(load.index, used.defs[load.source].axes, strict=True):
                     b = the_axis(i)
                     if b is not None and not (link(a, b) if swap else link(b, a)):

@@ -4,7 +4,8 @@
     Stmt   = Sweep(axis, tile, Stmt*)         -- loop over tiles of an axis
            | Fill(buffer, value)              -- before a reduction starts
            | Nest(axes, Write*)               -- loops over the points of one tile
-    Write  = Store(value to a tensor) | Stage(expr to a tile buffer) | Accumulate(buffer, fn, expr)
+    Write  = Store(value to a tensor, or added to one) | Stage(expr to a tile buffer)
+           | Accumulate(buffer, fn, expr)
 
 A kernel runs once per tile of its grid, tiles in parallel. Names tiles, accumulators and loops,
 never an instruction set.
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from lowtide.errors import Loc
 from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
-from lowtide.texpr.expr import Expr, Rewriter
+from lowtide.texpr.expr import AddAt, Expr, Rewriter
 from lowtide.texpr.index import Axis, Index, as_index
 
 
@@ -51,7 +52,8 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """`target[address] = expr` for a tensor in memory."""
+    """`target[address] = expr` for a tensor in memory; where `expr` is an `AddAt`, its value is
+    added to what is there, which other tasks may do at the same time."""
 
     target: str
     index: tuple[Index, ...]
@@ -148,6 +150,7 @@ class Kernel:
     """One launch. `values` says which buffer holds a definition's value while it runs. `prologue`:
     what all tiles read alike; a thread computes it once, in a loop of many steps at the first.
 
+    `adds`: definitions, and the tensors, of other kernels, that they are added to.
     `checks_nan`: fast minima lose NaN; if one was seen the kernel runs again with
     the exact ones. `warps`, `stages`: of a kernel of blocks, see `target.BlockSizes`."""
 
@@ -160,6 +163,7 @@ class Kernel:
     combines: list[Combine]
     epilogue: list[Nest]
     outputs: list[str]
+    adds: dict[str, str]
     checks_nan: bool
     lanes: int
     sites: list[tuple[str, Loc]]
@@ -256,7 +260,8 @@ def _loop_text(nest: Nest, a: Axis) -> str:
 def _write_text(w: Write, nest: Nest) -> str:
     expr = _with_reads(w.expr, nest.reads)
     if isinstance(w, Store):
-        return f"{w.target}[{', '.join(map(str, w.index))}] = {expr}"
+        sign, expr = ("+=", expr.value) if isinstance(expr, AddAt) else ("=", expr)
+        return f"{w.target}[{', '.join(map(str, w.index))}] {sign} {expr}"
     if isinstance(w, Stage):
         return f"{w.buffer.name} = {expr}"
     begins = ""

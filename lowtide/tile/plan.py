@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from lowtide.ir.dtypes import BY_NAME, DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import identity
-from lowtide.texpr.expr import Def, Expr, Reduce
+from lowtide.texpr.expr import AddAt, Def, Expr, Reduce
 from lowtide.texpr.index import Axis, Size, as_index, deep_atoms
 from lowtide.tile import online
 from lowtide.tile.arrange import Arrangement
@@ -106,6 +106,7 @@ class _Planner:
             for n, d in self.a.reductions.items()
             if self.a.per_thread(d) and n in self.a.stores
         ]
+        adds = {n: d.adds_to for n in self.a.stores if (d := self.a.defs[n]).adds_to}
         return Kernel(
             name=self.a.name,
             grid=self.a.grid,
@@ -115,7 +116,8 @@ class _Planner:
             body=body,
             combines=combines,
             epilogue=[_single_store(d) for d in self.a.epilogue.values()],
-            outputs=[*self.a.stores, *self.a.epilogue],
+            outputs=[n for n in (*self.a.stores, *self.a.epilogue) if n not in adds],
+            adds=adds,
             checks_nan=any(_loses_nan(d) for d in self.a.reductions.values()),
             lanes=self.a.lanes,
             sites=list(dict.fromkeys((d.op, d.loc) for d in self.a.defs.values() if d.op)),
@@ -330,8 +332,7 @@ class _Planner:
                 raise _Stale(name)
         loops = tuple(a for a in item.loops if a not in self.a.ctx.fixed)
         if item.kind == "store":
-            here = tuple(as_index(a if a.extent.const != 1 else 0) for a in item.d.axes)
-            write = Store(target=item.d.name, index=here, expr=item.body)
+            write = _store_of(item)
         else:
             assert isinstance(item.d.expr, Reduce)
             write = Accumulate(
@@ -397,6 +398,14 @@ def _share_work(first: Expr, second: Expr) -> bool:
     """Have they a costly part in common?"""
     known = set(ex.walk(first))
     return any(e in known and node_cost(e) >= COSTLY for e in ex.walk(second))
+
+
+def _store_of(item: Item) -> Store:
+    if isinstance(item.body, AddAt):
+        place = item.body.place
+        return Store(target=place.source, index=place.index, expr=item.body)
+    here = tuple(as_index(a if a.extent.const != 1 else 0) for a in item.d.axes)
+    return Store(target=item.d.name, index=here, expr=item.body)
 
 
 def _single_store(d: Def) -> Nest:

@@ -89,6 +89,7 @@ class _Cutter:
         self.hints = hints
         self.extent = axis.extent
         self.roots = {*program.outputs, *program.checks}
+        self.added_to = program.added_to()
         self.pairs = self._pairs(made)
         self.below = self._below()
         self.inside = self._inside()
@@ -135,6 +136,8 @@ class _Cutter:
     def is_possible(self) -> bool:
         """Are strips independent but for sums, and is it known which axis is the rows?"""
         if self.extent.const is not None or likely(self.extent, self.hints) < 2 * self.count:
+            return False
+        if any(self.program.defs[n].adds_to in self.inside for n in self.inside):
             return False
         if not self._finds_rows() or not all(map(self._is_summed_up, self.inside)):
             return False
@@ -191,7 +194,7 @@ class _Cutter:
     def _lies_in_rows(self, name: str) -> bool:
         """Do its rows lie one after the other, so that a strip writes them in one piece?"""
         d = self.program.defs[name]
-        if self._is_total(name):
+        if self._is_total(name) or d.adds_to:
             return True
         first = next((a for a in d.axes if a.extent.const != 1), None)
         return first is self.rows[name] and d.axes[0] is first
@@ -233,6 +236,8 @@ class _Cutter:
         return Program(inputs=inputs, defs=ordered, outputs=[*outputs, *checks])
 
     def _is_written_again(self, name: str, d: Def) -> bool:
+        if name not in self.below and name in self.added_to:
+            return False
         return name in self.below or not isinstance(d.expr, Reduce)
 
     def _input(self, name: str) -> Input:
@@ -296,7 +301,7 @@ class _Cutter:
             if not isinstance(node, Load) or node.source in self.inside or row not in node.free:
                 return None
             d = self.program.defs.get(node.source)
-            if d is None or isinstance(d.expr, Reduce):
+            if d is None or isinstance(d.expr, Reduce) or d.name in self.added_to:
                 return None
             moved = at_indices(d.expr, dict(zip(d.axes, node.index, strict=True)))
             return self._with_pointwise(moved, row)

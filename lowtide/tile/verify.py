@@ -6,6 +6,7 @@ In:  a kernel whose nests are in order. Out: nothing; raises VerifyError, an int
            y = t * x
     s = t * 2; for i: t = sum[i](x)       rule broken: t is read before anything made it
     for j: s = exp(b[j]);  for j: y = s   rule broken: the tile of s is gone when it is read
+    t = 0; t[[n[i]]] += x[i]              rule broken: another task may add before this one begins t
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lowtide.errors import VerifyError
-from lowtide.texpr.expr import Expr, Load
+from lowtide.texpr.expr import AddAt, Expr, Load
 from lowtide.tile.ir import (
     Accumulate,
     Buffer,
@@ -47,6 +48,8 @@ def verify(kernel: Kernel) -> None:
             past[stmt.buffer.name] = [_Event(around, None)]
             continue
         for w in stmt.writes:
+            if isinstance(w, Store) and isinstance(w.expr, AddAt) and w.target in kernel.outputs:
+                raise VerifyError(f"kernel {kernel.name} adds to {w.target}, which it stores")
             for buffer, name in _read(w.expr, stmt, kernel):
                 if isinstance(w, Store) or w.buffer is not buffer:
                     _check(buffer, past[buffer.name], around, kernel, running=name)

@@ -102,6 +102,15 @@ def looked_up(table: Tensor, index: Tensor) -> Tensor:
     return table[index].sum(1)
 
 
+def tied(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """To the gradient of the table two scatters and a product."""
+    return torch.tanh(table[first].sum(1) @ table.t()) + table[second[:, 0], 3][:, None]
+
+
+def nearest(x: Tensor, y: Tensor) -> Tensor:
+    return ((x[:, None] - y[None]) ** 2).sum(-1).min(1).values
+
+
 def columns(x: Tensor, w: Tensor) -> Tensor:
     return torch.einsum("nij,nik->jk", x, w)
 
@@ -163,6 +172,10 @@ def _indices() -> tuple[Tensor]:
     return (torch.randint(0, 100, (50, 7)),)
 
 
+def _two_indices() -> tuple[Tensor, Tensor]:
+    return torch.randint(-100, 100, (50, 7)), torch.randint(-100, 100, (50, 2))
+
+
 def _integers() -> tuple[Tensor, Tensor]:
     return torch.randint(-50, 50, (40, 36)), torch.randint(1, 9, (40, 36))
 
@@ -191,6 +204,14 @@ CASES: dict[str, Case] = {
     "normed": Case(fn=normed, sizes=((70, 90), (90,), (90,))),
     "channels": Case(fn=channels, sizes=((5, 3, 20, 7), (3,), (3,)), tolerance=1e-3),
     "looked-up": Case(fn=looked_up, sizes=((100, 40),), more=_indices),
+    "looked-up-f64": Case(
+        fn=looked_up, sizes=((100, 40),), more=_indices, dtype=torch.float64, tolerance=1e-12
+    ),
+    "looked-up-f16": Case(
+        fn=looked_up, sizes=((100, 40),), more=_indices, dtype=torch.float16, tolerance=3e-3
+    ),
+    "tied": Case(fn=tied, sizes=((100, 40),), more=_two_indices, tolerance=1e-3),
+    "nearest": Case(fn=nearest, sizes=((70, 3), (90, 3))),
     "columns": Case(fn=columns, sizes=((40, 100, 40), (40, 100, 36)), tolerance=2e-3, grad=False),
     "squares": Case(fn=squares, sizes=((50, 40), (1, 40)), tolerance=2e-3),
     "conv": Case(fn=conv, sizes=((1, 3, 20, 20), (8, 3, 3, 3))),

@@ -5,26 +5,101 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from lowtide.codegen.machines import CUDA, Kind, executable, fused
 from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.ir import dtypes as dt
+from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder
-from tests.emit.test_kernels import HINTS, PROGRAMS
+from lowtide.texpr.evaluate import evaluate
+from lowtide.texpr.expr import Def, Program
+from lowtide.texpr.index import Axis, as_index, clamp, gather
+from tests.emit.test_kernels import HINTS, PROGRAMS, K, M, N
+
+
+def compiled(program: Program) -> BlockExecutable:
+    kind = Kind(machine=CUDA)
+    found = executable(fused(program, HINTS, kind), list(HINTS), [], HINTS, kind)
+    assert isinstance(found, BlockExecutable)
+    return found
 
 
 def made(name: str) -> BlockExecutable:
     b = Builder()
     b.program.outputs = [v.name for v in PROGRAMS[name](b)]
-    kind = Kind(machine=CUDA)
-    found = executable(fused(b.program, HINTS, kind), list(HINTS), [], HINTS, kind)
-    assert isinstance(found, BlockExecutable)
-    return found
+    return compiled(b.program)
+
+
+def scattered() -> Program:
+    """out[n[i], k] += exp(g[i, k]), where out[m, k] begins as a sum."""
+    (i, k), (y, z), j = (Axis("i", N), Axis("k", K)), (Axis("y", M), Axis("z", K)), Axis("j", N)
+    sides = (ex.load(n, [as_index(j), as_index(a)], dt.f32) for n, a in (("g", z), ("w", y)))
+    total = ex.reduce("sum", [j], ex.apply("maximum", [*sides], dt.f32), dt.f32)
+    value = ex.apply("exp", [ex.load("g", [as_index(i), as_index(k)], dt.f32)], dt.f32)
+    row = clamp(gather(ex.load("n", [as_index(i)], dt.i64)), M)
+    place = ex.load("out", [row, as_index(k)], dt.f32)
+    return Program(
+        inputs={
+            "g": ex.stored("g", (N, K), dt.f32),
+            "w": ex.stored("w", (N, M), dt.f32),
+            "n": ex.stored("n", (N,), dt.i64),
+        },
+        defs={
+            "out": Def(name="out", axes=(y, z), expr=total),
+            "same": Def(name="same", axes=(y, z), expr=ex.apply("neg", [total], dt.f32)),
+            "add": Def(name="add", axes=(i, k), expr=ex.add_at(place, value)),
+        },
+        outputs=["out", "add", "same"],
+    )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     found = made(name)
     golden(name, "\n\n".join([*map(str, found.plans), *(t.text for t in found.texts)]))
+
+
+def test_scatter(golden: Callable[[str, str], None]) -> None:
+    found = compiled(scattered())
+    texts = [str(found.program), *map(str, found.plans), *(t.text for t in found.texts)]
+    golden("scatter", "\n\n".join([*texts, found.driver]))
+
+
+def test_what_is_added_to_is_no_value() -> None:
+    """What has the same formula must not be read from its memory."""
+    defs = compiled(scattered()).normal.defs
+    reads = [x for d in defs.values() for x in ex.loads(d.expr) if x.source == "out"]
+    assert reads == [d.expr.place for d in defs.values() if isinstance(d.expr, ex.AddAt)]
+    assert len(reads) == 1
+
+
+def test_the_meaning_of_a_scatter() -> None:
+    sizes = {"N": 50, "M": 40, "K": 7}
+    g, w = torch.randn(50, 7), torch.randn(50, 40)
+    n = torch.randint(0, 40, (50,))
+    found = evaluate(scattered(), {"g": g, "w": w, "n": n}, sizes)
+    begin = torch.maximum(g[:, None], w[:, :, None]).sum(0)
+    torch.testing.assert_close(found["same"], -begin)
+    torch.testing.assert_close(found["out"], begin.index_add(0, n, g.exp()))
+
+
+def test_a_tensor_begins_in_a_kernel_of_its_own() -> None:
+    """Even if each program would add to what it has stored itself."""
+    (i, k), (y, z) = (Axis("i", N), Axis("k", K)), (Axis("y", N), Axis("z", K))
+    here = [as_index(i), as_index(k)]
+    add = ex.add_at(ex.load("out", here, dt.f32), ex.load("g", here, dt.f32))
+    begin = ex.apply("neg", [ex.load("g", [as_index(y), as_index(z)], dt.f32)], dt.f32)
+    program = Program(
+        inputs={"g": ex.stored("g", (N, K), dt.f32)},
+        defs={
+            "out": Def(name="out", axes=(y, z), expr=begin),
+            "add": Def(name="add", axes=(i, k), expr=add),
+        },
+        outputs=["out", "add"],
+    )
+    plans = compiled(program).plans
+    assert [(p.outputs, p.adds) for p in plans] == [(["out"], {}), ([], {"add": "out"})]
 
 
 def test_the_driver_allocates_launches_and_lets_go(golden: Callable[[str, str], None]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lowtide.errors import VerifyError
+from lowtide.ir import dtypes as dt
 from lowtide.texpr import expr as ex
 from lowtide.texpr.index import as_index
 from lowtide.tile.ir import Accumulate, Fill, Kernel, Nest, Stage, Store, Sweep
@@ -70,4 +71,14 @@ def test_a_thread_has_a_part() -> None:
             if isinstance(w, Accumulate):
                 w.buffer.per_thread = True
     with pytest.raises(VerifyError, match="a thread has a part"):
+        verify(kernel)
+
+
+def test_what_others_may_still_begin() -> None:
+    kernel, _, _ = tile_of_product()
+    (written,) = kernel.outputs
+    place = ex.load(written, (as_index(0), as_index(0)), dt.f32)
+    add = ex.add_at(place, ex.const(1, dt.f32))
+    kernel.body.append(Nest(axes=(), writes=[Store(target=written, index=place.index, expr=add)]))
+    with pytest.raises(VerifyError, match="which it stores"):
         verify(kernel)

@@ -87,6 +87,10 @@ def gathered(x: Tensor, i: Tensor):
     return x[i] * torch.index_select(x, 0, i).sin(), x[:, 1][i]
 
 
+def gathered_steps(x: Tensor, i: Tensor):
+    return x.floor()[i], x[i].sign()
+
+
 def edges(h: Tensor, i: Tensor, w: Tensor):
     return ((h[i] - h[i.flip(0)]).pow(2).sum(-1) + 1).sqrt() * (h @ w)[i].tanh().sum(-1)
 
@@ -233,6 +237,7 @@ CASES: list[tuple[Any, tuple[Any, ...]]] = [
     (energy, (POINTS,)), (extremes, (X,)), (nearest, (POINTS, OTHERS)), (slices, (X,)),
     (windows, (X,)), (joined, (X, Y)), (padded, (X,)), (rolled, (X,)), (triangles, (randn(6, 6),)),
     (gathered, (X, INDEX)), (edges, (X, INDEX, randn(6, 3))), (picked, (X, INDEX)), (powers, (X,)),
+    (gathered_steps, (X, INDEX)),
     (pieces, (X,)), (clamped, (X, Y)), (products, (X * 0.5,)), (einsums, (X, Y, randn(40))),
     (batched, HEADS), (causal, HEADS), (normed, (X, V, V)),
     (two_layers, (X, randn(6, 34), randn(34, 5))), (shaped, (X,)),

@@ -23,7 +23,7 @@ from lowtide.codegen.triton import pointwise as pw
 from lowtide.codegen.triton.blocks import Blocks, Dims
 from lowtide.ir.dtypes import DType
 from lowtide.texpr.algebra import identity
-from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Load, Scalar, Select
+from lowtide.texpr.expr import AddAt, Apply, At, Cast, Const, Expr, Load, Scalar, Select
 from lowtide.texpr.index import Axis, Gather, Index, deep_atoms
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
 from lowtide.tile.items import ARG, address, place_in
@@ -152,18 +152,27 @@ class Body:
     def _store(self, w: Store) -> None:
         dims = self.blocks.dims(self.nest.axes)
         dtype = self.blocks.memory[w.target]
-        offset = place_in(w.index, self.blocks.strides[w.target])
-        place = self._index(offset, dims)
-        if not set(dims) <= set(_axes_of(offset)):  # rows of no elements are no bytes apart
-            place = f"tl.full({self.blocks.shape(dims)}, 0, INDEX) + {place}"
+        places = self._places(w, dims)
         mask = self.blocks.mask(self.nest.axes, dims)
         masked = f", mask={mask}" if mask else ""
+        if isinstance(w.expr, AddAt):
+            value = self._full(self.value(w.expr.value, dims), dims)
+            self.lines.append(f"tl.atomic_add({places}, {value}{masked}, sem='relaxed')")
+            return
         held = self.value(w.expr, dims)
         value = pw.rounded(held, dtype)
         if not self.nest.axes:
             read = held if value == held else self._named(f"{value}.to({pw.type_of(dtype)})")
             self.blocks.written[w.target] = read
-        self.lines.append(f"tl.store(p_{w.target} + ({place}), {self._full(value, dims)}{masked})")
+        self.lines.append(f"tl.store({places}, {self._full(value, dims)}{masked})")
+
+    def _places(self, w: Store, dims: Dims) -> str:
+        """Where each point of a block lies."""
+        offset = place_in(w.index, self.blocks.strides[w.target])
+        place = self._index(offset, dims)
+        if not set(dims) <= set(_axes_of(offset)):  # points that share a place, or a row of none
+            place = f"tl.full({self.blocks.shape(dims)}, 0, INDEX) + {place}"
+        return f"p_{w.target} + ({place})"
 
     # -- reductions --
 

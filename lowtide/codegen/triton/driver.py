@@ -49,5 +49,5 @@ def driver_text(
         dead = [n for n in text.tensors if n in program.defs and dies(n, k, texts, program)]
         if dead:
             lines.append(f"    del {', '.join(dead)}")
-    lines.append(f"    return [{', '.join([*program.outputs, *program.checks])}]")
+    lines.append(f"    return [{', '.join([*program.results, *program.checks])}]")
     return "\n".join(lines) + "\n"
