@@ -59,6 +59,8 @@ SMALL_POINTS = 1 << 20
 LONG_TILE = 512  # of the sums that give the gradient of weights: as much of a line,
 LONG_ROWS = 8  # of so many results,
 LINES_TILE = 8  # and so many lines, stay in L2 while all results are summed up
+OUTGROWN = 4  # times as many points: then kernels are planned anew
+SUM_POINTS = 1 << 20  # that a task sums up at once: 4 MiB of floats for each thread
 LOCAL_POINTS = 1 << 18  # of a value that lives for one tile: 1 MiB of floats
 KEPT_POINTS = 1 << 17  # of a contraction that is read again: stays in L2
 HELD_POINTS = 1 << 16  # of a convolution's accumulator: the lines of a tile, for all its outputs
@@ -116,6 +118,7 @@ class Arrangement:
         self.grid = self._sized_grid()
         self.tiles = self._tiles()
         self.rank = self._rank()
+        self._bound_accumulators()
         for item in self.all_items():
             item.chain = self._chain(item.loops)
         self.rescaled = online.rescaled(self.reductions, self._can_follow)
@@ -394,6 +397,25 @@ class Arrangement:
                 tiles[a] = points[a] = (
                     part if part < self.lanes else -(-part // self.lanes) * self.lanes
                 )
+
+    def _bound_accumulators(self) -> None:
+        """What a task sums up at once stays small: short tiles, then few rows of the grid."""
+        for item in self.all_items():
+            if item.kind != "reduce" or self.per_thread(item.d):
+                continue
+            swept = self.prefix(item)
+            steps = {t.axis: t.tile or 1 for t in self.grid} | {a: self.tiles[a] for a in swept}
+            kept = [a for a in own_axes(item.d) if a not in self.ctx.fixed]
+            points = {a: steps.get(a, self.extent(a)) for a in kept}
+            for a in [a for a in kept if a in swept and math.prod(points.values()) > SUM_POINTS]:
+                most = -(-OUTGROWN * self.extent(a) // self.lanes) * self.lanes
+                points[a] = self.tiles[a] = min(points[a], most)
+            main = self.grid[-1].axis if self.grid else None
+            if main in points and math.prod(points.values()) > SUM_POINTS:
+                rest = math.prod(n for a, n in points.items() if a is not main)
+                least = self.lanes if any(i.vector is main for i in self.all_items()) else 1
+                rows = min(max(SUM_POINTS // rest, least), points[main])
+                self.grid = (*self.grid[:-1], Tiled(main, rows))
 
     def _sum_tiles(self, item: Item) -> Iterator[tuple[Axis, int]]:
         """How far a float sum goes before its part is added.

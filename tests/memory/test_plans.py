@@ -165,3 +165,16 @@ def test_pairs_of_a_few_batches_are_not_stored(pairs: Callable[..., Tensor], bat
     compiled = lt.script(chamfer)
     assert compiled.memory(x, y).peak_bytes < 500 * 500
     torch.testing.assert_close(compiled(x, y), chamfer(x, y))
+
+
+def squares(x: Tensor):
+    return x @ x.transpose(-1, -2)
+
+
+@pytest.mark.parametrize(("batches", "n"), [(300, 64), (1000, 24), (40, 200)])
+def test_sums_of_many_small_matrices_take_little_work_memory(batches: int, n: int) -> None:
+    """Their gradient is two products, over different axes, of one task."""
+    x = torch.empty(batches, n, n, device="meta", requires_grad=True)
+    plan = lt.script(squares).memory(x)
+    work = [b.nbytes for b in plan.buffers if b.kind == "work memory"]
+    assert sum(work) <= torch.get_num_threads() * (10 << 20)
