@@ -13,8 +13,6 @@ One idea a file:
     births      where a tensor was made: a code object and an instruction, a line only when asked
     bag         the tensors that one owner holds, weakly; counts them
     disposed    a handle without a tensor: what every use of it raises, and how one is made
-    other_threads  when no other thread can be computing with a disposed tensor any more
-    stacks      where other threads are
     watch       how tensors are seen as they are made, per thread
     ownership   what changes hands
     scope       DisposeScope: who owns what, and when it ends

@@ -11,8 +11,7 @@ none, the memory is free when `empty_out` returns, whatever still refers to the 
 Always: Python's way to a tensor is closed twice. `DisposedTensor` refuses attributes, special
 methods and `__torch_function__`; what asks C++ directly meets a tensor of PyTorch's Python dispatch
 key, whose `__torch_dispatch__` refuses. A handle that C++ holds weakly (after `retain_grad`) cannot
-be exchanged: it is closed to Python, and let go of as soon as nothing else holds it. One with which
-another thread may be computing is closed, too, and emptied a little later (`other_threads`).
+be exchanged: it is closed to Python, and let go of as soon as nothing else holds it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import sys
 import weakref
 from contextlib import AbstractContextManager
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch._guards import CompileContext  # pyright: ignore[reportPrivateUsage]
@@ -41,9 +40,6 @@ from lowtide.memory.scopes.nests import tensors_in
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _Tensor: Any = torch.Tensor
-# Handles that are closed: each weakly, its class, and its attributes; flat, as births are.
-Closed: TypeAlias = list[Any]
-_CLOSED_FIELDS = 3
 _make_wrapper: Any = _Tensor._make_wrapper_subclass
 _swap_impl: Any = _C._swap_tensor_impl
 _set: Any = object.__setattr__
@@ -215,71 +211,6 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
             elif tensor is not None and not (instruction >= 0 and _is_emptied(ref, obituary)):
                 passed_over.append((ref, code, instruction))
     return passed_over
-
-
-def close(births: Births, ending: Ending, closed: Closed) -> list[Birth]:
-    """Refuse all that Python does with these handles; `empty_closed(closed)` lets go of the rest.
-
-    Out: the births that were passed over, as of `empty_out`.
-    """
-    passed_over: list[Birth] = []
-    for begin in range(0, len(births), FIELDS * _TOGETHER):
-        together = births[begin : begin + FIELDS * _TOGETHER]
-        obituary = {_BIRTHS: together, _ENDING: ending}
-        fields = iter(together)
-        for ref, code, instruction in zip(fields, fields, fields):  # noqa: B905
-            tensor: Any = ref()
-            if type(tensor) is _Tensor and instruction >= 0:
-                # Without calls between, in which others might run, or an interrupt come.
-                closed += (ref, _Tensor, tensor.__dict__)
-                tensor.__dict__ = obituary
-                tensor.__class__ = DisposedTensor
-            elif tensor is not None and not (
-                instruction >= 0 and _is_closed(ref, obituary, closed)
-            ):
-                passed_over.append((ref, code, instruction))
-    return passed_over
-
-
-def empty_closed(closed: Closed) -> None:
-    """Exchange them, but for those that C++ holds weakly."""
-    fields = iter(closed)
-    with outside_dispatch_modes():
-        for ref, kind, attributes in zip(fields, fields, fields):  # noqa: B905
-            tensor = ref()
-            if type(tensor) is DisposedTensor:
-                hollow: Any = _make_wrapper(*_HOLLOW)
-                hollow.__class__ = kind
-                try:
-                    _swap_impl(tensor, hollow)
-                except RuntimeError:
-                    _close(ref, object.__getattribute__(tensor, "__dict__"))
-                    continue
-                if attributes:
-                    _set(hollow, "__dict__", attributes)
-
-
-def is_in_a_graph(closed: Closed) -> bool:
-    """Whether C++ has one of these tensors, too, and may hand out the handle."""
-    tensors = (ref() for ref in closed[::_CLOSED_FIELDS])
-    with _C.DisableTorchFunction():
-        return any(_Tensor._use_count(tensor) > 1 for tensor in tensors if tensor is not None)
-
-
-def _is_closed(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any], closed: Closed) -> bool:
-    """A tensor of a subclass, which may have a way of its own to set attributes."""
-    tensor = ref()
-    kind = type(tensor)
-    if tensor is None or kind is DisposedTensor:
-        return False
-    closed += (ref, kind, tensor.__dict__)
-    try:
-        _set(tensor, "__class__", DisposedTensor)
-    except TypeError:  # a class with slots
-        del closed[-_CLOSED_FIELDS:]
-        return False
-    _set(tensor, "__dict__", obituary)
-    return True
 
 
 def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from lowtide.memory.scopes.hidden import by_python
 from lowtide.memory.scopes.ownership import (
     attach,
     checked,
-    dispose_all,
+    dispose_now,
     given,
     movable,
     move,
@@ -82,7 +82,9 @@ def dispose(*ts: Any) -> None:
     found = given(ts)
     ending = ending_here("by dispose()")
     with disposed.outside_dispatch_modes():
-        dispose_all([tensor for tensor in found if not is_gone(tensor)], ending)
+        for tensor in found:
+            if not is_gone(tensor):
+                dispose_now(tensor, ending)
         disposed.release_pending()
 
 

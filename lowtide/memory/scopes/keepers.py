@@ -35,7 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import dlpack
 from torch.utils.data import dataloader
 
-from lowtide.memory.scopes import other_threads, watch
+from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.bag import LOCK, Bag
 from lowtide.memory.scopes.births import unseen
 from lowtide.memory.scopes.constructed import constructed, count_references
@@ -291,7 +291,6 @@ def _watched(owner: Any, name: str) -> None:
 
     @functools.wraps(plain)
     def function(*args: Any, **kwargs: Any) -> Any:
-        other_threads.before_backward()
         thread = state()
         if not thread.open:
             return plain(*args, **kwargs)

@@ -4,23 +4,22 @@ In: a tensor and two places. Out: the tensor, in at most one of them.
 
     attach(t, scope)                            # from wherever it was
     move(t, outer, only_from=inner)             # only if it is inner's
-    dispose_all([t], ending)                    # from wherever they are
+    dispose_now(t, ending)                      # from wherever it is
 
 Always: counts of tensors created and disposed stay exact; a move between scopes counts nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from lowtide.errors import ScopeError
-from lowtide.memory.scopes import keepers, other_threads
+from lowtide.memory.scopes import keepers
 from lowtide.memory.scopes.bag import LOCK
-from lowtide.memory.scopes.births import Birth, Births, given_away
-from lowtide.memory.scopes.disposed import Ending, close, empty_out, error_of, is_gone
+from lowtide.memory.scopes.births import given_away
+from lowtide.memory.scopes.disposed import Ending, empty_out, error_of, is_gone
 from lowtide.memory.scopes.nests import is_nest, tensors_in, with_parts
 from lowtide.memory.scopes.watch import Place
 
@@ -95,41 +94,15 @@ def attach(tensor: torch.Tensor, to: Place) -> None:
                 to.thread.attached += 1
 
 
-def end_all(births: Births, ending: Ending, resident_bytes: int = 0) -> list[Birth]:
-    """Dispose what was taken from its owner. `resident_bytes`: 0, or to which malloc may be trimmed
-    if memory goes late.
-
-    Out: the births that were passed over, as of `empty_out`.
-    """
-    if not births or other_threads.alone():
-        return empty_out(births, ending)
-    late = other_threads.begin(resident_bytes)
-    try:
-        return close(births, ending, late.parts[0])
-    finally:
-        late.is_closed = True  # no call, at the beginning of which an interrupt might come
-        late.look()
-
-
-def dispose_all(tensors: Iterable[torch.Tensor], ending: Ending) -> None:
-    """Dispose tensors, wherever they are. Raises TypeError if the class of one has slots of its
-    own: that one stays."""
-    taken: list[tuple[torch.Tensor, Place, Birth]] = []
+def dispose_now(tensor: torch.Tensor, ending: Ending) -> None:
+    """Dispose one tensor, wherever it is. Raises TypeError if its class has slots of its own."""
     with LOCK:
-        for tensor in tensors:
-            place = keepers.meet(tensor)
-            birth = place.take(tensor)
-            if birth is not None:
-                taken.append((tensor, place, birth))
-    births = [field for _, _, birth in taken for field in given_away(birth)]
-    passed_over = {id(birth[0]()) for birth in end_all(births, ending)}
-    slotted = ""
-    for tensor, place, birth in taken:
+        place = keepers.meet(tensor)
+        birth = place.take(tensor)
+    if birth is not None:
         # unless another thread has disposed it meanwhile
-        if id(tensor) in passed_over and not is_gone(tensor):
+        if empty_out([*given_away(birth)], ending) and not is_gone(tensor):
             place.add(tensor, birth)
-            slotted = type(tensor).__name__
-        else:
-            place.counts.disposed += 1
-    if slotted:
-        raise TypeError(f"a {slotted} cannot be disposed: its class has __slots__; use `del`")
+            name = type(tensor).__name__
+            raise TypeError(f"a {name} cannot be disposed: its class has __slots__; use `del`")
+        place.counts.disposed += 1

@@ -26,16 +26,15 @@ from typing import Any, ParamSpec, TypeVar, TypeVarTuple, overload
 import torch
 
 from lowtide.errors import ScopeError
-from lowtide.memory.scopes import disposed, keepers, other_threads, resident, watch
+from lowtide.memory.scopes import disposed, keepers, resident, watch
 from lowtide.memory.scopes.bag import LOCK
 from lowtide.memory.scopes.births import FIELDS, Birth, Births, loc_of, user_frame
-from lowtide.memory.scopes.disposed import DisposedTensor, Ending
+from lowtide.memory.scopes.disposed import DisposedTensor, Ending, empty_out
 from lowtide.memory.scopes.hidden import by_python
 from lowtide.memory.scopes.ownership import (
     attach,
     check_open,
     checked,
-    end_all,
     movable,
     move,
     one_or_all,
@@ -214,7 +213,6 @@ class DisposeScope(Place):
             self._opened = (found.f_code, found.f_lasti)
         self.is_open = True
         try:
-            other_threads.catch_up()
             self.enter_context()
             if self.outer is None:
                 self._resident_bytes = resident.resident_bytes()
@@ -286,7 +284,7 @@ class DisposeScope(Place):
         with disposed.outside_dispatch_modes(), without_collector(count):
             twice = 0
             left: list[tuple[torch.Tensor, Birth]] = []
-            for birth in end_all(taken, ending, self._resident_bytes):
+            for birth in empty_out(taken, ending):
                 tensor = birth[0]()
                 if type(tensor) is DisposedTensor:  # logged twice, or before the interrupt
                     twice += not is_again
@@ -300,7 +298,6 @@ class DisposeScope(Place):
                 self.thread.detached += 1
                 self.thread.loose.add(tensor, birth)
             disposed.release_pending()
-            other_threads.catch_up()
         if self.outer is None and self._resident_bytes:
             resident.after_end(self._resident_bytes)
 
