@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -95,8 +96,9 @@ def compare(
     `repeats` and `seconds` bound the timed calls of each. A result agrees with the first one's if
     each element is within `atol + rtol * |first|`; by default both follow from the dtype, see
     `lowtide.difference`. All calls get the same arguments: a function that changes them changes
-    them for the next, and its row says so. Raises ValueError if `variants` is empty, LowtideError
-    if it is no dict or `args` is no sequence of arguments; what a variant raises is its row.
+    them for the next, and its row says so. Results are compared for the same random numbers, and
+    torch's generators stand afterwards where they stood. Raises LowtideError if `variants` is empty
+    or no dict, or `args` no sequence of arguments; what a variant raises is its row.
     """
     if not isinstance(args, list | tuple):
         raise LowtideError(
@@ -109,7 +111,7 @@ def compare(
             'compare({"eager": f}, (x,))'
         )
     if not variants:
-        raise ValueError('compare needs at least one callable: compare({"eager": f}, args)')
+        raise LowtideError('compare needs at least one callable: compare({"eager": f}, args)')
     for name, given in {"rtol": rtol, "atol": atol}.items():
         if given is not None and not given >= 0:
             raise LowtideError(f"{name} is {given}; write a number that is not negative, or None")
@@ -119,7 +121,8 @@ def compare(
     for name, call in calls.items():
         try:
             before = _versions(args)
-            row = _check(name, call, reference, rtol, atol)
+            with _same_random_numbers():
+                row = _check(name, call, reference, rtol, atol)
             if _versions(args) != before:
                 row = dataclasses.replace(row, note=f"changes its arguments. {row.note}".rstrip())
             rows[name] = row
@@ -129,7 +132,9 @@ def compare(
     working = {
         name: _guard(name, call, faults) for name, call in calls.items() if not rows[name].error
     }
-    for name, timing in time_alternating(working, repeats=repeats, seconds=seconds).items():
+    with _same_random_numbers():
+        timings = time_alternating(working, repeats=repeats, seconds=seconds)
+    for name, timing in timings.items():
         rows[name] = _with_times(rows[name], timing, faults.get(name, ""))
     return Comparison(tuple(rows[name] for name in variants))
 
@@ -147,6 +152,12 @@ def describe_error(fault: BaseException) -> str:
     lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     return f"{type(fault).__name__}: {said}" if said else type(fault).__name__
+
+
+def _same_random_numbers() -> AbstractContextManager[Any]:
+    """What is drawn inside is drawn again afterwards."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    return cast("Any", torch.random).fork_rng(devices)
 
 
 def _called(function: Callable[..., object], args: Sequence[Any]) -> object:

@@ -10,6 +10,7 @@ import torch
 
 import lowtide as lt
 from lowtide.comparison import Comparison
+from lowtide.errors import LowtideError
 
 X = torch.arange(6, dtype=torch.float32)
 
@@ -86,7 +87,7 @@ def test_it_prints_and_becomes_json() -> None:
 
 
 def test_nothing_to_compare() -> None:
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(LowtideError, match="at least one"):
         lt.compare({}, ())
     with pytest.raises(KeyError):
         compared()["absent"]
@@ -132,3 +133,14 @@ def test_tolerances_that_nothing_can_be_within_are_refused(tolerance: dict[str, 
     calls = dict.fromkeys(("one", "other"), lambda: torch.ones(3))
     with pytest.raises(lt.LowtideError, match="not negative"):
         lt.compare(calls, **tolerance)
+
+
+def test_random_numbers_are_the_same_for_all() -> None:
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5, True)
+
+    state = torch.get_rng_state()
+    found = lt.compare({"a": dropped, "b": dropped, "c": lt.script(dropped)}, (torch.ones(1000),))
+    assert found["b"].agrees
+    assert found["c"].agrees
+    assert torch.equal(torch.get_rng_state(), state)

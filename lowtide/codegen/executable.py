@@ -272,6 +272,11 @@ class Executable(ABC):
             for p in self.plans
         ]
 
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why kernels were refused when they were launched: PyTorch runs the region instead."""
+        return ()
+
     def _remark(self, name: str) -> str:
         if name not in self.choices:
             return ""

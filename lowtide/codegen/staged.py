@@ -225,6 +225,11 @@ class Staged:
             for k in stage.executable.kernels
         ]
 
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """See `Executable`."""
+        return tuple(why for stage in self.parts for why in stage.executable.refusals)
+
     def _titled(self) -> Iterator[tuple[str, str, Stage]]:
         for number, stage in enumerate(self.parts):
             part = stage.part
@@ -256,7 +261,7 @@ class Staged:
         """What a run takes and gives back, in order; of a loop, one step."""
         alive: dict[str, Held] = {}
         for number, stage in enumerate(self.parts):
-            made = {n: _held(n, b, loc, sizes) for n, b, loc in stage.held()}
+            made = {n: _held(self._called.get(n, n), b, loc, sizes) for n, b, loc in stage.held()}
             own = dict(sizes)
             if isinstance(stage.part, Loop):
                 own[stage.part.step] = 0

@@ -192,6 +192,11 @@ class Tuned:
         return [replace(k, note=k.note + note) for k in found.executable.kernels]
 
     @property
+    def refusals(self) -> tuple[str, ...]:
+        """See `Executable`."""
+        return self._latest.executable.refusals
+
+    @property
     def stages(self) -> list[tuple[str, str]]:
         rows = sorted(self._latest.times.items(), key=lambda row: row[1])
         text = "\n".join(f"{ms:10.3f} ms  {name or 'usual'}" for name, ms in rows)

@@ -19,7 +19,7 @@ from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.ledger import Entry, Ledger
 from lowtide.memory.plan import Held
 from lowtide.pipeline.walk import Walk
-from lowtide.pipeline.walked_steps import TorchStep
+from lowtide.pipeline.walked_steps import KernelStep, TorchStep
 
 _LEAST_SIZE = 33  # smaller ones are constants of a signature
 
@@ -93,6 +93,11 @@ def plan_of(ledger: Ledger, walks: Sequence[Walk], notes: Sequence[str]) -> Memo
     if theirs:
         names = ", ".join(theirs)
         notes.append(f"what PyTorch allocates inside {names} is bounded from above, not known")
+    steps = (s for walk in walks for s in walk.steps if isinstance(s, KernelStep))
+    refused = [
+        f"{s.loc}: {why}; what it allocates is not counted" for s in steps for why in s.refusals()
+    ]
+    notes += dict.fromkeys(refused)
     alive = ledger.at_peak()
     names = dict(walks[0].sizes()) if walks else {}
     symbols: dict[int, str] = {}

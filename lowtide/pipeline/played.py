@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.ledger import Ledger, nodes_of
-from lowtide.memory.plan import Event, Held
+from lowtide.memory.plan import Event
 from lowtide.memory.virtual import Virtual
 from lowtide.runtime import heap, ours
 from lowtide.texpr.sizes import evaluate
@@ -56,11 +56,6 @@ def play(
         for name, tensor in zip(program.results, made, strict=True):
             if executable.input_under(name):  # whose memory is in the account
                 continue
-            if name not in left:  # the end of a loop, under another name
-                d = program.defs[name]
-                nbytes = tensor.numel() * tensor.itemsize
-                held = Held(name=name, nbytes=nbytes, kind="output", loc=d.loc)
-                left |= ledger.play([Event(held=held, takes=True)])
             ledger.adopt(tensor, left.pop(name))
         for entry in left.values():
             ledger.end(entry)

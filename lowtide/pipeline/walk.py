@@ -428,7 +428,7 @@ class Walk:
         if trips is UNKNOWN or ends:
             text = f"{op.loc}: a loop is shown for {done} of its iterations"
             if grown > 0:
-                text += f"; each further one holds {grown:,} bytes more, which are not counted"
+                text += f"; each further one may hold {grown:,} bytes more, which are not counted"
         else:
             text = f"{op.loc}: {trips} iterations, of which {max(done - 1, 1)} are shown"
             self.ledger.at("iterations", op.loc)

@@ -37,6 +37,13 @@ class KernelStep:
         places, live = self.entry.spec.places, self.region.live_ins
         return {n: self.region.shown_name(live[places[x].position]) for n, x in self.taken.items()}
 
+    def refusals(self) -> list[str]:
+        """Why PyTorch runs it, or its backward pass, instead: kernels were refused at a launch."""
+        gradient = self.entry.spec.gradient
+        backward = [] if gradient is None else gradient.executables
+        found = [why for made in (self.executable(), *backward) for why in made.refusals]
+        return list(dict.fromkeys(found))
+
     def backward(self) -> Pass | None:
         """The kernels of the whole backward pass, None where there is none."""
         gradient = self.entry.spec.gradient

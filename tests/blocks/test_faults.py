@@ -49,6 +49,8 @@ def test_a_refused_kernel_is_pytorchs(made: list[BlockExecutable]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is said once
         torch.testing.assert_close(compiled(x, y), f(x, y))
+    assert "is refused: RuntimeError: out of resource" in str(compiled.explain(x, y))
+    assert any("is refused" in n for n in compiled.memory(x, y).notes)
 
 
 def test_a_refused_backward_pass_is_pytorchs(made: list[BlockExecutable]) -> None:
@@ -60,9 +62,11 @@ def test_a_refused_backward_pass_is_pytorchs(made: list[BlockExecutable]) -> Non
         for kernel in executable.bound().values():
             kernel.function = Refused()
     x.grad = None
+    assert "is refused" not in str(compiled.explain(x, y))
     with pytest.warns(RuntimeWarning, match="PyTorch runs it instead"):
         compiled(x, y).sum().backward()
     torch.testing.assert_close(x.grad, want)
+    assert "is refused: RuntimeError: out of resource" in str(compiled.explain(x, y))
 
 
 def test_out_of_memory_is_pytorchs_own_error(made: list[BlockExecutable]) -> None:

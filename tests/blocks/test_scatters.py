@@ -361,8 +361,13 @@ def test_neither_values_nor_places_are_stored(
     stored = compiled.memory(*given)
     assert stored.peak_bytes >= results + (4 + 8) * n * k * c
     budget = lt.script(looked_up, budget=f"{results + wide + 2 * size * rows * c} B")
+    with pytest.raises(lt.BudgetError):
+        budget.memory(*given)
     deterministic(False)
     assert budget.memory(*given).peak_bytes == found.peak_bytes
+    deterministic(True)  # a plan of one setting is none for the other
+    with pytest.raises(lt.BudgetError):
+        budget.memory(*given)
 
 
 def test_what_was_summed_up_wide_ends_one_by_one() -> None:

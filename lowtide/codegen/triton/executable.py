@@ -135,6 +135,11 @@ class BlockExecutable(Executable):
                 self._kernels = {n: kind(functions[n], x) for n, x in self.taken().items()}
         return self._kernels
 
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """See the base class."""
+        return tuple(why for k in self._kernels.values() for why in k.faults.values())
+
     def _looped(self) -> Looped | None:
         """All steps in one launch, where a step is one kernel."""
         if not self.is_step or len(self.texts) != 1:

@@ -101,7 +101,10 @@ class BudgetedDriver(Driver):
 
 
 def _key(args: Sequence[Any]) -> Any:
-    return torch.is_grad_enabled(), torch.get_num_threads(), tuple(map(_form, args))
+    # On GPUs this decides which kernels a backward pass has.
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    forms = tuple(map(_form, args))
+    return torch.is_grad_enabled(), torch.get_num_threads(), is_deterministic, forms
 
 
 def _sharing(args: Sequence[Any]) -> tuple[int, ...]:
