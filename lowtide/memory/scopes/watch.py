@@ -198,8 +198,25 @@ def state() -> ThreadState:
     try:
         return _threads.state
     except AttributeError:
-        _threads.state = ThreadState()
-        return _threads.state
+        made = _threads.state = ThreadState()
+        if threading.get_ident() != threading.main_thread().ident:
+            _threads.until_its_end = _UntilItsEnd(made.mode)
+        return made
+
+
+class _UntilItsEnd:
+    """Held by a thread. PyTorch lets go of a thread's modes when Python knows the thread no more,
+    and ends the process if Python is ending by then: so ours leaves before."""
+
+    __slots__ = ("_ident", "_mode")
+
+    def __init__(self, mode: _Mode) -> None:
+        self._mode = mode
+        self._ident = threading.get_ident()
+
+    def __del__(self) -> None:
+        if threading.get_ident() == self._ident:
+            _remove(self._mode)
 
 
 def current() -> Place | None:
