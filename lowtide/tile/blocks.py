@@ -94,6 +94,9 @@ class BlockArrangement(Arrangement):
             item.vector, item.staged = None, []
         return items
 
+    def _bound_accumulators(self) -> None:
+        """They are sized by what registers and shared memory hold, in powers of 2."""
+
     def _tiles(self) -> dict[Axis, int]:
         """Every axis that is not in the grid is swept, but for what accumulators keep in full."""
         kept = self._kept_in_full()
