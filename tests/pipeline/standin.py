@@ -39,6 +39,7 @@ class StandIn:
         defs = program.defs.values()
         self.kernels = [Kernel("kernel0", [(d.op, d.loc) for d in defs], list(program.outputs))]
         self.stages = [("texpr", str(program)), ("c", "/* stand-in */")]
+        self.refusals = ()
 
     def write(self) -> None:
         """There is no text."""
