@@ -356,6 +356,7 @@ class Executable(ABC):
         return [*(h for p, h in every if self._stays(p)), *shared[-1:]]
 
     def _stays(self, p: Kernel) -> bool:
+        """Do a loop's later steps find its work memory as the first one left it?"""
         return self.is_step and bool(p.prologue)
 
     def _work(self, p: Kernel, needs: Needs, sizes: Mapping[str, int]) -> Held:

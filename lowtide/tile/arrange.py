@@ -59,7 +59,7 @@ SMALL_POINTS = 1 << 20
 LONG_TILE = 512  # of the sums that give the gradient of weights: as much of a line,
 LONG_ROWS = 8  # of so many results,
 LINES_TILE = 8  # and so many lines, stay in L2 while all results are summed up
-OUTGROWN = 4  # times as many points: then kernels are planned anew
+LONGER = 4  # times today's extent: a tile needs no room for more, as kernels are planned anew then
 SUM_POINTS = 1 << 20  # that a task sums up at once: 4 MiB of floats for each thread
 LOCAL_POINTS = 1 << 18  # of a value that lives for one tile: 1 MiB of floats
 KEPT_POINTS = 1 << 17  # of a contraction that is read again: stays in L2
@@ -408,7 +408,7 @@ class Arrangement:
             kept = [a for a in own_axes(item.d) if a not in self.ctx.fixed]
             points = {a: steps.get(a, self.extent(a)) for a in kept}
             for a in [a for a in kept if a in swept and math.prod(points.values()) > SUM_POINTS]:
-                most = -(-OUTGROWN * self.extent(a) // self.lanes) * self.lanes
+                most = -(-LONGER * self.extent(a) // self.lanes) * self.lanes
                 points[a] = self.tiles[a] = min(points[a], most)
             main = self.grid[-1].axis if self.grid else None
             if main in points and math.prod(points.values()) > SUM_POINTS:
