@@ -1,6 +1,7 @@
 """einsum: any equation is one sum of products, or a chain of them for more than two operands.
 
     einsum("bij,bkj->bik", x, y)   →   t[b, i, k] = sum(j: x[b, i, j] * y[b, k, j])
+    bilinear(x, y, w)              →   einsum("...i,kij,...j->...k", x, w, y)
 
 More than two operands are contracted from left to right, each time over the letters that neither a
 later operand nor the output needs.
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from lowtide.ops.contractions import accumulator
-from lowtide.ops.operands import Size, Term, is_list, same_dtype
+from lowtide.ops.operands import Size, Term, is_list, pointwise, same_dtype
 from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
@@ -161,6 +162,29 @@ def _contract(
         return b.reduce("sum", [sizes[c] for c in summed], term)
 
     return _Operand(b.tensor([sizes[c] for c in kept], dtype, body), kept)
+
+
+@op(
+    "bilinear",
+    "(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor? = None) -> Tensor",
+    "F.bilinear torch.bilinear",
+    kind="contraction",
+)
+def lower_bilinear(b: Builder, x: Val, y: Val, weight: Val, bias: Val | None) -> Val:
+    """x[..., i] * weight[k, i, j] * y[..., j], summed over i and j; and the bias."""
+    if weight.ndim != 3 or not x.ndim or x.ndim != y.ndim:
+        raise Unsupported("bilinear of other ranks than PyTorch takes")
+    same_dtype(x, y, weight, bias)
+    wanted = [*x.shape[:-1], weight.shape[1], weight.shape[2]]
+    for size, want in zip([*y.shape[:-1], x.shape[-1], y.shape[-1]], wanted, strict=True):
+        b.require_equal(size, want, f"bilinear: a size of {size} for {want}")
+    total = lower_einsum(b, "...i,kij,...j->...k", [x, weight, y])
+    if bias is None:
+        return total
+    if bias.ndim != 1:
+        raise Unsupported("bilinear with a bias that is no vector")
+    b.require_equal(bias.shape[0], weight.shape[0], "bilinear: a bias of another size")
+    return pointwise(b, [total, bias], total.dtype, lambda u, v: u + v)
 
 
 @op("trace", "(self: Tensor) -> Tensor", "torch.trace Tensor.trace", kind="reduction")

@@ -27,6 +27,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "addmm": (X, X, X),
     "addmv": (X[0], X, X[0]),
     "baddbmm": (X[None], X[None], X[None]),
+    "bilinear": (X, X, X[None]),
     "bmm": (X[None], X[None]),
     "cross_entropy": (X, CLASSES),
     "einsum": ("ij,jk->ik", [X, X]),

@@ -91,6 +91,19 @@ def test_einsum_left_to_pytorch() -> None:
         check("einsum", view, [floats(6, 6)], left=True)
 
 
+@pytest.mark.parametrize("lead", [(), (9,), (3, 5), (0,), (2, 1)], ids=title)
+@pytest.mark.parametrize("bias", [False, True])
+def test_bilinear(lead: tuple[int, ...], bias: bool) -> None:
+    operands = [floats(*lead, 6), floats(*lead, 7), floats(5, 6, 7)]
+    check("bilinear", *operands, floats(5) if bias else None)
+
+
+def test_bilinear_of_other_sizes_is_an_error_of_pytorch() -> None:
+    check("bilinear", floats(3, 1), floats(3, 7), floats(5, 6, 7), left=True)
+    check("bilinear", floats(3, 6), floats(4, 7), floats(5, 6, 7), left=True)
+    check("bilinear", floats(3, 6), floats(3, 7), floats(5, 6, 7), floats(1), left=True)
+
+
 X = floats(2, 6, 5, 7)
 W, B = floats(6), floats(6)
 MASKED = torch.tensor([[-INF, 1.0, 2.0], [-INF, -INF, -INF], [math.nan, 1.0, 2.0]])
