@@ -62,9 +62,12 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
             given = nbytes(x) if (x.shape[1] // groups) % _LEAST_GROUP == 0 else 0
             return copied + nbytes(result) + max(_columns_at_once(x, w, result, x, groups), given)
         if max(stride) > 1:  # in the order of channels_last, which pads nothing
-            return copied + max(2 * nbytes(result), nbytes(x)) + weights
-        made = _blocked(result)
-        first = _blocked(x) + 2 * made - nbytes(result)
+            first = (
+                nbytes(x) if _has_wide_vectors() else _blocked(x, groups) + _blocked(result, groups)
+            )
+            return copied + max(2 * nbytes(result), first) + weights
+        made = _blocked(result, groups)
+        first = _blocked(x, groups) + 2 * made - nbytes(result)
         return copied + max(first, 2 * made) + weights + is_half * made
     if _is_by_columns(x, result, groups) and (x.shape[1] // groups) % _LEAST_GROUP:
         columns = _columns_at_once(x, w, result, result, groups, _BLOCK_BYTES)
@@ -72,11 +75,11 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     if _is_depthwise(x, result, groups) and x.dim() == _VOLUMES:  # as channels_last
         return copied + nbytes(x) + nbytes(result) + weights
     is_point = max(w.shape[2:]) == 1
-    given = 0 if x.shape[1] <= _few() and groups == 1 and not is_point else _blocked(x)
+    given = 0 if x.shape[1] <= _few() and groups == 1 and not is_point else _blocked(x, groups)
     if is_point and max(stride) > 1:
         copied += _places_read(x, result)
-    first = given + _blocked(result) + weights - nbytes(result)
-    return copied + max(first, _blocked(result))
+    first = given + _blocked(result, groups) + weights - nbytes(result)
+    return copied + max(first, _blocked(result, groups))
 
 
 def as_it_lies(func: Any, args: Sequence[Any], result: Any) -> Any:
@@ -113,8 +116,10 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
         if _is_depthwise(x, g, groups) and max(w.shape[2:]) > _BOTH_AT_ONCE:
             in_groups = groups * _CHANNELS**2 * math.prod(w.shape[2:]) * w.itemsize
             blocked_weights = max(blocked_weights, in_groups // 2)
+        is_at_places = max(stride) > 1 and max(w.shape[2:]) == 1 and not is_transposed
+        spread += _places_read(x, g) if is_at_places else 0
         return _turned(g) + _turned(x) + _turned(w) + 2 * blocked_weights + spread + turned
-    of_halves = max(_blocked(g) if x.itemsize < 4 and not is_transposed else 0, turned)
+    of_halves = max(_blocked(g, groups) if x.itemsize < 4 and not is_transposed else 0, turned)
     if groups > 1:
         columns = _columns_at_once(x, w, g, x if is_transposed else g, groups)
         if not is_transposed:
@@ -124,17 +129,17 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
         g, x = x, g  # the result plays the part of the input
     channels = x.shape[1]
     is_strided = any(s > 1 for s in stride)
-    of_x = _for_weights(x, w) if groups == 1 else _blocked(x)
+    of_x = _for_weights(x, w) if groups == 1 else _blocked(x, groups)
     if is_strided and max(w.shape[2:]) == 1 and not is_transposed:
         copied += _places_read(x, g)
     weights = blocked_weights * (2 if max(dilation) > 1 else 1)
-    for_weights = _blocked(g) + of_x + weights
+    for_weights = _blocked(g, groups) + of_x + weights
     if not wanted[0]:
         return copied + for_weights + of_halves
     if is_strided and channels <= _FEW:
-        for_input = _blocked(g) + weights
+        for_input = _blocked(g, groups) + weights
     else:
-        for_input = _blocked(g) + _blocked(x) + weights - nbytes(x)
+        for_input = _blocked(g, groups) + _blocked(x, groups) + weights - nbytes(x)
     twice = 2 * nbytes(x) if is_strided and not is_transposed else 0
     return copied + max(for_weights, for_input, of_x, twice) + of_halves
 
@@ -142,7 +147,7 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
 def _for_weights(x: Tensor, w: Tensor) -> int:
     """The copy of the input that the gradient of the weights reads; a point is read in blocks."""
     channels = x.shape[1]
-    if channels > _LEAST_GROUP or max(w.shape[2:]) == 1:
+    if channels > _LEAST_GROUP or max(w.shape[2:]) == 1 or not _has_wide_vectors():
         return _blocked(x)
     return nbytes(x) // channels * _LEAST_GROUP if channels >= _FEW else 0
 
@@ -156,10 +161,10 @@ def _places_read(x: Tensor, result: Tensor) -> int:
 def _grouped(g: Tensor, x: Tensor, w: Tensor, groups: int, wants_x: bool, columns: int) -> int:
     """In the blocked layout, if oneDNN has a kernel for such groups; else by columns, and one of
     both is copied."""
-    both = _blocked(g) + _blocked(x)
+    both = _blocked(g, groups) + _blocked(x, groups)
     if _is_depthwise(x, g, groups):
         is_large = max(w.shape[2:]) > _BOTH_AT_ONCE
-        return max(both - (nbytes(x) if is_large and wants_x else 0), _blocked(x))
+        return max(both - (nbytes(x) if is_large and wants_x else 0), _blocked(x, groups))
     if not _is_by_columns(x, g, groups):
         return both
     if (x.shape[1] // groups) % _LEAST_GROUP == 0:  # some of these have a kernel
@@ -235,10 +240,11 @@ def _is_onednns(x: Tensor, w: Tensor, *options: Any) -> bool:
     return chosen not in _PYTORCHS
 
 
-def _blocked(x: Tensor) -> int:
+def _blocked(x: Tensor, groups: int = 1) -> int:
     """Bytes of x: [N, C, ...] in the layout that oneDNN computes in."""
     channels = max(x.shape[1], 1)
-    return nbytes(x) // channels * _padded(channels)
+    lanes = _CHANNELS if groups > 1 or _has_wide_vectors() else _LEAST_GROUP
+    return nbytes(x) // channels * _padded(channels, lanes)
 
 
 def _blocked_weights(w: Tensor, groups: int) -> int:
@@ -253,11 +259,17 @@ def _blocked_weights(w: Tensor, groups: int) -> int:
 @functools.cache
 def _few() -> int:
     """Images of so many channels are read as they lie."""
-    return _CHANNELS - 1 if torch.backends.cpu.get_cpu_capability() == "AVX512" else _FEW
+    return _CHANNELS - 1 if _has_wide_vectors() else _FEW
 
 
-def _padded(channels: int) -> int:
-    return -(-channels // _CHANNELS) * _CHANNELS
+@functools.cache
+def _has_wide_vectors() -> bool:
+    """Those of 16 floats, which oneDNN uses where PyTorch finds them."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _padded(channels: int, lanes: int = _CHANNELS) -> int:
+    return -(-channels // lanes) * lanes
 
 
 def is_dense(x: Tensor) -> bool:

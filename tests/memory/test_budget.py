@@ -48,7 +48,9 @@ def case(name: str) -> Any:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("budget", ["lots", 0, -1, "0MB", "\u0663MB", float("nan"), True, 1.5, b"1MB"])
+@pytest.mark.parametrize(
+    "budget", ["lots", 0, -1, "0MB", "\u0663MB", float("nan"), True, 1.5, b"1MB"]
+)
 def test_nonsense_is_refused(entry: str, budget: Any) -> None:
     with pytest.raises(LowtideError, match="write a number of bytes"):
         ENTRIES[entry](budget)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import lowtide as lt
+from lowtide.memory import convolution
 
 LAST = torch.channels_last
 conv3 = partial(nn.Conv2d, kernel_size=3, padding=1)
@@ -43,7 +44,8 @@ AGREE_BYTES = 150_000
 
 
 @pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
+def as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(convolution, "_has_wide_vectors", lambda: True)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

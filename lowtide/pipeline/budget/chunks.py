@@ -103,6 +103,7 @@ class Chunks:
             records = self.keeps and span.is_kept
             made = self._record(parts, span) if records else self._made(parts, span)
             self.join(results, made, self.joins, span)
+            del parts, made  # or the next chunk would run beside them
         return results
 
     def _made(self, parts: list[Any], span: Span) -> list[Any]:
@@ -153,6 +154,7 @@ class Chunks:
                 parts = self.parts(values, span)
                 rows = self.chunk_gradients(parts, wanted, given, products, alone)
             found.add(rows, self.cuts, span)
+            del rows  # as above
         return found.rows
 
     def _over(

@@ -10,7 +10,7 @@ lowers the peak most. Where gradients are recorded chunks are computed again, at
 only some of them, or without their products (`products`); and there are segments, which are
 computed again as a whole (`segments`), for ever fewer bytes (`cheapest`): before the chunks, if
 these would free less than half, and not at all if they would free most. At the end of the chunks,
-kernels whose tiles need least work memory.
+kernels whose tiles need least work memory. At last all that once more with short loops written out.
 
 Each plan stands for itself with fewer chunks, where its peak does not need them (`coarser`): that
 is found only for plans that come near the budget. The first one that fits is taken, so a smaller
@@ -33,7 +33,7 @@ from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.cheapest import cheapest
 from lowtide.pipeline.budget.coarser import coarser
-from lowtide.pipeline.budget.decided import decided
+from lowtide.pipeline.budget.decided import decided, written_out
 from lowtide.pipeline.budget.effects import Effects
 from lowtide.pipeline.budget.find import candidates
 from lowtide.pipeline.budget.outer import Outer
@@ -144,10 +144,19 @@ def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[
         driver = Driver(function, tiles=driver.tiles)
         trials = _Trials(driver, args)
         yield trials.plan({})
-    parts = _parts(driver, args, walk.records)
+    yield from _roads(trials, walk.records, budget_bytes)
+    if (function := _written_out(driver, args)) is not driver.function:
+        trials = _Trials(Driver(function, tiles=driver.tiles), args)
+        yield trials.plan({})
+        yield from _roads(trials, walk.records, budget_bytes)
+
+
+def _roads(trials: _Trials, records: bool, budget_bytes: float) -> Iterator[_Tried]:
+    """Plans of one program with chunks, and with segments where gradients are recorded."""
+    parts = _parts(trials.driver, trials.args, records)
     found, cutter = parts.runs, parts.cutter
     trials.choices, trials.bytes_in = parts.choices, parts.bytes_in
-    roads = [_in_chunks(trials, found, walk.records, budget_bytes)]
+    roads = [_in_chunks(trials, found, records, budget_bytes)]
     if cutter is not None:
         trials.known = replace(
             trials.known,
@@ -287,6 +296,14 @@ def _decided(driver: Driver, args: Sequence[Any]) -> Function:
         return decided(driver, args)
     except Exception as fault:
         faults.survive(fault, f"{driver.function.name}: which branches its arguments decide")
+        return driver.function
+
+
+def _written_out(driver: Driver, args: Sequence[Any]) -> Function:
+    try:
+        return written_out(driver, args)
+    except Exception as fault:
+        faults.survive(fault, f"{driver.function.name}: how its loops are written out")
         return driver.function
 
 

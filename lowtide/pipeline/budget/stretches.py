@@ -60,6 +60,7 @@ class Stretches(Chunks):
             found = self.run(self._given(values, carried, span))
             carried = found[self.last]
             self.join(results, found[self.last.stop :], joins, span)
+            del found  # or the next stretch would run beside it
         return [*carried, *results]
 
     def kept(self) -> list[Tensor]:
@@ -94,6 +95,7 @@ class Stretches(Chunks):
             if k:
                 rows[self.carried] = [None] * len(carried)
             found.add(rows, self.cuts, span)
+            del rows, given, parts, start  # as above
         return found.rows
 
     def differentiable(

@@ -1,0 +1,171 @@
+"""Every budget of every program: what it measures, and whether its results are the same.
+
+    python -m tests.memory.sweep                       all of `cases`, each in a process of its own
+    python -m tests.memory.sweep unet block --kinds grad --out sweep.jsonl
+
+In: the table of programs, with and without gradients. Out: a line of JSON for each program and
+kind, appended to the file, which says which are done: a sweep that was stopped goes on there. Its
+budgets are the least that is reachable, what lies in the middle, a half and three quarters of the
+unbounded peak, and that peak; all figures are bytes, `measured` the most of five calls. `worst` is
+the largest difference from the unbounded results, over the largest of these (and 1).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lowtide as lt
+from lowtide.memory.measure import measure_peak
+from tests.memory.calls import tensors
+from tests.memory.cases import CASES
+from tests.quickly import compile_quickly
+
+CALLS = 5
+LIMIT_S = 900
+NOISE_BYTES = 1 << 19  # the kernel counts resident pages on each CPU, and adds up now and then
+KINDS = ("grad", "plain")
+
+
+def _results(compiled: Any, args: tuple[Any, ...], leaves: list[torch.Tensor]) -> Any:
+    """Results, and gradients where there are leaves."""
+    torch.manual_seed(3)
+    out = [x for x in tensors(compiled(*args)) if x.is_floating_point()]
+    carrying = [x for x in out if x.requires_grad]
+    if leaves and carrying:
+        torch.autograd.backward(carrying, [torch.ones_like(x) for x in carrying])
+    found = [x.detach() for x in out]
+    for x in leaves:
+        if x.grad is not None:
+            found.append(x.grad)
+            x.grad = None
+    return found
+
+
+def _worst(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
+    worst = 0.0
+    for a, b in zip(got, want, strict=True):
+        assert a.shape == b.shape
+        if not b.numel():
+            continue
+        a, b = a.double(), b.double()
+        same = (a == b) | (a.isnan() & b.isnan())
+        off = torch.where(same, 0.0, (a - b).abs())
+        largest = b.nan_to_num(0, 0, 0).abs().max().item()
+        worst = max(worst, off.max().item() / max(1.0, largest))
+    return worst
+
+
+def sweep_one(name: str, kind: str) -> dict[str, Any]:
+    """All budgets of one program, in this process."""
+    chosen = next(c for c in CASES if c.name == name)
+    torch.manual_seed(0)
+    made: Any = chosen.make()
+    args = chosen.inputs()
+    leaves = [x for x in tensors(list(args)) if x.is_floating_point()] if kind == "grad" else []
+    for x in leaves:
+        x.requires_grad_()
+    free: Any = lt.script(made)
+    if kind == "grad" and isinstance(made, torch.nn.Module):
+        leaves += list(made.parameters())
+    rows: list[dict[str, Any]] = []
+    with torch.set_grad_enabled(kind == "grad"):
+        unbounded = free.memory(*args).peak_bytes
+        expected = [x.clone() for x in _results(free, args, leaves)]
+        least = unbounded
+        begin = time.monotonic()
+        with contextlib.suppress(Exception):
+            try:
+                lt.script(made, budget=1)(*args)
+            except lt.BudgetError as refused:
+                least = refused.least_bytes
+        search_s = time.monotonic() - begin
+        budgets = {least, (least + unbounded) // 2, unbounded * 3 // 4, unbounded // 2, unbounded}
+        for budget in sorted(b for b in budgets if b >= least):
+            row: dict[str, Any] = {"budget": budget}
+            rows.append(row)
+            try:
+                limited: Any = lt.script(made, budget=budget)
+                row["predicted"] = limited.memory(*args).peak_bytes
+                row["worst"] = _worst(_results(limited, args, leaves), expected)
+                row["measured"] = max(
+                    measure_peak(lambda: _results(limited, args, leaves), release=lt.empty_cache)[  # noqa: B023
+                        0
+                    ].peak_bytes
+                    for _ in range(CALLS)
+                )
+            except Exception as error:
+                row["error"] = f"{type(error).__name__}: {error}"[:300]
+    return {
+        "name": name,
+        "kind": kind,
+        "unbounded": unbounded,
+        "least": least,
+        "search_s": round(search_s, 1),
+        "budgets": rows,
+    }
+
+
+def _sweep(names: list[str], kinds: list[str], out: Path) -> None:
+    lines = out.read_text().splitlines() if out.exists() else []
+    done = {(found["name"], found["kind"]) for found in map(json.loads, lines)}
+    for case in CASES:
+        for kind in kinds:
+            if (names and case.name not in names) or (case.name, kind) in done:
+                continue
+            if kind == "grad" and not case.grad:
+                continue
+            command = [sys.executable, "-m", "tests.memory.sweep", "--one", case.name, kind]
+            try:
+                ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+                found = json.loads(ran.stdout.splitlines()[-1])
+            except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
+                found = {"name": case.name, "kind": kind, "error": f"{error}"[:300]}
+            with out.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+            print(*_said(found), sep="\n", flush=True)
+
+
+def _said(found: dict[str, Any]) -> list[str]:
+    """A line for each budget that was passed, refused or gave other results; else one in all."""
+    head = f"{found['name']} ({found['kind']})"
+    if "error" in found:
+        return [f"{head}: {found['error']}"]
+    said: list[str] = []
+    for row in found["budgets"]:
+        over = row.get("measured", 0) - row["budget"]
+        above = row.get("predicted", 0) - row["budget"]
+        if "error" in row or over > NOISE_BYTES or above > 0 or row["worst"] > 2e-4:
+            figures = {k: v / 1e6 if isinstance(v, int) else v for k, v in row.items()}
+            said.append(f"{head}: {figures}")
+    least, unbounded = found["least"] / 1e6, found["unbounded"] / 1e6
+    return said or [f"{head}: kept, {least:.1f} of {unbounded:.1f} MB, {found['search_s']} s"]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.memory.sweep", description=__doc__)
+    parser.add_argument("names", nargs="*", help="which programs (all)")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--out", type=Path, default=Path("sweep.jsonl"))
+    parser.add_argument("--one", nargs=2, metavar=("NAME", "KIND"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        import tests.memory.conftest  # noqa: F401  (what is freed is unmapped at once)
+
+        compile_quickly()
+        print(json.dumps(sweep_one(*options.one)))
+    else:
+        _sweep(options.names, options.kinds, options.out)
+
+
+if __name__ == "__main__":
+    main()
