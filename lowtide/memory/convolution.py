@@ -63,7 +63,7 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
             return copied + nbytes(result) + max(_columns_at_once(x, w, result, x, groups), given)
         if max(stride) > 1:  # in the order of channels_last, which pads nothing
             first = (
-                nbytes(x) if _has_wide_vectors() else _blocked(x, groups) + _blocked(result, groups)
+                nbytes(x) if has_wide_vectors() else _blocked(x, groups) + _blocked(result, groups)
             )
             return copied + max(2 * nbytes(result), first) + weights
         made = _blocked(result, groups)
@@ -147,7 +147,7 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
 def _for_weights(x: Tensor, w: Tensor) -> int:
     """The copy of the input that the gradient of the weights reads; a point is read in blocks."""
     channels = x.shape[1]
-    if channels > _LEAST_GROUP or max(w.shape[2:]) == 1 or not _has_wide_vectors():
+    if channels > _LEAST_GROUP or max(w.shape[2:]) == 1 or not has_wide_vectors():
         return _blocked(x)
     return nbytes(x) // channels * _LEAST_GROUP if channels >= _FEW else 0
 
@@ -243,7 +243,7 @@ def _is_onednns(x: Tensor, w: Tensor, *options: Any) -> bool:
 def _blocked(x: Tensor, groups: int = 1) -> int:
     """Bytes of x: [N, C, ...] in the layout that oneDNN computes in."""
     channels = max(x.shape[1], 1)
-    lanes = _CHANNELS if groups > 1 or _has_wide_vectors() else _LEAST_GROUP
+    lanes = _CHANNELS if groups > 1 or has_wide_vectors() else _LEAST_GROUP
     return nbytes(x) // channels * _padded(channels, lanes)
 
 
@@ -259,11 +259,11 @@ def _blocked_weights(w: Tensor, groups: int) -> int:
 @functools.cache
 def _few() -> int:
     """Images of so many channels are read as they lie."""
-    return _CHANNELS - 1 if _has_wide_vectors() else _FEW
+    return _CHANNELS - 1 if has_wide_vectors() else _FEW
 
 
 @functools.cache
-def _has_wide_vectors() -> bool:
+def has_wide_vectors() -> bool:
     """Those of 16 floats, which oneDNN uses where PyTorch finds them."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 

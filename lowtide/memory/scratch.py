@@ -172,14 +172,19 @@ def _contained(args: Sequence[Any], _: Any) -> int:
     return 32 * sum(x.numel() for x in given)
 
 
-def _for_blas(args: Sequence[Any], _: Any) -> int:
+def _for_blas(args: Sequence[Any], result: torch.Tensor) -> int:
     """Copies of matrices of which neither rows nor columns lie side by side, and of rows that are
-    to be conjugated; turned ones of float16 in single precision."""
+    to be conjugated. Of turned ones in half precision, in single precision: what is turned, of
+    float16 alone; without vectors of 16 floats, for which oneDNN has no such products, the sums."""
     matrices = [x for x in args if isinstance(x, torch.Tensor)][-2:]
     copied = sum(_bytes(x) for x in matrices if not _reads_as_it_lies(x))
     first, second = matrices
-    is_turned = first.dtype is torch.float16 and first.dim() == 2 and first.stride(-1) != 1
-    return copied + (4 * first.numel() if is_turned and second.stride(-1) == 1 else 0)
+    is_half = first.dtype in (torch.float16, torch.bfloat16) and first.dim() == 2
+    if not is_half or first.stride(-1) == 1 or second.stride(-1) != 1:
+        return copied
+    if not convolution.has_wide_vectors():
+        return copied + 4 * result.numel()
+    return copied + (4 * first.numel() if first.dtype is torch.float16 else 0)
 
 
 def _reads_as_it_lies(x: torch.Tensor) -> bool:

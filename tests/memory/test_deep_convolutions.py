@@ -45,7 +45,7 @@ AGREE_BYTES = 150_000
 
 @pytest.fixture(autouse=True)
 def as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(convolution, "_has_wide_vectors", lambda: True)
+    monkeypatch.setattr(convolution, "has_wide_vectors", lambda: True)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -47,7 +47,7 @@ MEASURED = [
 @pytest.fixture(autouse=True)
 def as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """With its vectors; the number of threads is put back."""
-    monkeypatch.setattr(convolution, "_has_wide_vectors", lambda: True)
+    monkeypatch.setattr(convolution, "has_wide_vectors", lambda: True)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

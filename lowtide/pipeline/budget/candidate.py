@@ -51,7 +51,13 @@ class Candidate:
 
     def more(self, chunks: int, factor: int) -> int:
         """About `factor` times as many chunks; the same where there are no more. A size up to
-        SMALL is a constant of a signature, so that parts of another size would compile anew."""
+        SMALL is a constant of a signature, so that parts of another size would compile anew: of
+        the steps of a loop, which may be few and large, that is two sizes at most."""
+        if self.carried is not None and self.extent // (SMALL + 1) <= 1:
+            most = max(self.extent // 2, chunks)
+            wanted = min(factor * chunks, most)
+            near = range(wanted, min(2 * wanted, most) + 1)
+            return next((n for n in near if self.extent % n == 0), wanted)
         if self.extent > SMALL:
             return min(factor * chunks, max(self.extent // (SMALL + 1), chunks))
         counts = [n for n in range(chunks, self.extent + 1) if self.extent % n == 0]

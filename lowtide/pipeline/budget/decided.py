@@ -17,9 +17,9 @@ cuts all of it, or what one step makes is computed again.
         x = x + gelu(x @ a) @ b       →     y2 = y1 + gelu(y1 @ a) @ b
                                             …
 
-Always holds: a condition, or a number of steps, is decided only where it follows from what plans are kept by: sizes, which
-arguments are None, and numbers, truths and texts among them. Gradients, devices, and whether two
-names mean one tensor are for the run to say.
+Always holds: a condition, or a number of steps, is decided only where it follows from what plans
+are kept by: sizes, which arguments are None, and numbers, truths and texts among them. Gradients,
+devices, and whether two names mean one tensor are for the run to say.
 """
 
 from __future__ import annotations

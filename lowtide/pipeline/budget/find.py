@@ -43,7 +43,7 @@ def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Ca
     found: list[Candidate] = []
     pos, stop = start, outer.last if stop is None else stop
     finder = _Finder(outer, stop)
-    loops = Loops(outer.function, outer.known, outer.changed, outer.kept)
+    loops = Loops(outer.function, outer.known, outer.changed, outer.kept, outer.records)
     with Ledger(PlayedArena()), torch.no_grad():
         while pos < stop:
             is_loop = outer.ops[pos].name == "loop"

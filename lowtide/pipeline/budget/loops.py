@@ -74,8 +74,10 @@ class Loops:
         known: Mapping[Value, Any],
         changed: frozenset[Value],
         kept: frozenset[Value],
+        records: bool,
     ) -> None:
         self.function = function
+        self.records = records  # are gradients recorded?
         self.known = known
         self.kept = kept  # numbers of which are the same at each call
         self.changed = changed
@@ -96,7 +98,7 @@ class Loops:
         if lists is None or not found.is_plain(lists):
             return None
         reads = found.reads()
-        if reads is None or not self._is_large(lists, reads):
+        if reads is None or not self._is_large(trips, op.results, lists, reads):
             return None
         return found.made(pos, lists, reads)
 
@@ -118,10 +120,21 @@ class Loops:
             places.add(storage_of(b))
         return len(places) == len(op.results)
 
-    def _is_large(self, lists: Sequence[_Collected], reads: Sequence[_Read]) -> bool:
-        """Has any of its values a row for each step, and so much that it is worth it?"""
+    def _is_large(
+        self,
+        trips: int,
+        results: Sequence[Value],
+        lists: Sequence[_Collected],
+        reads: Sequence[_Read],
+    ) -> bool:
+        """Has any of its values a row for each step, and so much that it is worth it? Where
+        gradients are recorded, what it carries has."""
         values = (*(c.joined.result for c in lists), *(r.tensor for r in reads))
-        sizes = (x.nbytes for v in values if isinstance(x := self.known.get(v), Tensor))
+        sizes = [x.nbytes for v in values if isinstance(x := self.known.get(v), Tensor)]
+        if self.records:
+            sizes += [
+                trips * x.nbytes for v in results if isinstance(x := self.known.get(v), Tensor)
+            ]
         return any(n >= LEAST_BYTES for n in sizes)
 
 

@@ -37,7 +37,7 @@ class Outer:
     """See the module's text. `pairs`: tensors of the arguments, as known here and as they are;
     `given`: their memory, by `storage_of`; `single`: of it what one argument has for itself;
     `made_at`, `nbytes`: the op that makes what is not of them, and its size; `made_bytes`: of each
-    op."""
+    op; `records`: are gradients recorded?"""
 
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.function = driver.function
@@ -51,6 +51,9 @@ class Outer:
             followed = Followed(driver, args)
         self.known = followed.known
         self.on_host = followed.device == CPU
+        self.records = torch.is_grad_enabled() and any(
+            x.requires_grad for given in args for x in tensors_in(given)
+        )
         self.pairs = [
             (known, x)
             for v, given in self.args.items()
