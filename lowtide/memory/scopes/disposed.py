@@ -27,6 +27,7 @@ import torch
 from torch._guards import CompileContext  # pyright: ignore[reportPrivateUsage]
 
 from lowtide.errors import UNKNOWN_LOC, DisposedTensorError, Loc
+from lowtide.memory.scopes import operands
 from lowtide.memory.scopes.births import (
     FIELDS,
     Birth,
@@ -36,6 +37,7 @@ from lowtide.memory.scopes.births import (
     loc_of,
     loc_of_birth,
 )
+from lowtide.memory.scopes.containers import know_kinds
 from lowtide.memory.scopes.nests import tensors_in
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -159,6 +161,7 @@ def _refuse(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     raise error_of(self)
 
 
+know_kinds(torch.Tensor, torch.nn.Parameter, DisposedTensor)
 _special = {name for name in dir(torch.Tensor) if name[:2] == name[-2:] == "__"}
 for _name in _special - _NOT_USES:
     if callable(getattr(torch.Tensor, _name, None)):
@@ -180,11 +183,14 @@ def error_of(tensor: torch.Tensor) -> DisposedTensorError:
 
 
 def empty_out(births: Births, ending: Ending) -> list[Birth]:
-    """Turn handles into disposed ones; what nobody else holds is freed before this returns.
+    """Turn handles into disposed ones; what nobody else holds is freed before this returns, or by
+    `release_pending` if other threads run Python, which may be using it.
 
     Out: the births that were passed over: of tensors that their makers keep, of handles that were
     disposed before, and of tensors of a class with slots of its own, which cannot change its class.
     """
+    if operands.are_others():
+        return _close_all(births, ending)
     passed_over: list[Birth] = []
     for begin in range(0, len(births), FIELDS * _TOGETHER):
         together = births[begin : begin + FIELDS * _TOGETHER]
@@ -234,11 +240,38 @@ def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> boo
     return True
 
 
+def _close_all(births: Births, ending: Ending) -> list[Birth]:
+    """Close handles to Python. From then on no thread can begin to use them; who has begun can be
+    found by `release_pending`."""
+    passed_over: list[Birth] = []
+    for begin in range(0, len(births), FIELDS * _TOGETHER):
+        together = births[begin : begin + FIELDS * _TOGETHER]
+        obituary = {_BIRTHS: together, _ENDING: ending}
+        for birth in each(together):
+            ref, _, instruction = birth
+            tensor = ref()
+            if tensor is None:
+                continue
+            if instruction < 0 or type(tensor) is DisposedTensor:
+                passed_over.append(birth)
+                continue
+            _pending[id(ref)] = ref  # before, as an interrupt must not lose it
+            attributes = tensor.__dict__
+            _set(tensor, "__dict__", obituary)
+            try:
+                _set(tensor, "__class__", DisposedTensor)
+            except TypeError:  # a class with slots
+                _set(tensor, "__dict__", attributes)
+                del _pending[id(ref)]
+                passed_over.append(birth)
+    return passed_over
+
+
 def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
     """A tensor that C++ holds weakly: closed to Python, and let go of by `release_pending`."""
     tensor = ref()
     _pending[id(ref)] = ref
-    _set(tensor, "__dict__", dict(obituary))  # its own, as C++ may set attributes on the way
+    _set(tensor, "__dict__", obituary)
     _set(tensor, "__class__", DisposedTensor)
 
 
@@ -253,10 +286,18 @@ def outside_dispatch_modes() -> AbstractContextManager[Any]:
 
 
 def release_pending() -> None:
-    """Let go of handles that could not be exchanged, if nothing else holds their tensors now."""
-    for key, ref in [*_pending.items()]:
+    """Let go of handles that are closed, of all that no other thread is using and that nothing else
+    holds weakly now."""
+    closed = [*_pending.items()]
+    if not closed:
+        return
+    used = operands.used_by_others({id(ref()) for _, ref in closed})
+    for key, ref in closed:
         tensor = ref()
-        if tensor is None or _let_go(tensor):
+        if tensor is not None and id(tensor) in used:
+            continue
+        # Another thread may have let go of it meanwhile.
+        if tensor is None or key not in _pending or _is_exchanged(tensor) or _let_go(tensor):
             _pending.pop(key, None)
 
 
@@ -286,6 +327,8 @@ def _let_go(tensor: torch.Tensor) -> bool:
     torch.clear_autocast_cache()
     if _is_exchanged(tensor):
         return True
+    # Of its own, as C++ sets attributes on the way.
+    _set(tensor, "__dict__", {**object.__getattribute__(tensor, "__dict__")})
     with _C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
         if _Tensor._use_count(tensor) > 1 or _Tensor._is_view(tensor):
             return False
@@ -294,7 +337,7 @@ def _let_go(tensor: torch.Tensor) -> bool:
         version = _Tensor._version.__get__(tensor)
         _Tensor.data.__set__(tensor, _Tensor.new_empty(tensor, 0))
         try:
-            _set(tensor, "__class__", _Tensor)  # C++ sets attributes on the way
+            _set(tensor, "__class__", _Tensor)
             _Tensor.detach_(_Tensor.mul_(tensor, 1))
         finally:
             _set(tensor, "__class__", DisposedTensor)
