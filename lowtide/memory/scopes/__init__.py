@@ -13,6 +13,11 @@ One idea a file:
     births      where a tensor was made: a code object and an instruction, a line only when asked
     bag         the tensors that one owner holds, weakly; counts them
     disposed    a handle without a tensor: what every use of it raises, and how one is made
+    operands    which tensors other threads are working on, inside of PyTorch's C++
+    containers  what an object leads to that C works on
+    instructions  which slots of a frame an instruction works on
+    layouts     where CPython keeps things
+    reading     memory read as a debugger reads it, which cannot crash
     watch       how tensors are seen as they are made, per thread
     ownership   what changes hands
     scope       DisposeScope: who owns what, and when it ends

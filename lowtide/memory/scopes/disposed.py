@@ -11,7 +11,9 @@ none, the memory is free when `empty_out` returns, whatever still refers to the 
 Always: Python's way to a tensor is closed twice. `DisposedTensor` refuses attributes, special
 methods and `__torch_function__`; what asks C++ directly meets a tensor of PyTorch's Python dispatch
 key, whose `__torch_dispatch__` refuses. A handle that C++ holds weakly (after `retain_grad`) cannot
-be exchanged: it is closed to Python, and let go of as soon as nothing else holds it.
+be exchanged: it is closed to Python, and let go of as soon as nothing else holds it. Where other
+threads run Python, all handles are closed first and exchanged after, but for those that a thread is
+using in C++ (`operands`): they have what they had until a scope ends after that.
 """
 
 from __future__ import annotations
