@@ -257,13 +257,14 @@ def _close_all(births: Births, ending: Ending) -> list[Birth]:
             if instruction < 0 or type(tensor) is DisposedTensor:
                 passed_over.append(birth)
                 continue
-            _pending[id(ref)] = ref  # before, as an interrupt must not lose it
-            attributes = tensor.__dict__
+            attributes: Any = tensor.__dict__
+            # Before, and only the first time, for an interrupt and what it has repeated.
+            closed = _pending.setdefault(id(ref), _Closed(ref, type(tensor), attributes))
             _set(tensor, "__dict__", obituary)
             try:
                 _set(tensor, "__class__", DisposedTensor)
             except TypeError:  # a class with slots
-                _set(tensor, "__dict__", attributes)
+                _set(tensor, "__dict__", closed.attributes)
                 del _pending[id(ref)]
                 passed_over.append(birth)
     return passed_over
@@ -272,7 +273,7 @@ def _close_all(births: Births, ending: Ending) -> list[Birth]:
 def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
     """A tensor that C++ holds weakly: closed to Python, and let go of by `release_pending`."""
     tensor = ref()
-    _pending[id(ref)] = ref
+    _pending[id(ref)] = _Closed(ref, type(tensor), {})  # nobody else has it when it goes
     _set(tensor, "__dict__", obituary)
     _set(tensor, "__class__", DisposedTensor)
 
@@ -293,13 +294,21 @@ def release_pending() -> None:
     closed = [*_pending.items()]
     if not closed:
         return
-    used = operands.used_by_others({id(ref()) for _, ref in closed})
-    for key, ref in closed:
-        tensor = ref()
+    try:
+        used = operands.used_by_others({id(one.ref()) for _, one in closed})
+    except RecursionError:  # at the limit; they go at a later end
+        return
+    for key, one in closed:
+        tensor = one.ref()
         if tensor is not None and id(tensor) in used:
             continue
         # Another thread may have let go of it meanwhile.
-        if tensor is None or key not in _pending or _is_exchanged(tensor) or _let_go(tensor):
+        if (
+            tensor is None
+            or key not in _pending
+            or _is_exchanged(tensor, one)
+            or _let_go(tensor, one)
+        ):
             _pending.pop(key, None)
 
 
@@ -311,23 +320,38 @@ _HOLLOW = (
     *(_Hollow, (), None, None, None, None),
     *(torch.strided, torch.device("meta"), False, False, "sizes", True, True),
 )
-_pending: dict[int, weakref.ref[torch.Tensor]] = {}  # by id: two that are equal compare tensors
 
 
-def _is_exchanged(tensor: torch.Tensor) -> bool:
+class _Closed(NamedTuple):
+    """A handle that is closed and has its tensor yet; its class and attributes go to the handle
+    of those in C++ that hold the tensor on."""
+
+    ref: weakref.ref[torch.Tensor]
+    kind: type
+    attributes: dict[str, Any]
+
+
+_pending: dict[int, _Closed] = {}  # by id of `ref`: two that are equal compare tensors
+
+
+def _is_exchanged(tensor: torch.Tensor, closed: _Closed) -> bool:
     """Give the handle another impl; False if C++ holds its own weakly."""
+    hollow: Any = _make_wrapper(*_HOLLOW)
+    hollow.__class__ = closed.kind
     try:
-        _swap_impl(tensor, _make_wrapper(*_HOLLOW))
+        _swap_impl(tensor, hollow)
     except RuntimeError:
         return False
+    if closed.attributes:
+        _set(hollow, "__dict__", closed.attributes)
     return True
 
 
-def _let_go(tensor: torch.Tensor) -> bool:
+def _let_go(tensor: torch.Tensor, closed: _Closed) -> bool:
     """Exchange a tensor that C++ holds weakly, if nothing else holds it."""
     # Autocast holds the leaves that it has cast.
     torch.clear_autocast_cache()
-    if _is_exchanged(tensor):
+    if _is_exchanged(tensor, closed):
         return True
     # Of its own, as C++ sets attributes on the way.
     _set(tensor, "__dict__", {**object.__getattribute__(tensor, "__dict__")})
@@ -344,7 +368,7 @@ def _let_go(tensor: torch.Tensor) -> bool:
         finally:
             _set(tensor, "__class__", DisposedTensor)
         _C._autograd._unsafe_set_version_counter((tensor,), (version,))
-    return _is_exchanged(tensor)
+    return _is_exchanged(tensor, closed)
 
 
 def _is_applied(frame: FrameType) -> bool:

@@ -20,6 +20,7 @@ import functools
 import gc
 import itertools
 import operator
+import os
 import sys
 import threading
 import time
@@ -58,14 +59,13 @@ class _Seen(NamedTuple):
 # The clocks of the others and what they all worked on when a thread last looked; replaced as one.
 _last: list[tuple[dict[int, int], set[int]]] = [({}, set())]
 _seen: dict[int, _Seen] = {}  # by thread
+_main: list[int | None] = [threading.main_thread().ident]
 _codes: dict[int, Instructions] = {}  # by id of the code object
 
 
 def are_others() -> bool:
     """Whether Python code may be running on another thread, and can be looked at."""
-    if not _count_of_threads() and threading.get_ident() == _main_ident():
-        return False
-    return can_see()
+    return (_count_of_threads() > 0 or threading.get_ident() != _main[0]) and can_see()
 
 
 def used_by_others(ids: set[int]) -> set[int]:
@@ -101,10 +101,6 @@ def _has_moved(ident: int, clock_ns: int, ids: set[int]) -> bool:
     if seen is None or seen.reached is None or seen.clock_ns != clock_ns or not _is_fine():
         return True
     return not ids.isdisjoint(seen.reached)
-
-
-def _main_ident() -> int | None:
-    return threading.main_thread().ident
 
 
 def _clocks() -> dict[int, int]:
@@ -242,3 +238,11 @@ def _containers(mark: object) -> Iterator[Any]:
 def _leads_to(mark: object, made: Any) -> bool:
     reached = reach([id(made)], {})
     return reached is not None and id(mark) in reached
+
+
+def _after_fork() -> None:
+    _main[0] = threading.get_ident()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
