@@ -56,6 +56,18 @@ def test_nonsense_is_refused(entry: str, budget: Any) -> None:
         ENTRIES[entry](budget)
 
 
+def test_sparse_tensors_are_pytorchs_whatever_the_budget() -> None:
+    def doubled(x):
+        return torch.sparse.sum(x * 2)
+
+    x = torch.eye(40).to_sparse()
+    for budget in (1000, "100MB"):
+        limited = lt.script(doubled, budget=budget)
+        with pytest.warns(RuntimeWarning, match="its budget is not kept") as told:
+            assert limited(x).item() == 80
+        assert len(told) == 1
+
+
 # -- kept ------------------------------------------------------------------------------------------
 
 

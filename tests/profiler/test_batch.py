@@ -7,6 +7,7 @@ import random
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,14 @@ from lowtide.memory.sizes import budget_bytes
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("512MB", 512 * 10**6), ("2GiB", 2 << 30), (7, 7), ("1.5 kB", 1500), (" 10 MiB ", 10 << 20)],
+    [
+        ("512MB", 512 * 10**6),
+        ("2GiB", 2 << 30),
+        (7, 7),
+        (np.int64(7), 7),
+        ("1.5 kB", 1500),
+        (" 10 MiB ", 10 << 20),
+    ],
 )
 def test_sizes(text: str | int, count: int) -> None:
     assert budget_bytes(text) == count

@@ -25,6 +25,7 @@ from lowtide.pipeline.budget.candidate import storage_of, tensors_in
 from lowtide.pipeline.budget.search import Plan, search
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.mutation import may_change
+from lowtide.pipeline.signature import Ineligible
 from lowtide.runtime import arena, heap
 
 _MOST_PLANS: Final = 256
@@ -89,6 +90,8 @@ class BudgetedDriver(Driver):
             )
 
     def _found(self, args: Sequence[Any]) -> Plan | BudgetError:
+        if any(x.layout is not torch.strided for x in tensors_in(args)):
+            raise Ineligible("a tensor that is not a dense one")  # as a call says it, before plans
         try:
             with watching.aside():
                 plan = search(self._plain, args, self.budget_bytes)
