@@ -13,6 +13,7 @@ from lowtide.pipeline.budget.cut import Cut
 from lowtide.pipeline.signature import SMALL
 
 LEAST_BYTES: Final = 1 << 16  # what has only smaller values is not worth it
+_MANY: Final = 8  # stretches of a loop of few steps
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
@@ -51,13 +52,13 @@ class Candidate:
 
     def more(self, chunks: int, factor: int) -> int:
         """About `factor` times as many chunks; the same where there are no more. A size up to
-        SMALL is a constant of a signature, so that parts of another size would compile anew: of
-        the steps of a loop, which may be few and large, that is two sizes at most."""
+        SMALL is a constant of a signature, so that parts of another size would compile anew. Of
+        the steps of a loop, which may be few and large, two such sizes are taken: a dim that has
+        been three of them is a symbol from then on, and its kernels are others."""
         if self.carried is not None and self.extent // (SMALL + 1) <= 1:
-            most = max(self.extent // 2, chunks)
-            wanted = min(factor * chunks, most)
-            near = range(wanted, min(2 * wanted, most) + 1)
-            return next((n for n in near if self.extent % n == 0), wanted)
+            even = [n for n in range(2, self.extent // 2 + 1) if self.extent % n == 0]
+            steps = (even[0] if even else 2, next((n for n in even if n >= _MANY), 0))
+            return next((n for n in steps if n > chunks), chunks)
         if self.extent > SMALL:
             return min(factor * chunks, max(self.extent // (SMALL + 1), chunks))
         counts = [n for n in range(chunks, self.extent + 1) if self.extent % n == 0]
