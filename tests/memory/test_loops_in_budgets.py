@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.memory.measure import can_measure_resident, measure_peak
 from lowtide.pipeline.budget.decided import written_out
 from lowtide.pipeline.driver import Driver
 
@@ -117,21 +116,3 @@ def test_a_number_of_steps_that_is_an_argument(n: int, left: int) -> None:
 def test_what_the_data_decide_stays() -> None:
     x = torch.rand(300, 200)
     torch.testing.assert_close(lt.script(until_it_is_large, budget="2MB")(x), until_it_is_large(x))
-
-
-@pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
-def test_no_chunk_runs_beside_what_the_one_before_gave() -> None:
-    def two_products(x, y):
-        return torch.relu(x @ y + 1) @ y.t()
-
-    args = inputs((640, 640), (640, 640))
-    free: Any = lt.script(two_products)
-    least = least_of(two_products, args)
-    assert least < free.memory(*args).peak_bytes
-    limited = lt.script(two_products, budget=least)
-    gradients(limited, args)
-    found = min(
-        measure_peak(lambda: gradients(limited, args), release=lt.empty_cache)[0].peak_bytes
-        for _ in range(3)
-    )
-    assert found <= least + (1 << 20)
