@@ -74,12 +74,13 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
         return copied + nbytes(result) + columns
     if _is_depthwise(x, result, groups) and x.dim() == _VOLUMES:  # as channels_last
         return copied + nbytes(x) + nbytes(result) + weights
+    together = 1 if _is_depthwise(x, result, groups) else groups  # a vector is of channels
     is_point = max(w.shape[2:]) == 1
-    given = 0 if x.shape[1] <= _few() and groups == 1 and not is_point else _blocked(x, groups)
+    given = 0 if x.shape[1] <= _few() and groups == 1 and not is_point else _blocked(x, together)
     if is_point and max(stride) > 1:
         copied += _places_read(x, result)
-    first = given + _blocked(result, groups) + weights - nbytes(result)
-    return copied + max(first, _blocked(result, groups))
+    first = given + _blocked(result, together) + weights - nbytes(result)
+    return copied + max(first, _blocked(result, together))
 
 
 def as_it_lies(func: Any, args: Sequence[Any], result: Any) -> Any:

@@ -62,7 +62,9 @@ def test_pointwise(name: str, values: str) -> None:
         pairs = list(itertools.product(SPECIAL.tolist(), repeat=2))
         check(name, *(torch.tensor(c, dtype=F64) for c in zip(*pairs, strict=True)))
     else:
-        check(name, *(torch.roll(SPECIAL, k) for k in range(count)))
+        # PyTorch's vectors and the rest behind them differ in the gradient of logit(-0)
+        unsure = SPECIAL.signbit() & (SPECIAL == 0) & (name == "logit")
+        check(name, *(torch.roll(SPECIAL[~unsure], k) for k in range(count)))
 
 
 # ---- how the numbers are chosen -----------------------------------------------------------------
