@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import lowtide as lt
 from lowtide.pipeline import faults
+from lowtide.runtime import toolchain
 from tests.run.guarded import Guard, guarded, guarded_calls, guarded_memory
 
 
@@ -97,8 +98,10 @@ def test_a_long_sum_keeps_its_digits(program: Any, shape: tuple[int, ...], threa
         result: Any = lt.script(program)(x)
     finally:
         torch.set_num_threads(before)
+    # a lane of fewer adds up more terms
+    near = 5e-5 * 64 / toolchain.target().vector_bytes
     for got, want in zip(result, program(x.double()), strict=True):
-        torch.testing.assert_close(got.double(), want, rtol=5e-5, atol=0)
+        torch.testing.assert_close(got.double(), want, rtol=near, atol=0)
 
 
 def sums_of_scores(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ from lowtide.codegen.executable import Executable
 from lowtide.codegen.staged import Staged
 from lowtide.errors import BackendError
 from lowtide.programs import PROGRAMS
+from lowtide.runtime import toolchain
 from lowtide.texpr.expr import Program
 from lowtide.tile.target import BLOCK_TILINGS, TILINGS
 
@@ -134,7 +135,10 @@ def test_a_recurrence(take: Callable[[str], list[list[str]]]) -> None:
     made = lt.script(running, tune=True)
     torch.testing.assert_close(made(x, w), running(x, w), rtol=1e-4, atol=1e-4)
     assert len(measured) == 1
-    assert 'tiling "few registers", by measurement' in notes(made, x, w)
+    # where vectors are narrow, the cost model has taken this tiling itself
+    is_another = "few registers" in measured[0]
+    assert is_another or toolchain.target().vector_bytes < 64
+    assert ('tiling "few registers", by measurement' in notes(made, x, w)) == is_another
 
 
 def test_measured_once_for_sizes_of_a_class(take: Callable[[str], list[list[str]]]) -> None:
