@@ -35,8 +35,9 @@ from lowtide.ir.core import Block, Function, Op, Value, clone_block, clone_op, w
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.dead_code import eliminate_dead_code
-from lowtide.passes.making import Makers, constant, make_constant, makers_of
+from lowtide.passes.making import make_constant, makers_of
 from lowtide.pipeline.budget.kept import kept_values
+from lowtide.pipeline.budget.loops import is_counted
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed
 from lowtide.pipeline.signature import SMALL
@@ -73,7 +74,7 @@ def written_out(driver: Driver, args: Sequence[Any]) -> Function:
         mapping: dict[Value, Value] = {}
         for op in function.block.ops:
             count = trips.get(op.operands[0]) if op.name == "loop" else None
-            is_short = type(count) is int and count <= SMALL and _is_counted(op, makers)
+            is_short = type(count) is int and count <= SMALL and is_counted(op, makers)
             steps = count if is_short else 0
             ops += _steps(op, steps, mapping) if steps else [clone_op(op, mapping)]
         count = len(list(walk(Block([], ops))))
@@ -82,12 +83,6 @@ def written_out(driver: Driver, args: Sequence[Any]) -> Function:
         made = fold_constants(with_block(function, Block(function.block.args, ops)))
         function = eliminate_dead_code(eliminate_common_subexpressions(made))
         driver = Driver(function, tiles=driver.tiles)
-
-
-def _is_counted(loop: Op, makers: Makers) -> bool:
-    """Does it run for its number of steps, whatever the data?"""
-    going = loop.operands[1], loop.blocks[0].terminator.operands[0]
-    return all(constant(v, makers) is True for v in going)
 
 
 def _steps(loop: Op, count: int, mapping: dict[Value, Value]) -> list[Op]:

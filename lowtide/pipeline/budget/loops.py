@@ -27,7 +27,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_block, free_values, walk, with_block
 from lowtide.passes.dead_code import eliminate_dead_code
-from lowtide.passes.making import constant, make_constant, makers_of
+from lowtide.passes.making import Makers, constant, make_constant, makers_of
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
 from lowtide.pipeline.budget.cut import Cut
 from lowtide.pipeline.mutation import CHANGING
@@ -89,7 +89,7 @@ class Loops:
         """The loop at this place of the outer block, if it can be done in stretches."""
         op = self.function.block.ops[pos]
         trips = self.known.get(op.operands[0])
-        if not isinstance(trips, int) or trips <= SMALL or not self._is_counted(op):
+        if not isinstance(trips, int) or trips <= SMALL or not is_counted(op, self.makers):
             return None
         if not self._carries_tensors(op):
             return None
@@ -101,11 +101,6 @@ class Loops:
         if reads is None or not self._is_large(trips, op.results, lists, reads):
             return None
         return found.made(pos, lists, reads)
-
-    def _is_counted(self, op: Op) -> bool:
-        """Does it run for a known number of steps?"""
-        going = op.operands[1], op.blocks[0].terminator.operands[0]
-        return all(constant(v, self.makers) is True for v in going)
 
     def _carries_tensors(self, op: Op) -> bool:
         """All that it carries has the same form at the end, and memory of its own."""
@@ -136,6 +131,12 @@ class Loops:
                 trips * x.nbytes for v in results if isinstance(x := self.known.get(v), Tensor)
             ]
         return any(n >= LEAST_BYTES for n in sizes)
+
+
+def is_counted(loop: Op, makers: Makers) -> bool:
+    """Does it run for its number of steps, whatever the data?"""
+    going = loop.operands[1], loop.blocks[0].terminator.operands[0]
+    return all(constant(v, makers) is True for v in going)
 
 
 @dataclass(slots=True)
