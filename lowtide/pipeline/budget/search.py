@@ -137,15 +137,18 @@ def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[
     driver.is_tight = True
     walk = Walk(driver, args)
     yield _Tried(plan=_plan(driver, walk))
-    driver = Driver(_decided(driver, args), tiles=driver.tiles)
+    function = _rewritten(driver, lambda: decided(driver, args), "which branches are decided")
+    driver = Driver(function, tiles=driver.tiles)
     trials = _Trials(driver, args)
     yield trials.plan({})
-    if (function := _turned(driver, args)) is not driver.function:
+    function = _rewritten(driver, lambda: turned(Outer(driver, args)), "how its images lie")
+    if function is not driver.function:
         driver = Driver(function, tiles=driver.tiles)
         trials = _Trials(driver, args)
         yield trials.plan({})
     yield from _roads(trials, walk.records, budget_bytes)
-    if (function := _written_out(driver, args)) is not driver.function:
+    function = _rewritten(driver, lambda: written_out(driver, args), "how loops are written out")
+    if function is not driver.function:
         trials = _Trials(Driver(function, tiles=driver.tiles), args)
         yield trials.plan({})
         yield from _roads(trials, walk.records, budget_bytes)
@@ -291,27 +294,12 @@ def _parts(driver: Driver, args: Sequence[Any], records: bool) -> _Parts:
         return _Parts()
 
 
-def _decided(driver: Driver, args: Sequence[Any]) -> Function:
+def _rewritten(driver: Driver, make: Callable[[], Function | None], what: str) -> Function:
+    """What that makes of the driver's function, which it is itself if that fails."""
     try:
-        return decided(driver, args)
+        return make() or driver.function
     except Exception as fault:
-        faults.survive(fault, f"{driver.function.name}: which branches its arguments decide")
-        return driver.function
-
-
-def _written_out(driver: Driver, args: Sequence[Any]) -> Function:
-    try:
-        return written_out(driver, args)
-    except Exception as fault:
-        faults.survive(fault, f"{driver.function.name}: how its loops are written out")
-        return driver.function
-
-
-def _turned(driver: Driver, args: Sequence[Any]) -> Function:
-    try:
-        return turned(Outer(driver, args)) or driver.function
-    except Exception as fault:
-        faults.survive(fault, f"{driver.function.name}: how its images lie")
+        faults.survive(fault, f"{driver.function.name}: {what}")
         return driver.function
 
 
