@@ -23,6 +23,13 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.memory.convolution_columns import (
+    Windows,
+    forward_columns,
+    input_columns,
+    weight_columns,
+)
+
 Tensor = torch.Tensor
 # By their names, for that of a transposed convolution by oneDNN has none in Python.
 _SLOW: Final = ("Slow2d", "Slow3d", "SlowDilated2d", "SlowDilated3d",
@@ -32,6 +39,7 @@ _BLOCK_BYTES: Final = 1 << 20  # of columns that a thread has at a time, forward
 _CONVOLUTION: Final[Any] = torch.ops.aten.convolution.default
 _CHANNELS: Final = 16
 _FEW: Final = 4
+_COLOURS: Final = 3
 _BOTH_AT_ONCE: Final = 3  # the largest depthwise kernel of which both gradients are there at once
 _LEAST_GROUP: Final = 8
 _VOLUMES: Final = 5  # dims of images of three
@@ -40,7 +48,7 @@ LAYOUTS: Final = {4: torch.channels_last, _VOLUMES: torch.channels_last_3d}
 
 def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     """Of `aten.convolution`."""
-    x, w, _, stride, padding, dilation, is_transposed, _, groups, *_ = args
+    x, w, bias, stride, padding, dilation, is_transposed, _, groups, *_ = args
     copied = 0 if is_dense(x) else nbytes(x)
     if not is_onednns(args):
         columns = _columns(x, w, result, stride, padding, dilation, is_transposed)
@@ -48,6 +56,16 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
         single = 2 * _of_threads(columns, x) if is_transposed and x.itemsize < 4 else 0
         return copied + _by_groups(columns + single, (x,), result, groups)
     weights = _blocked_weights(w, groups)
+    if _has_choice(x, w, groups):
+        windows, is_last = _windows(w, args[3:6]), _is_channels_last(x, w)
+        if is_transposed:
+            columns = input_columns(result, x, windows, is_last)
+        else:
+            columns = None if is_last else forward_columns(x, result, windows)
+        if columns is not None:
+            if is_transposed and max(stride) > 1 and not is_last:
+                columns = max(columns, 2 * nbytes(result) + nbytes(x))
+            return copied + columns + (_turned(x) + _turned(w) if is_last else 0)
     # sums of bfloat16 are kept in single precision, and a result by groups is made beside its place
     is_half = is_transposed and x.itemsize < 4 and max(stride) == 1
     if _is_channels_last(x, w):
@@ -67,8 +85,9 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
             )
             return copied + max(2 * nbytes(result), first) + weights
         made = _blocked(result, groups)
-        first = _blocked(x, groups) + 2 * made - nbytes(result)
-        return copied + max(first, 2 * made) + weights + is_half * made
+        times = 2 if has_wide_vectors() or bias is not None else 1
+        first = _blocked(x, groups) + times * made - nbytes(result)
+        return copied + max(first, times * made) + weights + is_half * made
     if _is_by_columns(x, result, groups) and (x.shape[1] // groups) % _LEAST_GROUP:
         columns = _columns_at_once(x, w, result, result, groups, _BLOCK_BYTES)
         return copied + nbytes(result) + columns
@@ -76,7 +95,8 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
         return copied + nbytes(x) + nbytes(result) + weights
     together = 1 if _is_depthwise(x, result, groups) else groups  # a vector is of channels
     is_point = max(w.shape[2:]) == 1
-    given = 0 if x.shape[1] <= _few() and groups == 1 and not is_point else _blocked(x, together)
+    is_plain = groups == 1 and not is_point
+    given = _given(x) if is_plain else _blocked(x, together)
     if is_point and max(stride) > 1:
         copied += _places_read(x, result)
     first = given + _blocked(result, together) + weights - nbytes(result)
@@ -111,6 +131,9 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     blocked_weights = _blocked_weights(w, groups)
     is_last = _is_channels_last(x, w)
     turned = _turned_again(g, x, groups) if groups == 1 or is_last else 0
+    if _has_choice(x, w, groups):
+        windows = _windows(w, args[4:7])
+        return copied + _chosen(g, x, w, windows, is_transposed, wanted[0])
     if is_last:
         is_spread = max(dilation) > 1 and max(w.shape[2:]) > 1
         spread = nbytes(g) + nbytes(x) if is_spread else 0
@@ -143,6 +166,47 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
         for_input = _blocked(g, groups) + _blocked(x, groups) + weights - nbytes(x)
     twice = 2 * nbytes(x) if is_strided and not is_transposed else 0
     return copied + max(for_weights, for_input, of_x, twice) + of_halves
+
+
+def _has_choice(x: Tensor, w: Tensor, groups: int) -> bool:
+    """Whether oneDNN may take a convolution by columns that others take in blocks."""
+    is_narrow = groups == 1 and x.dtype is torch.float32 and not has_wide_vectors()
+    return is_narrow and max(w.shape[2:]) > 1
+
+
+def _chosen(
+    g: Tensor, x: Tensor, w: Tensor, windows: Windows, is_transposed: bool, wants_input: bool
+) -> int:
+    """Both gradients, one after the other, each by columns or in blocks."""
+    is_last = _is_channels_last(x, w)
+    given, made = (g, x) if is_transposed else (x, g)
+    weights = 2 * _blocked_weights(w, 1)
+    columns = weight_columns(given, made, nbytes(w), windows, is_last)
+    if columns is None and not is_last:
+        columns = (0 if given.shape[1] == _COLOURS else _blocked(given)) + _blocked(made)
+    most = weights if columns is None else columns
+    if wants_input:
+        if not is_transposed:
+            columns = input_columns(x, g, windows, is_last)
+        else:
+            columns = None if is_last else forward_columns(g, x, windows)
+        if columns is None and not is_last:
+            read = _given(g) if is_transposed else _blocked(g)
+            columns = max(read + _blocked(x) + weights - nbytes(x), _blocked(x))
+        is_strided = max(windows.stride) > 1 and not is_transposed and not is_last
+        most = max(most, columns or 0, 2 * nbytes(x) if is_strided else 0)
+    return most + (_turned(g) + _turned(x) + _turned(w) if is_last else 0)
+
+
+def _given(x: Tensor) -> int:
+    """The copy in blocks of images that a convolution reads, which of few channels there is none
+    of."""
+    return 0 if x.shape[1] <= _few() else _blocked(x)
+
+
+def _windows(w: Tensor, options: Sequence[Sequence[int]]) -> Windows:
+    stride, padding, dilation = options
+    return Windows(kernel=w.shape[2:], stride=stride, padding=padding, dilation=dilation)
 
 
 def _for_weights(x: Tensor, w: Tensor) -> int:
@@ -257,10 +321,9 @@ def _blocked_weights(w: Tensor, groups: int) -> int:
     return padded * math.prod(w.shape[2:]) * w.itemsize
 
 
-@functools.cache
 def _few() -> int:
     """Images of so many channels are read as they lie."""
-    return _CHANNELS - 1 if has_wide_vectors() else _FEW
+    return (_CHANNELS if has_wide_vectors() else _LEAST_GROUP) - 1
 
 
 @functools.cache
