@@ -138,6 +138,8 @@ class Tuned:
                 found = self._remembered(name, known)
                 if found is None:
                     found = self._measured(known, call)
+                    if min(found.times.values()) == float("inf"):
+                        return found  # none ran: asked again by the next call
                     facts.write(_FACTS, name, {"tiling": found.tiling})
                 self._found[key] = self._latest = found
             return self._found[key]
@@ -267,13 +269,13 @@ def _is_made(kernels: Any) -> bool:
 
 
 def _run(way: Executable | Staged, call: tuple[Any, ...]) -> float:
-    """Milliseconds of one call; endless where the machine refuses a kernel."""
+    """Milliseconds of one call; endless where the machine refuses a kernel, or is full."""
     settle = functools.partial(_parts(way)[0].settle, _device(call[0]))
     settle()
     start = time.perf_counter_ns()
     try:
         way(*call)
-    except KernelFault:
+    except (KernelFault, torch.OutOfMemoryError):
         return float("inf")
     settle()
     return (time.perf_counter_ns() - start) / 1e6

@@ -27,6 +27,7 @@ from torch import Tensor
 from lowtide.errors import BackendError
 
 SLACK = 1 << 16  # by which a block may stand out beyond the end
+MOST_PROGRAMS = (1 << 31) - 1  # of a launch: what CUDA counts along a grid's first axis
 LARGE = 1 << 31  # bytes of a tensor, or a place: then places are counted in 64 bits
 
 _refused: dict[str, str] = {}  # why, by the source of a module
@@ -205,6 +206,10 @@ class BlockKernel(ABC):
             raise KernelFault(self.faults[form])
         if programs == 0:
             return
+        if programs > MOST_PROGRAMS:  # fewer may be launched in the same form
+            fault = f"a kernel for {form.device} has {programs} programs, CUDA launches 2**31 - 1"
+            _tell(fault)
+            raise KernelFault(fault)
         try:
             self._launch(programs, form, handed)
         except (torch.OutOfMemoryError, KernelFault):
@@ -215,7 +220,7 @@ class BlockKernel(ABC):
             fault = f"a kernel for {form.device} is refused: {_in_short(error)}"
             if "out of memory" not in fault:  # there was no room for its code, now
                 self.faults[form] = fault
-            _tell(fault)
+            _tell(fault, remedy(fault))
             raise KernelFault(fault) from error
 
     @abstractmethod
@@ -238,12 +243,27 @@ def is_wide(reach: int, sizes: Iterable[int], nbytes: Iterable[int]) -> bool:
     return max(reach + SLACK, *sizes, *nbytes) >= LARGE
 
 
-def _tell(fault: str) -> None:
-    warnings.warn(
-        f"{fault}; PyTorch runs it instead. `lowtide doctor` tests driver and Triton",
-        RuntimeWarning,
-        stacklevel=3,
-    )
+_UPDATE = "update NVIDIA's driver, or install a build of PyTorch for an older CUDA"
+_BUILD = "Triton compiles a file in C: `apt install gcc python3-dev`, or name a compiler in CC"
+_REMEDIES = {  # by what Triton, its C compiler and the driver say
+    "C compiler": _BUILD,
+    "CalledProcessError": _BUILD,
+    "libcuda": "Triton did not find NVIDIA's driver: install it, then run `ldconfig` as root",
+    "image is invalid": _UPDATE,
+    "no kernel image": _UPDATE,
+    "unsupported toolchain": _UPDATE,
+    "out of memory": "free memory of the GPU: a kernel's code needs some, too",
+}
+
+
+def remedy(fault: str) -> str:
+    """What to do about a refusal by what it says; "" where that tells nothing."""
+    return next((what for said, what in _REMEDIES.items() if said in fault), "")
+
+
+def _tell(fault: str, what_to_do: str = "") -> None:
+    what_to_do = what_to_do or "`lowtide doctor` tests driver and Triton"
+    warnings.warn(f"{fault}; PyTorch runs it instead. {what_to_do}", RuntimeWarning, stacklevel=3)
 
 
 def _in_short(error: Exception) -> str:

@@ -227,7 +227,8 @@ def _gpu() -> Check:
         name="GPU",
         ok=False,
         detail=f"{detail}: PyTorch runs what is called with its tensors\n{fault}",
-        remedy=f"update NVIDIA's driver, or `pip install '{_triton_of_torch()}'`",
+        remedy=blocks.remedy(fault)
+        or f"update NVIDIA's driver, or `pip install '{_triton_of_torch()}'`",
     )
 
 

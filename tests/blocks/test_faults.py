@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import warnings
 import weakref
@@ -115,6 +116,53 @@ def test_no_memory_for_a_result(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> No
     assert made[0]() is None
     free.left = 100
     torch.testing.assert_close(compiled(x, y), g(x, y))
+
+
+C_FAULT = subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"])
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (RuntimeError("Failed to find C compiler. Specify …"), "apt install gcc python3-dev"),
+        (C_FAULT, "apt install gcc python3-dev"),
+        (AssertionError("libcuda.so cannot found!"), "ldconfig"),
+        (RuntimeError("Triton Error [CUDA]: device kernel image is invalid"), "update NVIDIA's"),
+        (RuntimeError("something else"), "`lowtide doctor` tests driver and Triton"),
+    ],
+)
+def test_a_refusal_says_what_to_do(
+    error: Exception, remedy: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_form(*_: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(cubins, "compile_form", compile_form)
+    x, y = torch.randn(40), torch.randn(50)
+    with pytest.warns(RuntimeWarning, match=f"PyTorch runs it instead. .*{remedy}"):
+        torch.testing.assert_close(lt.script(f)(x, y), f(x, y))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    real = doctor.blocks_fault
+    monkeypatch.setattr(doctor, "blocks_fault", lambda _: real("cpu"))
+    found = {c.name: c for c in doctor.checks()}["GPU"]
+    assert not found.ok
+    assert remedy in found.remedy or "triton" in found.remedy
+
+
+def test_more_programs_than_a_grid_has(made: list[BlockExecutable]) -> None:
+    """It is no fault of the form: what is smaller is launched."""
+    compiled = lt.script(f)
+    x, y = torch.randn(40), torch.randn(50)
+    compiled(x, y)
+    (kernel,) = made[0].bound().values()
+    form = kernel.form(x.device, True, [], ())
+    with (
+        pytest.warns(RuntimeWarning, match=r"2147483648 programs.*PyTorch runs it instead"),
+        pytest.raises(blocks.KernelFault),
+    ):
+        kernel.launch(1 << 31, form, [])
+    assert not kernel.faults
 
 
 def test_no_room_for_code_is_not_for_ever(made: list[BlockExecutable]) -> None:
