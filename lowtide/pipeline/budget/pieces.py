@@ -23,7 +23,8 @@ from lowtide.pipeline.budget.cut import Cut
 from lowtide.pipeline.budget.section import SECTION
 from lowtide.pipeline.budget.torch_rules import Dependent, by_rule, name_of, rule_of
 
-# Bytes of the first operand that are done at a time, without gradients and with them; None: all.
+_MOST: Final = 128  # pieces; of large operands they are larger, for many threads to share
+# Bytes of the first operand in a piece, beside that, without gradients and with them; None: all.
 # PyTorch looks for zeros in what was multiplied, and for how large each matrix of a batch is, whose
 # gradient is the exponential of a matrix of four times the bytes.
 _PIECES: Final[Mapping[str, tuple[int | None, int]]] = {
@@ -44,7 +45,10 @@ def as_section(op: Op, env: Mapping[Value, Any], block: Block) -> Op | None:
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_cuda:
         return None
     most_bytes = _PIECES[name_of(op)][torch.is_grad_enabled() and x.requires_grad]
-    if most_bytes is None or x.nbytes <= most_bytes:
+    if most_bytes is None:
+        return None
+    most_bytes += x.nbytes // _MOST
+    if x.nbytes <= most_bytes:
         return None
     count = -(-x.nbytes // most_bytes)
     free = _free_axes(op, values)
