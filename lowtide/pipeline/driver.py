@@ -96,7 +96,7 @@ class BlockPlan:
         self._regions: dict[int, Region | None] = {}
         self._steps: dict[int, tuple[Step, tuple[Value, ...]]] = {}  # and what is dead after it
         self._inner: dict[int, BlockPlan] = {}
-        self._alone: dict[int, Block] = {}  # ops that are done in pieces
+        self.sections: dict[Op, Block] = {}  # those made of ops when they are run
         self.is_piece = False  # whether the block is one of these
         self._lock = threading.Lock()
 
@@ -210,10 +210,10 @@ class BlockPlan:
         op = self.ops[pos]
         if self.is_piece or not pieces.may_be_cut(op):
             return None
-        block = self._alone.get(pos)
+        block = self.sections.get(op)
         if block is None:
             made = Block(op.operands, [op, Op(name="yield", operands=op.results)])
-            block = self._alone.setdefault(pos, made)
+            block = self.sections.setdefault(op, made)
             self.inner(block).is_piece = True
         return pieces.as_section(op, env, block)
 
@@ -354,7 +354,7 @@ class BlockPlan:
     def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         manager = env[op.operands[0]]
         if isinstance(manager, Recomputed) and manager.records():
-            section = as_section(op, env)
+            section = as_section(op, env, self.sections)
             if section is not None:
                 return self._section(section, env, alive)
         block, *leaving = op.blocks

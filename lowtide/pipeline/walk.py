@@ -372,7 +372,7 @@ class Walk:
         """The block of a checkpoint."""
         manager = env[op.operands[0]]
         if self.records and manager.records():
-            section = as_section(op, env)
+            section = as_section(op, env, plan.sections)
             if section is not None:
                 self.notes.append(f"{op.loc}: a checkpoint: run again in the backward pass")
                 return self._section(plan, section, env, alive)

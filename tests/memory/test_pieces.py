@@ -3,15 +3,18 @@ data are, with the results and gradients of PyTorch."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import lowtide as lt
 from lowtide.memory.measure import measure_peak
+from lowtide.pipeline.driver import BlockPlan
 from tests.quickly import compile_quickly
 
 SLACK_BYTES = 8_000_000
@@ -165,6 +168,22 @@ def test_where_no_axis_is_free_it_is_done_as_one() -> None:
 def test_it_is_told_once() -> None:
     (line,) = lt.script(exponentials).explain(torch.rand(200, 40, 40)).torch_ops
     assert line.op == "matrix_exp"
+
+
+def checkpointed(x: Tensor) -> Tensor:
+    return checkpoint(along_rows, x * 2, use_reentrant=False) * 2
+
+
+@pytest.mark.parametrize("run", [exponentials, checkpointed])
+def test_a_section_made_in_a_call_is_planned_once(run: Callable[[Tensor], Tensor]) -> None:
+    x = (torch.randn(120, 32, 32) / 10).requires_grad_()
+    compiled: Any = lt.script(run)
+    counts: list[int] = []
+    for _ in range(4):
+        backward(compiled, x)
+        gc.collect()
+        counts.append(sum(type(made) is BlockPlan for made in gc.get_objects()))
+    assert counts[1] == counts[-1]
 
 
 @pytest.mark.parametrize("shape", [(300, 20, 30), (200_000,)])
