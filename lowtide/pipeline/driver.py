@@ -30,6 +30,7 @@ from lowtide.memory import watching
 from lowtide.passes.turns import take_turns_together
 from lowtide.pipeline import little, plain, stats
 from lowtide.pipeline.backend import Tiles
+from lowtide.pipeline.budget import pieces
 from lowtide.pipeline.budget.checkpoint import as_section
 from lowtide.pipeline.budget.chunks import RunBlock
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
@@ -95,6 +96,8 @@ class BlockPlan:
         self._regions: dict[int, Region | None] = {}
         self._steps: dict[int, tuple[Step, tuple[Value, ...]]] = {}  # and what is dead after it
         self._inner: dict[int, BlockPlan] = {}
+        self.sections: dict[Op, Block] = {}  # those made of ops when they are run
+        self.is_piece = False  # whether the block is one of these
         self._lock = threading.Lock()
 
     def region(self, pos: int) -> Region | None:
@@ -202,6 +205,18 @@ class BlockPlan:
                 found = self._inner.setdefault(id(block), made)
         return found
 
+    def in_pieces(self, pos: int, env: Env) -> Op | None:
+        """The op as a section, if it is to be done in pieces."""
+        op = self.ops[pos]
+        if self.is_piece or not pieces.may_be_cut(op):
+            return None
+        block = self.sections.get(op)
+        if block is None:
+            made = Block(op.operands, [op, Op(name="yield", operands=op.results)])
+            block = self.sections.setdefault(op, made)
+            self.inner(block).is_piece = True
+        return pieces.as_section(op, env, block)
+
     def run(self, env: Env) -> list[Any]:
         """Runs the block; `env` has its live-ins, and is used up."""
         pos = 0
@@ -264,11 +279,14 @@ class BlockPlan:
     def run_op(self, pos: int, env: Env) -> None:
         """Runs one op outside of any region, then drops what nobody uses any more."""
         op = self.ops[pos]
-        if not op.blocks:
+        section = None if op.blocks else self.in_pieces(pos, env)
+        if not op.blocks and section is None:
             self._run_plain(pos, env)
             return
         alive = self.live_at[pos + 1]
-        if op.name == "if":
+        if section is not None:
+            results = self._section(section, env, alive)
+        elif op.name == "if":
             results = self._if(op, env, alive)
         elif op.name == "loop":
             results = self._loop(op, env, alive)
@@ -336,7 +354,7 @@ class BlockPlan:
     def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         manager = env[op.operands[0]]
         if isinstance(manager, Recomputed) and manager.records():
-            section = as_section(op, env)
+            section = as_section(op, env, self.sections)
             if section is not None:
                 return self._section(section, env, alive)
         block, *leaving = op.blocks

@@ -249,7 +249,12 @@ class Walk:
 
     def _op(self, plan: BlockPlan, pos: int, env: Env, reason: str) -> int:
         op = plan.ops[pos]
-        if op.name == "if":
+        section = plan.in_pieces(pos, env) if self.device == CPU else None
+        if section is not None:
+            before = len(self.steps)
+            results = self._section(plan, section, env, plan.live_at[pos + 1])
+            del self.steps[before + 1 :]  # each piece is one
+        elif op.name == "if":
             results = self._if(plan, op, env, plan.live_at[pos + 1])
         elif op.name == "loop":
             if reason:
@@ -367,7 +372,7 @@ class Walk:
         """The block of a checkpoint."""
         manager = env[op.operands[0]]
         if self.records and manager.records():
-            section = as_section(op, env)
+            section = as_section(op, env, plan.sections)
             if section is not None:
                 self.notes.append(f"{op.loc}: a checkpoint: run again in the backward pass")
                 return self._section(plan, section, env, alive)

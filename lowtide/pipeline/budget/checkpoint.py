@@ -9,7 +9,7 @@ in lists and objects, and not through what it writes into from outside.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -29,8 +29,8 @@ _NEW: Final = ("pointwise", "contraction", "factory")
 _PLAIN: Final = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.STR, t.NONE)
 
 
-def as_section(op: Op, env: Mapping[Value, Any]) -> Op | None:
-    """See the module's text."""
+def as_section(op: Op, env: Mapping[Value, Any], made: MutableMapping[Op, Block]) -> Op | None:
+    """See the module's text. `made`: the section's block, by op, for the next call."""
     (block,) = op.blocks
     inputs = [v for v in free_values(block.ops) if v not in block.args]
     values = [env[v] for v in inputs]
@@ -56,7 +56,7 @@ def as_section(op: Op, env: Mapping[Value, Any]) -> Op | None:
         operands=inputs,
         attrs=how,
         results=op.results,
-        blocks=[Block(inputs, block.ops)],
+        blocks=[made.setdefault(op, Block(inputs, block.ops))],
         loc=op.loc,
     )
 

@@ -22,6 +22,7 @@ backward pass the gradients of its operands, chunk by chunk.
               the other chunks; the last block takes them as its last arguments (see `recalled`)
     end       the result that a product gives at last: its gradient does not read it, so that the
               last block takes a stand-in
+    flat      so many of the first dims of the first operand, and of all results, are one dim
     unread    the forms of the results, whose values nobody asks for, and what is no tensor: only
               the backward pass is run
 """

@@ -15,7 +15,7 @@ load of what is cut must be at the very axis of the result. `torch_rules` has Py
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -27,6 +27,7 @@ from lowtide.pipeline.budget.torch_rules import (
     Cut,
     Dependent,
     Needs,
+    by_rule,
     is_pointwise,
     pointwise,
     rule_of,
@@ -50,10 +51,7 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
     if op.name in opdefs.STATISTICS and rule is not None and is_lowered(op, values):
         raise Dependent("takes the whole batch, in kernels that keep no more than they read")
     if rule is not None:
-        names = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
-        count = len(values) - len(names)
-        named = dict(zip(names, values[count:], strict=True))
-        found = rule(values[:count], named, results, cut)
+        found = by_rule(rule, op, values, results, cut)
         if any(dim >= x.dim() for x in tensors_in(results) for dim in [found[id(x)]]):
             raise Dependent("reduces everything")
         return found

@@ -11,7 +11,7 @@ results are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -45,7 +45,7 @@ def rule_of(op: Op, values: Sequence[Any]) -> Rule | None:
     rule."""
     if _is_of_the_batch(op, values):
         return _channels
-    name = _name(op)
+    name = name_of(op)
     if name in _RULES:
         return _RULES[name]
     return pointwise if name and op.name == "call_torch" and is_pointwise(op) else None
@@ -60,7 +60,16 @@ def _is_of_the_batch(op: Op, values: Sequence[Any]) -> bool:
     )
 
 
-def _name(op: Op) -> str:
+def by_rule(
+    rule: Rule, op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """What the rule says of the op's results; `values`: one for each operand."""
+    names = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
+    count = len(values) - len(names)
+    return rule(values[:count], dict(zip(names, values[count:], strict=True)), results, cut)
+
+
+def name_of(op: Op) -> str:
     """`sort` for torch.sort, F.max_pool2d and Tensor.sort alike; "" for what has a lowering."""
     if op.name == "call_torch":
         return str(op.attrs["target"]).rpartition(".")[2]
