@@ -131,7 +131,9 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     blocked_weights = _blocked_weights(w, groups)
     is_last = _is_channels_last(x, w)
     turned = _turned_again(g, x, groups) if groups == 1 or is_last else 0
-    if _has_choice(x, w, groups):
+    fills_vectors = is_last and groups >= _LEAST_GROUP
+    by_channels = _is_depthwise(x, g, groups) and x.dim() < _VOLUMES and not fills_vectors
+    if _has_choice(x, w, 1 if by_channels else groups):
         windows = _windows(w, args[4:7])
         return copied + _chosen(g, x, w, windows, is_transposed, wanted[0])
     if is_last:
@@ -180,18 +182,21 @@ def _chosen(
     """Both gradients, one after the other, each by columns or in blocks."""
     is_last = _is_channels_last(x, w)
     given, made = (g, x) if is_transposed else (x, g)
-    weights = 2 * _blocked_weights(w, 1)
-    columns = weight_columns(given, made, nbytes(w), windows, is_last)
+    groups = x.shape[1] if _is_depthwise(x, g, x.shape[1]) and w.shape[1] == 1 else 1
+    weights = 2 * _blocked_weights(w, groups)
+    columns = weight_columns(given, made, nbytes(w), windows, is_last, groups)
     if columns is None and not is_last:
-        columns = (0 if given.shape[1] == _COLOURS else _blocked(given)) + _blocked(made)
+        is_read = given.shape[1] == _COLOURS and groups == 1
+        columns = (0 if is_read else _blocked(given)) + _blocked(made)
     most = weights if columns is None else columns
     if wants_input:
-        if not is_transposed:
+        columns = None
+        if groups == 1 and not is_transposed:
             columns = input_columns(x, g, windows, is_last)
-        else:
-            columns = None if is_last else forward_columns(g, x, windows)
+        elif groups == 1 and not is_last:
+            columns = forward_columns(g, x, windows)
         if columns is None and not is_last:
-            read = _given(g) if is_transposed else _blocked(g)
+            read = _given(g) if is_transposed and groups == 1 else _blocked(g)
             columns = max(read + _blocked(x) + weights - nbytes(x), _blocked(x))
         is_strided = max(windows.stride) > 1 and not is_transposed and not is_last
         most = max(most, columns or 0, 2 * nbytes(x) if is_strided else 0)

@@ -1,7 +1,8 @@
 """The convolutions of oneDNN that a processor with vectors of eight floats computes by columns.
 
-In: the operands of a convolution of one group in float32, on meta tensors, and how its windows
-lie. Out: bytes of the columns, or None where oneDNN has a kernel of its own, in blocks of channels.
+In: the operands of a convolution in float32, of one group or channel by channel, on meta tensors,
+and how its windows lie. Out: bytes of the columns, or None where oneDNN has a kernel of its own, in
+blocks of channels.
 Those with vectors of eight ask more than those with sixteen:
 
     forward    no more than three places of padding before a row; a window of over seven places has
@@ -9,7 +10,7 @@ Those with vectors of eight ask more than those with sixteen:
     input      its gradient: the same stride in all dims, one in depth; no stride with holes; few
                channels, long windows and a stride not together
     weights    their gradient: no padding in front of a volume, no holes, a window within the image
-               and of at most thirteen places
+               and of at most thirteen places, of three channel by channel
 
 By columns nothing is copied in blocks. Which, and how many threads have columns of their own, is
 oneDNN's choice (3.x, `gemm_convolution_utils`); measured with PyTorch 2.13 on AMD EPYC (Zen 3).
@@ -32,6 +33,7 @@ _FRONT: Final = 3
 _LONG_FORWARD: Final = 7
 _LONG_INPUT: Final = 3
 _LONG_WEIGHTS: Final = 13
+_LONG_CHANNEL: Final = 3
 _BLOCK_BYTES: Final = 1 << 20  # of columns that a thread has at a time, forward in two dims
 _MOST_BYTES: Final = 1 << 30
 _TIMES: Final = 15  # so many times the operands for each thread, columns may take; else a part
@@ -94,22 +96,22 @@ def input_columns(x: Tensor, g: Tensor, windows: Windows, is_last: bool) -> int 
 
 
 def weight_columns(
-    x: Tensor, g: Tensor, weight_bytes: int, windows: Windows, is_last: bool
+    x: Tensor, g: Tensor, weight_bytes: int, windows: Windows, is_last: bool, groups: int = 1
 ) -> int | None:
-    """Of the gradient of weights."""
+    """Of the gradient of weights; groups of a channel each, or one."""
     kernel, padding, dilation = windows.kernel, windows.padding, windows.dilation
     is_volume = x.dim() == _VOLUMES
     if not (
         (is_volume and padding[0] > 0)
         or max(dilation) > 1
-        or kernel[-1] > _LONG_WEIGHTS
+        or kernel[-1] > (_LONG_WEIGHTS if groups == 1 else _LONG_CHANNEL)
         or windows.are_beside
         or any(k > size for k, size in zip(kernel, x.shape[2:], strict=True))
     ):
         return None
-    at_once = x.shape[0] > 1 and _places_each(g) < 256
+    at_once = (x.shape[0] > 1 or groups > 2) and _places_each(g) < 256
     threads = torch.get_num_threads() if at_once else 1
-    columns = _columns(x, g, kernel)
+    columns = _columns(x, g, kernel) // groups
     if not is_last:
         return _within(columns, threads, (x, g), weight_bytes, 0.05)
     is_turned = is_volume or max(*windows.stride, *dilation) == 1

@@ -18,7 +18,7 @@ from lowtide.memory import convolution
 VOLUME, IMAGE = (32, 36, 36), (200, 200)
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
-# images, size, channels, made, kernel, stride, dilation, channels_last, transposed; bytes, results
+# images, size, channels, made (0: channel by channel), kernel, stride, dilation, channels_last, transposed; bytes, results
 # among them: forward, gradient of weights, both gradients (None: not measured)
 MEASURED = [
     (2, VOLUME, 40, 64, 3, 1, 1, True, False, None, 12.6e6, 25.9e6),
@@ -35,6 +35,10 @@ MEASURED = [
     (4, IMAGE, 17, 6, 7, 2, 2, False, True, 109.3e6, None, None),
     (2, IMAGE, 2, 12, 3, 2, 2, True, True, 32.4e6, 17.1e6, 17.8e6),
     (8, IMAGE, 6, 1, 3, 1, 1, False, False, 11.2e6, None, None),
+    (4, (160, 160), 3, 0, 11, 1, 1, False, False, 2.2e6, 12.1e6, 13.4e6),
+    (4, (160, 160), 3, 0, 11, 1, 1, True, False, 1.2e6, 12.1e6, 13.3e6),
+    (4, (160, 160), 24, 0, 11, 1, 1, False, False, 19.5e6, 12.2e6, 22.0e6),
+    (4, (160, 160), 24, 0, 11, 1, 1, True, False, 9.8e6, 0.4e6, 10.3e6),
 ]
 
 
@@ -52,12 +56,12 @@ def test_what_was_measured_is_predicted(row: tuple[Any, ...]) -> None:
     images, size, channels, made, kernel, stride, dilation, is_last, is_transposed, *peaks = row
     x = torch.empty(images, channels, *size, device="meta")
     x = x.to(memory_format=LAST[len(size)]) if is_last else x
-    between = (channels, made) if is_transposed else (made, channels)
+    between = (channels, 1) if not made else (channels, made) if is_transposed else (made, channels)
     w = torch.empty(*between, *[kernel] * len(size), device="meta")
     dims = len(size)
     options = [
         [stride] * dims, [kernel // 2 * dilation] * dims, [dilation] * dims,
-        is_transposed, [0] * dims, 1,
+        is_transposed, [0] * dims, 1 if made else channels,
     ]  # fmt: skip
     result = torch.ops.aten.convolution.default(x, w, None, *options)
     result = result.to(memory_format=LAST[dims]) if is_last else result
