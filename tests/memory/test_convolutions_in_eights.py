@@ -18,8 +18,9 @@ from lowtide.memory import convolution
 VOLUME, IMAGE = (32, 36, 36), (200, 200)
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
-# images, size, channels, made (0: channel by channel), kernel, stride, dilation, channels_last, transposed; bytes, results
-# among them: forward, gradient of weights, both gradients (None: not measured)
+# images, size, channels, made (0: channel by channel), kernel, stride, dilation, channels_last,
+# transposed; bytes, results among them: forward, gradient of weights, both gradients (None: not
+# measured)
 MEASURED = [
     (2, VOLUME, 40, 64, 3, 1, 1, True, False, None, 12.6e6, 25.9e6),
     (4, VOLUME, 30, 6, 7, 1, 1, True, False, None, 58.6e6, 78.5e6),
