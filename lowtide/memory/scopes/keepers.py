@@ -120,6 +120,8 @@ def install() -> None:
     for name in ("__call__", "_inv_call"):
         _after(torch.distributions.Transform, name, _transformed)
     _after(torch.Tensor, "__init__", constructed)
+    for name in ("apply_", "map_", "map2_"):
+        _holding(torch.Tensor, name)
     count_references()
     for owner, names in _UNSEEN:
         for name in names:
@@ -213,6 +215,22 @@ def _after(owner: Any, name: str, then: Any) -> None:
         result = None if is_empty else plain(self, *args, **kwargs)
         then(self, *args, **kwargs)
         return result
+
+    setattr(owner, name, method)
+
+
+def _holding(owner: Any, name: str) -> None:
+    """Have C++ hold the tensor of a method that calls a function of the user's, which may dispose
+    it, or see it disposed."""
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        held = None if is_gone(self) else _C.ScriptList([self])
+        try:
+            return plain(self, *args, **kwargs)
+        finally:
+            del held
 
     setattr(owner, name, method)
 
