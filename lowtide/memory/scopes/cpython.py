@@ -81,11 +81,13 @@ _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 
 class _Slots(NamedTuple):
     """Of a frame, from the first of its local variables on, those from `first` up to `end`; if it
-    `is_call` the first, or the second if that is empty, is what is called."""
+    `is_call` the first, or the second if that is empty, is what is called; if it `is_star`, the
+    last is what its arguments were taken from."""
 
     first: int
     end: int
-    is_call: bool
+    is_call: bool = False
+    is_star: bool = False
 
 
 # By id of the code object, which it holds.
@@ -100,7 +102,7 @@ def _slots_at(code: CodeType, offset: int) -> _Slots:
             _slots.clear()
         found = _slots[id(code)] = code, _slots_of(code)
     begin = _count_of_locals(code)
-    return found[1].get(offset) or _Slots(begin, begin + code.co_stacksize, False)
+    return found[1].get(offset) or _Slots(begin, begin + code.co_stacksize)
 
 
 def _count_of_locals(code: CodeType) -> int:
@@ -117,17 +119,18 @@ def _slots_of(code: CodeType) -> dict[int, _Slots]:
         if depth is None:
             continue
         arg = at.arg or 0
-        is_call = at.opname in _CALLS or at.opname == "CALL_FUNCTION_EX"
+        is_star = at.opname == "CALL_FUNCTION_EX"
         if at.opname in _CALLS:
             depth += arg if _IS_SPLIT and at.opname == "CALL" else 0
             count = _CALLS[at.opname] + arg
-        elif is_call:
+        elif is_star:
             depth -= arg & 1  # the dict of arguments by name, which PyTorch's functions count
             count = 3
         else:
             count = _OPERANDS.get(at.opname, _MOST_OPERANDS)
         end = locals_count + depth
-        found[at.offset] = _Slots(end - min(count, depth), end, is_call)
+        is_call = is_star or at.opname in _CALLS
+        found[at.offset] = _Slots(end - min(count, depth), end, is_call, is_star)
     return found
 
 
@@ -254,14 +257,18 @@ def operands(frames: list[tuple[int, CodeType, int]]) -> set[int] | None:
     begins = [0 if data is None else words(data)[0] + _LOCALS for data in inner]
     parts = [
         (begin + first * WORD, (end - first) * WORD)
-        for begin, (first, end, _) in zip(begins, slots, strict=True)
+        for begin, (first, end, *_) in zip(begins, slots, strict=True)
     ]
     stacks = [() if data is None else words(data) for data in blocks(parts)]
     heads = _heads({word for stack in stacks for word in stack})
     used: set[int] = set()
-    for stack, (_, _, is_call) in zip(stacks, slots, strict=True):
-        if not is_call or _is_called(next(filter(None, stack[:2]), 0), heads):
-            used.update(stack)
+    for stack, (*_, is_call, is_star) in zip(stacks, slots, strict=True):
+        if is_call and not _is_called(next(filter(None, stack[:2]), 0), heads):
+            continue
+        # Of a list that was given only C knows a copy.
+        if is_star and heads.get(stack[-1], (0, 0))[_TYPE] != id(tuple):
+            return None
+        used.update(stack)
     return None if used & _HIDE else reach(used, heads)
 
 

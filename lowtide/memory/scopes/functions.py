@@ -79,7 +79,6 @@ def dispose(*ts: Any) -> None:
 
     Raises TypeError for what is neither a tensor nor a nest of tensors.
     """
-    keepers.install()
     found = given(ts)
     ending = ending_here("by dispose()")
     with disposed.outside_dispatch_modes():

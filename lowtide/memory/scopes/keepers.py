@@ -120,8 +120,6 @@ def install() -> None:
     for name in ("__call__", "_inv_call"):
         _after(torch.distributions.Transform, name, _transformed)
     _after(torch.Tensor, "__init__", constructed)
-    for name in ("apply_", "map_", "map2_"):
-        _holding(torch.Tensor, name)
     count_references()
     for owner, names in _UNSEEN:
         for name in names:
@@ -320,3 +318,8 @@ def _watched(owner: Any, name: str) -> None:
             thread.switch_off(holder)
 
     setattr(owner, name, function)
+
+
+# Not when the first scope opens, which may be in what they call.
+for _name in ("apply_", "map_", "map2_"):
+    _holding(torch.Tensor, _name)
