@@ -72,7 +72,6 @@ USES = {
     "a linear layer": "torch.nn.functional.linear(x, x)",
     "a module": "torch.nn.Linear(n, n)(x)",
     "backward": "x.requires_grad_().exp().sum().backward()",
-    "gradients": "torch.autograd.grad(torch.exp(x.requires_grad_()).sum(), [x])",
     "a conversion": "x.double()",
     "a copy": "x.clone()",
     "copied into": "x.copy_(y.expand(n, n))",
@@ -228,7 +227,7 @@ WAITS: dict[str, Callable[[threading.Event, torch.Tensor], object]] = {
 
 
 def pending() -> list[torch.Tensor | None]:
-    return [closed[0]() for closed in disposed._pending.values()]
+    return [ref() for _, refs in disposed._pending.values() for ref in refs]
 
 
 @pytest.mark.parametrize("wait", WAITS)
@@ -354,7 +353,7 @@ def test_a_call_that_has_returned_works_on_nothing() -> None:
 def test_a_search_that_fails_keeps_all_until_the_next_end(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    def fail(ids: set[int]) -> set[int]:
+    def fail(ids: list[int]) -> set[int]:
         raise error
 
     kept: list[torch.Tensor] = []
@@ -439,7 +438,7 @@ is_over = True
 assert lt.scope_statistics().thread_total_live == 0
 with lt.dispose_scope():
     pass
-assert not [one for one in disposed._pending.values() if one[0]() is not None]
+assert not disposed._pending and not disposed._kept
 """)
 
 

@@ -259,7 +259,7 @@ def operands(frames: list[tuple[int, CodeType, int]]) -> set[int] | None:
         (begin + first * WORD, (end - first) * WORD)
         for begin, (first, end, *_) in zip(begins, slots, strict=True)
     ]
-    stacks = [() if data is None else words(data) for data in blocks(parts)]
+    stacks: list[Words] = [() if data is None else words(data) for data in blocks(parts)]
     heads = _heads({word for stack in stacks for word in stack})
     used: set[int] = set()
     for stack, (*_, is_call, is_star) in zip(stacks, slots, strict=True):

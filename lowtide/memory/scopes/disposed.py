@@ -201,9 +201,8 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
             if type(tensor) is _Tensor and instruction >= 0:
                 attributes = tensor.__dict__
                 if is_shared:
-                    key = id(ref)
-                    # At once for Python: no call, where others may run or an interrupt may come.
-                    _pending[key] = ref, _Tensor, attributes
+                    if attributes:
+                        _kept[id(ref)] = ref, _Tensor, attributes
                     tensor.__dict__ = obituary
                     tensor.__class__ = DisposedTensor
                     continue
@@ -224,6 +223,8 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
                 instruction >= 0 and _is_emptied(ref, obituary, is_shared)
             ):
                 passed_over.append((ref, code, instruction))
+        if is_shared:
+            _pending[id(together)] = together, together[::FIELDS]
     return passed_over
 
 
@@ -233,34 +234,30 @@ def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any], is_sha
     kind = type(tensor)
     if tensor is None or kind is DisposedTensor:
         return False
+    attributes: Any = tensor.__dict__
     hollow: Any = _make_wrapper(*_HOLLOW)
     try:
         hollow.__class__ = kind
         if is_shared:
-            _close(ref, obituary, tensor.__dict__)
-            return True
-        _swap_impl(tensor, hollow)
+            _kept[id(ref)] = ref, kind, attributes
+        else:
+            _swap_impl(tensor, hollow)
     except TypeError:  # a class with slots
         return False
     except RuntimeError:
         _close(ref, obituary)
         return True
-    _set(hollow, "__dict__", tensor.__dict__)
+    if not is_shared:
+        _set(hollow, "__dict__", attributes)
     _set(tensor, "__class__", DisposedTensor)
     _set(tensor, "__dict__", obituary)
     return True
 
 
-def _close(
-    ref: weakref.ref[torch.Tensor],
-    obituary: dict[str, Any],
-    attributes: dict[str, Any] | None = None,
-) -> None:
-    """A tensor that C++ holds weakly, or that another thread may be using: closed to Python, and
-    let go of by `release_pending`."""
+def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
+    """A tensor that C++ holds weakly: closed to Python, and let go of by `release_pending`."""
     tensor = ref()
-    # Only the first time, for an interrupt and what it has repeated.
-    _pending.setdefault(id(ref), (ref, type(tensor), attributes))
+    _pending[id(ref)] = ref, [ref]
     _set(tensor, "__dict__", obituary)
     _set(tensor, "__class__", DisposedTensor)
 
@@ -278,27 +275,32 @@ def outside_dispatch_modes() -> AbstractContextManager[Any]:
 def release_pending() -> None:
     """Let go of handles that are closed, unless another thread may be using them or C++ holds them
     weakly and a graph needs them: those wait for the next end."""
-    closed = [*_pending.items()]
-    alive = {id(tensor) for _, (ref, *_) in closed if (tensor := ref()) is not None}
-    used = _used(alive) if alive else alive
-    for key, (ref, kind, attributes) in closed:
-        tensor = ref()
-        if tensor is not None:
-            if id(tensor) in used:
-                continue
-            # Another thread may have let go of it meanwhile.
-            is_done = key not in _pending or _is_exchanged(tensor, kind, attributes)
-            if not is_done and not _let_go(tensor, kind, attributes):
-                continue
-        _pending.pop(key, None)
+    closed = [(key, part, [ref() for ref in part[1]]) for key, part in [*_pending.items()]]
+    used = _used([id(tensor) for *_, tensors in closed for tensor in tensors]) if closed else set()
+    for key, (together, refs), tensors in closed:
+        if key not in _pending:  # another thread has let go of them meanwhile
+            continue
+        left: list[weakref.ref[torch.Tensor]] = []
+        for ref, tensor in zip(refs, tensors, strict=True):
+            if type(tensor) is DisposedTensor and (
+                (used and id(tensor) in used)
+                or not (_is_exchanged(ref, tensor) or _let_go(ref, tensor))
+            ):
+                left.append(ref)
+            elif _kept:
+                _kept.pop(id(ref), None)
+        if left:
+            _pending[key] = together, left
+        else:
+            _pending.pop(key, None)
 
 
-def _used(ids: set[int]) -> set[int]:
+def _used(ids: list[int]) -> set[int]:
     """Those that another thread may be using: all, if that cannot be found out."""
     try:
         return others.used_by_others(ids)
     except Exception:  # a scope's end must not fail by it, be it for want of memory or of stack
-        return ids
+        return set(ids)
 
 
 _NO_CONTEXT = contextlib.nullcontext()
@@ -309,30 +311,32 @@ _HOLLOW = (
     *(_Hollow, (), None, None, None, None),
     *(torch.strided, torch.device("meta"), False, False, "sizes", True, True),
 )
-# Handles that are closed and have their tensors yet, with the class and the attributes that the
-# handle of those in C++ gets that hold the tensor on. By id of the reference: two references that
-# are equal compare tensors.
-_pending: dict[int, tuple[weakref.ref[torch.Tensor], type, dict[str, Any] | None]] = {}
+# Handles that are closed and have their tensors yet, by the id of what they ended with, which stays
+# as long; and what is to become of the handle that those in C++ get who hold the tensor on: its
+# class and its attributes, by id of the reference, if it is no plain one.
+_pending: dict[int, tuple[object, list[weakref.ref[torch.Tensor]]]] = {}
+_kept: dict[int, tuple[weakref.ref[torch.Tensor], type, dict[str, Any]]] = {}
 
 
-def _is_exchanged(tensor: torch.Tensor, kind: type, attributes: dict[str, Any] | None) -> bool:
+def _is_exchanged(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor) -> bool:
     """Give the handle another impl; False if C++ holds its own weakly."""
     hollow: Any = _make_wrapper(*_HOLLOW)
-    hollow.__class__ = kind
+    kept = _kept.get(id(ref)) if _kept else None
+    hollow.__class__ = _Tensor if kept is None else kept[1]
     try:
         _swap_impl(tensor, hollow)
     except RuntimeError:
         return False
-    if attributes:
-        _set(hollow, "__dict__", attributes)
+    if kept is not None:
+        _set(hollow, "__dict__", kept[2])
     return True
 
 
-def _let_go(tensor: torch.Tensor, kind: type, attributes: dict[str, Any] | None) -> bool:
+def _let_go(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor) -> bool:
     """Exchange a tensor that C++ holds weakly, if nothing else holds it."""
     # Autocast holds the leaves that it has cast.
     torch.clear_autocast_cache()
-    if _is_exchanged(tensor, kind, attributes):
+    if _is_exchanged(ref, tensor):
         return True
     # Of its own, as C++ sets attributes on the way.
     _set(tensor, "__dict__", {**object.__getattribute__(tensor, "__dict__")})
@@ -349,7 +353,7 @@ def _let_go(tensor: torch.Tensor, kind: type, attributes: dict[str, Any] | None)
         finally:
             _set(tensor, "__class__", DisposedTensor)
         _C._autograd._unsafe_set_version_counter((tensor,), (version,))
-    return _is_exchanged(tensor, kind, attributes)
+    return _is_exchanged(ref, tensor)
 
 
 def _is_applied(frame: FrameType) -> bool:

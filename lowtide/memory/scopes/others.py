@@ -5,7 +5,7 @@ In: ids of tensors that are closed to Python. Out: those that may be in use. PyT
 Python does: the caller's frame keeps the operands of a call until it returns. So the innermost
 frame of each thread is looked at, and what C works on that was called from there.
 
-    used_by_others({id(x), id(y)})          # {id(x)} while another thread is in x.exp_()
+    used_by_others([id(x), id(y)])          # {id(x)} while another thread is in x.exp_()
 
 Always: a call that was begun before its tensor was closed stands still in its frame until it
 returns, so that what is read a little later is still right of it; what moves meanwhile is no
@@ -36,6 +36,7 @@ _count_of_threads: Any = getattr(_thread, "_count")  # noqa: B009 - as above; le
 _code_and_instruction: Any = operator.attrgetter("f_code", "f_lasti")
 # Untyped, as types of maps of maps say nothing any more.
 _map: Any = map
+_dict: Any = dict
 _chained: Any = chain.from_iterable
 # The clocks of the others and what they worked on when a thread last looked; replaced as one.
 _last: list[tuple[dict[int, int], set[int]]] = [({}, set())]
@@ -47,7 +48,7 @@ def are_others() -> bool:
     return not is_one and can_see()
 
 
-def used_by_others(ids: set[int]) -> set[int]:
+def used_by_others(ids: list[int]) -> set[int]:
     """Those of the ids of tensors that another thread may be using in C++."""
     if not are_others():
         return set()
@@ -55,7 +56,7 @@ def used_by_others(ids: set[int]) -> set[int]:
     here = threading.get_ident()
     now = {ident: clock for ident, clock in zip(idents, clocks, strict=True) if ident != here}
     last_clocks, last_reached = _last[0]
-    if now == last_clocks and ids.isdisjoint(last_reached) and _are_clocks_fine():
+    if now == last_clocks and last_reached.isdisjoint(ids) and _are_clocks_fine():
         return set()
     frames = [
         (address, *place)
@@ -64,9 +65,9 @@ def used_by_others(ids: set[int]) -> set[int]:
     ]
     reached = cpython.operands(frames)
     if reached is None:
-        return ids
+        return set(ids)
     _last[0] = now, reached
-    return ids & reached
+    return reached.intersection(ids)
 
 
 def _standing() -> list[Any]:
@@ -82,7 +83,7 @@ def _standing() -> list[Any]:
     try:
         frames = starmap(_current_frames, repeat((), 1))
         fourfold = _chained(_map(repeat, frames, repeat(4)))
-        ways = cycle((dict.keys, dict.keys, dict.values, dict.values))
+        ways = cycle((_dict.keys, _dict.keys, _dict.values, _dict.values))
         parts = _map(operator.call, ways, fourfold)
         parts = _map(
             map, cycle((int, time.pthread_getcpuclockid, id, _code_and_instruction)), parts
