@@ -72,6 +72,8 @@ _OPERANDS = {
     **dict.fromkeys(("RESUME", "JUMP_BACKWARD", "YIELD_VALUE", "RETURN_GENERATOR"), 0),
 }
 _MOST_OPERANDS = 5  # of an instruction that is no call and runs C code: WITH_EXCEPT_START
+# What they give lasts for as long as a call does, or is a tuple.
+_LASTING = ("LOAD_", "LIST_TO_TUPLE", "CALL_INTRINSIC_1")
 _ENDS = frozenset({
     "RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD", "JUMP_BACKWARD",
     "JUMP_BACKWARD_NO_INTERRUPT", "INTERPRETER_EXIT",
@@ -82,12 +84,14 @@ _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 class _Slots(NamedTuple):
     """Of a frame, from the first of its local variables on, those from `first` up to `end`; if it
     `is_call` the first, or the second if that is empty, is what is called; if it `is_star`, the
-    last is what its arguments were taken from."""
+    last is what its arguments were taken from, which may be gone if it was made for it: `is_made`.
+    """
 
     first: int
     end: int
     is_call: bool = False
     is_star: bool = False
+    is_made: bool = False
 
 
 # By id of the code object, which it holds.
@@ -114,6 +118,7 @@ def _slots_of(code: CodeType) -> dict[int, _Slots]:
     locals_count = _count_of_locals(code)
     depths = stack_depths(code)
     found: dict[int, _Slots] = {}
+    makers: dict[int, str] = {}  # by slot, the instruction before this one that has filled it
     for at in dis.get_instructions(code):
         depth = depths.get(at.offset)
         if depth is None:
@@ -130,7 +135,10 @@ def _slots_of(code: CodeType) -> dict[int, _Slots]:
             count = _OPERANDS.get(at.opname, _MOST_OPERANDS)
         end = locals_count + depth
         is_call = is_star or at.opname in _CALLS
-        found[at.offset] = _Slots(end - min(count, depth), end, is_call, is_star)
+        is_made = is_star and not makers.get(depth - 1, "").startswith(_LASTING)
+        found[at.offset] = _Slots(end - min(count, depth), end, is_call, is_star, is_made)
+        after = depths[at.offset] + dis.stack_effect(at.opcode, at.arg, jump=False)
+        makers[after - 1] = at.opname
     return found
 
 
@@ -262,11 +270,11 @@ def operands(frames: list[tuple[int, CodeType, int]]) -> set[int] | None:
     stacks: list[Words] = [() if data is None else words(data) for data in blocks(parts)]
     heads = _heads({word for stack in stacks for word in stack})
     used: set[int] = set()
-    for stack, (*_, is_call, is_star) in zip(stacks, slots, strict=True):
+    for stack, (*_, is_call, is_star, is_made) in zip(stacks, slots, strict=True):
         if is_call and not _is_called(next(filter(None, stack[:2]), 0), heads):
             continue
-        # Of a list that was given only C knows a copy.
-        if is_star and heads.get(stack[-1], (0, 0))[_TYPE] != id(tuple):
+        # Of a list that was given, and perhaps let go of, only C knows a copy.
+        if is_star and (is_made or heads.get(stack[-1], (0, 0))[_TYPE] != id(tuple)):
             return None
         used.update(stack)
     return None if used & _HIDE else reach(used, heads)
