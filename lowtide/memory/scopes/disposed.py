@@ -11,7 +11,9 @@ none, the memory is free when `empty_out` returns, whatever still refers to the 
 Always: Python's way to a tensor is closed twice. `DisposedTensor` refuses attributes, special
 methods and `__torch_function__`; what asks C++ directly meets a tensor of PyTorch's Python dispatch
 key, whose `__torch_dispatch__` refuses. A handle that C++ holds weakly (after `retain_grad`) cannot
-be exchanged: it is closed to Python, and let go of as soon as nothing else holds it.
+be exchanged: it is closed to Python, and let go of as soon as nothing else holds it. Where other
+threads run Python, all handles are closed first and exchanged after, but for those that one may be
+using in C++ (`others`): they have what they had until a scope ends after that.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import torch
 from torch._guards import CompileContext  # pyright: ignore[reportPrivateUsage]
 
 from lowtide.errors import UNKNOWN_LOC, DisposedTensorError, Loc
+from lowtide.memory.scopes import others
 from lowtide.memory.scopes.births import (
     FIELDS,
     Birth,
@@ -180,11 +183,13 @@ def error_of(tensor: torch.Tensor) -> DisposedTensorError:
 
 
 def empty_out(births: Births, ending: Ending) -> list[Birth]:
-    """Turn handles into disposed ones; what nobody else holds is freed before this returns.
+    """Turn handles into disposed ones; what nobody else holds is freed before this returns, or by
+    `release_pending` if other threads run Python, which may be using it.
 
     Out: the births that were passed over: of tensors that their makers keep, of handles that were
     disposed before, and of tensors of a class with slots of its own, which cannot change its class.
     """
+    is_shared = others.are_others()
     passed_over: list[Birth] = []
     for begin in range(0, len(births), FIELDS * _TOGETHER):
         together = births[begin : begin + FIELDS * _TOGETHER]
@@ -195,6 +200,12 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
             # The common case here: to call a function for each tensor is a tenth of it.
             if type(tensor) is _Tensor and instruction >= 0:
                 attributes = tensor.__dict__
+                if is_shared:
+                    if attributes:
+                        _kept[id(ref)] = ref, _Tensor, attributes
+                    tensor.__dict__ = obituary
+                    tensor.__class__ = DisposedTensor
+                    continue
                 hollow: Any = _make_wrapper(*_HOLLOW)
                 hollow.__class__ = (
                     _Tensor  # before the exchange, which is quicker for plain tensors
@@ -208,27 +219,36 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
                     hollow.__dict__ = attributes
                 tensor.__dict__ = obituary
                 tensor.__class__ = DisposedTensor
-            elif tensor is not None and not (instruction >= 0 and _is_emptied(ref, obituary)):
+            elif tensor is not None and not (
+                instruction >= 0 and _is_emptied(ref, obituary, is_shared)
+            ):
                 passed_over.append((ref, code, instruction))
+        if is_shared:
+            _pending[id(together)] = together, together[::FIELDS]
     return passed_over
 
 
-def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> bool:
+def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any], is_shared: bool) -> bool:
     """A tensor of a subclass, which may have a way of its own to set attributes."""
     tensor = ref()
     kind = type(tensor)
     if tensor is None or kind is DisposedTensor:
         return False
+    attributes: Any = tensor.__dict__
     hollow: Any = _make_wrapper(*_HOLLOW)
     try:
         hollow.__class__ = kind
-        _swap_impl(tensor, hollow)
+        if is_shared:
+            _kept[id(ref)] = ref, kind, attributes
+        else:
+            _swap_impl(tensor, hollow)
     except TypeError:  # a class with slots
         return False
     except RuntimeError:
         _close(ref, obituary)
         return True
-    _set(hollow, "__dict__", tensor.__dict__)
+    if not is_shared:
+        _set(hollow, "__dict__", attributes)
     _set(tensor, "__class__", DisposedTensor)
     _set(tensor, "__dict__", obituary)
     return True
@@ -237,8 +257,8 @@ def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> boo
 def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
     """A tensor that C++ holds weakly: closed to Python, and let go of by `release_pending`."""
     tensor = ref()
-    _pending[id(ref)] = ref
-    _set(tensor, "__dict__", dict(obituary))  # its own, as C++ may set attributes on the way
+    _pending[id(ref)] = ref, [ref]
+    _set(tensor, "__dict__", obituary)
     _set(tensor, "__class__", DisposedTensor)
 
 
@@ -253,11 +273,34 @@ def outside_dispatch_modes() -> AbstractContextManager[Any]:
 
 
 def release_pending() -> None:
-    """Let go of handles that could not be exchanged, if nothing else holds their tensors now."""
-    for key, ref in [*_pending.items()]:
-        tensor = ref()
-        if tensor is None or _let_go(tensor):
+    """Let go of handles that are closed, unless another thread may be using them or C++ holds them
+    weakly and a graph needs them: those wait for the next end."""
+    closed = [(key, part, [ref() for ref in part[1]]) for key, part in [*_pending.items()]]
+    used = _used([id(tensor) for *_, tensors in closed for tensor in tensors]) if closed else set()
+    for key, (together, refs), tensors in closed:
+        if key not in _pending:  # another thread has let go of them meanwhile
+            continue
+        left: list[weakref.ref[torch.Tensor]] = []
+        for ref, tensor in zip(refs, tensors, strict=True):
+            if type(tensor) is DisposedTensor and (
+                (used and id(tensor) in used)
+                or not (_is_exchanged(ref, tensor) or _let_go(ref, tensor))
+            ):
+                left.append(ref)
+            elif _kept:
+                _kept.pop(id(ref), None)
+        if left:
+            _pending[key] = together, left
+        else:
             _pending.pop(key, None)
+
+
+def _used(ids: list[int]) -> set[int]:
+    """Those that another thread may be using: all, if that cannot be found out."""
+    try:
+        return others.used_by_others(ids)
+    except Exception:  # a scope's end must not fail by it, be it for want of memory or of stack
+        return set(ids)
 
 
 _NO_CONTEXT = contextlib.nullcontext()
@@ -268,24 +311,35 @@ _HOLLOW = (
     *(_Hollow, (), None, None, None, None),
     *(torch.strided, torch.device("meta"), False, False, "sizes", True, True),
 )
-_pending: dict[int, weakref.ref[torch.Tensor]] = {}  # by id: two that are equal compare tensors
+# Handles that are closed and have their tensors yet, by the id of what they ended with, which stays
+# as long; and what is to become of the handle that those in C++ get who hold the tensor on: its
+# class and its attributes, by id of the reference, if it is no plain one.
+_pending: dict[int, tuple[object, list[weakref.ref[torch.Tensor]]]] = {}
+_kept: dict[int, tuple[weakref.ref[torch.Tensor], type, dict[str, Any]]] = {}
 
 
-def _is_exchanged(tensor: torch.Tensor) -> bool:
+def _is_exchanged(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor) -> bool:
     """Give the handle another impl; False if C++ holds its own weakly."""
+    hollow: Any = _make_wrapper(*_HOLLOW)
+    kept = _kept.get(id(ref)) if _kept else None
+    hollow.__class__ = _Tensor if kept is None else kept[1]
     try:
-        _swap_impl(tensor, _make_wrapper(*_HOLLOW))
+        _swap_impl(tensor, hollow)
     except RuntimeError:
         return False
+    if kept is not None:
+        _set(hollow, "__dict__", kept[2])
     return True
 
 
-def _let_go(tensor: torch.Tensor) -> bool:
+def _let_go(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor) -> bool:
     """Exchange a tensor that C++ holds weakly, if nothing else holds it."""
     # Autocast holds the leaves that it has cast.
     torch.clear_autocast_cache()
-    if _is_exchanged(tensor):
+    if _is_exchanged(ref, tensor):
         return True
+    # Of its own, as C++ sets attributes on the way.
+    _set(tensor, "__dict__", {**object.__getattribute__(tensor, "__dict__")})
     with _C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
         if _Tensor._use_count(tensor) > 1 or _Tensor._is_view(tensor):
             return False
@@ -294,12 +348,12 @@ def _let_go(tensor: torch.Tensor) -> bool:
         version = _Tensor._version.__get__(tensor)
         _Tensor.data.__set__(tensor, _Tensor.new_empty(tensor, 0))
         try:
-            _set(tensor, "__class__", _Tensor)  # C++ sets attributes on the way
+            _set(tensor, "__class__", _Tensor)
             _Tensor.detach_(_Tensor.mul_(tensor, 1))
         finally:
             _set(tensor, "__class__", DisposedTensor)
         _C._autograd._unsafe_set_version_counter((tensor,), (version,))
-    return _is_exchanged(tensor)
+    return _is_exchanged(ref, tensor)
 
 
 def _is_applied(frame: FrameType) -> bool:

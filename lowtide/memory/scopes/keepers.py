@@ -217,6 +217,22 @@ def _after(owner: Any, name: str, then: Any) -> None:
     setattr(owner, name, method)
 
 
+def _holding(owner: Any, name: str) -> None:
+    """Have C++ hold the tensor of a method that calls a function of the user's, which may dispose
+    it, or see it disposed."""
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        held = None if is_gone(self) else _C.ScriptList([self])
+        try:
+            return plain(self, *args, **kwargs)
+        finally:
+            del held
+
+    setattr(owner, name, method)
+
+
 def _seen(owner: Any, name: str) -> None:
     """Record what the function makes."""
     plain = getattr(owner, name)
@@ -302,3 +318,8 @@ def _watched(owner: Any, name: str) -> None:
             thread.switch_off(holder)
 
     setattr(owner, name, function)
+
+
+# Not when the first scope opens, which may be in what they call.
+for _name in ("apply_", "map_", "map2_"):
+    _holding(torch.Tensor, _name)
