@@ -295,6 +295,7 @@ def test_only_operands_are_kept_and_only_until_the_next_end() -> None:
     lambda waits, x: list(pairs(waits, [x] * 5_000)),
     lambda waits, x: list(pairs(waits, map(id, iter([x])))),
     lambda waits, x: functools.partial(dict.fromkeys, waits, x)(),
+    lambda waits, x: functools.partial(dict.fromkeys, waits)(x),
     lambda waits, x: dict.fromkeys(*[waits, x]),
     lambda waits, x: sorted(waits, key=lambda _: [x]) and sorted(waits),
 ])  # fmt: skip

@@ -82,9 +82,11 @@ _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 
 
 class _Slots(NamedTuple):
-    """Of a frame, from the first of its local variables on, those from `first` up to `end`; if it
-    `is_call` the first, or the second if that is empty, is what is called; if it `is_star`, the
-    last is what its arguments were taken from, which may be gone if it was made for it: `is_made`.
+    """Of a frame, from the first of its local variables on, those from `first` up to `end`.
+
+    If it `is_call` the first is what is called, or empty, until it is what was returned. If it
+    `is_star` the last is what its arguments were taken from, which may be gone if it `is_made` for
+    this call.
     """
 
     first: int
@@ -271,7 +273,8 @@ def operands(frames: list[tuple[int, CodeType, int]]) -> set[int] | None:
     heads = _heads({word for stack in stacks for word in stack})
     used: set[int] = set()
     for stack, (*_, is_call, is_star, is_made) in zip(stacks, slots, strict=True):
-        if is_call and not _is_called(next(filter(None, stack[:2]), 0), heads):
+        # Not the second, where `partial` and methods put their own first argument meanwhile.
+        if not stack or (is_call and stack[0] and not _is_called(stack[0], heads)):
             continue
         # Of a list that was given, and perhaps let go of, only C knows a copy.
         if is_star and (is_made or heads.get(stack[-1], (0, 0))[_TYPE] != id(tuple)):
