@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import ctypes
 import dis
+import errno
 import functools
+import gc
 import glob
 import os
 import queue
@@ -46,6 +49,9 @@ USES = {
     "map of a dict": "list(map(torch.Tensor.exp_, {'a': x}.values()))",
     "map of a generator": "list(map(torch.Tensor.exp_, (t for t in [x])))",
     "partial": "functools.partial(torch.Tensor.exp_, x)()",
+    "a class of partial": "P(torch.Tensor.exp_, x)()",
+    "a class of map": "list(M(torch.Tensor.exp_, [x]))",
+    "a static method": "staticmethod(x.exp_)()",
     "methodcaller": "operator.methodcaller('exp_')(x)",
     "a bound method": "f = x.exp_; f()",
     "star": "torch.Tensor.exp_(*(x,))",
@@ -97,6 +103,10 @@ n = 1000
 y = torch.ones(())
 async def co(x):
     x.exp_()
+class P(functools.partial):
+    pass
+class M(map):
+    pass
 class F(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -294,6 +304,7 @@ def test_only_operands_are_kept_and_only_until_the_next_end() -> None:
     lambda waits, x: list(pairs(waits, (t for t in [x]))),
     lambda waits, x: list(pairs(waits, [x] * 5_000)),
     lambda waits, x: list(pairs(waits, map(id, iter([x])))),
+    lambda waits, x: list(pairs(waits, {x, None, *range(50)})),
     lambda waits, x: functools.partial(dict.fromkeys, waits, x)(),
     lambda waits, x: functools.partial(dict.fromkeys, waits)(x),
     lambda waits, x: dict.fromkeys(*[waits, x]),
@@ -368,6 +379,41 @@ def test_a_search_that_fails_keeps_all_until_the_next_end(
         with lt.dispose_scope():
             pass
         assert not disposed._pending
+
+
+def test_a_process_that_may_read_no_more_crashes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a filter of system calls that is set late: all is kept, and then tried out anew."""
+
+    def refused(*_: object) -> int:
+        ctypes.set_errno(errno.EPERM)
+        return -1
+
+    kept: list[torch.Tensor] = []
+    with in_c(list):
+        with monkeypatch.context() as patch:
+            patch.setattr(reading, "_process_vm_readv", refused)
+            with lt.dispose_scope():
+                kept.append(torch.zeros(1))
+            assert any(t is kept[0] for t in pending())
+            assert not others.can_see()
+        others.can_see.cache_clear()
+        assert others.can_see()
+    with lt.dispose_scope():
+        pass
+    assert not disposed._pending
+
+
+def test_an_interrupt_leaves_the_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = gc.disable
+
+    def interrupted() -> None:
+        plain()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gc, "disable", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        others._standing()
+    assert gc.isenabled()
 
 
 def test_what_is_no_address_is_not_read() -> None:

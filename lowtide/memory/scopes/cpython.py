@@ -41,11 +41,15 @@ _FRAME, _LOCALS = 24, 72
 # PyObject, in words: the type, and the rest.
 _TYPE, _REST = 1, 2
 _HEAD = 16  # words of an object that are read at first
-# PyTypeObject, what of it is read; in words what calls its instances, and flags.
-_TYPE_BYTES, _TYPE_CALL, _TYPE_FLAGS = 176, 16, 21
+# PyTypeObject, what of it is read; in words what calls its instances, flags, and its first base.
+_TYPE_BYTES, _TYPE_CALL, _TYPE_FLAGS, _TYPE_BASE = 264, 16, 21, 32
+# PySetObject, in words: its mask and its table, of two words for each place.
+_SET_MASK, _SET_TABLE = 4, 5
 _IS_HEAP, _IS_LIST, _IS_TUPLE, _IS_DICT, _IS_TYPE = 1 << 9, 1 << 25, 1 << 26, 1 << 29, 1 << 31
 _MOST_OBJECTS = 4096
-_MOST_CODES = 10_000
+_MOST_LEVELS = 100
+_MOST_BASES = 32
+_MOST_INSTRUCTIONS = 50_000  # whose slots are known; of each some 200 bytes
 
 Words: TypeAlias = tuple[int, ...]
 
@@ -104,9 +108,10 @@ def _slots_at(code: CodeType, offset: int) -> _Slots:
     """What the instruction at byte `offset` works on; the whole stack where that is not known."""
     found = _slots.get(id(code))
     if found is None:
-        if len(_slots) >= _MOST_CODES:
+        found = code, _slots_of(code)
+        if sum(len(slots) for _, slots in [*_slots.values()]) > _MOST_INSTRUCTIONS:
             _slots.clear()
-        found = _slots[id(code)] = code, _slots_of(code)
+        _slots[id(code)] = found
     begin = _count_of_locals(code)
     return found[1].get(offset) or _Slots(begin, begin + code.co_stacksize)
 
@@ -206,9 +211,12 @@ _bodies: dict[type, tuple[int, int]] = {
     types.MethodType: (_REST, _REST + 2),  # function, self
     types.MethodWrapperType: (_REST + 1, _REST + 2),  # its self
     functools.partial: (_REST, _REST + 2),  # function, arguments
+    staticmethod: (_REST, _REST + 1),  # function
+    classmethod: (_REST, _REST + 1),
 }
 # From which C may take objects, though they are not read; the first have a size after the type.
-_sized = (set, frozenset, collections.deque)
+_sets = (set, frozenset)
+_sized = (collections.deque,)
 _unread = (
     *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType),
     *(kind for kind, (_, end) in _bodies.items() if end > _HEAD),
@@ -220,19 +228,22 @@ _ends = (
     *(type(threading.Lock()), type(threading.RLock())),
 )
 _BODIES = {id(kind): body for kind, body in _bodies.items() if kind not in _unread}
+_SETS = frozenset(map(id, _sets))
 _SIZED = frozenset(map(id, _sized))
 _UNREAD = frozenset(map(id, _unread))
 _ENDS_HERE = frozenset(map(id, _ends))
+_KNOWN = _BODIES.keys() | _SETS | _SIZED | _UNREAD | _ENDS_HERE
 _CALLED = frozenset(map(id, (types.BuiltinFunctionType, types.MethodDescriptorType)))
 # While they work, their list is empty, and what they compare is known to them alone.
 _HIDE = frozenset(map(id, (sorted, list.__dict__["sort"])))
 
 
 class _Kind(NamedTuple):
-    """Of a type what calls its instances, and its flags; zeros of what is no type."""
+    """Of a type what calls its instances, its flags and its first base; zeros of what is none."""
 
     call: int
     flags: int
+    base: int
 
 
 _lasting: dict[int, _Kind] = {}  # of types that never die
@@ -249,11 +260,11 @@ def _kind(address: int, is_meta: bool = False) -> _Kind:
     if known is not None:
         return known
     data = block(address, _TYPE_BYTES)
-    fields = words(data) if data else (0,) * _HEAD
+    fields = words(data) if data else (0,) * (_TYPE_BYTES // WORD)
     meta = fields[_TYPE]
     if meta != id(type) and (is_meta or not _kind(meta, True).flags & _IS_TYPE):
-        return _Kind(0, 0)
-    kind = _Kind(fields[_TYPE_CALL], fields[_TYPE_FLAGS])
+        return _Kind(0, 0, 0)
+    kind = _Kind(fields[_TYPE_CALL], fields[_TYPE_FLAGS], fields[_TYPE_BASE])
     if not kind.flags & _IS_HEAP:
         _lasting[address] = kind
     return kind
@@ -303,11 +314,17 @@ def _heads(addresses: Iterable[int]) -> dict[int, Words]:
 def reach(addresses: set[int], heads: dict[int, Words]) -> set[int] | None:
     """These and all that they lead to; None if it may be anything. `heads` are those known."""
     reached, waiting = set(addresses), set(addresses)
-    while waiting:
-        heads = heads | _heads(waiting - heads.keys())
+    known: dict[int, int] = {}
+    for _ in range(_MOST_LEVELS):
+        if not waiting:
+            return reached
+        heads.update(_heads(waiting - heads.keys()))
         found: set[int] = set()
         for address in waiting & heads.keys():
-            further = _leads(address, heads[address])
+            kind = heads[address][_TYPE]
+            if kind not in known:
+                known[kind] = _known_kind(kind)
+            further = _leads(address, heads[address], known[kind])
             if further is None:
                 return None
             found.update(filter(is_address, further))
@@ -315,12 +332,27 @@ def reach(addresses: set[int], heads: dict[int, Words]) -> set[int] | None:
         reached |= waiting
         if len(reached) > _MOST_OBJECTS:
             return None
-    return reached
+    return None
 
 
-def _leads(address: int, head: Words) -> Words | None:
-    """What an object leads to; None if that is not read, or too much."""
-    kind, size = head[_TYPE], head[_REST]
+def _known_kind(kind: int) -> int:
+    """The type itself, or the first of its bases that is one of C's that are known here: a class
+    of Python's has what its base has."""
+    at = kind
+    for _ in range(_MOST_BASES):
+        if at in _KNOWN:
+            return at
+        fields = _kind(at)
+        if not fields.flags & _IS_HEAP:
+            break
+        at = fields.base
+    return kind
+
+
+def _leads(address: int, head: Words, kind: int) -> Words | None:
+    """What an object leads to that is read as of this kind; None if that is not read, or too
+    much."""
+    size = head[_REST]
     if kind in _BODIES:
         first, end = _BODIES[kind]
         return head[first:end]
@@ -328,6 +360,12 @@ def _leads(address: int, head: Words) -> Words | None:
         return ()
     if kind in _UNREAD:
         return None
+    if kind in _SETS:
+        count = head[_SET_MASK] + 1
+        if count > _MOST_OBJECTS:
+            return None
+        data = block(head[_SET_TABLE], 2 * count * WORD)
+        return () if data is None else words(data)[::2]
     flags = _kind(kind).flags
     is_array = flags & (_IS_TUPLE | _IS_LIST)
     if not size or not (is_array or flags & _IS_DICT or kind in _SIZED):

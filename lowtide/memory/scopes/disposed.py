@@ -276,7 +276,11 @@ def release_pending() -> None:
     """Let go of handles that are closed, unless another thread may be using them or C++ holds them
     weakly and a graph needs them: those wait for the next end."""
     closed = [(key, part, [ref() for ref in part[1]]) for key, part in [*_pending.items()]]
-    used = _used([id(tensor) for *_, tensors in closed for tensor in tensors]) if closed else set[int]()
+    used = (
+        _used([id(tensor) for *_, tensors in closed for tensor in tensors])
+        if closed
+        else set[int]()
+    )
     for key, (together, refs), tensors in closed:
         if key not in _pending:  # another thread has let go of them meanwhile
             continue

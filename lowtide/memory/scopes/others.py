@@ -19,6 +19,7 @@ import _thread
 import functools
 import gc
 import operator
+import os
 import sys
 import threading
 import time
@@ -40,6 +41,9 @@ _dict: Any = dict
 _chained: Any = chain.from_iterable
 # The clocks of the others and what they worked on when a thread last looked; replaced as one.
 _last: list[tuple[dict[int, int], set[int]]] = [({}, set())]
+# One at a time turns the collector off; a process that was forked meanwhile has a lock of its own.
+_looking = [threading.RLock()]
+os.register_at_fork(after_in_child=lambda: _looking.__setitem__(0, threading.RLock()))
 
 
 def are_others() -> bool:
@@ -63,7 +67,11 @@ def used_by_others(ids: list[int]) -> set[int]:
         for ident, address, place in zip(idents, addresses, places, strict=True)
         if ident != here
     ]
-    reached = cpython.operands(frames)
+    try:
+        reached = cpython.operands(frames)
+    except OSError:  # the process may read no more: it is tried out anew
+        can_see.cache_clear()
+        raise
     if reached is None:
         return set(ids)
     _last[0] = now, reached
@@ -78,9 +86,14 @@ def _standing() -> list[Any]:
     ends before its clock is read, and none moves on while its frame is held. `cycle`, so that it is
     the last iterator of frames that ends all, and so lets go of them.
     """
+    with _looking[0]:
+        return _standing_now()
+
+
+def _standing_now() -> list[Any]:
     is_collecting = gc.isenabled()
-    gc.disable()  # before 3.12 it may run anything, anywhere
-    try:
+    try:  # Ctrl-C may come right after the call that turns it off
+        gc.disable()  # before 3.12 it may run anything, anywhere
         frames = starmap(_current_frames, repeat((), 1))
         fourfold = _chained(_map(repeat, frames, repeat(4)))
         ways = cycle((_dict.keys, _dict.keys, _dict.values, _dict.values))

@@ -12,7 +12,9 @@ could not. The call keeps Python's lock: to let go of it would cost the wait to 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import itertools
 import os
 import struct
@@ -30,7 +32,7 @@ def _find_call() -> Any:
     if not sys.platform.startswith("linux") or ctypes.sizeof(ctypes.c_void_p) != WORD:
         return None
     try:
-        call: Any = ctypes.PyDLL(None).process_vm_readv
+        call: Any = ctypes.PyDLL(None, use_errno=True).process_vm_readv
     except (OSError, AttributeError):
         return None
     number, pointer = ctypes.c_ulong, ctypes.c_void_p
@@ -47,11 +49,15 @@ def can_read() -> bool:
     if _process_vm_readv is None:
         return False
     text = ctypes.create_string_buffer(b"lowtide")
-    return blocks([(ctypes.addressof(text), 8), (16, 8), (id(text), 0)]) == [text.raw, None, b""]
+    with contextlib.suppress(OSError):
+        asked = [(ctypes.addressof(text), 8), (16, 8), (id(text), 0)]
+        return blocks(asked) == [text.raw, None, b""]
+    return False
 
 
 def blocks(parts: list[tuple[int, int]]) -> list[bytes | None]:
-    """Of each address so many bytes; None for those that cannot be read."""
+    """Of each address so many bytes; None for those where nothing is. OSError if reading is not
+    allowed, or fails for another cause."""
     found: list[bytes | None] = []
     while len(found) < len(parts):
         asked = parts[len(found) : len(found) + _MOST_AT_ONCE]
@@ -62,6 +68,8 @@ def blocks(parts: list[tuple[int, int]]) -> list[bytes | None]:
         flat = (word for at, size in asked for word in (at if is_address(at) else 0, size))
         remote = struct.pack(f"{2 * len(asked)}Q", *flat)
         copied = _process_vm_readv(os.getpid(), here, 1, remote, len(asked), 0)
+        if copied < 0 and ctypes.get_errno() != errno.EFAULT:
+            raise OSError(ctypes.get_errno(), "process_vm_readv failed")
         raw, begin = there.raw, 0
         for end in ends:
             if end > copied:
