@@ -115,7 +115,7 @@ def weight_columns(
     if not is_last:
         return _within(columns, threads, (x, g), weight_bytes, 0.05)
     is_turned = is_volume or max(*windows.stride, *dilation) == 1
-    image = x.numel() * x.itemsize // x.shape[0] if is_turned else 0
+    image = x.numel() * x.itemsize // max(x.shape[0], 1) if is_turned else 0
     return threads * (columns + image + weight_bytes)
 
 
@@ -146,4 +146,4 @@ def _places_each(places: Tensor) -> int:
 def _evenly(parts: int) -> float:
     """How much of the threads' time is work."""
     threads = torch.get_num_threads()
-    return parts / (-(-parts // threads) * threads)
+    return parts / max(-(-parts // threads) * threads, 1)

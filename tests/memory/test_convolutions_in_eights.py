@@ -74,6 +74,18 @@ def test_what_was_measured_is_predicted(row: tuple[Any, ...]) -> None:
         _agrees(nbytes(w) + wants_input * nbytes(x) + scratch, peak)
 
 
+@pytest.mark.parametrize("shape", [(4, 0, 20, 20), (0, 8, 20, 20)])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_without_elements(shape: tuple[int, ...], is_last: bool) -> None:
+    x = torch.empty(shape, device="meta")
+    w = torch.empty(8, shape[1], 3, 3, device="meta")
+    w = w.to(memory_format=torch.channels_last) if is_last else w
+    options = [[2, 2], [2, 2], [2, 2], False, [0, 0], 1]
+    result = torch.ops.aten.convolution.default(x, w, None, *options)
+    args = [result, x, w, None, *options, [True, True, False]]
+    assert convolution.backward_scratch(args, None) >= 0
+
+
 def nbytes(x: torch.Tensor) -> int:
     return x.numel() * x.itemsize
 
