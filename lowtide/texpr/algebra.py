@@ -150,7 +150,8 @@ def _unroll(node: Reduce) -> Expr | None:
     known = [e for e in extents if e is not None]
     if len(known) < len(extents):
         small = [a for a in node.axes if a.extent.const is not None and a.extent.const <= 4]
-        if not small or slides(node):
+        # Only where terms get simpler by it: else the sum has its axes as memory has them.
+        if not small or not _is_chosen_by(node.body, small) or slides(node):
             return None
         rest = tuple(a for a in node.axes if a not in small)
         inner = _unroll(ex.reduce(node.fn, small, node.body, node.dtype))
@@ -165,6 +166,12 @@ def _unroll(node: Reduce) -> Expr | None:
         for point in itertools.product(*(range(e) for e in known))
     ]
     return _combined(node.fn, terms)
+
+
+def _is_chosen_by(body: Expr, axes: Sequence[Axis]) -> bool:
+    """Does a condition hang on one of the axes, as where tensors were stacked along it?"""
+    conditions = (n.cond for n in ex.walk(body) if isinstance(n, Select))
+    return any(not cond.free.isdisjoint(axes) for cond in conditions)
 
 
 def slides(node: Reduce) -> bool:

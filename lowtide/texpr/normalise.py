@@ -9,6 +9,7 @@ Out: the same values, where
   - axes of extent 1 do not occur in expressions; what nobody uses is dropped;
   - an axis of which only parts are used (l // W, l % W) is two axes: the elements of an output lie
     in memory as before, but its definition may have more dims than the output.
+  - sums over channels that lie side by side have an axis of all of them (`along_memory`).
 
     t1[i, c] = x[i, c] - m[c]             t3[i] = sum[c](mul(x[i,c] - m[c], x[i,c] - m[c]))
     t2[i, c] = t1[i, c] * t1[i, c]    ->
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, simplify
+from lowtide.texpr.along_memory import along_memory
 from lowtide.texpr.borders import with_borders
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter, Select
 from lowtide.texpr.index import (
@@ -55,6 +57,9 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     current = _extracted(current, added_to)
     current = _cloned(current, roots, hints, bordered, room, added_to)
     current = [in_order(d) for d in split_axes(current)]
+    if not program.delays:  # steps come first in what is carried
+        strides = {n: i.strides for n, i in program.inputs.items()}
+        current = along_memory(current, strides, hints, added_to | roots.keys())
     defs = {d.name: d for d in _live({d.name: d for d in current}, roots)}
     used = {load.source for d in defs.values() for load in ex.loads(d.expr)}
     return Program(

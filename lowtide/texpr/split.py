@@ -23,7 +23,7 @@ from lowtide.texpr.index import Axis, Index, floordiv, mod, the_axis
 
 WIDTH = 16  # what is only computed, not summed up, is cut into lines of at least so many elements
 MOST = 4  # axes that one axis is cut into
-_SUMMED = ("sum", "prod", "min", "max", "any", "all")
+SUMMED = ("sum", "prod", "min", "max", "any", "all")
 
 
 Cuts = dict[int, list[Axis]]  # into which axes each axis of a definition is cut
@@ -49,7 +49,7 @@ def _plain(load: Load) -> bool:
 
 def _cut_def(d: Def, cut: dict[str, Cuts], most: int) -> Def:
     expr = _reading(d.expr, cut)
-    if isinstance(expr, Reduce) and expr.fn in _SUMMED:
+    if isinstance(expr, Reduce) and expr.fn in SUMMED:
         expr = _cut_reduced(expr)
     least = 2 if isinstance(expr, Reduce) else WIDTH
     axes: list[Axis] = []

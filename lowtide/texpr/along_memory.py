@@ -1,0 +1,211 @@
+"""Sums and stored values have their axes as memory has those of what they read.
+
+In, out: definitions in normal form. `strides` of the inputs; `fixed` names whose elements the caller
+or others want in their order.
+
+    x: [n, 4*g + k, h, w], where 4*g + k lies side by side (channels last)
+
+    t[n, g, k, h, w] = f(x[n, 4*g + k, h, w])          t[n, h, w, c] = f(x[n, c, h, w])
+    m[n, g] = sum[k, h, w](t[n, g, k, h, w])       ->  m_c[n, c] = sum[h, w](t[n, h, w, c])
+                                                       m[n, g]   = sum[k](m_c[n, 4*g + k])
+
+A short k alone fills no vector. Where both g and k are summed over, or both are axes of the result,
+they are one axis in the definition itself. Elements of a fixed result lie in memory as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
+from lowtide.texpr.index import Axis, Index, as_index, floordiv, mod, row_major, substitute, the_axis
+from lowtide.texpr.sizes import points
+from lowtide.texpr.split import SUMMED, WIDTH
+
+LEAST = 64  # points that are summed up besides: for fewer a second sum is no gain
+
+Strides = Mapping[str, tuple[Index, ...]]
+
+
+class _Lane(NamedTuple):
+    """An axis, or what two make up: `whole` is `outer * extent of inner + inner`."""
+
+    whole: Axis
+    outer: Axis
+    inner: Axis
+
+    @property
+    def is_cut(self) -> bool:
+        return self.outer is not self.inner
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset((self.outer, self.inner))
+
+    @property
+    def parts(self) -> dict[Axis, Index]:
+        """What each of the two is of the whole."""
+        width = self.inner.extent
+        return {self.outer: floordiv(self.whole, width), self.inner: mod(self.whole, width)}
+
+    @property
+    def place(self) -> Index:
+        """The whole, by the two."""
+        return as_index(self.outer) * self.inner.extent + as_index(self.inner)
+
+
+class _Dims(NamedTuple):
+    """How a definition was laid anew: its old dims in their new order, two of them one if `width`,
+    the extent of the second, is known."""
+
+    order: tuple[int, ...]
+    pair: tuple[int, int]
+    width: Index | None
+
+
+def along_memory(
+    defs: Sequence[Def], strides: Strides, hints: Mapping[str, int], fixed: Set[str]
+) -> list[Def]:
+    """The definitions, with sums over channels that lie side by side taken for all of these."""
+    result: list[Def] = []
+    laid: dict[str, _Dims] = {}
+    known = dict(strides)
+    for given in defs:
+        d = _reading(given, laid)
+        for made in _placed(d, known, hints, fixed, laid):
+            known[made.name] = row_major(made.shape)
+            result.append(made)
+    return result
+
+
+def _placed(
+    d: Def, strides: Strides, hints: Mapping[str, int], fixed: Set[str], laid: dict[str, _Dims]
+) -> list[Def]:
+    if isinstance(d.expr, Reduce):
+        lane = _lane_of_sum(d, d.expr, strides, hints)
+        return [d] if lane is None else _summed(d, d.expr, lane, laid)
+    lane = None if d.name in fixed or d.adds_to else _lane_of_value(d, strides)
+    return [d] if lane is None else [_stored(d, lane, laid)]
+
+
+# ---- where lanes go ----------------------------------------------------------------------------
+
+
+def _lane_of_sum(
+    d: Def, e: Reduce, strides: Strides, hints: Mapping[str, int]
+) -> _Lane | None:
+    """Two axes to be one in this sum, if all that it goes through lies side by side along them."""
+    if e.fn not in SUMMED or e.dtype.name in ("bf16", "f16"):
+        return None
+    for load in ex.loads(e.body):
+        lane = _lane_of(load, strides)
+        if lane is None or not lane.is_cut or not _are_one_in(d.axes, lane):
+            continue
+        rest = [a for a in e.axes if a not in lane.axes]
+        streams = [x for x in ex.loads(e.body) if x.free.issuperset(rest)]
+        if load in streams and points(rest, hints) >= LEAST and _all_beside(streams, lane, strides):
+            return lane
+    return None
+
+
+def _lane_of_value(d: Def, strides: Strides) -> _Lane | None:
+    """The axis, or the two, along which what it reads at each of its points lies side by side."""
+    own = frozenset(a for a in d.axes if a.extent.const != 1)
+    streams = [load for load in ex.loads(d.expr) if load.free == own]
+    for load in streams:
+        lane = _lane_of(load, strides)
+        if lane is not None and _all_beside(streams, lane, strides):
+            is_so = not lane.is_cut and lane.whole is next(a for a in d.axes[::-1] if a in own)
+            return None if is_so else lane
+    return None
+
+
+def _lane_of(load: Load, strides: Strides) -> _Lane | None:
+    for i, step in zip(load.index, strides.get(load.source, ()), strict=False):
+        if step.const != 1:
+            continue
+        if (axis := the_axis(i)) is not None:
+            return _Lane(axis, axis, axis)
+        axes = [a for a in i.atoms() if isinstance(a, Axis)]
+        for outer, inner in (axes, axes[::-1]) if len(axes) == 2 else ():
+            whole = Axis(outer.name, outer.extent * inner.extent)
+            lane = _Lane(whole, outer, inner)
+            if (inner.extent.const or WIDTH) < WIDTH and i is lane.place:
+                return lane
+    return None
+
+
+def _are_one_in(axes: Sequence[Axis], lane: _Lane) -> bool:
+    """Can they be one axis of a result without that its elements lie otherwise?"""
+    at = [k for k, a in enumerate(axes) if a in lane.axes]
+    return len(at) < 2 or (at[1] == at[0] + 1 and axes[at[0]] is lane.outer)
+
+
+def _all_beside(loads: Sequence[Load], lane: _Lane, strides: Strides) -> bool:
+    return all(_is_beside(load, lane, strides) for load in loads)
+
+
+def _is_beside(load: Load, lane: _Lane, strides: Strides) -> bool:
+    """Does it lie side by side along the whole, or not hang on it?"""
+    if load.free.isdisjoint(lane.axes):
+        return True
+    place, parts = as_index(lane.whole), lane.parts if lane.is_cut else {}
+    return any(
+        step.const == 1 and substitute(i, dict(parts)) is place
+        for i, step in zip(load.index, strides.get(load.source, ()), strict=False)
+    )
+
+
+# ---- definitions by them -----------------------------------------------------------------------
+
+
+def _summed(d: Def, e: Reduce, lane: _Lane, laid: dict[str, _Dims]) -> list[Def]:
+    body = at_indices(e.body, lane.parts)
+    over = [a for a in e.axes if a not in lane.axes]
+    kept = [a for a in d.axes if a in lane.axes]
+    if not kept:
+        return [_made(d, d.name, d.axes, ex.reduce(e.fn, (*over, lane.whole), body, e.dtype))]
+    expr = ex.reduce(e.fn, over, body, e.dtype)
+    if len(kept) == 2:
+        k = d.axes.index(lane.outer)
+        order = tuple(n for n in range(len(d.axes)) if n != k + 1)
+        laid[d.name] = _Dims(order, (k, k + 1), lane.inner.extent)
+        return [_made(d, d.name, [lane.whole if n == k else d.axes[n] for n in order], expr)]
+    (stays,) = kept
+    (goes,) = lane.axes - {stays}
+    axes = [lane.whole if a is stays else a for a in d.axes if a.extent.const != 1]
+    sums = _made(d, f"{d.name}_whole", axes, expr)
+    place = [lane.place if a is lane.whole else as_index(a) for a in axes]
+    of_them = ex.reduce(e.fn, (goes,), ex.load(sums.name, place, e.dtype), e.dtype)
+    return [sums, _made(d, d.name, d.axes, of_them)]
+
+
+def _stored(d: Def, lane: _Lane, laid: dict[str, _Dims]) -> Def:
+    """The value with the lane as its last axis."""
+    at = (d.axes.index(lane.outer), d.axes.index(lane.inner))
+    others = tuple(n for n in range(len(d.axes)) if n not in at)
+    laid[d.name] = _Dims((*others, at[0]), at, lane.inner.extent if lane.is_cut else None)
+    expr = at_indices(d.expr, lane.parts) if lane.is_cut else d.expr
+    return _made(d, d.name, [*(d.axes[n] for n in others), lane.whole], expr)
+
+
+def _made(d: Def, name: str, axes: Sequence[Axis], expr: Expr) -> Def:
+    return Def(name=name, axes=tuple(axes), expr=expr, loc=d.loc, op=d.op)
+
+
+def _reading(d: Def, laid: Mapping[str, _Dims]) -> Def:
+    """The definition with what it reads of those that were laid anew."""
+
+    def visit(node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or (dims := laid.get(node.source)) is None:
+            return None
+        index = list(node.index)
+        if dims.width is not None:
+            outer, inner = dims.pair
+            index[outer] = index[outer] * dims.width + index[inner]
+        return ex.load(node.source, [index[n] for n in dims.order], node.dtype)
+
+    return _made(d, d.name, d.axes, Rewriter(visit)(d.expr)) if laid else d
