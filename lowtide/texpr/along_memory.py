@@ -1,7 +1,7 @@
 """Sums and stored values have their axes as memory has those of what they read.
 
-In, out: definitions in normal form. `strides` of the inputs; `fixed` names whose elements the caller
-or others want in their order.
+In, out: definitions in normal form. `strides` of the inputs; `fixed` names whose elements the
+caller wants in their order; what is `added_to` by others stays as it is.
 
     x: [n, 4*g + k, h, w], where 4*g + k lies side by side (channels last)
 
@@ -21,7 +21,17 @@ from typing import NamedTuple
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
-from lowtide.texpr.index import Axis, Index, as_index, floordiv, mod, row_major, substitute, the_axis
+from lowtide.texpr.index import (
+    Atom,
+    Axis,
+    Index,
+    as_index,
+    floordiv,
+    mod,
+    row_major,
+    substitute,
+    the_axis,
+)
 from lowtide.texpr.sizes import points
 from lowtide.texpr.split import SUMMED, WIDTH
 
@@ -48,8 +58,8 @@ class _Lane(NamedTuple):
     @property
     def parts(self) -> dict[Axis, Index]:
         """What each of the two is of the whole."""
-        width = self.inner.extent
-        return {self.outer: floordiv(self.whole, width), self.inner: mod(self.whole, width)}
+        width, place = self.inner.extent, as_index(self.whole)
+        return {self.outer: floordiv(place, width), self.inner: mod(place, width)}
 
     @property
     def place(self) -> Index:
@@ -67,7 +77,11 @@ class _Dims(NamedTuple):
 
 
 def along_memory(
-    defs: Sequence[Def], strides: Strides, hints: Mapping[str, int], fixed: Set[str]
+    defs: Sequence[Def],
+    strides: Strides,
+    hints: Mapping[str, int],
+    fixed: Set[str],
+    added_to: Set[str],
 ) -> list[Def]:
     """The definitions, with sums over channels that lie side by side taken for all of these."""
     result: list[Def] = []
@@ -75,7 +89,8 @@ def along_memory(
     known = dict(strides)
     for given in defs:
         d = _reading(given, laid)
-        for made in _placed(d, known, hints, fixed, laid):
+        untouched = d.name in added_to or d.adds_to
+        for made in [d] if untouched else _placed(d, known, hints, fixed, laid):
             known[made.name] = row_major(made.shape)
             result.append(made)
     return result
@@ -87,16 +102,14 @@ def _placed(
     if isinstance(d.expr, Reduce):
         lane = _lane_of_sum(d, d.expr, strides, hints)
         return [d] if lane is None else _summed(d, d.expr, lane, laid)
-    lane = None if d.name in fixed or d.adds_to else _lane_of_value(d, strides)
+    lane = None if d.name in fixed else _lane_of_value(d, strides)
     return [d] if lane is None else [_stored(d, lane, laid)]
 
 
 # ---- where lanes go ----------------------------------------------------------------------------
 
 
-def _lane_of_sum(
-    d: Def, e: Reduce, strides: Strides, hints: Mapping[str, int]
-) -> _Lane | None:
+def _lane_of_sum(d: Def, e: Reduce, strides: Strides, hints: Mapping[str, int]) -> _Lane | None:
     """Two axes to be one in this sum, if all that it goes through lies side by side along them."""
     if e.fn not in SUMMED or e.dtype.name in ("bf16", "f16"):
         return None
@@ -152,9 +165,10 @@ def _is_beside(load: Load, lane: _Lane, strides: Strides) -> bool:
     """Does it lie side by side along the whole, or not hang on it?"""
     if load.free.isdisjoint(lane.axes):
         return True
-    place, parts = as_index(lane.whole), lane.parts if lane.is_cut else {}
+    place = as_index(lane.whole)
+    parts: dict[Atom, Index] = {**lane.parts} if lane.is_cut else {}
     return any(
-        step.const == 1 and substitute(i, dict(parts)) is place
+        step.const == 1 and substitute(i, parts) is place
         for i, step in zip(load.index, strides.get(load.source, ()), strict=False)
     )
 
@@ -171,9 +185,10 @@ def _summed(d: Def, e: Reduce, lane: _Lane, laid: dict[str, _Dims]) -> list[Def]
     expr = ex.reduce(e.fn, over, body, e.dtype)
     if len(kept) == 2:
         k = d.axes.index(lane.outer)
-        order = tuple(n for n in range(len(d.axes)) if n != k + 1)
+        order = tuple(n for n, a in enumerate(d.axes) if a is not lane.inner)
         laid[d.name] = _Dims(order, (k, k + 1), lane.inner.extent)
-        return [_made(d, d.name, [lane.whole if n == k else d.axes[n] for n in order], expr)]
+        axes = [lane.whole if a is lane.outer else a for a in d.axes if a is not lane.inner]
+        return [_made(d, d.name, axes, expr)]
     (stays,) = kept
     (goes,) = lane.axes - {stays}
     axes = [lane.whole if a is stays else a for a in d.axes if a.extent.const != 1]

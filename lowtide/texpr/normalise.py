@@ -59,7 +59,7 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     current = [in_order(d) for d in split_axes(current)]
     if not program.delays:  # steps come first in what is carried
         strides = {n: i.strides for n, i in program.inputs.items()}
-        current = along_memory(current, strides, hints, added_to | roots.keys())
+        current = along_memory(current, strides, hints, roots.keys(), added_to)
     defs = {d.name: d for d in _live({d.name: d for d in current}, roots)}
     used = {load.source for d in defs.values() for load in ex.loads(d.expr)}
     return Program(

@@ -39,6 +39,7 @@ from lowtide.tile.items import (
     choose_vector,
     contains_inner,
     cost,
+    counts,
     is_register_tile,
     lies_along,
     long_sum,
@@ -565,14 +566,23 @@ def _pointwise_inlined(defs: Mapping[str, Def]) -> dict[str, Def]:
 
 
 def _lanes(defs: Iterable[Def], target: Target) -> int:
-    """Lanes of a kernel: a full register of the narrowest float or 4-byte type computed in."""
+    """Lanes of a kernel: a full register of the narrowest float or 4-byte type computed in; of one
+    of 8 bytes where floats or sums are, as C compilers keep vectors of two registers in memory."""
     widest = 8
     for d in defs:
         for node in ex.walk(d.expr):
+            if _is_long(node):
+                return max(target.vector_bytes // 8, 2)
             size = 1 if isinstance(node, ex.Const) else _lane_bytes(node)
             if size:
                 widest = min(widest, size)
     return max(target.vector_bytes // max(widest, 4), 2)
+
+
+def _is_long(node: Expr) -> bool:
+    if isinstance(node, Reduce) and node.dtype.name == "i64":
+        return node.body.dtype.name == "i64" and not counts(node.fn, node.body)
+    return isinstance(node, (ex.Apply, ex.Cast, Reduce)) and node.dtype.name == "f64"
 
 
 def _lane_bytes(node: Expr) -> int:

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from lowtide.ir.dtypes import boolean
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import is_windowed
-from lowtide.texpr.expr import Apply, Def, Expr, Input, Load, Reduce, Rewriter, Select
+from lowtide.texpr.expr import Apply, Cast, Def, Expr, Input, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import (
     Axis,
     Clamp,
@@ -91,6 +92,12 @@ def node_cost(node: Expr) -> int:
     if isinstance(node, Apply):
         return COSTS.get(node.fn, 1 if node.fn in CHEAP else 10)
     return 1 if isinstance(node, Select) else 0
+
+
+def counts(fn: str, body: Expr) -> bool:
+    """Is it a sum of truth values? Kernels count them in 32 bits within a tile."""
+    is_truth = isinstance(body, Cast) and body.arg.dtype is boolean
+    return fn == "sum" and is_truth and body.dtype.name == "i64"
 
 
 # ---- how a load walks along an axis ------------------------------------------------------------

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from lowtide.codegen.c import pointwise as pw
 from lowtide.codegen.c.vecmath.lanes import COMPARISONS
-from lowtide.ir.dtypes import boolean
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.expr import Apply, Cast
 from lowtide.tile.ir import Accumulate, Buffer
+from lowtide.tile.items import counts
 
 if TYPE_CHECKING:
     from lowtide.codegen.c.body import Body, Point
@@ -39,7 +39,7 @@ class Accumulator:
         self.v = body.nest.vector
         self.kept = frozenset(a for a in w.buffer.axes if a in body.nest.axes)
         self.axes = frozenset(body.nest.axes)
-        self.counting = _counts(w)
+        self.counting = counts(w.fn, w.expr)
         self.folds = self.v in w.over
         dtype = w.expr.dtype
         self.t = "i32" if self.counting else pw.REGISTER[dtype.name]
@@ -354,14 +354,6 @@ class Accumulator:
         for key, name in parts.items():
             value = f"{body.names.use('cast_i32_i64')}({name})" if self.counting else name
             lines.append(self._into_vector(body.place(self.buffer, key), value))
-
-
-def _counts(w: Accumulate) -> bool:
-    """A sum of truth values: counted in 32 bits within a tile, where lanes are narrow."""
-    e = w.expr
-    return (
-        w.fn == "sum" and isinstance(e, Cast) and e.arg.dtype is boolean and e.dtype.name == "i64"
-    )
 
 
 def _as_mask(comparison: str, t: str) -> str:
