@@ -94,7 +94,8 @@ class Holes:
             yield
         seen.look()
         self._seen_new = _times_new
-        if seen.grown_bytes >= LEAST_BYTES or seen.used_bytes >= LEAST_USED_BYTES:
+        is_large = seen.grown_bytes >= LEAST_BYTES or seen.used_bytes >= LEAST_USED_BYTES
+        if is_large or not seen.is_sure():
             self._calls = -1
             self._learn(driver, args)
         elif self._calls >= 0:

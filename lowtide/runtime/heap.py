@@ -32,6 +32,10 @@ _MOST_NODES: Final = 64  # of one op
 _NO_TASK: Final = -1
 _FRESH_NS: Final = 50_000
 _FRESH_BYTES: Final = 1 << 18  # more new pages no process touches in that time
+_LONG_NS: Final = 100_000  # to count the heap's pieces: that is then not done again
+_RESTS: Final = 20  # … for so many times as long
+
+_ask_again_ns = 0
 
 
 class Trimmer:
@@ -154,26 +158,54 @@ class Observer:
     before one of its ops, and `used_bytes` more of the heap in use: where there were free pages,
     the process need not grow."""
 
-    __slots__ = ("_read_ns", "_start_bytes", "_used_bytes", "grown_bytes", "used_bytes")
+    __slots__ = (
+        "_asked", "_missed", "_read_ns", "_start_bytes", "_used_bytes", "grown_bytes", "used_bytes",
+    )  # fmt: skip
     takes_heap = False
 
     def __init__(self) -> None:
-        self.grown_bytes = self.used_bytes = self._read_ns = 0
-        self._start_bytes, self._used_bytes = libc.resident_bytes(), libc.used_bytes()
+        self.grown_bytes = self.used_bytes = self._read_ns = self._asked = self._missed = 0
+        self._start_bytes, self._used_bytes = libc.resident_bytes(), _used_bytes()
+
+    def is_sure(self) -> bool:
+        """Else the heap was not asked before any op, as that takes too long."""
+        return self._asked > 0 or not self._missed
 
     def check(self, op: object = None) -> None:
         """Before an op: a look, unless the last was just now."""
         if not is_fresh(self._read_ns):
-            self.look()
+            has_asked = self.look()
+            self._asked += has_asked
+            self._missed += not has_asked
 
-    def look(self) -> None:
-        """Now."""
+    def look(self) -> bool:
+        """Now; whether the heap was asked, too."""
         self.grown_bytes = max(self.grown_bytes, libc.resident_bytes() - self._start_bytes)
-        self.used_bytes = max(self.used_bytes, libc.used_bytes() - self._used_bytes)
         self._read_ns = time.monotonic_ns()
+        now_bytes, start_bytes = _used_bytes(), self._used_bytes
+        if start_bytes is None:
+            self._used_bytes = now_bytes  # since then
+        elif now_bytes is not None:
+            self.used_bytes = max(self.used_bytes, now_bytes - start_bytes)
+            return True
+        return False
 
     def follow(self, operands: Iterable[Any], results: Iterable[Any], op: object = None) -> None:
         """Nothing of the backward pass."""
+
+
+def _used_bytes() -> int | None:
+    """What is in use of the heap, for which the C library counts all its free pieces: a million of
+    them take it 30 ms. None where that was long, and just now."""
+    global _ask_again_ns
+    begin_ns = time.monotonic_ns()
+    if begin_ns < _ask_again_ns:
+        return None
+    found_bytes = libc.used_bytes()
+    end_ns = time.monotonic_ns()
+    if end_ns - begin_ns > _LONG_NS:
+        _ask_again_ns = end_ns + _RESTS * (end_ns - begin_ns)
+    return found_bytes
 
 
 Watch = Trimmer | Observer

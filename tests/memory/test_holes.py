@@ -53,6 +53,8 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(heap, "trimming", trimming)
     monkeypatch.setattr(libc, "keeps_holes", lambda: True)
+    monkeypatch.setattr(heap, "_LONG_NS", 1 << 62)  # however large this process' heap is
+    monkeypatch.setattr(heap, "_ask_again_ns", 0)
     return found
 
 
@@ -185,6 +187,61 @@ def test_a_call_that_finds_free_pages_is_guarded_too(
     for _ in range(2):
         compiled(x)
     assert [type(w) for w in watches] == [heap.Observer, heap.Guard]
+
+
+class Clock:
+    """It goes on where the heap is asked, each time by so much, and by a little elsewhere."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, asking_ns: int) -> None:
+        self.asked = self.now_ns = 0
+        self.asking_ns = asking_ns
+        monkeypatch.setattr(heap.time, "monotonic_ns", self.read)
+        monkeypatch.setattr(libc, "used_bytes", self.ask)
+        monkeypatch.setattr(heap, "_LONG_NS", 100_000)
+
+    def read(self) -> int:
+        self.now_ns += heap._FRESH_NS
+        return self.now_ns
+
+    def ask(self) -> int:
+        self.asked += 1
+        self.now_ns += self.asking_ns
+        return 0
+
+
+def test_a_heap_of_many_pieces_is_hardly_asked(
+    watches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes glibc as long as there are pieces; a loop has thousands of ops."""
+
+    def steps(x: torch.Tensor, n: int) -> torch.Tensor:
+        for _ in range(n):
+            x = torch.sort(x * 2).values
+        return x
+
+    grown_to(monkeypatch, 1)
+    compiled: Any = lt.script(steps)
+    x = torch.rand(40)
+    times: dict[int, int] = {}
+    for asking_ns in (0, 10_000_000):
+        clock = Clock(monkeypatch, asking_ns)
+        compiled(x, 3000 + asking_ns % 7)
+        times[asking_ns] = clock.asked
+    assert times[0] > 3000
+    assert times[10_000_000] < 20
+
+
+def test_a_call_during_which_the_heap_is_not_asked_is_guarded(
+    watches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown_to(monkeypatch, 1)
+    Clock(monkeypatch, 10_000_000)
+    compiled: Any = lt.script(Net())
+    x = torch.rand(2, 3, 40, 40)
+    for _ in range(2):
+        compiled(x)
+    assert [type(w) for w in watches] == [heap.Observer, heap.Guard]
+    assert not watches[0].is_sure()
 
 
 @pytest.mark.skipif(not libc.keeps_holes(), reason="needs glibc")
