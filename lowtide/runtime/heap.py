@@ -34,6 +34,7 @@ _FRESH_NS: Final = 50_000
 _FRESH_BYTES: Final = 1 << 18  # more new pages no process touches in that time
 _LONG_NS: Final = 100_000  # to count the heap's pieces: that is then not done again
 _RESTS: Final = 20  # … for so many times as long
+_MANY_LOOKS: Final = 256  # of a call of as many ops, whose rehearsal would take long, too
 
 _ask_again_ns = 0
 
@@ -168,8 +169,9 @@ class Observer:
         self._start_bytes, self._used_bytes = libc.resident_bytes(), _used_bytes()
 
     def is_sure(self) -> bool:
-        """Else the heap was not asked before any op, as that takes too long."""
-        return self._asked > 0 or not self._missed
+        """Else the heap was not asked before some op, as that takes long: calls of many ops are
+        looked at from time to time."""
+        return not self._missed or (self._asked > 0 and self._asked + self._missed > _MANY_LOOKS)
 
     def check(self, op: object = None) -> None:
         """Before an op: a look, unless the last was just now."""

@@ -15,6 +15,7 @@ they are one axis in the definition itself. Elements of a fixed result lie in me
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -83,7 +84,8 @@ def along_memory(
     fixed: Set[str],
     added_to: Set[str],
 ) -> list[Def]:
-    """The definitions, with sums over channels that lie side by side taken for all of these."""
+    """The definitions, with sums over channels that lie side by side taken for all of these, and
+    stored values with that axis last. `hints` are likely sizes."""
     result: list[Def] = []
     laid: dict[str, _Dims] = {}
     known = dict(strides)
@@ -143,7 +145,7 @@ def _lane_of(load: Load, strides: Strides) -> _Lane | None:
         if (axis := the_axis(i)) is not None:
             return _Lane(axis, axis, axis)
         axes = [a for a in i.atoms() if isinstance(a, Axis)]
-        for outer, inner in (axes, axes[::-1]) if len(axes) == 2 else ():
+        for outer, inner in itertools.permutations(axes, 2):
             whole = Axis(outer.name, outer.extent * inner.extent)
             lane = _Lane(whole, outer, inner)
             if (inner.extent.const or WIDTH) < WIDTH and i is lane.place:
@@ -152,7 +154,7 @@ def _lane_of(load: Load, strides: Strides) -> _Lane | None:
 
 
 def _are_one_in(axes: Sequence[Axis], lane: _Lane) -> bool:
-    """Can they be one axis of a result without that its elements lie otherwise?"""
+    """Can they be one axis of a result whose elements then lie as before?"""
     at = [k for k, a in enumerate(axes) if a in lane.axes]
     return len(at) < 2 or (at[1] == at[0] + 1 and axes[at[0]] is lane.outer)
 

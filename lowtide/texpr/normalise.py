@@ -8,7 +8,7 @@ Out: the same values, where
     something stays a Def (`shared`), so that fusion can see that they use the same value;
   - axes of extent 1 do not occur in expressions; what nobody uses is dropped;
   - an axis of which only parts are used (l // W, l % W) is two axes: the elements of an output lie
-    in memory as before, but its definition may have more dims than the output.
+    in memory as before, but its definition may have more dims than the output;
   - sums over channels that lie side by side have an axis of all of them (`along_memory`).
 
     t1[i, c] = x[i, c] - m[c]             t3[i] = sum[c](mul(x[i,c] - m[c], x[i,c] - m[c]))

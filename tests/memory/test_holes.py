@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -195,7 +196,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, asking_ns: int) -> None:
         self.asked = self.now_ns = 0
         self.asking_ns = asking_ns
-        monkeypatch.setattr(heap.time, "monotonic_ns", self.read)
+        monkeypatch.setattr(heap, "time", SimpleNamespace(monotonic_ns=self.read))
         monkeypatch.setattr(libc, "used_bytes", self.ask)
         monkeypatch.setattr(heap, "_LONG_NS", 100_000)
 
@@ -242,6 +243,18 @@ def test_a_call_during_which_the_heap_is_not_asked_is_guarded(
         compiled(x)
     assert [type(w) for w in watches] == [heap.Observer, heap.Guard]
     assert not watches[0].is_sure()
+
+
+def test_what_was_not_seen_once_is_not_sure(
+    watches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, 10_000_000)
+    seen = heap.Observer()
+    seen.check()  # too soon
+    clock.now_ns += 1_000_000_000
+    seen.check()
+    assert clock.asked == 2
+    assert not seen.is_sure()
 
 
 @pytest.mark.skipif(not libc.keeps_holes(), reason="needs glibc")
