@@ -31,6 +31,7 @@ from lowtide.tile.group import Group, waits
 from lowtide.tile.held import WORTH_HOLDING, Reader, held
 from lowtide.tile.ir import Tiled, reached
 from lowtide.tile.items import (
+    ARG,
     FULL_EXTENT,
     REDUCED_POINTS,
     Context,
@@ -567,11 +568,14 @@ def _pointwise_inlined(defs: Mapping[str, Def]) -> dict[str, Def]:
 
 def _lanes(defs: Iterable[Def], target: Target) -> int:
     """Lanes of a kernel: a full register of the narrowest float or 4-byte type computed in; of one
-    of 8 bytes where floats or sums are, as C compilers keep vectors of two registers in memory."""
+    of 8 bytes where each point has some, as C compilers keep vectors of two registers in memory."""
     widest = 8
     for d in defs:
+        body = d.expr.body if isinstance(d.expr, Reduce) else d.expr
+        if _sums_long(d.expr):
+            return max(target.vector_bytes // 8, 2)
         for node in ex.walk(d.expr):
-            if _is_long(node):
+            if node.dtype.name == "f64" and node.free == body.free and _is_computed(node):
                 return max(target.vector_bytes // 8, 2)
             size = 1 if isinstance(node, ex.Const) else _lane_bytes(node)
             if size:
@@ -579,10 +583,15 @@ def _lanes(defs: Iterable[Def], target: Target) -> int:
     return max(target.vector_bytes // max(widest, 4), 2)
 
 
-def _is_long(node: Expr) -> bool:
-    if isinstance(node, Reduce) and node.dtype.name == "i64":
-        return node.body.dtype.name == "i64" and not counts(node.fn, node.body)
-    return isinstance(node, (ex.Apply, ex.Cast, Reduce)) and node.dtype.name == "f64"
+def _sums_long(e: Expr) -> bool:
+    """Does it take 64-bit integers together?"""
+    if not isinstance(e, Reduce) or e.body.dtype.name != "i64":
+        return False
+    return e.fn not in ARG and not counts(e.fn, e.body)
+
+
+def _is_computed(node: Expr) -> bool:
+    return isinstance(node, (ex.Apply, ex.Cast)) and bool(node.free)
 
 
 def _lane_bytes(node: Expr) -> int:

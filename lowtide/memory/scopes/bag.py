@@ -16,6 +16,8 @@ function and at the end of a loop's body, so that what belongs together is done 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Iterable
@@ -30,6 +32,27 @@ LOCK = threading.RLock()
 _FIRST_SWEEP = 1024 * FIELDS
 
 _bags: weakref.WeakSet[Bag] = weakref.WeakSet()
+_FORK_WAITS_S = 1.0  # for bags that change hands; longer only where two threads wait for each other
+
+
+def _before_fork() -> None:
+    LOCK.acquire(timeout=_FORK_WAITS_S)
+
+
+def _after_fork() -> None:
+    with contextlib.suppress(RuntimeError):  # not held: the wait was too long
+        LOCK.release()
+
+
+def _after_fork_in_child() -> None:
+    """Whoever else held the lock is not there any more."""
+    LOCK._at_fork_reinit()  # pyright: ignore
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+    )
 
 
 @dataclass(slots=True)

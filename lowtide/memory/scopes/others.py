@@ -43,13 +43,28 @@ _chained: Any = chain.from_iterable
 _last: list[tuple[dict[int, int], set[int]]] = [({}, set())]
 # One at a time turns the collector off; a process that was forked meanwhile has a lock of its own.
 _looking = [threading.RLock()]
-os.register_at_fork(after_in_child=lambda: _looking.__setitem__(0, threading.RLock()))
+_has_paused = [False]  # the collector
+
+
+def _after_fork_in_child() -> None:
+    _looking[0] = threading.RLock()
+    if _has_paused[0]:
+        _has_paused[0] = False
+        gc.enable()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def is_alone() -> bool:
+    """Whether no other thread runs Python code."""
+    return not _count_of_threads() and threading.get_ident() == threading.main_thread().ident
 
 
 def are_others() -> bool:
     """Whether Python code may be running on another thread, and can be looked at."""
-    is_one = not _count_of_threads() and threading.get_ident() == threading.main_thread().ident
-    return not is_one and can_see()
+    return not is_alone() and can_see()
 
 
 def used_by_others(ids: list[int]) -> set[int]:
@@ -91,7 +106,7 @@ def _standing() -> list[Any]:
 
 
 def _standing_now() -> list[Any]:
-    is_collecting = gc.isenabled()
+    is_collecting = _has_paused[0] = gc.isenabled()
     try:  # Ctrl-C may come right after the call that turns it off
         gc.disable()  # before 3.12 it may run anything, anywhere
         frames = starmap(_current_frames, repeat((), 1))
@@ -106,6 +121,7 @@ def _standing_now() -> list[Any]:
     finally:
         if is_collecting:
             gc.enable()
+            _has_paused[0] = False
 
 
 @functools.cache
