@@ -94,8 +94,7 @@ class Holes:
             yield
         seen.look()
         self._seen_new = _times_new
-        is_large = seen.grown_bytes >= LEAST_BYTES or seen.used_bytes >= LEAST_USED_BYTES
-        if is_large or not seen.is_sure():
+        if seen.grown_bytes >= LEAST_BYTES or seen.used_bytes >= LEAST_USED_BYTES:
             self._calls = -1
             self._learn(driver, args)
         elif self._calls >= 0:

@@ -32,9 +32,8 @@ _MOST_NODES: Final = 64  # of one op
 _NO_TASK: Final = -1
 _FRESH_NS: Final = 50_000
 _FRESH_BYTES: Final = 1 << 18  # more new pages no process touches in that time
-_LONG_NS: Final = 100_000  # to count the heap's pieces: that is then not done again
-_RESTS: Final = 20  # … for so many times as long
-_MANY_LOOKS: Final = 256  # of a call of as many ops, whose rehearsal would take long, too
+_LONG_NS: Final = 500_000  # to count the heap's pieces: that is then not done again
+_RESTS: Final = 10  # … for so many times as long
 
 _ask_again_ns = 0
 
@@ -157,40 +156,29 @@ class Guard(Trimmer):
 class Observer:
     """Of a call of which nothing is known yet: `grown_bytes` more than at its start were resident
     before one of its ops, and `used_bytes` more of the heap in use: where there were free pages,
-    the process need not grow."""
+    the process need not grow. Of the latter some may be missed where the heap is slow to ask."""
 
-    __slots__ = (
-        "_asked", "_missed", "_read_ns", "_start_bytes", "_used_bytes", "grown_bytes", "used_bytes",
-    )  # fmt: skip
+    __slots__ = ("_read_ns", "_start_bytes", "_used_bytes", "grown_bytes", "used_bytes")
     takes_heap = False
 
     def __init__(self) -> None:
-        self.grown_bytes = self.used_bytes = self._read_ns = self._asked = self._missed = 0
+        self.grown_bytes = self.used_bytes = self._read_ns = 0
         self._start_bytes, self._used_bytes = libc.resident_bytes(), _used_bytes()
-
-    def is_sure(self) -> bool:
-        """Else the heap was not asked before some op, as that takes long: calls of many ops are
-        looked at from time to time."""
-        return not self._missed or (self._asked > 0 and self._asked + self._missed > _MANY_LOOKS)
 
     def check(self, op: object = None) -> None:
         """Before an op: a look, unless the last was just now."""
         if not is_fresh(self._read_ns):
-            has_asked = self.look()
-            self._asked += has_asked
-            self._missed += not has_asked
+            self.look()
 
-    def look(self) -> bool:
-        """Now; whether the heap was asked, too."""
+    def look(self) -> None:
+        """Now."""
         self.grown_bytes = max(self.grown_bytes, libc.resident_bytes() - self._start_bytes)
         self._read_ns = time.monotonic_ns()
-        now_bytes, start_bytes = _used_bytes(), self._used_bytes
-        if start_bytes is None:
+        now_bytes = _used_bytes()
+        if self._used_bytes is None:
             self._used_bytes = now_bytes  # since then
         elif now_bytes is not None:
-            self.used_bytes = max(self.used_bytes, now_bytes - start_bytes)
-            return True
-        return False
+            self.used_bytes = max(self.used_bytes, now_bytes - self._used_bytes)
 
     def follow(self, operands: Iterable[Any], results: Iterable[Any], op: object = None) -> None:
         """Nothing of the backward pass."""

@@ -568,19 +568,28 @@ def _pointwise_inlined(defs: Mapping[str, Def]) -> dict[str, Def]:
 
 def _lanes(defs: Iterable[Def], target: Target) -> int:
     """Lanes of a kernel: a full register of the narrowest float or 4-byte type computed in; of one
-    of 8 bytes where each point has some, as C compilers keep vectors of two registers in memory."""
-    widest = 8
-    for d in defs:
+    of 8 bytes where each point has some, as C compilers keep vectors of two registers in memory.
+
+    Sums of smaller floats are added up in as many parts as there are lanes, so they get all."""
+    widest, known = 8, list(defs)
+    may_be_few = not any(_sums_short(d.expr) for d in known)
+    for d in known if may_be_few else ():
         body = d.expr.body if isinstance(d.expr, Reduce) else d.expr
         if _sums_long(d.expr):
             return max(target.vector_bytes // 8, 2)
         for node in ex.walk(d.expr):
             if node.dtype.name == "f64" and node.free == body.free and _is_computed(node):
                 return max(target.vector_bytes // 8, 2)
+    for d in known:
+        for node in ex.walk(d.expr):
             size = 1 if isinstance(node, ex.Const) else _lane_bytes(node)
             if size:
                 widest = min(widest, size)
     return max(target.vector_bytes // max(widest, 4), 2)
+
+
+def _sums_short(e: Expr) -> bool:
+    return isinstance(e, Reduce) and e.fn == "sum" and e.dtype.is_float and e.dtype.name != "f64"
 
 
 def _sums_long(e: Expr) -> bool:
