@@ -10,11 +10,10 @@ Out: an `Arrangement`, which `plan` turns into nests.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
+from collections.abc import Hashable, Iterator, Mapping, Set
 
-from lowtide.ir.dtypes import BY_NAME
 from lowtide.texpr import expr as ex
-from lowtide.texpr.expr import Def, Expr, Input, Load, Reduce
+from lowtide.texpr.expr import Def, Expr, Input, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.texpr.normalise import inline
 from lowtide.texpr.sizes import likely
@@ -31,7 +30,6 @@ from lowtide.tile.group import Group, waits
 from lowtide.tile.held import WORTH_HOLDING, Reader, held
 from lowtide.tile.ir import Tiled, reached
 from lowtide.tile.items import (
-    ARG,
     FULL_EXTENT,
     REDUCED_POINTS,
     Context,
@@ -40,7 +38,6 @@ from lowtide.tile.items import (
     choose_vector,
     contains_inner,
     cost,
-    counts,
     is_register_tile,
     lies_along,
     long_sum,
@@ -51,6 +48,7 @@ from lowtide.tile.items import (
     short_row,
     store_item,
 )
+from lowtide.tile.lanes import lanes_of
 from lowtide.tile.lines import along_lines, tasks
 from lowtide.tile.target import Target
 
@@ -95,7 +93,7 @@ class Arrangement:
         self.defs = _pointwise_inlined(group.defs)
         self.reductions = {n: d for n, d in self.defs.items() if isinstance(d.expr, Reduce)}
         self.consumed = consumed(self.defs)
-        self.lanes = _lanes(self.defs.values(), target)
+        self.lanes = lanes_of(self.defs.values(), target)
         self.strides = memory_strides(inputs, {**defs, **self.defs})
         self.grid = self._grid()
         self.ctx = Context(
@@ -564,48 +562,3 @@ def _pointwise_inlined(defs: Mapping[str, Def]) -> dict[str, Def]:
         if not isinstance(d.expr, Reduce):
             pointwise[d.name] = new
     return result
-
-
-def _lanes(defs: Iterable[Def], target: Target) -> int:
-    """Lanes of a kernel: a full register of the narrowest float or 4-byte type computed in; of one
-    of 8 bytes where each point has some, as C compilers keep vectors of two registers in memory.
-
-    Sums of smaller floats are added up in as many parts as there are lanes, so they get all."""
-    widest, known = 8, list(defs)
-    may_be_few = not any(_sums_short(d.expr) for d in known)
-    for d in known if may_be_few else ():
-        body = d.expr.body if isinstance(d.expr, Reduce) else d.expr
-        if _sums_long(d.expr):
-            return max(target.vector_bytes // 8, 2)
-        for node in ex.walk(d.expr):
-            if node.dtype.name == "f64" and node.free == body.free and _is_computed(node):
-                return max(target.vector_bytes // 8, 2)
-    for d in known:
-        for node in ex.walk(d.expr):
-            size = 1 if isinstance(node, ex.Const) else _lane_bytes(node)
-            if size:
-                widest = min(widest, size)
-    return max(target.vector_bytes // max(widest, 4), 2)
-
-
-def _sums_short(e: Expr) -> bool:
-    return isinstance(e, Reduce) and e.fn == "sum" and e.dtype.is_float and e.dtype.name != "f64"
-
-
-def _sums_long(e: Expr) -> bool:
-    """Does it take 64-bit integers together?"""
-    if not isinstance(e, Reduce) or e.body.dtype.name != "i64":
-        return False
-    return e.fn not in ARG and not counts(e.fn, e.body)
-
-
-def _is_computed(node: Expr) -> bool:
-    return isinstance(node, (ex.Apply, ex.Cast)) and bool(node.free)
-
-
-def _lane_bytes(node: Expr) -> int:
-    if isinstance(node, (ex.At, ex.Const)) or node.dtype.name in ("bool", "u8"):
-        return 0
-    return (
-        BY_NAME[node.dtype.compute].itemsize if isinstance(node, (Load, ex.Apply, ex.Cast)) else 0
-    )
