@@ -26,7 +26,7 @@ from lowtide.errors import LowtideError
 from lowtide.explain_command import ArgumentFault
 from lowtide.memory.profiler.plot import check_picture
 from lowtide.memory.profiler.profile import Live, Profile, profile
-from lowtide.memory.profiler.rows import SORTS
+from lowtide.memory.profiler.rows import SORTS, first_rows
 from lowtide.memory.profiler.text import HEADERS, cells, short_source
 from lowtide.tables import format_bytes
 
@@ -213,7 +213,7 @@ def _print_rich(prof: Profile, sort_by: str, row_limit: int) -> None:
     from rich.table import Table
 
     rows = prof.rows(sort_by)
-    shown = rows if row_limit < 0 else rows[:row_limit]
+    shown = first_rows(rows, row_limit)
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in HEADERS:

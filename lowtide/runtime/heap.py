@@ -66,25 +66,28 @@ class Trimmer:
 
     def make_room(self, nbytes: int) -> None:
         """Gives free pages back if so much more might pass the limit beside them, those of the
-        arena first, which come back for less."""
-        limit_bytes = self._most_bytes - nbytes
-        now_bytes = libc.resident_bytes()
-        if now_bytes and now_bytes - self._start_bytes <= limit_bytes:
+        arena first, which come back for less; where that is not enough, ops run in pages of their
+        own."""
+        if self._frees(self._most_bytes - nbytes):
             self._mapped.off()
             return
-        if self._is_tight:
-            arena.empty_cache()
-        if libc.resident_bytes() - self._start_bytes <= limit_bytes or not libc.trim():
-            self._mapped.off()
-            return
+        self._mapped.on()
         now_bytes = libc.resident_bytes()
-        if now_bytes - self._start_bytes <= limit_bytes:
-            self._mapped.off()
-        else:
-            self._mapped.on()
         if now_bytes - self._start_bytes > self._most_bytes:
             # neither of this call nor free: it would be looked for before each op
-            self._start_bytes = now_bytes - limit_bytes
+            self._start_bytes = now_bytes - (self._most_bytes - nbytes)
+
+    def _frees(self, limit_bytes: int) -> bool:
+        """Whether no more than so much is resident, after what can go has gone back; or nothing
+        can."""
+        end_bytes = self._start_bytes + limit_bytes
+        if 0 < libc.resident_bytes() <= end_bytes:
+            return True
+        if self._is_tight:
+            arena.empty_cache()
+        if libc.resident_bytes() <= end_bytes or not libc.trim():
+            return True
+        return libc.resident_bytes() <= end_bytes
 
     def hand_out(self) -> None:
         """After the call's last op, with its results alive: the caller may go backward."""

@@ -52,6 +52,13 @@ def test_an_unknown_column_is_named(prof: Profile) -> None:
         prof.table(sort_by="cuda_time")
 
 
+@pytest.mark.parametrize("row_limit", ["10", None, 2.5])
+def test_what_is_no_number_of_rows_is_named(prof: Profile, row_limit: Any) -> None:
+    for show in (prof.table, prof.to_dict):
+        with pytest.raises(lt.LowtideError, match=r"row_limit=.* is no number of rows"):
+            show(row_limit=row_limit)
+
+
 def test_the_data_frame(prof: Profile) -> None:
     pytest.importorskip("pandas")
     frame = prof.to_pandas()

@@ -28,6 +28,7 @@ from lowtide.memory.profiler.rows import (
     COLUMNS,
     Row,
     as_dicts,
+    first_rows,
     make_rows,
     sort_rows,
 )
@@ -229,7 +230,7 @@ class Profile:
         return {
             "peak_bytes": self.peak_bytes,
             "peaks": self.peaks,
-            "rows": as_dicts(rows if row_limit < 0 else rows[:row_limit]),
+            "rows": as_dicts(first_rows(rows, row_limit)),
             "live_at_peak": live,
             "remarks": list(self.remarks),
         }

@@ -88,6 +88,13 @@ def sort_rows(rows: Iterable[Row], sort_by: str) -> list[Row]:
     return sorted(rows, key=lambda row: -getattr(row, name))
 
 
+def first_rows(rows: Sequence[Row], row_limit: int) -> Sequence[Row]:
+    """So many of them, -1 for all. Raises LowtideError for what is no whole number."""
+    if not isinstance(row_limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LowtideError(f"row_limit={row_limit!r} is no number of rows; write 10, or -1 for all")
+    return rows if row_limit < 0 else rows[:row_limit]
+
+
 def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Each row as `{"op": …, "calls": …, …}`."""
     return [{name: getattr(row, name) for name in COLUMNS} for row in rows]

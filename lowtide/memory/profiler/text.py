@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from lowtide.memory.profiler.rows import Row
+from lowtide.memory.profiler.rows import Row, first_rows
 from lowtide.tables import format_bytes, format_ms, plain_table
 
 HEADERS = ("op", "phase", "calls", "self time", "self bytes", "at peak", "module", "source")
@@ -16,7 +16,7 @@ HEADERS = ("op", "phase", "calls", "self time", "self bytes", "at peak", "module
 
 def table_text(rows: Sequence[Row], row_limit: int, peak_bytes: int, remarks: Sequence[str]) -> str:
     """The first `row_limit` rows under a line with the peak; -1 for all."""
-    shown = rows if row_limit < 0 else rows[:row_limit]
+    shown = first_rows(rows, row_limit)
     lines = [f"peak {format_bytes(peak_bytes)} ({peak_bytes:,} bytes)"]
     lines.append(plain_table(HEADERS, [cells(row) for row in shown], left_columns=2))
     if len(shown) < len(rows):
