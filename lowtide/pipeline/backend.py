@@ -2,24 +2,38 @@
 
 In: a Program. Out: an object that is called as `exe(tensors, sizes, numbers)` and gives the
 outputs, then the checks. `use(fn)` replaces the code generator; `use(None)` puts it back.
+
+Layers of one kind, and the many plans of a search for a budget, have the same Programs: as long as
+an executable is in use, whoever asks for the same on the CPU gets it, too. Those of GPUs, which
+keep graphs of their calls, are each region's own.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+import torch
 
 from lowtide.texpr.expr import Program
 
 # Of kernels: those of the cost model, by measurement, or with the least work memory.
 Tiles = Literal["usual", "fastest", "least"]
 
+_CPU: Final = "cpu"
 _chosen: list[Callable[..., Any] | None] = [None]
+_in_use: weakref.WeakValueDictionary[tuple[object, ...], Any] = weakref.WeakValueDictionary()
 
 
 def use(compiler: Callable[..., Any] | None) -> None:
     """Replaces the code generator of this process."""
     _chosen[0] = compiler
+
+
+def forget() -> None:
+    """What is in use is nobody else's from now on."""
+    _in_use.clear()
 
 
 def compile_program(
@@ -35,6 +49,26 @@ def compile_program(
     compiler = _chosen[0]
     if compiler is not None:
         return compiler(program, symbols=symbols, scalars=scalars, hints=hints)
+    if machine != _CPU:
+        return _compiled(program, symbols, scalars, hints, machine, tiles)
+    sizes = tuple(hints[name] for name in symbols)
+    given = tuple(symbols), tuple(scalars), sizes, tiles, torch.get_num_threads()
+    key = (program.contents(), *given)
+    found = _in_use.get(key)
+    if found is None:
+        made = _compiled(program, symbols, scalars, hints, machine, tiles)
+        found = _in_use.setdefault(key, made)
+    return found
+
+
+def _compiled(
+    program: Program,
+    symbols: Sequence[str],
+    scalars: Sequence[str],
+    hints: Mapping[str, int],
+    machine: str,
+    tiles: Tiles,
+) -> Any:
     # these cost time to import
     if tiles == "fastest":
         from lowtide.codegen.tuned import Tuned as compiler

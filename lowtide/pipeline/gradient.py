@@ -229,7 +229,7 @@ class Gradient:
         given: Mapping[str, tuple[Index, ...]],
         saved: Sequence[str],
     ) -> Program:
-        return autodiff.backward(self.diff, wanted, given, saved).program
+        return self.diff.backward(wanted, given, saved).program
 
     def backward(
         self,
@@ -278,7 +278,7 @@ class Gradient:
             for n, pattern in zip(self.program.outputs, patterns, strict=True)
             if pattern is not None
         }
-        made = autodiff.backward(self.diff, wanted, given, saved, adding)
+        made = self.diff.backward(wanted, given, saved, adding)
         program, gradients = with_equal_gradients(made.program, made.gradients)
         scattered, added_to = {s.input for s in made.scatters}, program.added_to()
         dense = {

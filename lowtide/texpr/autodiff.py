@@ -15,6 +15,7 @@ image processing and deep learning in Halide", 2018).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -75,6 +76,21 @@ class Differentiation:
         self.instead: Mapping[str, Def] = {}
         self._active = set(wanted)
         self._pulled: dict[str, Pulled] = {}
+        self._passes: dict[tuple[object, ...], Backward] = {}
+
+    def backward(
+        self,
+        wanted: Collection[str],
+        given: Mapping[str, tuple[Index, ...]],
+        saved: Collection[str] = (),
+        adding: bool = False,
+    ) -> Backward:
+        """See `backward`: once for the same."""
+        key = tuple(wanted), tuple(given.items()), tuple(saved), adding
+        found = self._passes.get(key)
+        if found is None:
+            found = self._passes[key] = backward(self, wanted, given, saved, adding)
+        return found
 
     def add(self, d: Def) -> None:
         """One more definition; raises Unsupported if its gradient cannot be written down."""
@@ -208,8 +224,20 @@ class Differentiation:
         return (d.loc, d.op) if d is not None else (UNKNOWN_LOC, "")
 
 
+_in_use: weakref.WeakValueDictionary[tuple[object, ...], Differentiation]
+_in_use = weakref.WeakValueDictionary()
+
+
 def differentiated(forward: Program, wanted: Iterable[str]) -> Differentiation:
-    """All definitions of a Program made ready; raises Unsupported."""
+    """All definitions of a Program made ready; raises Unsupported. The same for the same Program,
+    as long as it is in use."""
+    active = frozenset(wanted)
+    key = forward.contents(), active
+    found = _in_use.get(key)
+    return _in_use.setdefault(key, _differentiated(forward, active)) if found is None else found
+
+
+def _differentiated(forward: Program, wanted: Iterable[str]) -> Differentiation:
     active = set(wanted)
     while True:
         diff = Differentiation(forward.inputs, active, forward.delays)

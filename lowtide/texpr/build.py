@@ -30,6 +30,7 @@ from lowtide.texpr.index import (
     exact_division,
     gather,
     nonnegative,
+    numbered_axis,
     rebuild,
 )
 
@@ -123,7 +124,7 @@ class Builder:
 
     def axis(self, extent: Index | int) -> Axis:
         self._serial += 1
-        return Axis(f"i{self._serial}", as_index(extent))
+        return numbered_axis(self._serial, extent)
 
     # -- expressions --
 

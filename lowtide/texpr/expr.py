@@ -314,6 +314,14 @@ class Program:
         found = (self.defs[n].adds_to for n in self.outputs if n in self.defs)
         return frozenset(filter(None, found))
 
+    def contents(self) -> tuple[object, ...]:
+        """All of it, hashable: the same for programs that nothing tells apart, the places in the
+        user's files included."""
+        return (
+            tuple(self.inputs.values()), tuple(self.delays.values()), tuple(self.defs.values()),
+            tuple(self.outputs), tuple(self.checks), tuple(self.equalities),
+        )  # fmt: skip
+
     def __str__(self) -> str:
         lines = [
             f"input {i.name}: {i.dtype}[{', '.join(map(str, i.shape))}]"

@@ -181,6 +181,17 @@ def _number(value: int) -> Index:
     return Index(() if value == 0 else (((), value),))
 
 
+_numbered: weakref.WeakValueDictionary[tuple[int, Index], Axis] = weakref.WeakValueDictionary()
+
+
+def numbered_axis(number: int, extent: Index | int) -> Axis:
+    """The axis of this number and extent in all programs that are traced: where one is traced
+    twice, its parts are the same objects. Two programs that have such axes are never joined."""
+    key = number, as_index(extent)
+    found = _numbered.get(key)
+    return _numbered.setdefault(key, Axis(f"i{number}", key[1])) if found is None else found
+
+
 def axis(name: str, extent: Index | int) -> Index:
     """A fresh axis, as an index."""
     return as_index(Axis(name, as_index(extent)))
