@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import torch
+
 _MEMINFO = Path("/proc/meminfo")
 _SELF_CGROUP = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -18,6 +20,17 @@ _CGROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+def is_out_of_memory(fault: BaseException) -> bool:
+    """Whether an allocation failed, on whatever device; PyTorch has no class of its own for that on
+    the CPU."""
+    if isinstance(fault, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(words in str(fault).lower() for words in _OUT_OF_MEMORY)
 
 
 def available_bytes() -> int | None:

@@ -5,7 +5,7 @@ outputs, then the checks. `use(fn)` replaces the code generator; `use(None)` put
 
 Layers of one kind, and the many plans of a search for a budget, have the same Programs: as long as
 an executable is in use, whoever asks for the same on the CPU gets it, too. Those of GPUs, which
-keep graphs of their calls, are each region's own.
+keep graphs of their calls, and those that are being measured are each region's own.
 """
 
 from __future__ import annotations
@@ -31,11 +31,6 @@ def use(compiler: Callable[..., Any] | None) -> None:
     _chosen[0] = compiler
 
 
-def forget() -> None:
-    """What is in use is nobody else's from now on."""
-    _in_use.clear()
-
-
 def compile_program(
     program: Program,
     *,
@@ -49,7 +44,7 @@ def compile_program(
     compiler = _chosen[0]
     if compiler is not None:
         return compiler(program, symbols=symbols, scalars=scalars, hints=hints)
-    if machine != _CPU:
+    if machine != _CPU or tiles == "fastest":
         return _compiled(program, symbols, scalars, hints, machine, tiles)
     sizes = tuple(hints[name] for name in symbols)
     given = tuple(symbols), tuple(scalars), sizes, tiles, torch.get_num_threads()

@@ -27,6 +27,7 @@ from lowtide.ir.interpret import Entered, run_block, suppressed
 from lowtide.ir.prepared import Step, prepared
 from lowtide.ir.recomputed import Recomputed
 from lowtide.memory import watching
+from lowtide.memory.available import is_out_of_memory
 from lowtide.passes.turns import take_turns_together
 from lowtide.pipeline import little, plain, stats
 from lowtide.pipeline.backend import Tiles
@@ -45,7 +46,7 @@ from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.reuse import owned
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.stopping import ends_region, static_reason
-from lowtide.runtime import heap
+from lowtide.runtime import arena, heap
 from lowtide.runtime.blocks import KernelFault
 
 Env = dict[Value, Any]
@@ -422,8 +423,11 @@ class Driver:
         """Runs the function; raises Ineligible, before anything ran, if PyTorch must do it."""
         try:
             return self._called(args)
-        except torch.OutOfMemoryError as error:  # of a GPU
-            error.add_note(NO_MEMORY)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                arena.fail()
+            if isinstance(error, torch.OutOfMemoryError):  # of a GPU
+                error.add_note(NO_MEMORY)
             raise
 
     def _called(self, args: Sequence[Any]) -> Any:

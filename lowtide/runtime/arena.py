@@ -174,6 +174,7 @@ class _Pool:
         self.is_short: Callable[[], bool] = _is_not  # whether none may stay
         self.storages: dict[int, int] = {}  # by address of a block, whose tensor is alive
         self._held_for_fork = False
+        self._is_failing = False  # nothing is kept, until something new could be mapped
 
     def take(self, asked_bytes: int, is_for_work: bool = False) -> _Block:
         """A block of at least `asked_bytes` > 0. Raises OSError if the system has no memory."""
@@ -222,6 +223,12 @@ class _Pool:
             if is_ours:
                 self._shrink(limit_bytes)
 
+    def fail(self) -> None:
+        """The system has no memory: what is free goes back, and so does what a call that ends by it
+        still holds."""
+        self._is_failing = True
+        self.shrink(0)
+
     def set_cap(self, cap_bytes: int) -> None:
         self._cap_bytes = cap_bytes
         self.shrink(cap_bytes)
@@ -266,6 +273,7 @@ class _Pool:
         if self.is_tight and not self.has_room(block_bytes):
             self.shrink(0)
         block = self._map(block_bytes)
+        self._is_failing = False
         block.asked_bytes = asked_bytes
         with self._account() as is_ours:
             block.is_pooled = is_ours
@@ -280,7 +288,7 @@ class _Pool:
         try:
             return _Block(block_bytes)
         except (OSError, OverflowError, ValueError):
-            self.shrink(0)  # perhaps our own free blocks are in the way
+            self.fail()  # perhaps our own free blocks are in the way
         try:
             return _Block(block_bytes)
         except (OverflowError, ValueError) as fault:
@@ -320,7 +328,8 @@ class _Pool:
             free.append(block)
             self._give_backs += 1
             block.freed = self._give_backs
-        limit_bytes = 0 if self.is_tight and self.is_short() else self._cap_bytes
+        keeps_none = self._is_failing or (self.is_tight and self.is_short())
+        limit_bytes = 0 if keeps_none else self._cap_bytes
         if self._cached_bytes > limit_bytes:
             self._shrink(limit_bytes)
 
@@ -486,6 +495,12 @@ def scratch(nbytes: int) -> Scratch:
 def empty_cache() -> None:
     """Gives all free blocks back to the system."""
     _pool.shrink(0)
+
+
+def fail() -> None:
+    """Somebody else got no memory: all free blocks go back to the system, and those in use as soon
+    as they are free, until the arena is asked for memory again."""
+    _pool.fail()
 
 
 def stats() -> ArenaStats:

@@ -25,10 +25,9 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from lowtide.errors import LowtideError
+from lowtide.memory.available import is_out_of_memory
 from lowtide.memory.profiler.profile import profile
 from lowtide.memory.sizes import budget_bytes
-
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def max_batch_size(
@@ -109,7 +108,7 @@ def _peak_of(
         try:
             return _measured(run)
         except (RuntimeError, MemoryError) as fault:
-            if not _is_out_of_memory(fault):
+            if not is_out_of_memory(fault):
                 raise
             fault.__traceback__ = None  # its frames hold the batch
             gc.collect()
@@ -130,12 +129,6 @@ def _measured(run: Callable[[], None]) -> int:
     run()
     after = [cuda.max_memory_allocated(device) for device in devices]
     return max(peak - start for peak, start in zip(after, before, strict=True))
-
-
-def _is_out_of_memory(fault: BaseException) -> bool:
-    if isinstance(fault, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(words in str(fault).lower() for words in _OUT_OF_MEMORY)
 
 
 @contextmanager

@@ -289,7 +289,8 @@ def told(made: Any) -> None:
     times = Counter(map(id, found))
     for tensor in found:
         twice = 2 * times[id(tensor)]  # by the nest and by `found`
-        if sys.getrefcount(tensor) - twice <= _FRESH_ELSE and is_ours(tensor):
+        most = _FRESH_ELSE + _BY_CPP * (_use_count(tensor) > 1)  # as the base of a view
+        if sys.getrefcount(tensor) - twice <= most and is_ours(tensor):
             _record(thread, tensor, _getframe(1))
 
 
