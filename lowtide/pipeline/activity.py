@@ -10,7 +10,7 @@ reason: then the op ends the region, PyTorch runs it and records its own backwar
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -35,8 +35,12 @@ class Full(Unsupported):
 class Activity:
     """Follows which values carry gradients, where any are recorded."""
 
-    def __init__(self, builder: Builder, wanted: Iterable[str], scale: int = 1) -> None:
+    def __init__(
+        self, builder: Builder, wanted: Iterable[str], sizes: Mapping[str, int], scale: int = 1
+    ) -> None:
+        """`sizes`: those of the first call."""
         self.builder = builder
+        self.sizes = sizes
         wanted = list(wanted)
         self.diff = Differentiation(builder.program.inputs, wanted)
         self.records = builder.records = bool(wanted)
@@ -114,7 +118,8 @@ class Activity:
             )
         for d in list(self.builder.program.defs.values())[first:]:
             self.diff.add(d)
-            if self.diff.scatters_terms(d):  # of what is there, only what is read is scattered
+            # of what is there, only what is read is scattered
+            if self.diff.scatters_terms(d, self.sizes):
                 raise Full("reads at places that the data name what the same region has made")
         return found
 

@@ -143,7 +143,7 @@ class _Specialiser:
         self.floats = floats
         self.derived: dict[str, Abs] = {}
         self.ops = 0
-        self.activity = Activity(self.b, binding.wanted, scale)
+        self.activity = Activity(self.b, binding.wanted, binding.numbers, scale)
         self._undo: list[tuple[Abs, object]] = []  # what was changed, and what it was
         self.views: dict[Abs, inplace.Made] = {}
         self.blocked: set[Abs] = set()  # tensors of which there may be copies, or not

@@ -39,6 +39,9 @@ from lowtide.texpr.expr import Def, Delay, Expr, Input, Load, Program, Reduce, R
 from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, nonnegative, product
 from lowtide.texpr.pullback import Pulled, is_constant, pull
+from lowtide.texpr.sizes import elements, likely
+
+_SPREAD = 2  # times as many values scattered: what is read is better stored
 
 # within these, a clamped index belongs to a load that a choice drops where it is out of bounds
 DROPPING = frozenset({"cat", "hstack", "vstack", "pad", "diag_embed", "diag"})
@@ -117,12 +120,13 @@ class Differentiation:
         self.defs.update({a.name: a for a in pulled.aux})
         self._check(d, pulled)
 
-    def scatters_terms(self, d: Def) -> bool:
+    def scatters_terms(self, d: Def, sizes: Mapping[str, int]) -> bool:
         """Would more than what a definition reads at places that the data name be scattered: the
         terms of sums that these values were, `x[i, k] * w[j, k]` for `(x @ w.T)[n]`; or as much for
-        each of several values that they were made of, `cat([x, y])[perm]`?"""
+        each of several values that they were made of, `cat([x, y])[perm]`? `sizes`: likely ones."""
         return any(
             (not self._reads_few(part, source) and self._are_terms(part, source))
+            or self._spreads(part, source, sizes)
             or (self._reads_all(part, source) and self._is_made_of_several(source))
             for name in (p.name for p in isolated(d))
             for source, part in self._handed_on(name)
@@ -135,6 +139,24 @@ class Differentiation:
             return []
         d = self.defs[name]
         return [(x.source, _handed(d, pulled, x, value)) for x, value in pulled.loads.items()]
+
+    def _spreads(self, part: Contribution, name: str, sizes: Mapping[str, int]) -> bool:
+        """Is what is scattered further on many times what is read of a value, and what it has, at
+        such sizes? `h[n, e, i] * w[e, i, j]`, summed, read at `e[n, j]`: all its terms would be."""
+        todo = [(part, name)]
+        try:
+            few = max(likely(part.places, sizes), elements(self.shape(name), sizes))
+            while todo:
+                part, name = todo.pop()
+                for source, handed in self._handed_on(name):
+                    on = part.through(self.defs[name], _seed(self.defs[name]), handed)
+                    if on.is_sparse:
+                        if likely(on.places, sizes) > _SPREAD * few:
+                            return True
+                        todo.append((on, source))
+        except KeyError:  # a size that is known when it runs
+            return False
+        return False
 
     def _reads_few(self, part: Contribution, source: str) -> bool:
         """Are these certainly no more points than there are values?"""

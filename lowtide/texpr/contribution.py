@@ -67,8 +67,18 @@ class Contribution:
     @property
     def is_to_be_summed(self) -> bool:
         """Do several points along an axis belong to one element, wherever the data say it is?"""
-        named = {a for i in self.index for a in ex.at(i, dtypes.i64).free}
+        named = self._named
         return any(a not in named and a.extent.const != 1 for a in self.scope)
+
+    @property
+    def places(self) -> Index:
+        """For how many places there is a value, after those along other axes are summed."""
+        named = self._named
+        return product(a.extent for a in self.scope if a in named)
+
+    @property
+    def _named(self) -> set[Axis]:
+        return {a for i in self.index for a in ex.at(i, dtypes.i64).free}
 
     def as_mask(self, y: tuple[Axis, ...]) -> bool:
         """Is there at most one point for each element, or only a few?"""
