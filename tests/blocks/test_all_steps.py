@@ -12,7 +12,7 @@ import lowtide as lt
 from lowtide.runtime.blocks import BlockKernel, Form
 from tests.blocks.stand_in import Gpu
 
-LONG = 3000  # several programs
+LONG = 2100  # several programs
 STEPS = 40
 
 

@@ -121,7 +121,10 @@ def test_no_place_at_all(device: torch.device) -> None:
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)],
+)
 def test_one_place_for_all(dtype: torch.dtype, device: torch.device) -> None:
     """In half precision 1 is lost beside 4096; it is added up in float32."""
     table = torch.zeros(100, 3, dtype=dtype, device=device).requires_grad_()
@@ -246,7 +249,7 @@ def test_what_strips_have_added_up(made: list[BlockExecutable]) -> None:
 def test_what_is_added_behind_strips() -> None:
     """To a gradient that begins before them."""
     torch.manual_seed(0)
-    at, target = index(90, 300), torch.randint(0, 90, (300,))
+    at, target = index(90, 200), torch.randint(0, 90, (200,))
     given = [torch.randn(90, 36) / 10, torch.randn(90, 36) / 10, at, target]
     compiled = check(untied, given, (0, 1), near=1e-5)
     found = kernels(compiled, *(x.requires_grad_() for x in given[:2]), at, target)
@@ -279,7 +282,7 @@ def test_the_flag_is_asked_at_each_call(
     deterministic: Callable[[bool], None], made: list[BlockExecutable], device: torch.device
 ) -> None:
     compiled = lt.script(looked_up)
-    given = [torch.randn(100, 40, device=device), index(100, 50, 7).to(device)]
+    given = [torch.randn(100, 40, device=device), index(100, 33, 2).to(device)]
     want = gradients(looked_up, given, [0])
     table = given[0].detach().requires_grad_()
     for is_on in (False, True, False, True):
@@ -309,7 +312,7 @@ def test_only_passes_of_the_same_flag_are_compared(
     compiled = lt.script(looked_up)
     for is_on in (True, False):
         deterministic(is_on)
-        gradients(compiled, [torch.randn(100, 40), index(100, 50, 7)], [0])
+        gradients(compiled, [torch.randn(100, 40), index(100, 33, 2)], [0])
     assert len(set(map(id, found))) == 1
     for is_on in (True, False):
         deterministic(is_on)

@@ -16,6 +16,8 @@ from lowtide.codegen.triton.executable import BlockExecutable
 from tests.blocks.programs import CASES, Case
 
 CPU = torch.device("cpu")
+# Other dtypes of what is here in one; `test_scatters` has them where it matters. A loop, as `lstm`.
+LONG = {"scaled-f16", "looked-up-f16", "looked-up-f64", "rnn"}
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*is refused")
@@ -38,7 +40,9 @@ def backward(found: Sequence[Tensor]) -> None:
     torch.autograd.backward([x.double().sum() for x in found if x.requires_grad])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long if n in LONG else ()) for n in CASES]
+)
 def test_values(name: str, made: list[BlockExecutable], device: torch.device) -> None:
     case = CASES[name]
     compiled = lt.script(case.fn)

@@ -44,7 +44,7 @@ def test_sizes_of_one_width(made: list[BlockExecutable]) -> None:
     assert len(dict.fromkeys(made)) <= 2
 
 
-@pytest.mark.parametrize("columns", [33, 513, 4096])
+@pytest.mark.parametrize("columns", [33, pytest.param(513, marks=pytest.mark.long), 4096])
 def test_gradients(columns: int) -> None:
     compiled = lt.script(attention)
     compiled(*inputs(40, grad=True)).sum().backward()

@@ -113,16 +113,16 @@ def test_in_another_process_without_the_source(tmp_path: Path) -> None:
 
     work: dict[str, str] = {}
     expected: dict[str, object] = {}
-    for p in programs():
+    for p in programs()[::6]:  # some of most topics
         call = p.calls()[0]
         simple = not isinstance(call, support.Call) and all(
             isinstance(a, torch.Tensor | int | float | str) for a in call
         )
-        if p.raises or p.full_name in REFUSED or not simple or len(work) >= 60:
+        if p.raises or p.full_name in REFUSED or not simple:
             continue
         c = compiled(p)
         torch.manual_seed(0)
-        result = c(*call) if not p.is_module else compiled(p)(*call)
+        result = (compiled(p) if p.is_module else c)(*call)  # a module may change by a call
         if not isinstance(result, torch.Tensor) or "rand" in p.name:
             continue
         path = str(tmp_path / f"{p.full_name}.lt")
@@ -133,7 +133,7 @@ def test_in_another_process_without_the_source(tmp_path: Path) -> None:
         work[path] = f"{path}.args"
         torch.save(tuple(p.calls()[0]), work[path])
         expected[work[path]] = result
-    assert len(work) > 40
+    assert len(work) > 16
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     root = Path(lt.__file__).parent.parent
     subprocess.run(

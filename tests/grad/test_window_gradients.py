@@ -21,13 +21,16 @@ MORE: list[Shape] = [(2, 35, 33, 2, 1, 2, 2), (1, 6, 40, 5, 1, 1, 0)]
 STRIDED: list[Shape] = [(2, 35, 33, 2, 2, 1, 1), (1, 41, 37, 3, 2, 1, 1), (1, 40, 6, 3, 3, 1, 2)]
 
 
-CASES = [(fn, x) for fn in windows.PROGRAMS for x in SHAPES]
 FEW = [windows.by_unfold, windows.by_einsum, windows.by_loops, windows.sums_of_columns]
+CASES = [(fn, SHAPES[0]) for fn in windows.PROGRAMS] + [(fn, SHAPES[1]) for fn in FEW]
 SLOW = [pytest.param(fn, x, marks=pytest.mark.slow) for fn in FEW for x in MORE]
+LONG = [
+    pytest.param(fn, SHAPES[1], marks=pytest.mark.long) for fn in windows.PROGRAMS if fn not in FEW
+]
 
 
 @pytest.mark.parametrize(
-    ("fn", "shape"), [*CASES, *SLOW], ids=lambda x: getattr(x, "__name__", str(x))
+    ("fn", "shape"), [*CASES, *SLOW, *LONG], ids=lambda x: getattr(x, "__name__", str(x))
 )
 def test_like_eager(fn: Callable[..., Any], shape: Shape) -> None:
     n, height, width, *rest = shape

@@ -676,10 +676,15 @@ KEPT: list[Callable[..., Any]] = [
 ]  # fmt: skip
 
 
+# Both few and odd, one of them, neither; and once more both.
+SIZES = [((4, 7), (40, 5), (47, 41)), pytest.param(((3, 5),), marks=pytest.mark.long)]
+
+
 @pytest.mark.parametrize("fn", [*LIFTED, *KEPT], ids=lambda f: f.__name__)
-def test_like_eager(fn: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("sizes", SIZES, ids=["each", "few"])
+def test_like_eager(fn: Callable[..., Any], sizes: tuple[tuple[int, int], ...]) -> None:
     f = lt.script(fn)
-    for n, m in ((3, 5), (4, 7), (40, 5), (47, 41)):
+    for n, m in sizes:
         x = torch.rand(n, m)
         other = x.clone()
         try:

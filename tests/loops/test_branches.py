@@ -26,7 +26,10 @@ from tests.loops.growing_slices import (
     slices_in_triangles,
 )
 
-SIZES = (36, 7, 1)
+# How many rows, and whether gradients are wanted: each is compiled for itself.
+CALLS = ((36, True), (36, False), (7, True), (1, False))
+MORE_CALLS = ((7, False), (1, True))
+FUNCTIONS = [*BY_NUMBER, tetrahedron, *BY_DATA, *BEFORE, *PROGRAMS]
 Program = Callable[[torch.Tensor], Any]
 
 
@@ -69,21 +72,29 @@ def check(compiled: Program, fn: Program, x: torch.Tensor, *, wants: bool) -> No
         torch.testing.assert_close(mine[~near], theirs[~near], equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    "fn", [*BY_NUMBER, tetrahedron, *BY_DATA, *BEFORE, *PROGRAMS], ids=lambda f: f.__name__
-)
+def points(n: int) -> torch.Tensor:
+    return torch.randn(n, 2, generator=torch.Generator().manual_seed(n))
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda f: f.__name__)
 def test_is_lifted_and_like_pytorch(fn: Program) -> None:
     compiled = lt.script(fn)
-    for n in SIZES:
-        x = torch.randn(n, 2, generator=torch.Generator().manual_seed(n))
-        check(compiled, fn, x, wants=True)
-        check(compiled, fn, x, wants=False)
+    for n, wants in CALLS:
+        check(compiled, fn, points(n), wants=wants)
     x = torch.randn(40, 2)
     for inputs in (x, x.requires_grad_()):
         found = compiled.explain(inputs)
         assert not found.plain
         assert not found.torch_ops, found
         assert len(found.kernels) <= 5, found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda f: f.__name__)
+def test_few_rows_like_pytorch(fn: Program) -> None:
+    compiled = lt.script(fn)
+    for n, wants in MORE_CALLS:
+        check(compiled, fn, points(n), wants=wants)
 
 
 def test_what_is_not_taken_hands_on_no_gradient() -> None:

@@ -67,9 +67,10 @@ def test_stays_as_it_is(fn: r.Program) -> None:
 
 
 @pytest.mark.parametrize("fn", [*r.SCANS, *r.OTHERS], ids=lambda f: f.__name__)
-def test_few_steps(fn: r.Program) -> None:
+@pytest.mark.parametrize("steps", [(1, 6), pytest.param((2,), marks=pytest.mark.long)], ids=str)
+def test_few_steps(fn: r.Program, steps: tuple[int, ...]) -> None:
     f = lt.script(fn)
-    for n in (1, 2, 6):
+    for n in steps:
         given = arguments(n)
         try:
             want = flat(fn(*given))

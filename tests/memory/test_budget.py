@@ -117,19 +117,21 @@ SMALLER: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 
 
-# Whose plans take long to find: a budget in between is `test_a_trained_block_is_the_same`.
+# Whose plans take long to find: a budget in between is `test_a_trained_block_is_the_same`, which is
+# what every run has of it.
 ONLY_LEAST = {("block", True)}
 
 
 def kept() -> list[Any]:
     """(name, with gradients): those whose kernels take long to plan with the slow tests."""
-    slow = {("block", False), ("block", True), ("low_then_up", True), ("unet", True)}
+    marks = {
+        ("block", False): pytest.mark.slow,
+        ("unet", True): pytest.mark.slow,
+        ("low_then_up", True): pytest.mark.long,
+        ("block", True): pytest.mark.long,
+    }
     names = ["ordered", "mixed", "attention", "low_then_up", "block", "unet", "cross_entropy"]
-    return [
-        pytest.param(n, g, marks=[pytest.mark.slow] if (n, g) in slow else [])
-        for n in names
-        for g in (False, True)
-    ]
+    return [pytest.param(n, g, marks=marks.get((n, g), ())) for n in names for g in (False, True)]
 
 
 @pytest.mark.parametrize("name", ["attention", "nearest_centre"])

@@ -69,7 +69,7 @@ def least_of(fn: Any, args: list[Tensor]) -> int:
 @pytest.mark.parametrize(
     ("fn", "shapes", "share"),
     [
-        (thrice, [(1000, 64), (64, 256), (256, 64)], 0.5),
+        pytest.param(thrice, [(1000, 64), (64, 256), (256, 64)], 0.5, marks=pytest.mark.long),
         (many, [(800, 128), (128, 128)], 0.5),
     ],
 )

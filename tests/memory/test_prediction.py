@@ -1,8 +1,8 @@
 """What `memory()` says and what a run takes: measured ≤ predicted ≤ 1.1 * measured + 8 MB.
 
 Measured is what becomes resident, with PyTorch's allocator told to give back at once what is freed
-(`conftest`): else holes in the heap count too. The table is in `cases`; a few of it run every day,
-all of it with the slow tests.
+(`conftest`): else holes in the heap count too. The table is in `cases`. A few of it are fast; of
+the others that have gradients the call without is left to the long tests.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from tests.memory.cases import CASES, Case
 
 ROOM_BYTES = 8_000_000
 NOISE_BYTES = 1 << 20  # what a thread's stack, a kernel's code and the like may take
-EVERY_DAY = {
+FAST = {
     "products_under_autocast",
     "pointwise", "transposed", "pairs", "low_then_up", "cross_entropy", "cumulative", "ordered",
     "smallest_k", "convolved_1d", "branch", "collected", "block", "unet",
 }  # fmt: skip
+
+ONLY_PLAIN = {"gru_of_little"}  # a minute with gradients
 
 pytestmark = pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
 
@@ -35,8 +37,10 @@ pytestmark = pytest.mark.skipif(not can_measure_resident(), reason="needs Linux'
 def variants() -> list[Any]:
     found: list[Any] = []
     for case in CASES:
-        marks = [] if case.name in EVERY_DAY else [pytest.mark.slow]
         for grad in (False, True) if case.grad else (False,):
+            marks = [] if case.name in FAST else [pytest.mark.slow]
+            if case.grad and case.name not in FAST and grad == (case.name in ONLY_PLAIN):
+                marks.append(pytest.mark.long)
             name = f"{case.name}-{'grad' if grad else 'plain'}"
             found.append(pytest.param(case, grad, id=name, marks=marks))
     return found

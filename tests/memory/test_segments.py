@@ -134,12 +134,16 @@ MODELS: list[Callable[[], nn.Module]] = [
     Layers, InPlace, Dropped, NormTwice, StatisticsAreRead, WrittenLater, ResultsWithoutGraph,
     Averages, Instances, Skips, lambda: Layers(momentum=None),
 ]  # fmt: skip
-EVERY_DAY = (InPlace, Dropped, StatisticsAreRead, ResultsWithoutGraph)
+FAST = (InPlace, Dropped, StatisticsAreRead, ResultsWithoutGraph)
+LONG = (Layers, NormTwice, Averages, Skips)  # what others are made of
 
 
 def variants() -> list[Any]:
     names = [*(model.__name__ for model in MODELS[:-1]), "WithoutMomentum"]
-    marks = [() if model in EVERY_DAY else pytest.mark.slow for model in MODELS]
+    marks = [
+        pytest.mark.long if model in LONG else () if model in FAST else pytest.mark.slow
+        for model in MODELS
+    ]
     rows = zip(MODELS, names, marks, strict=True)
     return [pytest.param(model, id=name, marks=mark) for model, name, mark in rows]
 
@@ -186,18 +190,22 @@ def plans(make: Callable[[], nn.Module]) -> Iterator[Any]:
 
 @pytest.mark.parametrize("make", [InPlace, Dropped], ids=lambda make: make.__name__)
 def test_less_is_kept(make: Callable[[], nn.Module]) -> None:
-    free, *others = plans(make)
-    assert min(plan.peak_bytes for plan in others) < 0.8 * free.peak_bytes
+    found = plans(make)
+    free = next(found)
+    assert any(plan.peak_bytes < 0.8 * free.peak_bytes for plan in found)
 
 
 def test_small_parts_are_in_chunks_before_large_ones_are_in_many() -> None:
     """Single images are slow."""
-    parts = [
-        [c for op in plan.driver.function.walk() if (c := op.attrs.get("chunks", 1)) > 1]
-        for plan in plans(Skips)
-    ]
-    many = next(k for k, found in enumerate(parts) if max(found, default=1) > 4)
-    in_four = [len(found) for found in parts[:many] if set(found) == {4}]
+    in_four: list[int] = []
+    for plan in plans(Skips):
+        found = [c for op in plan.driver.function.walk() if (c := op.attrs.get("chunks", 1)) > 1]
+        if max(found, default=1) > 4:
+            break
+        if set(found) == {4}:
+            in_four.append(len(found))
+    else:
+        pytest.fail("no plan has parts in more than four chunks")
     assert in_four[0] < max(in_four)
 
 
@@ -212,7 +220,7 @@ def test_statistics_are_no_operands_that_are_saved() -> None:
     pytest.fail("no plan has a segment with statistics")
 
 
-@pytest.mark.parametrize("entry", [lt.script, pytest.param(lt.compile, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("entry", [lt.script, pytest.param(lt.compile, marks=pytest.mark.long)])
 def test_training_is_the_same(entry: Any) -> None:
     def trained(budget: int | None) -> list[Tensor]:
         torch.compiler.reset()

@@ -140,7 +140,7 @@ def test_the_same_in_stretches(fn: Callable[..., Any], grad: bool) -> None:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("fn", [padded, last_only])
+@pytest.mark.parametrize("fn", [pytest.param(padded, marks=pytest.mark.long), last_only])
 def test_a_budget_is_kept(fn: Callable[..., Any]) -> None:
     args = inputs(fn, True, 500, LARGE)
     peaks = [p.memory.peak_bytes for p in found(fn, args)]
@@ -151,12 +151,12 @@ def test_a_budget_is_kept(fn: Callable[..., Any]) -> None:
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("fn", [padded, dropped])
+@pytest.mark.parametrize("fn", [pytest.param(padded, marks=pytest.mark.long), dropped])
 def test_a_peak_does_not_hang_on_the_collector(
     fn: Callable[..., Any],
 ) -> None:
     """Nothing that holds tensors waits for it, be it while plans are found or afterwards."""
-    args = inputs(fn, True)
+    args = inputs(fn, True, 40)
     usual = [p.memory.peak_bytes for p in found(fn, args)]
     gc.disable()
     try:

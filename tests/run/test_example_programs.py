@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -26,8 +27,8 @@ def double(t: Tensor) -> Tensor:
     return t.double() if t.is_floating_point() else t
 
 
-def check(program: Program, args: tuple[Tensor, ...]) -> None:
-    got = flat(lt.script(program.function)(*args))
+def check(program: Program, args: tuple[Tensor, ...], compiled: Any = None) -> None:
+    got = flat((compiled or lt.script(program.function))(*args))
     eager = flat(program.function(*args))
     truth = flat(program.function(*map(double, args)))
     for g, e, t in zip(got, eager, truth, strict=True):
@@ -92,7 +93,7 @@ def test_threads_and_twice(program: Program) -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            check(program, args)
+            check(program, args, compiled)
             first, second = flat(compiled(*args)), flat(compiled(*args))
             if program.name != "matmul":  # there, measuring picks one of two ways
                 assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -89,6 +89,9 @@ INPUTS: dict[str, Callable[[], Tensor]] = {
     "with gaps": lambda: last(3, 12, 40, 37)[:, ::2],
     "nothing": lambda: last(0, 6, 40, 37),
 }
+# Every program with some kinds, every kind with some programs: the rest takes longer.
+FEW_PROGRAMS = {pointwise, both, summed, flattened, views, normed}
+FEW_KINDS = {"last", "turned", "contiguous"}
 
 
 def results(found: Any) -> list[Tensor]:
@@ -109,11 +112,18 @@ def with_gradient(fn: Callable[..., Any], x: Tensor) -> tuple[list[Tensor], Tens
     return found, x.grad
 
 
-@pytest.mark.parametrize(
-    ("fn", "kind"),
-    # Of contiguous inputs results are contiguous, even where PyTorch keeps a permutation's order.
-    [(f, k) for f in PROGRAMS for k in INPUTS if (f, k) != (turned, "contiguous")],
-)
+def variants() -> list[Any]:
+    """Of contiguous inputs results are contiguous, even where PyTorch keeps a permutation's
+    order."""
+    return [
+        pytest.param(f, k, marks=() if f in FEW_PROGRAMS or k in FEW_KINDS else pytest.mark.long)
+        for f in PROGRAMS
+        for k in INPUTS
+        if (f, k) != (turned, "contiguous")
+    ]
+
+
+@pytest.mark.parametrize(("fn", "kind"), variants())
 def test_as_in_pytorch(fn: Callable[..., Any], kind: str) -> None:
     torch.manual_seed(0)
     x = INPUTS[kind]()

@@ -87,8 +87,19 @@ def trained(call: Callable[..., Tensor], args: list[Tensor]) -> list[Tensor]:
     return [first.detach(), second.detach(), *grads, *given[1:3]]
 
 
-@pytest.mark.parametrize("shape", [(6, 4), (5, 3, 7), (4, 6, 5, 5), (2, 3, 3, 4, 2)])
-@pytest.mark.parametrize("program", PROGRAMS)
+SHAPES = [(6, 4), (5, 3, 7), (4, 6, 5, 5), (2, 3, 3, 4, 2)]
+
+
+def variants() -> list[Any]:
+    """Every program in 4 dimensions, one norm and two in any number of them."""
+    return [
+        pytest.param(p, s, marks=() if p in (normed, twice) or len(s) == 4 else pytest.mark.long)
+        for p in PROGRAMS
+        for s in SHAPES
+    ]
+
+
+@pytest.mark.parametrize(("program", "shape"), variants())
 def test_as_eager(program: Any, shape: tuple[int, ...]) -> None:
     args = inputs(shape)
     expected = trained(program, args)

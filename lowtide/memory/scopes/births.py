@@ -15,6 +15,7 @@ collector counts and walks for one tensor, and as much memory again as the weak 
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import os
 import sysconfig
@@ -136,17 +137,22 @@ def loc_of(code: CodeType, instruction: int) -> Loc:
 def end_of_with(loc: Loc) -> Loc:
     """The last line of the `with` block that opens at `loc`; `loc` itself where there is none."""
     try:
-        tree = ast.parse("".join(linecache.getlines(loc.file)))
+        blocks = _withs("".join(linecache.getlines(loc.file)))
     # The last one now and then while other threads parse, too: python/cpython#106905.
     except (SyntaxError, ValueError, SystemError):
         return loc
-    ends = [
-        node.end_lineno or loc.line
-        for node in ast.walk(tree)
-        if isinstance(node, ast.With | ast.AsyncWith)
-        and node.lineno <= loc.line < node.body[0].lineno
-    ]
+    ends = [end or loc.line for begin, body, end in blocks if begin <= loc.line < body]
     return _loc(loc.file, min(ends), loc.function) if ends else loc
+
+
+@functools.lru_cache(maxsize=4)  # who meets one such error often meets the next in the same file
+def _withs(source: str) -> list[tuple[int, int, int | None]]:
+    """(line, first line of the body, last line) of each `with` block."""
+    return [
+        (node.lineno, node.body[0].lineno, node.end_lineno)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.With | ast.AsyncWith)
+    ]
 
 
 def _loc(file: str, line: int, function: str) -> Loc:
