@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 
 from lowtide.errors import Loc
-from lowtide.pipeline import backend, debug, stats
+from lowtide.pipeline import backend, debug, plain, stats
 from lowtide.pipeline.at_once import AtOnce, at_once
 from lowtide.pipeline.backend import Tiles
 from lowtide.texpr import autodiff
@@ -106,14 +106,14 @@ class Gradient:
         self.scalars = tuple(scalars)
         self.wanted = tuple(n for n in wanted if n in program.inputs)
         self.diff = differentiated(program, self.wanted)
-        self.carrying = tuple(self.diff.carries(n) for n in program.outputs)
+        self.carrying = tuple(self.diff.carries(n) for n in program.results)
         self.reached = frozenset(self._reached())
         instead = [i for i in outputs_for_inputs(program) if self.diff.carries(i.output)]
         self.diff.instead = {i.operand.name: i.operand for i in instead if i.operand is not None}
         everything = self._backward_program(self.wanted, self._all_given(), ())
         self.kept_inputs = tuple(n for n in program.inputs if n in everything.inputs)
         self.in_place_of = {
-            i.input: program.outputs.index(i.output) for i in instead if i.input in self.kept_inputs
+            i.input: program.results.index(i.output) for i in instead if i.input in self.kept_inputs
         }
         self.saved: tuple[Saved, ...] = ()
         self.at_once: AtOnce | None = None
@@ -124,9 +124,7 @@ class Gradient:
         """Inputs that an output depends on by ways that carry gradients. PyTorch draws no edge to
         the others: what is only compared with something, say."""
         seen: set[str] = set()
-        todo = [
-            n for n, carries in zip(self.program.outputs, self.carrying, strict=True) if carries
-        ]
+        todo = list(self.program.outputs)
         while todo:
             name = todo.pop()
             if name in seen or not self.diff.carries(name):
@@ -147,15 +145,10 @@ class Gradient:
     @property
     def executables(self) -> list[Any]:
         """The backward passes that are planned, of those that might run as PyTorch is set now."""
-        adding = self._is_adding()
+        adding = plain.in_any_order(self.machine)
         with self._lock:
             made = [p.executable for (*_, how), p in self._passes.items() if how is adding]
         return [x for x in made if x is not None]
-
-    def _is_adding(self) -> bool:
-        """Do kernels add scatters? Not where PyTorch is to be deterministic: they add in any
-        order."""
-        return self.machine != "cpu" and not torch.are_deterministic_algorithms_enabled()
 
     # -- forward --
 
@@ -174,7 +167,7 @@ class Gradient:
         return autodiff.recording(self.program, self.diff, chosen)
 
     def _saved(self, d: Def) -> Saved:
-        outputs = self.program.outputs
+        outputs = self.program.results
         return Saved(
             name=d.name,
             output=outputs.index(d.name) if d.name in outputs else -1,
@@ -184,7 +177,7 @@ class Gradient:
         )
 
     def _chosen(self, hints: Mapping[str, int]) -> list[str]:
-        outputs = [(self.diff.shape(n), self.diff.dtype(n)) for n in self.program.outputs]
+        outputs = [(self.diff.shape(n), self.diff.dtype(n)) for n in self.program.results]
         inputs = [(i.shape, i.dtype) for i in self.program.inputs.values()]
         room = sum(_bytes(shape, dtype.itemsize, hints) for shape, dtype in [*inputs, *outputs])
         backward = self._backward_program(self.wanted, self._all_given(), ())
@@ -220,7 +213,7 @@ class Gradient:
     # -- backward --
 
     def _all_given(self) -> dict[str, tuple[Index, ...]]:
-        outputs = zip(self.program.outputs, self.carrying, strict=True)
+        outputs = zip(self.program.results, self.carrying, strict=True)
         return {n: row_major(self.diff.shape(n)) for n, carries in outputs if carries}
 
     def _backward_program(
@@ -240,7 +233,7 @@ class Gradient:
     ) -> Pass:
         """The kernels for this combination, if the gradients are not `at_once`. `needed`: of
         `wanted`, in order; `saved`: the names of what is at hand. PyTorch's flag is part of it."""
-        adding = self._is_adding()
+        adding = plain.in_any_order(self.machine)
         key = (needed, patterns, saved)
         found = self._passes.get((*key, adding))
         if found is None:
@@ -256,7 +249,7 @@ class Gradient:
         """The kernels for all gradients, all outputs having a plain cotangent."""
         if self.at_once is not None:
             return Pass(executable=None, inputs=(), outputs=(), gradients={}, scatters=())
-        outputs = zip(self.program.outputs, self.carrying, strict=True)
+        outputs = zip(self.program.results, self.carrying, strict=True)
         patterns = tuple(
             (False,) * len(self.diff.shape(n)) if carries else None for n, carries in outputs
         )
@@ -275,7 +268,7 @@ class Gradient:
         wanted = [n for n, is_needed in zip(self.wanted, needed, strict=True) if is_needed]
         given = {
             n: _strides(self.diff.shape(n), pattern)
-            for n, pattern in zip(self.program.outputs, patterns, strict=True)
+            for n, pattern in zip(self.program.results, patterns, strict=True)
             if pattern is not None
         }
         made = self.diff.backward(wanted, given, saved, adding)

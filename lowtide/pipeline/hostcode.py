@@ -113,7 +113,8 @@ def write(
     prepare = writer.preparation([derived[n] for n in ints])
     texts = writer.results(results)
     written = [f"    write({writer.of(x)}, {writer.of(new)})" for x, new in writes]
-    program = ex.pruned(builder.program, list(writer.outputs))
+    added = builder.program.additions(writer.outputs)
+    program = ex.pruned(builder.program, [*writer.outputs, *added])
     symbols = tuple(n for n in order if n in _symbols(program))
     scalars = tuple(sorted(_scalars(program)))
     known = {n: Abs(None, place) for n, place in floats.items()} | dict(derived)
@@ -245,7 +246,7 @@ class _Writer:
         if program.checks and self.builder.device.type == "cuda":
             lines.append("    if capturing(): raise CheckFailed")
         lines.append(f"    o = exe([{inputs}], sizes, [{numbers}]{more})")
-        for k in range(len(program.outputs), len(program.outputs) + len(program.checks)):
+        for k in range(len(program.results), len(program.results) + len(program.checks)):
             lines.append(f"    if not o[{k}]: raise CheckFailed")
         return lines
 

@@ -82,5 +82,5 @@ class Plan:
 def room_bytes(program: Program) -> Index:
     """What inputs and outputs take."""
     inputs = [product(i.shape) * i.dtype.itemsize for i in program.inputs.values()]
-    made = [program.defs[n] for n in program.outputs if n in program.defs]
+    made = [program.defs[n] for n in program.results if n in program.defs]
     return sum([*inputs, *(product(d.shape) * d.dtype.itemsize for d in made)], as_index(0))

@@ -65,8 +65,17 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type) if on else None
 
 
-def surroundings() -> tuple[Any, ...]:
-    """What a call means depends on these, too; () for PyTorch's defaults."""
+def in_any_order(machine: str) -> bool:
+    """May kernels for it add up in any order? Not on the CPU, and not where PyTorch is to be
+    deterministic."""
+    return machine != "cpu" and not torch.are_deterministic_algorithms_enabled()
+
+
+def surroundings(orders: bool = False) -> tuple[Any, ...]:
+    """What a call means depends on these, too; () for PyTorch's defaults. `orders`: also on whether
+    it is to be deterministic."""
+    if orders:
+        return (torch.are_deterministic_algorithms_enabled(), *surroundings())
     if not (function_modes_on() or autocast_on()):
         return ()
     found = default_device(), autocast_dtype("cpu"), autocast_dtype("cuda")

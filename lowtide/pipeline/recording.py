@@ -222,7 +222,7 @@ class _Region(torch.autograd.Function):
         r = call.recorder
         g = r.gradient
         found = r.executable(tensors, call.sizes, call.numbers)
-        count = len(g.program.outputs)
+        count = len(g.program.results)
         extra = [s for s in g.saved if s.output < 0]
         outputs = [_turned(x, o) for x, o in zip(found[:count], r.eager.orders, strict=True)]
         kept, checks = found[count : count + len(extra)], found[count + len(extra) :]
@@ -297,7 +297,7 @@ def _by_kernels(
     tensors.update(unchanged)
     patterns: list[tuple[bool, ...] | None] = []
     free: list[str] = []
-    for k, (name, carries) in enumerate(zip(g.program.outputs, g.carrying, strict=True)):
+    for k, (name, carries) in enumerate(zip(g.program.results, g.carrying, strict=True)):
         cotangent = cotangents[k]
         if cotangent is None or not carries:
             patterns.append(None)

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from lowtide.errors import Loc, LowtideError
-from lowtide.ir.core import Block, Value
+from lowtide.ir.core import Block, Value, walk
 from lowtide.pipeline import backend, debug, holes, hostcode, little, plain, reuse, stats
 from lowtide.pipeline.abstract import Abs, Place
 from lowtide.pipeline.backend import Tiles
@@ -43,6 +43,7 @@ from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_regi
 from lowtide.pipeline.reuse import Dying
 from lowtide.pipeline.signature import CPU, Binding, Levels, Spot, escalated, with_varying
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
+from lowtide.pipeline.stopping import adds_at_places
 from lowtide.texpr.build import NeedConst, Unsupported, symbols
 from lowtide.texpr.index import Index, as_index
 from lowtide.texpr.orders import Order
@@ -165,6 +166,14 @@ class Region:
     shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
     history: list[Facts] = field(default_factory=list[Facts])
     lock: threading.RLock = field(default_factory=threading.RLock)
+    adds: bool = field(init=False)  # at places that are data, in an order that a flag decides
+
+    def __post_init__(self) -> None:
+        self.adds = any(
+            adds_at_places(inner)
+            for op in self.block.ops[self.start : self.end]
+            for inner in (op, *(o for block in op.blocks for o in walk(block)))
+        )
 
     def find(self, values: Sequence[Any]) -> Entry:
         """The entry for these live-ins; raises Ineligible."""
@@ -174,7 +183,7 @@ class Region:
         except KeyError:
             key_of = self._new_key(kinds)
         key = key_of(values) if key_of is not None else whole_key(values, self.floats_constant)
-        key = (*plain.surroundings(), *key)
+        key = (*plain.surroundings(self.adds), *key)
         return self.exact.get(key) or self._miss(values, key)
 
     def _new_key(self, kinds: tuple[type, ...]) -> KeyOf | None:
@@ -199,7 +208,7 @@ class Region:
             if len(self.exact) >= MAX_EXACT:
                 self.exact.clear()
             if self.floats_constant:  # perhaps only since this call
-                key = (*plain.surroundings(), *whole_key(values, True))
+                key = (*plain.surroundings(self.adds), *whole_key(values, True))
             self.exact[key] = entry
             return entry
 
@@ -345,7 +354,7 @@ class Region:
 
     def _way(self, binding: Binding) -> _Way:
         """The way to where a specialisation for these live-ins is, or is to be put."""
-        where = (plain.surroundings(), binding.device, binding.machine)
+        where = (plain.surroundings(self.adds), binding.device, binding.machine)
         way = _Way(key=(_default_dtype(), *where, *binding.key))
         node = self.classes.get(way.key)
         while isinstance(node, Split):

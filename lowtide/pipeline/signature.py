@@ -244,6 +244,7 @@ class Binding:
         """A builder with the tensors as inputs, and the abstract live-ins."""
         builder = Builder()
         builder.device = self.device
+        builder.adds = plain.in_any_order(self.machine)
         builder.default_device = plain.default_device() or CPU
         lower = plain.autocast_dtype(self.device.type)
         builder.autocast = None if lower is None else dtypes.from_torch(lower)

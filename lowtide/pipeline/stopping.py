@@ -11,6 +11,7 @@ from typing import Any, Final
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value, walk
 from lowtide.ir.types import ClassType
+from lowtide.ops.additions import ADDITIONS
 from lowtide.pipeline import late
 from lowtide.pipeline.abstract import Abs
 from lowtide.pipeline.lifting import inplace
@@ -42,7 +43,7 @@ _STOPPING_FAMILIES: Final = {"set": "works on a set"}
 
 def ends_region(op: Op) -> str:
     """As `static_reason`, but for writes that are followed if the region made the tensor."""
-    if op.name == "mutate" and inplace.out_of_place(op):
+    if op.name == "mutate" and (inplace.out_of_place(op) or inplace.addition(op)):
         return ""
     return static_reason(op)
 
@@ -72,9 +73,15 @@ def static_reason(op: Op) -> str:
 def only_prepares(op: Op) -> bool:
     """Does it make nothing but numbers, and lists and tuples of what is there?"""
     definition = opdefs.find(op.name)
-    if op.blocks or (definition is not None and definition.writes):
+    if op.blocks or adds_at_places(op) or (definition is not None and definition.writes):
         return False
     return not op.name.startswith("torch.") or opdefs.has_kind(op.name, ("size",))
+
+
+def adds_at_places(op: Op) -> bool:
+    """Does it add at places that are data, or may turn out to?"""
+    name = op.attrs.get("target", op.attrs.get("name", op.name))
+    return str(name).rpartition(".")[2].removesuffix("_") in ADDITIONS
 
 
 def is_short(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.ir import dtypes
@@ -35,7 +35,7 @@ from lowtide.texpr.contribution import (
 )
 from lowtide.texpr.exact import ExactBody, exact_body
 from lowtide.texpr.exchange import exchanged
-from lowtide.texpr.expr import Def, Delay, Expr, Input, Load, Program, Reduce, Rewriter
+from lowtide.texpr.expr import AddAt, Def, Delay, Expr, Input, Load, Program, Reduce, Rewriter
 from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, nonnegative, product
 from lowtide.texpr.pullback import Pulled, is_constant, pull
@@ -109,12 +109,13 @@ class Differentiation:
             e = ex.reduce(d.expr.fn, d.expr.axes, exact.body, d.dtype)
             self.defs[d.name] = Def(name=d.name, axes=d.axes, expr=e, loc=d.loc, op=d.op)
         body = exact.body if exact is not None else None
-        pulled = pull(d, _seed(d), lambda load: load.source in self._active, body)
+        of = replace(d, expr=d.expr.value) if isinstance(d.expr, AddAt) else d
+        pulled = pull(of, _seed(d), lambda load: load.source in self._active, body)
         if not pulled.loads:
             return
         if exact is not None:
             self.must_save |= exact.sources
-        self._active.add(d.name)
+        self._active |= {d.name, d.adds_to or d.name}
         self._pulled[d.name] = pulled
         self.late |= pulled.late
         self.defs.update({a.name: a for a in pulled.aux})
@@ -347,6 +348,10 @@ def _handed(d: Def, pulled: Pulled, load: Load, value: Expr) -> Contribution:
 
 
 def _seed(d: Def) -> Load:
+    """The cotangent of a value. Of what is added to an output, which nothing else reads, it is that
+    of the output, at the place where it is added."""
+    if isinstance(d.expr, AddAt):
+        return ex.load(given_name(d.adds_to), d.expr.place.index, d.dtype)
     return ex.load(cotangent_name(d.name), [as_index(a) for a in d.axes], d.dtype)
 
 
@@ -414,7 +419,7 @@ class _Cotangents:
         if pulled is None or d.name not in self.needed:
             return
         dense, sparse = self._split(d.name, isinstance(d.expr, Load))
-        defined = self._define(d.name, dense)
+        defined = given_name(d.adds_to) in self.inputs if d.adds_to else self._define(d.name, dense)
         for load, value in pulled.loads.items():
             if load.source not in self.needed:
                 continue

@@ -76,6 +76,8 @@ class Builder:
         self.loc: Loc = UNKNOWN_LOC
         self.op = ""
         self.records = False  # are gradients of these definitions wanted?
+        self.adds = False  # may kernels add at places that the data name, in any order?
+        self.sums = set[str]()  # what was added to so: only the caller reads it
         self.device = torch.device("cpu")  # where all of its tensors are
         self.autocast: DType | None = None  # the lower dtype
         self.default_device = torch.device("cpu")  # where a new one is that names no device
@@ -122,6 +124,28 @@ class Builder:
         self.program.defs[name] = Def(name=name, axes=axes, expr=expr, loc=self.loc, op=self.op)
         return Val(name, plain(shape), dtype)
 
+    def added(
+        self,
+        x: Val,
+        shape: Sequence[Index | int],
+        place: Callable[[tuple[Index, ...]], Sequence[Index]],
+        value: Callable[[tuple[Index, ...]], Expr],
+    ) -> Val:
+        """A new value: `x`, to which for each point of `shape` a value is added at its place. The
+        region must end before it is read: what lies in memory is not what its definition says."""
+        if self.loops or self.mask is not None:
+            raise Unsupported("adds at places that are data in a loop or branch")
+        if any(as_index(size).const == 0 for size in (*x.shape, *shape)):
+            raise Unsupported("adds nothing")
+        total = self.tensor(x.shape, x.dtype, lambda idx: self.load(x, idx))
+        axes = tuple(self.axis(size) for size in shape)
+        idx = tuple(as_index(a) for a in axes)
+        expr = ex.add_at(ex.load(total.name, place(idx), x.dtype), ex.cast(value(idx), x.dtype))
+        name = f"{total.name}_add"
+        self.program.defs[name] = Def(name=name, axes=axes, expr=expr, loc=self.loc, op=self.op)
+        self.sums.add(total.name)
+        return total
+
     def axis(self, extent: Index | int) -> Axis:
         self._serial += 1
         return numbered_axis(self._serial, extent)
@@ -131,6 +155,8 @@ class Builder:
     def load(self, val: Val, idx: Sequence[Index | int]) -> Expr:
         if len(idx) != val.ndim:
             raise AssertionError(f"{val.name} has {val.ndim} dimensions, not {len(idx)}")
+        if val.name in self.sums:
+            raise Unsupported("reads what was added to at places that are data")
         at = [as_index(i) for i in idx]
         if self.mask is None:
             return ex.load(val.name, at, val.dtype)

@@ -14,7 +14,7 @@ to find and a rewrite visits each once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -303,6 +303,10 @@ class Program:
     equalities: list[tuple[Index, Index, str]] = field(
         default_factory=list[tuple[Index, Index, str]]
     )
+
+    def additions(self, to: Container[str]) -> list[str]:
+        """Definitions that are added to these values."""
+        return [n for n, d in self.defs.items() if d.adds_to and d.adds_to in to]
 
     @property
     def results(self) -> list[str]:

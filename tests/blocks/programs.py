@@ -107,6 +107,19 @@ def tied(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return torch.tanh(table[first].sum(1) @ table.t()) + table[second[:, 0], 3][:, None]
 
 
+def added(x: Tensor, v: Tensor, index: Tensor) -> Tensor:
+    return torch.tanh(x.index_add(0, index, v.exp() * v.sum(1, keepdim=True), alpha=0.5))
+
+
+def added_one_by_one(x: Tensor, v: Tensor, index: Tensor) -> Tensor:
+    return x.scatter_add(0, index[:, None].expand_as(v), v * v)
+
+
+def counted(index: Tensor) -> Tensor:
+    ones = torch.ones(350, dtype=torch.int64, device=index.device)
+    return torch.zeros(100, dtype=torch.int64, device=index.device).index_add(0, index, ones)
+
+
 def nearest(x: Tensor, y: Tensor) -> Tensor:
     return ((x[:, None] - y[None]) ** 2).sum(-1).min(1).values
 
@@ -172,6 +185,10 @@ def _indices() -> tuple[Tensor]:
     return (torch.randint(0, 100, (50, 7)),)
 
 
+def _flat_indices() -> tuple[Tensor]:
+    return (torch.randint(0, 100, (350,)),)
+
+
 def _two_indices() -> tuple[Tensor, Tensor]:
     return torch.randint(-100, 100, (50, 7)), torch.randint(-100, 100, (50, 2))
 
@@ -211,6 +228,18 @@ CASES: dict[str, Case] = {
         fn=looked_up, sizes=((100, 40),), more=_indices, dtype=torch.float16, tolerance=3e-3
     ),
     "tied": Case(fn=tied, sizes=((100, 40),), more=_two_indices, tolerance=1e-3),
+    "added": Case(fn=added, sizes=((100, 40), (350, 40)), more=_flat_indices, tolerance=1e-3),
+    "added-f64": Case(
+        fn=added,
+        sizes=((100, 40), (350, 40)),
+        more=_flat_indices,
+        dtype=torch.float64,
+        tolerance=1e-11,
+    ),
+    "added-one-by-one": Case(
+        fn=added_one_by_one, sizes=((100, 40), (350, 40)), more=_flat_indices, tolerance=1e-3
+    ),
+    "counted": Case(fn=counted, more=_flat_indices, grad=False),
     "nearest": Case(fn=nearest, sizes=((70, 3), (90, 3))),
     "columns": Case(fn=columns, sizes=((40, 100, 40), (40, 100, 36)), tolerance=2e-3, grad=False),
     "squares": Case(fn=squares, sizes=((50, 40), (1, 40)), tolerance=2e-3),

@@ -136,6 +136,8 @@ def _follow(program: Program, sources: Mapping[str, Tensor], cut: Cut) -> dict[s
     """The dim along which each input and definition is cut."""
     known = {n: cut[id(x)] for n, x in sources.items() if id(x) in cut}
     for d in program.defs.values():
+        if d.adds_to:  # of each part only a part would be added
+            raise Dependent(f"{d.op} adds at places that are data")
         axis = _axis_of(d, known)
         if axis is not None:
             _check(d, axis, known, sources)

@@ -22,6 +22,7 @@ import torch
 
 from lowtide.ir import dtypes
 from lowtide.ir.core import Op
+from lowtide.ops.additions import ADDITIONS
 from lowtide.ops.factories import filled
 from lowtide.ops.indexing import lower_getitem
 from lowtide.ops.operands import broadcast_index, cast_to
@@ -86,6 +87,13 @@ def out_of_place(op: Op) -> str:
     return source if kinds and kinds <= {"pointwise"} else ""
 
 
+def addition(op: Op) -> str:
+    """The same for one that adds at places that are data. Views would read what it has added to:
+    there are none."""
+    source = str(op.attrs["target"]).removesuffix("_")
+    return source if source.removeprefix("Tensor.") in ADDITIONS else ""
+
+
 def root_of(x: Abs) -> Abs:
     """The tensor that owns the memory."""
     while x.base is not None:
@@ -108,10 +116,13 @@ def refresh(host: Host, x: Abs) -> None:
 
 def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
     """Runs the op on abstract values; raises Unsupported where PyTorch must."""
-    x, source = operands[0], out_of_place(op)
+    x, source = operands[0], out_of_place(op) or addition(op)
     if host.b.op in OF_THEIR_OWN:  # of the op before: the write itself hands its gradient on
         host.b.loc, host.b.op = op.loc, str(op.attrs["target"])
     root = _writable(host, x)
+    others = [t for other in operands[1:] for t in tensors_in(other)]
+    if addition(op) and any(root_of(v) is root for v in (*host.views, *others)):
+        raise Unsupported("adds to a tensor of which there are views, or to itself")
     for other in operands[1:]:
         for t in tensors_in(other):
             refresh(host, t)
