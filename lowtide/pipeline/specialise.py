@@ -55,12 +55,11 @@ from lowtide.pipeline.handed import (
 )
 from lowtide.pipeline.lifting import inplace, rows
 from lowtide.pipeline.signature import Binding, size_symbol
-from lowtide.pipeline.stopping import Stop, ends_region, only_prepares
+from lowtide.pipeline.stopping import Stop, ends_region, only_prepares, reads_sums
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols, varies
 from lowtide.texpr.index import Index, as_index, nonnegative
 
-_HOLDING: Final = ("tuple.make", "list.make", "dict.make")  # they only hold what they are given
 MAX_GUARDS: Final = 12
 MOST_SCALE: Final = 8  # of the size of a region that records gradients
 
@@ -269,7 +268,7 @@ class _Specialiser:
             raise Stop(reason)
         if self.writes and any(self._may_be_written(v, env) for v in free_values([op])):
             raise Stop("reads what a norm before it has written")
-        if self.b.sums and self._reads_sums(op, env):
+        if self.b.sums and reads_sums(op, env, self.b.sums):
             raise Full("reads what the same region has added to at places that are data")
         operands = operands_of(op, env)
         if self._undo:
@@ -506,13 +505,6 @@ class _Specialiser:
         if v not in self.statistics or v not in env:
             return False
         return any(inplace.root_of(x).origin is not None for x in tensors_in(env[v]))
-
-    def _reads_sums(self, op: Op, env: Mapping[Value, Abs]) -> bool:
-        """Does it look into what was added to at places that are data?"""
-        if op.name in _HOLDING:
-            return False
-        found = (x.value for v in free_values([op]) if v in env for x in tensors_in(env[v]))
-        return any(isinstance(x, Val) and x.name in self.b.sums for x in found)
 
     def _note_writes(self, operands: Sequence[Abs], first: int) -> None:
         """What the op writes into, from number `first` on, must be the caller's own tensors, each

@@ -5,17 +5,17 @@ In: an op. Out: the reason for which PyTorch or Python runs it, "" where it may 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 from lowtide.ir import opdefs
-from lowtide.ir.core import Op, Value, walk
+from lowtide.ir.core import Op, Value, free_values, walk
 from lowtide.ir.types import ClassType
 from lowtide.ops.additions import ADDITIONS
 from lowtide.pipeline import late
-from lowtide.pipeline.abstract import Abs
+from lowtide.pipeline.abstract import Abs, tensors_in
 from lowtide.pipeline.lifting import inplace
-from lowtide.texpr.build import Unsupported
+from lowtide.texpr.build import Unsupported, Val
 
 
 class Stop(Unsupported):
@@ -38,6 +38,7 @@ STOPPING: Final = {
     "enum.get": "looks up an enum",
     "future.done": "makes a future",
 }
+_HOLDING: Final = ("tuple.make", "list.make", "dict.make")  # they only hold what they are given
 _STOPPING_FAMILIES: Final = {"set": "works on a set"}
 
 
@@ -82,6 +83,14 @@ def adds_at_places(op: Op) -> bool:
     """Does it add at places that are data, or may turn out to?"""
     name = op.attrs.get("target", op.attrs.get("name", op.name))
     return str(name).rpartition(".")[2].removesuffix("_") in ADDITIONS
+
+
+def reads_sums(op: Op, env: Mapping[Value, Abs], sums: Container[str]) -> bool:
+    """Does it look into what the region has added to at places that are data?"""
+    if op.name in _HOLDING:
+        return False
+    found = (x.value for v in free_values([op]) if v in env for x in tensors_in(env[v]))
+    return any(isinstance(x, Val) and x.name in sums for x in found)
 
 
 def is_short(

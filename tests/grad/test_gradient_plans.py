@@ -98,3 +98,28 @@ def test_what_was_stacked_gets_its_own_row() -> None:
 def test_stages_of_the_backward_pass() -> None:
     names = [n for n, _ in lt.script(programs.gaussian).stages(meta(N, 3), meta(M, 3), meta(M, 8))]
     assert "backward tile program" in names
+
+
+def chosen_experts(h: Tensor, weight: Tensor, places: Tensor) -> Tensor:
+    found = torch.einsum("neh,ehd->ned", h, weight)
+    return torch.gather(found, 1, places[..., None].expand(-1, -1, found.shape[-1]))
+
+
+@pytest.mark.parametrize("count", [400, 800])
+def test_terms_of_a_product_are_not_scattered(count: int) -> None:
+    h, weight = meta(count, 6, 103), meta(6, 103, 71)
+    places = torch.empty(count, 2, device="meta", dtype=torch.int64)
+    peak_bytes = lt.script(chosen_experts).memory(h, weight, places).peak_bytes
+    # the terms, n * 2 * 103 * 71 of them, would be 23 MB and more
+    assert peak_bytes < 6 * 4 * (h.numel() + weight.numel()) + ROOM
+
+
+def test_what_is_chosen_of_a_product_has_the_gradient_of_eager() -> None:
+    torch.manual_seed(0)
+    places = torch.rand(30, 6).topk(2, -1).indices
+    tensors = [torch.randn(30, 6, 19, dtype=torch.float64, requires_grad=True),
+               torch.randn(6, 19, 11, dtype=torch.float64, requires_grad=True)]  # fmt: skip
+    found = torch.autograd.grad(lt.script(chosen_experts)(*tensors, places).sin().sum(), tensors)
+    wanted = torch.autograd.grad(chosen_experts(*tensors, places).sin().sum(), tensors)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)

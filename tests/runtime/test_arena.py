@@ -404,3 +404,15 @@ def test_the_rehearsed_arena_holds_as_much(is_tight: bool, monkeypatch: pytest.M
         blocks = [b for _, b in alive] + played._free
         assert sum(b.block_bytes for b in blocks) == arena.stats().reserved_bytes
     alive.clear()
+
+
+def test_after_a_failure_nothing_is_kept_until_memory_is_asked_for() -> None:
+    held, warm = (arena.empty((5 * MIB,), torch.uint8) for _ in range(2))
+    del warm
+    arena.fail()
+    assert arena.stats().reserved_bytes == 5 * MIB
+    del held
+    assert arena.stats().reserved_bytes == 0
+    held = arena.empty((5 * MIB,), torch.uint8)
+    del held
+    assert arena.stats().cached_bytes == 5 * MIB

@@ -120,3 +120,40 @@ def test_what_is_asked_of_a_compiled_function() -> None:
         assert compiled.memory(x, y).peak_bytes > 0
         assert scope.disposables == ()
     torch.testing.assert_close(compiled(x, y), distances(x, y))
+
+
+def with_its_view(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    z = x * 2
+    return z, z.t()
+
+
+def with_what_it_got(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    z = x * 2
+    return x, z.view(-1)
+
+
+@pytest.mark.parametrize("entry", [lt.script, lt.compile])
+@pytest.mark.parametrize("records", [False, True])
+def test_a_result_and_a_view_of_it(entry: Callable[..., Any], records: bool) -> None:
+    compiled = entry(with_its_view)
+    x = torch.randn(30, 40, requires_grad=records)
+    compiled(x)
+    with lt.dispose_scope() as scope:
+        whole, view = compiled(x)
+        assert set(map(id, scope.disposables)) == {id(whole), id(view)}
+    assert lt.is_disposed(whole)
+    assert lt.is_disposed(view)
+    assert not lt.is_disposed(x)
+
+
+@pytest.mark.parametrize("entry", [lt.script, lt.compile])
+def test_an_argument_that_has_views_is_nobody_elses(entry: Callable[..., Any]) -> None:
+    compiled = entry(with_what_it_got)
+    x = torch.randn(30, 40)
+    row = x[0]
+    compiled(x)
+    with lt.dispose_scope() as scope:
+        same, flat = compiled(x)
+        assert set(map(id, scope.disposables)) == {id(flat)}
+    assert not lt.is_disposed(same)
+    assert row.sum().isfinite()
