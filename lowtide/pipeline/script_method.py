@@ -34,9 +34,11 @@ from lowtide.pipeline.captures import Reader, Values, hook_count, type_of_value
 from lowtide.pipeline.differences import attribute, guard_told, told
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.options import Options
+from lowtide.pipeline.parametrized import unchanged
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
+from lowtide.pipeline.walk import Walk
 
 _MOST_VARIANTS: Final = 32  # per types of arguments, before they are forgotten
 _CONTAINERS: Final = (list, tuple, dict)
@@ -324,6 +326,10 @@ class ScriptMethod(ScriptFunction):
         return self._new_types(types, self._variants)
 
     def _make(self, types: tuple[t.Type, ...]) -> Variant:
+        with unchanged(self._root):
+            return self._made(types)
+
+    def _made(self, types: tuple[t.Type, ...]) -> Variant:
         if isinstance(self._source, Function):
             function, guards, leaves = self._source, (), ()
         else:
@@ -394,6 +400,10 @@ class ScriptMethod(ScriptFunction):
         """The program for these arguments and the modules as they are, and all its operands."""
         variant, captured = self._find(values)
         return variant.driver, (*values, *captured)
+
+    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
+        with unchanged(self._root):
+            return super()._walk(args, kwargs)
 
 
 class MethodMaker:
