@@ -19,7 +19,7 @@ import torch
 @contextmanager
 def unchanged(root: torch.nn.Module) -> Generator[None]:
     """At the end, buffers of parametrizations have the values that they had."""
-    found = (m._modules.get("parametrizations") for m in root.modules())
+    found = (dict(m.named_children()).get("parametrizations") for m in root.modules())
     held = {id(b): b for made in found if made is not None for b in made.buffers()}
     before = [(b, b.detach().clone()) for b in held.values()]
     try:
