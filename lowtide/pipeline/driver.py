@@ -252,7 +252,7 @@ class BlockPlan:
             return ~self.run_eager(pos, region.end, env)
         spec = entry.spec
         if results is not None and (trimmer := heap.trimmer()) is not None:
-            trimmer.follow(values, results, self.ops[pos])
+            trimmer.follow(trimmer.nodes(values), results, self.ops[pos])
         del values
         if entry.eager == little.WHY:
             return ~self._run_ops(pos, region.end, env)
@@ -310,12 +310,14 @@ class BlockPlan:
             known = self._steps[pos] = prepared(op), tuple(dead)
         step, dead = known
         trimmer = heap.trimmer()
-        if trimmer is not None:
-            trimmer.check(self.ops[pos])
-        step(env)
-        if trimmer is not None:
+        if trimmer is None:
+            step(env)
+        else:
             op = self.ops[pos]
-            trimmer.follow([env[v] for v in op.operands], [env[v] for v in op.results], op)
+            trimmer.check(op)
+            given = trimmer.nodes([env[v] for v in op.operands])
+            step(env)
+            trimmer.follow(given, [env[v] for v in op.results], op)
         for v in dead:
             env.pop(v, None)
 

@@ -15,7 +15,7 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -108,13 +108,16 @@ class Trimmer:
         """Whether what is free now cannot stay beside any op's needs."""
         return self._is_tight and not self.has_room(0)
 
-    def follow(self, operands: Iterable[Any], results: Iterable[Any], op: object = None) -> None:
-        """Checks before the backward pass of an op, too, of which some have several nodes. What
-        hands on an operand is none."""
+    def nodes(self, operands: Iterable[Any]) -> set[Any]:
+        """Of the graph behind these, for `follow`: before the op, which may write into them."""
+        return {x.grad_fn for x in _tensors(operands)}
+
+    def follow(self, given: Container[Any], results: Iterable[Any], op: object = None) -> None:
+        """Checks before the backward pass of an op, too, of which some have several nodes: those
+        behind its results, but not behind what it was `given`."""
         todo: list[Any] = [x.grad_fn for x in _tensors(results) if x.requires_grad]
         if not todo:
             return
-        given = {x.grad_fn for x in _tensors(operands)}
         before = functools.partial(self._before_node, (BACKWARD, op))
         left = _MOST_NODES
         while todo and left:
@@ -183,7 +186,11 @@ class Observer:
         elif now_bytes is not None:
             self.used_bytes = max(self.used_bytes, now_bytes - self._used_bytes)
 
-    def follow(self, operands: Iterable[Any], results: Iterable[Any], op: object = None) -> None:
+    def nodes(self, operands: Iterable[Any]) -> set[Any]:
+        """None are asked for."""
+        return set()
+
+    def follow(self, given: Container[Any], results: Iterable[Any], op: object = None) -> None:
         """Nothing of the backward pass."""
 
 

@@ -55,7 +55,8 @@ def test_what_others_hold_is_looked_for_once(resident: dict[str, int]) -> None:
 def test_backward_passes_are_followed(resident: dict[str, int]) -> None:
     x = torch.rand(10, requires_grad=True)
     y, fixed = x.exp(), torch.rand(3)
-    Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB).follow([x], [y, fixed, None, 3])
+    trimmer = Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB)
+    trimmer.follow(trimmer.nodes([x]), [y, fixed, None, 3])
     resident["bytes"] = 200 * MB
     y.sum().backward()
     assert resident["trims"] == 1
@@ -64,10 +65,22 @@ def test_backward_passes_are_followed(resident: dict[str, int]) -> None:
 
 def test_what_an_op_hands_on_is_not_followed(resident: dict[str, int]) -> None:
     x = torch.rand(10, requires_grad=True).exp()
-    Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB).follow([x, 2], [x.contiguous()])
+    trimmer = Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB)
+    trimmer.follow(trimmer.nodes([x, 2]), [x.contiguous()])
     resident["bytes"] = 200 * MB
     x.sum().backward()
     assert not resident["trims"]
+
+
+def test_what_is_written_into_an_operand_is_followed(resident: dict[str, int]) -> None:
+    y = torch.rand(10, requires_grad=True) * 2
+    trimmer = Trimmer(most_bytes=50 * MB, growth_bytes=10 * MB)
+    given = trimmer.nodes([y])
+    y[:3] = torch.zeros(3)
+    trimmer.follow(given, [y])
+    resident["bytes"] = 200 * MB
+    y.sum().backward()
+    assert resident["trims"] == 1
 
 
 def test_an_op_is_asked_for_what_it_adds_itself(resident: dict[str, int]) -> None:
@@ -103,7 +116,8 @@ def test_a_guard_follows_the_backward_pass_by_op(resident: dict[str, int]) -> No
     op = object()
     x = torch.rand(10, requires_grad=True)
     y = x.exp()
-    Guard(most_bytes=50 * MB, growths={(BACKWARD, op): 20 * MB}).follow([x], [y], op)
+    guard = Guard(most_bytes=50 * MB, growths={(BACKWARD, op): 20 * MB})
+    guard.follow(guard.nodes([x]), [y], op)
     resident["bytes"] = 135 * MB
     y.sum().backward()
     assert resident["trims"] == 1
@@ -181,7 +195,7 @@ def test_a_tight_arena_keeps_nothing_that_is_freed_where_no_op_would_have_room(
             assert kept_bytes() == kept
         x = torch.rand(3, requires_grad=True)
         y = Freeing.apply(x)
-        trimmer.follow([x], [y])
+        trimmer.follow(trimmer.nodes([x]), [y])
         y.sum().backward()  # pyright: ignore
         assert seen.pop() == kept
         assert kept_bytes() == 3 * MB  # nobody's call
