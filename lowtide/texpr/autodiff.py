@@ -142,14 +142,17 @@ class Differentiation:
         return [(x.source, _handed(d, pulled, x, value)) for x, value in pulled.loads.items()]
 
     def _spreads(self, part: Contribution, name: str, sizes: Mapping[str, int]) -> bool:
-        """Is what is scattered further on many times what is read of a value, and what it has, at
-        such sizes? `h[n, e, i] * w[e, i, j]`, summed, read at `e[n, j]`: all its terms would be."""
+        """Is what is scattered further on many times what is read of a value, and what it and what
+        it is made of have, at such sizes? `h[n, e, i] * w[e, i, j]`, summed, read at `e[n, j]`: all
+        its terms would be."""
         todo = [(part, name)]
         try:
             few = max(likely(part.places, sizes), elements(self.shape(name), sizes))
             while todo:
                 part, name = todo.pop()
-                for source, handed in self._handed_on(name):
+                handed_on = self._handed_on(name)
+                few = max([few, *(elements(self.shape(source), sizes) for source, _ in handed_on)])
+                for source, handed in handed_on:
                     on = part.through(self.defs[name], _seed(self.defs[name]), handed)
                     if on.is_sparse:
                         if likely(on.places, sizes) > _SPREAD * few:

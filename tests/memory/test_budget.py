@@ -199,7 +199,10 @@ class Seen:
     def check(self, op: object = None) -> None:
         self.steps.append("check")
 
-    def follow(self, operands: Any, results: Any, op: object = None) -> None:
+    def nodes(self, operands: Any) -> tuple[()]:
+        return ()
+
+    def follow(self, given: Any, results: Any, op: object = None) -> None:
         self.steps.append("run")
 
 
