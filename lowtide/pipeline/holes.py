@@ -46,9 +46,11 @@ def sizes_are_new() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prediction:
-    """`growths`: what each op adds at most. `is_known`: else holes are left."""
+    """`growths`: what each op adds at most. `is_known`: else holes are left. `may_stray`: the data
+    decide what is run, and a loop may keep more than was shown."""
 
     is_known: bool = True
+    may_stray: bool = False
     peak_bytes: int = 0
     growths: Mapping[object, int] = field(default_factory=dict[object, int])
 
@@ -85,10 +87,14 @@ class Holes:
             yield
             return
         if known is not None:
-            guard = heap.Guard(most_bytes=known.peak_bytes, growths=known.growths)
+            guard = heap.Guard(
+                most_bytes=known.peak_bytes, growths=known.growths, may_stray=known.may_stray
+            )
             with heap.trimming(guard):
                 yield
                 guard.hand_out()
+            if guard.is_lost:
+                self._known[key] = _UNKNOWN
             return
         with heap.trimming(seen := heap.Observer()):
             yield
@@ -124,9 +130,11 @@ def _predicted(driver: Driver, args: Sequence[Any]) -> _Prediction:
     except Exception as fault:
         faults.survive(fault, f"{driver.function.name}: what a call takes", "holes are left")
         return _UNKNOWN
-    if walk.may_stray or walk.results is None or walk.fails:
+    if walk.results is None or walk.fails:
         return _UNKNOWN
-    return _Prediction(peak_bytes=walk.ledger.peak_bytes, growths=walk.ledger.growths)
+    return _Prediction(
+        may_stray=walk.may_stray, peak_bytes=walk.ledger.peak_bytes, growths=walk.ledger.growths
+    )
 
 
 def _is_elsewhere(x: Any) -> bool:

@@ -34,6 +34,7 @@ _FRESH_NS: Final = 50_000
 _FRESH_BYTES: Final = 1 << 18  # more new pages no process touches in that time
 _LONG_NS: Final = 500_000  # to count the heap's pieces: that is then not done again
 _RESTS: Final = 10  # … for so many times as long
+_MOST_STRAYS: Final = 4  # each looks through the heap in vain
 
 _ask_again_ns = 0
 
@@ -140,21 +141,37 @@ class Trimmer:
 
 class Guard(Trimmer):
     """Of a call that has no budget: it is to hold no more than was predicted. Pages go back where
-    that would else be passed. The arena keeps its blocks, which are predicted."""
+    that would else be passed. The arena keeps its blocks, which are predicted. `may_stray`: the
+    call may hold more than that, whatever goes back; when it has done so a few times, `is_lost`,
+    and nothing is looked for any more."""
 
-    __slots__ = ("_read_ns", "_room_bytes")
+    __slots__ = ("_read_ns", "_room_bytes", "_strays")
     takes_heap = False
     _is_tight = False
 
-    def __init__(self, *, most_bytes: int, growths: Mapping[object, int]) -> None:
+    def __init__(
+        self, *, most_bytes: int, growths: Mapping[object, int], may_stray: bool = False
+    ) -> None:
         super().__init__(most_bytes=most_bytes, growth_bytes=0, growths=growths)
         self._read_ns = self._room_bytes = 0
+        self._strays = 0 if may_stray else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the call was not as predicted."""
+        return self._strays is not None and self._strays >= _MOST_STRAYS
 
     def make_room(self, nbytes: int) -> None:
         """The same; where a small op follows soon, without a look."""
         if nbytes + _FRESH_BYTES <= self._room_bytes and is_fresh(self._read_ns):
             return
+        if self.is_lost:
+            self._mapped.off()
+            return
+        start_bytes = self._start_bytes
         super().make_room(nbytes)
+        if self._strays is not None and self._start_bytes != start_bytes:
+            self._strays += 1
         self._read_ns = time.monotonic_ns()
         self._room_bytes = self._most_bytes - (libc.resident_bytes() - self._start_bytes)
 

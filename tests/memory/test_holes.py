@@ -138,21 +138,47 @@ def test_small_calls_are_hardly_looked_at(
         assert [type(w) for w in watches] == [heap.Observer]
 
 
-def test_where_the_data_decide_no_peak_is_held_to(
+def decided(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sort(x * 2, -1).values
+    if y.sum() > 0:
+        y = torch.cumsum(y, 0)
+    return y + 1
+
+
+def test_where_the_data_decide_a_branch_no_more_is_held_than_in_the_larger_one(
     watches: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown_to(monkeypatch, holes.LEAST_BYTES)
-
-    def f(x):
-        y = torch.sort(x * 2, -1).values
-        if y.sum() > 0:
-            y = torch.cumsum(y, 0)
-        return y + 1
-
-    compiled = lt.script(f)
+    monkeypatch.setattr(libc, "trim", lambda: False)
+    compiled: Any = lt.script(decided)
+    x = torch.rand(40, 50)
     for _ in range(3):
-        compiled(torch.rand(40, 50))
-    assert [type(w) for w in watches] == [heap.Observer]
+        compiled(x)
+    assert [type(w) for w in watches] == [heap.Observer, heap.Guard, heap.Guard]
+    assert watches[1]._most_bytes == compiled.memory(x).peak_bytes
+
+
+def test_a_call_that_is_not_as_predicted_is_left_alone(
+    watches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that the data end keeps more with each step than was shown."""
+    grown_to(monkeypatch, holes.LEAST_BYTES)
+    trims: list[None] = []
+    monkeypatch.setattr(libc, "trim", lambda: trims.append(None) or True)
+
+    def steps(x):
+        kept = [torch.sort(x, -1).values]
+        while len(kept) < int(x.sum()):
+            kept.append(torch.cumsum(kept[-1], 0))
+        return kept
+
+    compiled: Any = lt.script(steps)
+    x = torch.full((4, 5), 2.0)  # 40 steps
+    for _ in range(4):
+        assert len(compiled(x)) == 40
+    assert [type(w) for w in watches] == [heap.Observer, heap.Guard]
+    assert watches[1].is_lost
+    assert len(trims) < 10
 
 
 def test_a_number_that_an_op_checks_inside_decides_nothing(

@@ -41,6 +41,7 @@ from lowtide.pipeline.budget.products import Choice, is_product, worth_keeping
 from lowtide.pipeline.budget.rewrite import NOTHING, UNKNOWN, Counts, Kept, Made, with_sections
 from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.budget.turned import turned
+from lowtide.pipeline.budget.within import LEAST, within
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.signature import CPU
@@ -159,7 +160,7 @@ def _roads(trials: _Trials, records: bool, budget_bytes: float) -> Iterator[_Tri
     parts = _parts(trials.driver, trials.args, records)
     found, cutter = parts.runs, parts.cutter
     trials.choices, trials.bytes_in = parts.choices, parts.bytes_in
-    roads = [_in_chunks(trials, found, records, budget_bytes)]
+    roads = [_in_chunks(trials, found, cutter, budget_bytes)]
     if cutter is not None:
         trials.known = replace(
             trials.known,
@@ -223,9 +224,10 @@ def _with_segments(
 
 
 def _in_chunks(
-    trials: _Trials, found: Sequence[Candidate], records: bool, budget_bytes: float
+    trials: _Trials, found: Sequence[Candidate], cutter: Cutter | None, budget_bytes: float
 ) -> Iterator[_Tried]:
-    """More chunks, step by step."""
+    """More chunks, step by step; `cutter`: where gradients are recorded."""
+    records = cutter is not None
     chunks: dict[Candidate, int] = {}
     best = trials.plan(chunks)
     again: _Tried | None = None
@@ -243,9 +245,25 @@ def _in_chunks(
             yield again
             again = None
         yield best
+        if cutter is not None and LEAST * best.peak_bytes <= budget_bytes + _ALIKE:
+            yield from _with_segments_within(trials, cutter, chunks, best, budget_bytes)
     if again is not None:
         yield again
     yield trials.plan(chunks, tiles="least")
+
+
+def _with_segments_within(
+    trials: _Trials, cutter: Cutter, chunks: Counts, best: _Tried, budget_bytes: float
+) -> Iterator[_Tried]:
+    """What each chunk computes again once more. None comes to less than `LEAST` of what chunks
+    alone do, so that budgets below that need not look."""
+    for segments in within(cutter, chunks):
+        parts = {**dict.fromkeys(segments, 1), **chunks}
+        tried = trials.plan(parts)
+        if LEAST * best.peak_bytes <= tried.peak_bytes < best.peak_bytes:
+            if tried.peak_bytes <= budget_bytes + _ALIKE:
+                yield from (trials.plan(parts, kept) for kept in _keeping(chunks, {}))
+            yield tried
 
 
 def _plan(driver: Driver, walk: Walk) -> Plan:
