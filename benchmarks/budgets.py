@@ -12,7 +12,11 @@ Peaks of training hold the loss, too, which is not part of what is compiled and 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,9 +30,10 @@ import lowtide as lt
 from benchmarks.files import write_results
 from lowtide.comparison import release_caches
 from lowtide.machine import this_machine
-from lowtide.memory.measure import measure_peak, time_alternating
+from lowtide.memory.measure import measure_peak, time_call
 
 MB = 2**20
+_CALLS = 5  # of each in a row
 Norm = Callable[[int], nn.Module]
 
 
@@ -122,34 +127,83 @@ def step(model: Any, x: Tensor) -> Callable[[], object]:
     return run
 
 
-def measure(make: Callable[[], tuple[nn.Module, Tensor]], trains: bool, entry: str, repeats: int):
-    """A row: eager's peak and time, Lowtide's without and with a budget."""
-    model, x = make()
+def serve(name: str, trains: bool, variant: str, budget: int | None) -> None:
+    """One variant in this process: what it is and takes as a line of JSON; then, for each line of
+    stdin, which is a number, so many calls: their milliseconds."""
+    torch.manual_seed(0)
+    model, x = MODELS[name]()
     model.train(trains)
     run = step if trains else call
-    eager = run(model, x)
-    eager()
-    eager_bytes = measure_peak(eager, release=release_caches)[0].peak_bytes
-    budget = eager_bytes // 4
-    calls = {"eager": eager, "free": run(ENTRIES[entry](model), x)}
-    row: dict[str, Any] = {"budget_mb": round(budget / MB, 1)}
-    calls["free"]()
-    while True:
-        calls["limited"] = run(ENTRIES[entry](model, budget=budget), x)
-        try:
-            calls["limited"]()
-            break
-        except lt.BudgetError as refused:
-            row["needs_mb"] = round(refused.least_bytes / MB, 1)
-            budget = refused.least_bytes
-            torch.compiler.reset()
-    for name, one in calls.items():
+    found: dict[str, float] = {}
+    compiled = ENTRIES.get(variant)
+    if compiled is None:
+        one = run(model, x)
         one()
-        peak = measure_peak(one, release=release_caches)[0].peak_bytes
-        row[f"{name}_mb"] = round(peak / MB, 1)
-    for name, timing in time_alternating(calls, repeats=repeats, seconds=60).items():
-        row[f"{name}_ms"] = round(timing.median_ns / 1e6, 1)
-        row[f"{name}_least_ms"] = round(timing.min_ns / 1e6, 1)
+    elif budget is None:
+        one = run(compiled(model), x)
+        one()
+    else:
+        try:
+            one = run(compiled(model, budget=budget), x)
+            one()
+        except lt.BudgetError as refused:
+            found["needs_mb"] = round(refused.least_bytes / MB, 1)
+            torch.compiler.reset()
+            one = run(compiled(model, budget=refused.least_bytes), x)
+            one()
+    one()
+    found["peak_bytes"] = measure_peak(one, release=release_caches)[0].peak_bytes
+    print(json.dumps(found), flush=True)
+    for line in sys.stdin:
+        print(json.dumps([time_call(one)[0] / 1e6 for _ in range(int(line))]), flush=True)
+
+
+class Worker:
+    """A process that serves a variant."""
+
+    def __init__(self, name: str, trains: bool, variant: str, budget: int | None = None) -> None:
+        command = [sys.executable, "-m", "benchmarks.budgets", name, "--serve", variant]
+        command += ["--trains"] if trains else []
+        command += ["--budget", str(budget)] if budget is not None else []
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.found: dict[str, float] = self._read()
+        self.ms: list[float] = []
+
+    def time(self, calls: int) -> None:
+        """Some calls more; the first is not counted, as this process has slept before it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{calls + 1}\n")
+        self._process.stdin.flush()
+        self.ms += self._read()[1:]
+
+    def end(self) -> None:
+        """It ends with its input."""
+        self._process.communicate()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
+def measure(name: str, trains: bool, entry: str, rounds: int) -> dict[str, float]:
+    """A row: eager's peak and time, Lowtide's without and with a budget."""
+    workers = {"eager": Worker(name, trains, "eager")}
+    budget = int(workers["eager"].found["peak_bytes"]) // 4
+    workers["free"] = Worker(name, trains, entry)
+    workers["limited"] = Worker(name, trains, entry, budget)
+    for _ in range(rounds):
+        for worker in workers.values():
+            worker.time(_CALLS)
+    row = {"budget_mb": round(budget / MB, 1)}
+    if "needs_mb" in workers["limited"].found:
+        row["needs_mb"] = workers["limited"].found["needs_mb"]
+    for kind, worker in workers.items():
+        worker.end()
+        row[f"{kind}_mb"] = round(worker.found["peak_bytes"] / MB, 1)
+        row[f"{kind}_ms"] = round(statistics.median(worker.ms), 1)
+        row[f"{kind}_least_ms"] = round(min(worker.ms), 1)
     row["costs"] = round(row["limited_ms"] / row["free_ms"], 2)
     row["costs_least"] = round(row["limited_least_ms"] / row["free_least_ms"], 2)
     return row
@@ -159,22 +213,32 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.budgets")
     parser.add_argument("names", nargs="*", help="block, unet, … (all)")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=5, help=f"of {_CALLS} calls each")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--serve", metavar="VARIANT", help="be the process of a variant")
+    parser.add_argument("--trains", action="store_true", help="… in training")
+    parser.add_argument("--budget", type=int, help="… with this budget, in bytes")
     options = parser.parse_args()
+    if options.serve:
+        serve(options.names[0], options.trains, options.serve, options.budget)
+        return
     machine = this_machine()
     print(machine)
     rows: dict[str, Any] = {}
-    for name, make in MODELS.items():
+    for name in MODELS:
         if options.names and name not in options.names:
             continue
         for trains in (False, True):
             for entry in ENTRIES:
-                torch.manual_seed(0)
                 key = f"{name}, {'training' if trains else 'no gradients'}, {entry}"
-                rows[key] = measure(make, trains, entry, options.repeats)
+                rows[key] = measure(name, trains, entry, options.rounds)
                 print(f"{key:32}", rows[key], flush=True)
-    write_results(machine, {"repeats": options.repeats, "rows": rows}, "budgets", options.output)
+    write_results(
+        machine,
+        {"rounds": options.rounds, "calls": _CALLS, "rows": rows},
+        "budgets",
+        options.output,
+    )
 
 
 if __name__ == "__main__":

@@ -363,7 +363,10 @@ class Walk:
         values = [env[v] for v in op.operands]
         _keep(env, alive)
         self.ledger.at("chunks", op.loc)
-        return run_section(op, values, runs, SHOWN_CHUNKS)
+        results = run_section(op, values, runs, SHOWN_CHUNKS)
+        self.ledger.at("chunks", op.loc, op=op)
+        self.ledger.mark(_tensors(results))
+        return results
 
     def _runner(self, plan: BlockPlan, block: Block) -> RunBlock:
         return lambda given: self._block(plan, dict(zip(block.args, given, strict=True)))

@@ -60,6 +60,7 @@ class Chunks:
 
     def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
         """`shown`: so many chunks of it are rehearsed, for all."""
+        self.op = op
         self.run = runs[0]
         self.run_again = runs[1 if "again" in op.attrs else 0]
         self.run_recalled = runs[-1]

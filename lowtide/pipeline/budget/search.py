@@ -7,10 +7,11 @@ Plans lie on one path that does not depend on the budget, cheap ones first: the 
 the same with an arena that gives free blocks back before it takes others; that with its images
 turned to channels last (`turned`); then, step by step, twice as many chunks for the section that
 lowers the peak most. Where gradients are recorded chunks are computed again, at each step first
-only some of them, or without their products (`products`); and there are segments, which are
-computed again as a whole (`segments`), for ever fewer bytes (`cheapest`): before the chunks, if
-these would free less than half, and not at all if they would free most. At the end of the chunks,
-kernels whose tiles need least work memory. At last all that once more with short loops written out.
+only some of them, or without their products (`products`), then with some of each once more
+(`within`). And there are segments, which are computed again as a whole (`segments`), for ever fewer
+bytes (`cheapest`): before the chunks, if these would free less than half, and not at all if they
+would free most. At the end of the chunks, kernels whose tiles need least work memory. At last all
+that once more with short loops written out.
 
 Each plan stands for itself with fewer chunks, where its peak does not need them (`coarser`): that
 is found only for plans that come near the budget. The first one that fits is taken, so a smaller

@@ -109,7 +109,10 @@ class _Recomputed(torch.autograd.Function):
             if torch.is_grad_enabled() or plain.in_transform(cotangents):
                 return None, *section.differentiable(values, wanted, cotangents)
             ctx.is_spent = bool(spent)
-            return None, *section.gradients(values, saved[count:], wanted, cotangents, free, spent)
+            found = section.gradients(values, saved[count:], wanted, cotangents, free, spent)
+            if (trimmer := heap.trimmer()) is not None:
+                trimmer.check((heap.BACKWARD, section.op))  # for sums with others' gradients
+            return None, *found
 
 
 hide_with_callees(_Recomputed.backward)

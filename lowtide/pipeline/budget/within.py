@@ -1,6 +1,7 @@
-"""Segments within a part that is done in chunks: each chunk computes some of itself again once more.
+"""Segments within what is done in chunks: each chunk computes some of itself again once more.
 
-In: a `Cutter`, in how many chunks each part is done. Out: lists of segments, what frees least first.
+In: a `Cutter`, in how many chunks each part is done. Out: lists of segments, what frees least
+first.
 
     a  b  c  in 4 chunks       each keeps what the gradients of a, b and c read
     a {b  c} in 4 chunks       b and c are run again when it comes to them, within their chunk
