@@ -128,34 +128,34 @@ def step(model: Any, x: Tensor) -> Callable[[], object]:
 
 
 def serve(name: str, trains: bool, variant: str, budget: int | None) -> None:
-    """One variant in this process: what it is and takes as a line of JSON; then, for each line of
-    stdin, which is a number, so many calls: their milliseconds."""
+    """One variant in this process: what it needs as a line of JSON. Then, for each line of stdin: a
+    number is so many calls, the answer their milliseconds; `peak` is its peak, in bytes."""
     torch.manual_seed(0)
     model, x = MODELS[name]()
     model.train(trains)
+    compiled: Any = ENTRIES.get(variant, _as_it_is)
+    given: dict[str, Any] = {} if budget is None else {"budget": budget}
     run = step if trains else call
+    one = run(compiled(model, **given), x)
     found: dict[str, float] = {}
-    compiled = ENTRIES.get(variant)
-    if compiled is None:
-        one = run(model, x)
+    try:
         one()
-    elif budget is None:
-        one = run(compiled(model), x)
+    except lt.BudgetError as refused:
+        found["needs_mb"] = round(refused.least_bytes / MB, 1)
+        torch.compiler.reset()
+        one = run(compiled(model, budget=refused.least_bytes), x)
         one()
-    else:
-        try:
-            one = run(compiled(model, budget=budget), x)
-            one()
-        except lt.BudgetError as refused:
-            found["needs_mb"] = round(refused.least_bytes / MB, 1)
-            torch.compiler.reset()
-            one = run(compiled(model, budget=refused.least_bytes), x)
-            one()
     one()
-    found["peak_bytes"] = measure_peak(one, release=release_caches)[0].peak_bytes
     print(json.dumps(found), flush=True)
     for line in sys.stdin:
-        print(json.dumps([time_call(one)[0] / 1e6 for _ in range(int(line))]), flush=True)
+        if line.strip() == "peak":
+            print(measure_peak(one, release=release_caches)[0].peak_bytes, flush=True)
+        else:
+            print(json.dumps([time_call(one)[0] / 1e6 for _ in range(int(line))]), flush=True)
+
+
+def _as_it_is(model: nn.Module) -> nn.Module:
+    return model
 
 
 class Worker:
@@ -173,14 +173,19 @@ class Worker:
 
     def time(self, calls: int) -> None:
         """Some calls more; the first is not counted, as this process has slept before it."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{calls + 1}\n")
-        self._process.stdin.flush()
-        self.ms += self._read()[1:]
+        self.ms += self._ask(str(calls + 1))[1:]
 
-    def end(self) -> None:
-        """It ends with its input."""
+    def end(self) -> int:
+        """Its peak, at last: to measure it changes what the C library has at hand."""
+        peak_bytes = int(self._ask("peak"))
         self._process.communicate()
+        return peak_bytes
+
+    def _ask(self, line: str) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        return self._read()
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
@@ -189,19 +194,18 @@ class Worker:
 
 def measure(name: str, trains: bool, entry: str, rounds: int) -> dict[str, float]:
     """A row: eager's peak and time, Lowtide's without and with a budget."""
-    workers = {"eager": Worker(name, trains, "eager")}
-    budget = int(workers["eager"].found["peak_bytes"]) // 4
-    workers["free"] = Worker(name, trains, entry)
-    workers["limited"] = Worker(name, trains, entry, budget)
+    budget = Worker(name, trains, "eager").end() // 4
+    workers = {
+        "eager": Worker(name, trains, "eager"),
+        "free": Worker(name, trains, entry),
+        "limited": Worker(name, trains, entry, budget),
+    }
     for _ in range(rounds):
         for worker in workers.values():
             worker.time(_CALLS)
-    row = {"budget_mb": round(budget / MB, 1)}
-    if "needs_mb" in workers["limited"].found:
-        row["needs_mb"] = workers["limited"].found["needs_mb"]
+    row = {"budget_mb": round(budget / MB, 1), **workers["limited"].found}
     for kind, worker in workers.items():
-        worker.end()
-        row[f"{kind}_mb"] = round(worker.found["peak_bytes"] / MB, 1)
+        row[f"{kind}_mb"] = round(worker.end() / MB, 1)
         row[f"{kind}_ms"] = round(statistics.median(worker.ms), 1)
         row[f"{kind}_least_ms"] = round(min(worker.ms), 1)
     row["costs"] = round(row["limited_ms"] / row["free_ms"], 2)

@@ -97,8 +97,9 @@ def compare(
     each element is within `atol + rtol * |first|`; by default both follow from the dtype, see
     `lowtide.difference`. All calls get the same arguments: a function that changes them changes
     them for the next, and its row says so. Results are compared for the same random numbers, and
-    torch's generators stand afterwards where they stood. Raises LowtideError if `variants` is empty
-    or no dict, or `args` no sequence of arguments; what a variant raises is its row.
+    torch's generators stand afterwards where they stood. Raises LowtideError if `variants` is
+    empty, no dict or not of functions, or `args` no sequence of arguments; what a variant raises is
+    its row.
     """
     if not isinstance(args, list | tuple):
         raise LowtideError(
@@ -112,6 +113,12 @@ def compare(
         )
     if not variants:
         raise LowtideError('compare needs at least one callable: compare({"eager": f}, args)')
+    for name, function in variants.items():
+        if not callable(function):  # pyright: ignore[reportUnnecessaryComparison]
+            raise LowtideError(
+                f"variants[{name!r}] is a {type(function).__name__}, which cannot be called; "
+                'write a dict of functions by name: compare({"eager": f}, (x,))'
+            )
     for name, given in {"rtol": rtol, "atol": atol}.items():
         if given is not None and not given >= 0:
             raise LowtideError(f"{name} is {given}; write a number that is not negative, or None")

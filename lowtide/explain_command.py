@@ -15,10 +15,13 @@ import ast
 import importlib
 import os
 import sys
+import traceback
 from types import MethodType
 from typing import Any
 
 import torch
+
+from lowtide.errors import LowtideError
 
 SCALAR = "scalar"
 _QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
@@ -112,6 +115,19 @@ def _imported(module_name: str) -> Any:
         raise ArgumentFault(
             f"module {fault.name!r} was not found; run it from the folder that holds it"
         ) from fault
+    except Exception as fault:
+        raise LowtideError(f"{module_name} cannot be imported: {_described(fault)}") from fault
+
+
+def _described(fault: Exception) -> str:
+    """What was raised, and at which line."""
+    if isinstance(fault, SyntaxError):
+        file, line, said = fault.filename, fault.lineno, fault.msg
+    else:
+        frames = traceback.extract_tb(fault.__traceback__)
+        last = [f for f in frames if f"{os.sep}site-packages{os.sep}" not in f.filename][-1]
+        file, line, said = last.filename, last.lineno, str(fault)
+    return f"{file}:{line}: {type(fault).__name__}: {said}"
 
 
 def _parsed(target: str, attribute: str) -> ast.expr:

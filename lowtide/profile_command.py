@@ -57,6 +57,8 @@ def _check(options: argparse.Namespace) -> None:
     if options.sort not in SORTS:
         allowed = ", ".join(SORTS)
         raise ArgumentFault(f"--sort {options.sort} is no column; allowed are {allowed}")
+    if options.rows < -1:
+        raise ArgumentFault(f"--rows {options.rows} is no number of rows; write 10, or -1 for all")
     if options.plot:
         try:
             check_picture(options.plot)
@@ -138,10 +140,9 @@ def _run(main: types.ModuleType, prof: Profile) -> int:
     before = set(threading.enumerate())
     sys.modules["__main__"] = main
     try:
-        code = _code_of(main)
         with prof:
             try:
-                exec(code, names)
+                exec(_code_of(main), names)
             finally:  # as Python does before it ends
                 for thread in set(threading.enumerate()) - before:
                     if not thread.daemon:

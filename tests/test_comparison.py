@@ -128,6 +128,11 @@ def test_variants_have_names() -> None:
         lt.compare(double, (X,))  # type: ignore[arg-type]
 
 
+def test_variants_are_functions() -> None:
+    with pytest.raises(lt.LowtideError, match=r"variants\['a'\] is a int, which cannot be called"):
+        lt.compare({"a": 3}, (X,))  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize("tolerance", [{"rtol": math.nan}, {"atol": -1.0}])
 def test_tolerances_that_nothing_can_be_within_are_refused(tolerance: dict[str, float]) -> None:
     calls = dict.fromkeys(("one", "other"), lambda: torch.ones(3))

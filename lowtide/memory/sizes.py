@@ -1,9 +1,9 @@
 """A number of bytes, as users write it.
 
-In: an int, of NumPy's too, or a string such as "512MB" (10**6) or "2GiB" (2**30). Out: an int above
-zero. Everything else is an error that says what to write.
+In: a whole number, of NumPy's too, or a string such as "512MB" (10**6) or "2GiB" (2**30). Out: an
+int above zero. Everything else is an error that says what to write.
 
-    budget_bytes("1.5 GB") == 1_500_000_000
+    budget_bytes("1.5 GB") == budget_bytes(1.5e9) == 1_500_000_000
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from numbers import Integral
 from lowtide.config import parse_bytes
 from lowtide.errors import LowtideError
 
-_WRITE = "write a number of bytes, or a string such as '512MB' or '2GiB'"
+_WRITE = "write a whole number of bytes, or a string such as '512MB' or '2GiB'"
 
 
 def budget_bytes(size: object, name: str = "budget") -> int:
     """The bytes that `size` means. `name`: the argument, for the message of the LowtideError that
     is raised for nonsense: `"lots"`, 0, a negative number, NaN, True, None."""
+    if isinstance(size, float) and size.is_integer():
+        size = int(size)
     if isinstance(size, bool) or not isinstance(size, Integral | str):
         raise LowtideError(f"{name}={size!r} is not a number of bytes; {_WRITE}")
     try:

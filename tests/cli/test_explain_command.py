@@ -68,6 +68,26 @@ def test_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             resolve(wrong)
 
 
+def test_a_module_that_cannot_be_imported_is_status_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "misspelled_module.py").write_text("import torch\ndef f(x) return x\n")
+    (tmp_path / "raising_module.py").write_text(
+        "import torch\n\nx = torch.rand(3) @ torch.rand(4)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, place in (
+        ("misspelled_module", "misspelled_module.py:2: SyntaxError"),
+        ("raising_module", "raising_module.py:3: RuntimeError"),
+    ):
+        assert app(["memory", f"{name}:f", "--shape", "3"]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"{name} cannot be imported: ")
+        assert place in said
+        assert "Traceback" not in said
+
+
 def test_a_wrong_argument_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert app(["explain", "lowtide.programs:boxes_intersection", "--shape", "10y4"]) == 2
     assert "write 1000x4" in capsys.readouterr().err

@@ -77,6 +77,17 @@ def test_the_scripts_status_passes_through(
         assert "profile_command" not in captured.err
 
 
+def test_a_script_that_is_no_python_has_pythons_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "misspelled.py").write_text("import torch\nx = torch.ones(3\n")
+    assert app(["profile", str(tmp_path / "misspelled.py")]) == 1
+    said = capsys.readouterr().err
+    assert "misspelled.py" in said
+    assert "SyntaxError" in said
+    assert "profile_command" not in said
+
+
 def test_json_is_all_there_is_on_stdout(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app(["profile", "--json", "--sort", "calls", str(script)]) == 0
     captured = capsys.readouterr()
@@ -102,6 +113,7 @@ def test_files(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         (["no_such.py"], "no file 'no_such.py'"),
         (["--sort", "beauty", "SCRIPT"], "allowed are self_bytes"),
+        (["--rows", "-2", "SCRIPT"], "--rows -2 is no number of rows"),
         (["--html", "/no/such/folder/a.html", "SCRIPT"], "no folder for"),
         (["--trace", "/", "SCRIPT"], "'/' cannot be written"),
         (["--plot", "a.gif", "SCRIPT"], "must end in .png, .svg, .pdf"),

@@ -23,6 +23,7 @@ from lowtide.memory.sizes import budget_bytes
         ("2GiB", 2 << 30),
         (7, 7),
         (np.int64(7), 7),
+        (5e8, 500_000_000),
         ("1.5 kB", 1500),
         (" 10 MiB ", 10 << 20),
     ],
@@ -32,7 +33,8 @@ def test_sizes(text: str | int, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "nonsense", ["lots", "", "MB", "-1MB", 0, -5, "0", math.nan, True, None, []]
+    "nonsense",
+    ["lots", "", "MB", "-1MB", 0, -5, "0", math.nan, math.inf, 0.5, -1e6, True, None, []],
 )
 def test_nonsense_sizes(nonsense: Any) -> None:
     with pytest.raises(lt.LowtideError, match="budget="):
@@ -135,6 +137,20 @@ def test_nothing_fits() -> None:
 def test_nonsense_limits(limit: Any) -> None:
     with pytest.raises(lt.LowtideError, match="limit="):
         lt.max_batch_size(lambda batch: None, torch.ones, 100, limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("step", "make_batch", "said"),
+    [
+        (7, torch.ones, "step is a int"),
+        (lambda batch: None, "ones", "make_batch is a str"),
+        (lambda batch, target: None, torch.ones, "step is called with a batch, and no more"),
+        (lambda batch: None, lambda: None, "make_batch is called with how many samples it has"),
+    ],
+)
+def test_what_takes_no_single_argument_is_refused(step: Any, make_batch: Any, said: str) -> None:
+    with pytest.raises(lt.LowtideError, match=said):
+        lt.max_batch_size(step, make_batch, 100)
 
 
 def _doubled(x: torch.Tensor) -> torch.Tensor:

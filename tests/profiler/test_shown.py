@@ -52,7 +52,7 @@ def test_an_unknown_column_is_named(prof: Profile) -> None:
         prof.table(sort_by="cuda_time")
 
 
-@pytest.mark.parametrize("row_limit", ["10", None, 2.5])
+@pytest.mark.parametrize("row_limit", ["10", None, 2.5, -2, True])
 def test_what_is_no_number_of_rows_is_named(prof: Profile, row_limit: Any) -> None:
     for show in (prof.table, prof.to_dict):
         with pytest.raises(lt.LowtideError, match=r"row_limit=.* is no number of rows"):

@@ -29,7 +29,7 @@ def run(script: str) -> None:
 
 
 HOLDERS = """
-import gc, sys
+import gc, sys, threading
 import torch
 import lowtide as lt
 from lowtide.memory.measure import resident_bytes
@@ -46,7 +46,7 @@ def make():
     tensors = []
     for _ in range(COUNT):
         t = torch.ones(BYTES // 4)
-        if holder == "list":
+        if holder in ("list", "beside a thread"):
             kept.append(t)
         elif holder == "cycle":
             Ring(t)
@@ -61,6 +61,8 @@ def make():
     if holder == "traceback":
         raise ValueError(len(tensors))
 
+if holder == "beside a thread":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
 with lt.dispose_scope():
     torch.ones(MIB) * weight
 gc.disable()
@@ -84,6 +86,8 @@ assert left <= made / 10, (made, left)
         *((holder, 16, 8 * MIB) for holder in ("cycle", "graph", "list")),
         *(pytest.param(h, 16, 8 * MIB, marks=pytest.mark.long) for h in ("closure", "traceback")),
         ("list", 2_000, MIB // 16),  # too small for malloc to map each
+        ("list", 20_000, MIB // 64),  # of which some share a page with what stays
+        ("beside a thread", 20_000, MIB // 64),
         pytest.param("list", 2, 64 * MIB, marks=pytest.mark.long),
     ],
 )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import inspect
 import math
 import types
 from collections.abc import Callable, Generator, Iterable
@@ -44,10 +45,16 @@ def max_batch_size(
     batch counted. Returns 0 if not even one sample fits. It is assumed that a larger batch needs no
     less memory. Afterwards random generators are as before, and so are `keep`: modules, optimizers
     and others with `state_dict`; if None, those that `step` reaches by its names. Other effects of
-    a step (a counter, a log) stay. Raises what `step` raises, unless that is a lack of memory."""
+    a step (a counter, a log) stay. Raises LowtideError for what takes no single argument, and what
+    `step` raises, unless that is a lack of memory."""
     most_bytes = budget_bytes(budget)
     if type(limit) is not int or limit < 1:  # not True, which is 1
         raise LowtideError(f"limit={limit!r} is no batch size; write a whole number from 1")
+    for name, function, argument in (
+        ("step", step, "a batch"),
+        ("make_batch", make_batch, "how many samples it has"),
+    ):
+        _check_takes_one(name, function, argument)
     kept = _reached_by(step) if keep is None else _with_state(keep)
 
     def peak(size: int) -> float:
@@ -55,6 +62,18 @@ def max_batch_size(
         return math.inf if found is None else found
 
     return largest(peak, most_bytes, limit)
+
+
+def _check_takes_one(name: str, function: object, argument: str) -> None:
+    """Raises LowtideError for what cannot be called with one argument."""
+    if not callable(function):
+        raise LowtideError(f"{name} is a {type(function).__name__}; write a function of {argument}")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as fault:
+        raise LowtideError(f"{name} is called with {argument}, and no more: {fault}") from fault
+    except ValueError:  # a builtin, which does not say
+        return
 
 
 def largest(peak: Callable[[int], float], most: float, limit: int) -> int:

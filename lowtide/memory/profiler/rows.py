@@ -89,8 +89,9 @@ def sort_rows(rows: Iterable[Row], sort_by: str) -> list[Row]:
 
 
 def first_rows(rows: Sequence[Row], row_limit: int) -> Sequence[Row]:
-    """So many of them, -1 for all. Raises LowtideError for what is no whole number."""
-    if not isinstance(row_limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+    """So many of them, -1 for all. Raises LowtideError for other negative numbers, and for what is
+    no whole number."""
+    if type(row_limit) is not int or row_limit < -1:  # not True, which is 1
         raise LowtideError(f"row_limit={row_limit!r} is no number of rows; write 10, or -1 for all")
     return rows if row_limit < 0 else rows[:row_limit]
 

@@ -51,6 +51,8 @@ _BIRTHS, _ENDING = "_lowtide_births", "_lowtide_ending"
 # So many handles that end together share one dict, which says what they were: one for each would
 # be the largest thing made for it. Few, as the last handle to go keeps the account of all.
 _TOGETHER = 16
+_MANY = 500  # handles
+_AHEAD = 10_000  # hollow tensors, 0.8 KB each, that are made before the first is used
 # How PyTorch's C++ finds whom to ask; and what its weak references ask of what they refer to.
 _HARMLESS = frozenset({
     "__class__", "__doc__", "__hash__", "__repr__", "__str__", "__weakref__",
@@ -191,6 +193,8 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
     """
     is_shared = _is_shared()
     passed_over: list[Birth] = []
+    hollows = _Hollows(0 if is_shared else _alive_of_many(births))
+    ready = hollows.ready
     for begin in range(0, len(births), FIELDS * _TOGETHER):
         together = births[begin : begin + FIELDS * _TOGETHER]
         obituary = {_BIRTHS: together, _ENDING: ending}
@@ -206,10 +210,7 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
                     tensor.__dict__ = obituary
                     tensor.__class__ = DisposedTensor
                     continue
-                hollow: Any = _make_wrapper(*_HOLLOW)
-                hollow.__class__ = (
-                    _Tensor  # before the exchange, which is quicker for plain tensors
-                )
+                hollow = ready.pop() if ready else hollows.take()
                 try:
                     _swap_impl(tensor, hollow)
                 except RuntimeError:
@@ -226,6 +227,35 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
         if is_shared:
             _pending[id(together)] = together, together[::FIELDS]
     return passed_over
+
+
+class _Hollows:
+    """Tensors for handles, as many as end together. Of many some are made ahead: one by one each
+    would lie where one that was exchanged before has been, and keep its page resident."""
+
+    __slots__ = ("_left", "ready")
+
+    def __init__(self, count: int) -> None:
+        self._left = count if count >= _MANY else 0
+        self.ready: list[Any] = []
+
+    def take(self) -> Any:
+        """One of class Tensor, as the exchange is quicker between plain ones."""
+        if not self.ready:
+            count = min(max(self._left, 1), _AHEAD)
+            self._left -= count
+            for _ in range(count):
+                made: Any = _make_wrapper(*_HOLLOW)
+                made.__class__ = _Tensor
+                self.ready.append(made)
+        return self.ready.pop()
+
+
+def _alive_of_many(births: Births) -> int:
+    """How many are alive; 0 where there are few, and it makes no difference."""
+    if len(births) < FIELDS * _MANY:
+        return 0
+    return sum(ref() is not None for ref in births[::FIELDS])
 
 
 def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any], is_shared: bool) -> bool:
@@ -281,6 +311,7 @@ def release_pending() -> None:
         if closed
         else set[int]()
     )
+    hollows = _Hollows(sum(len(tensors) for *_, tensors in closed))
     for key, (together, refs), tensors in closed:
         if key not in _pending:  # another thread has let go of them meanwhile
             continue
@@ -288,7 +319,7 @@ def release_pending() -> None:
         for ref, tensor in zip(refs, tensors, strict=True):
             if type(tensor) is DisposedTensor and (
                 (used and id(tensor) in used)
-                or not (_is_exchanged(ref, tensor) or _let_go(ref, tensor))
+                or not (_is_exchanged(ref, tensor, hollows) or _let_go(ref, tensor, hollows))
             ):
                 left.append(ref)
             elif _kept:
@@ -330,11 +361,12 @@ _pending: dict[int, tuple[object, list[weakref.ref[torch.Tensor]]]] = {}
 _kept: dict[int, tuple[weakref.ref[torch.Tensor], type, dict[str, Any]]] = {}
 
 
-def _is_exchanged(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor) -> bool:
+def _is_exchanged(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor, hollows: _Hollows) -> bool:
     """Give the handle another impl; False if C++ holds its own weakly."""
-    hollow: Any = _make_wrapper(*_HOLLOW)
+    hollow = hollows.take()
     kept = _kept.get(id(ref)) if _kept else None
-    hollow.__class__ = _Tensor if kept is None else kept[1]
+    if kept is not None:
+        hollow.__class__ = kept[1]
     try:
         _swap_impl(tensor, hollow)
     except RuntimeError:
@@ -344,11 +376,11 @@ def _is_exchanged(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor) -> bool:
     return True
 
 
-def _let_go(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor) -> bool:
+def _let_go(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor, hollows: _Hollows) -> bool:
     """Exchange a tensor that C++ holds weakly, if nothing else holds it."""
     # Autocast holds the leaves that it has cast.
     torch.clear_autocast_cache()
-    if _is_exchanged(ref, tensor):
+    if _is_exchanged(ref, tensor, hollows):
         return True
     # Of its own, as C++ sets attributes on the way.
     _set(tensor, "__dict__", {**object.__getattribute__(tensor, "__dict__")})
@@ -365,7 +397,7 @@ def _let_go(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor) -> bool:
         finally:
             _set(tensor, "__class__", DisposedTensor)
         _C._autograd._unsafe_set_version_counter((tensor,), (version,))
-    return _is_exchanged(ref, tensor)
+    return _is_exchanged(ref, tensor, hollows)
 
 
 def _is_applied(frame: FrameType) -> bool:
