@@ -319,7 +319,8 @@ class Walk:
                     # are those that the walk remembers, and PyTorch's Python looks for its own; or
                     # the operands do not fit.
                     why = _of_the_data(error)
-                    if why != _DATA_DECIDE and _gives_tensors(op) and not self.ledger.was_asked:
+                    is_sure = _gives_tensors(op) or all(_is_plain(env[v]) for v in op.operands)
+                    if why != _DATA_DECIDE and is_sure and not self.ledger.was_asked:
                         self._fail(op, why)
                     if not (self.ledger.was_asked and _gives_tensors(op)):
                         break
@@ -551,6 +552,11 @@ def _name(op: Op) -> str:
 
 def _gives_tensors(op: Op) -> bool:
     return _is_torch(op) and all(t.may_be_tensor(r.type) for r in op.results)
+
+
+def _is_plain(value: Any) -> bool:
+    """Is it the same without data?"""
+    return value is None or isinstance(value, int | float | str)
 
 
 def _of_the_data(error: Exception) -> str:

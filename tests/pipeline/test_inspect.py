@@ -161,6 +161,17 @@ def test_public_names() -> None:
         _ = lt.nothing  # type: ignore[attr-defined]
 
 
+def test_memory_of_what_is_no_tensor_says_what_fails() -> None:
+    def f(x):
+        return (x * 2 + 1).sum(0)
+
+    compiled = lt.script(f)
+    assert "`py.mul` fails (TypeError: " in compiled.memory(None).fails
+    with pytest.raises(TypeError):
+        compiled(None)
+    assert not compiled.memory(torch.rand(3)).fails
+
+
 def test_memory_of_shapes_that_do_not_fit_says_what_fails() -> None:
     def sorted_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.sort(x @ w).values
