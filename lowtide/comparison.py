@@ -116,7 +116,7 @@ def compare(
     for name, function in variants.items():
         if not callable(function):  # pyright: ignore[reportUnnecessaryComparison]
             raise LowtideError(
-                f"variants[{name!r}] is a {type(function).__name__}, which cannot be called; "
+                f"variants[{name!r}] is of type {type(function).__name__}, no function; "
                 'write a dict of functions by name: compare({"eager": f}, (x,))'
             )
     for name, given in {"rtol": rtol, "atol": atol}.items():

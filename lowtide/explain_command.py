@@ -15,6 +15,7 @@ import ast
 import importlib
 import os
 import sys
+import sysconfig
 import traceback
 from types import MethodType
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 from lowtide.errors import LowtideError
 
 SCALAR = "scalar"
+_LIBRARIES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(__file__))
 _QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 
@@ -107,7 +109,10 @@ def _imported(module_name: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(module_name)
-    except ModuleNotFoundError as fault:
+    except (Exception, SystemExit) as fault:
+        if not isinstance(fault, ModuleNotFoundError) or fault.name is None:
+            said = _described(fault)
+            raise LowtideError(f"{module_name} cannot be imported: {said}") from fault
         if not f"{module_name}.".startswith(f"{fault.name}."):
             raise ArgumentFault(
                 f"{module_name} imports {fault.name!r}, which was not found"
@@ -115,19 +120,18 @@ def _imported(module_name: str) -> Any:
         raise ArgumentFault(
             f"module {fault.name!r} was not found; run it from the folder that holds it"
         ) from fault
-    except Exception as fault:
-        raise LowtideError(f"{module_name} cannot be imported: {_described(fault)}") from fault
 
 
-def _described(fault: Exception) -> str:
-    """What was raised, and at which line."""
-    if isinstance(fault, SyntaxError):
-        file, line, said = fault.filename, fault.lineno, fault.msg
-    else:
-        frames = traceback.extract_tb(fault.__traceback__)
-        last = [f for f in frames if f"{os.sep}site-packages{os.sep}" not in f.filename][-1]
-        file, line, said = last.filename, last.lineno, str(fault)
-    return f"{file}:{line}: {type(fault).__name__}: {said}"
+def _described(fault: BaseException) -> str:
+    """What was raised, and at which line: the last that is not a library's, if there is one."""
+    said = traceback.format_exception_only(fault)[-1].strip()
+    if isinstance(fault, SyntaxError) and fault.filename:
+        return f"{fault.filename}:{fault.lineno}: {said}"
+    frames = [f for f in traceback.extract_tb(fault.__traceback__) if os.path.isfile(f.filename)]
+    frames = frames[1:]  # after this file; importlib's are no files
+    users = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
+    last = (users or frames)[-1:]
+    return "".join(f"{f.filename}:{f.lineno}: " for f in last) + said
 
 
 def _parsed(target: str, attribute: str) -> ast.expr:

@@ -44,9 +44,14 @@ def profile_script(options: argparse.Namespace) -> int:
         except ArgumentFault as fault:
             print(f"lowtide profile: {fault}", file=sys.stderr)
             return 2
+        try:
+            code = _code_of(main)
+        except Exception as fault:  # it is no Python
+            _print_fault(fault)
+            return 1
         prof = profile()
         with _stdout_kept() if options.json else contextlib.nullcontext():
-            status = _run(main, prof)
+            status = _run(main, code, prof)
         is_written = _write_files(prof, options)
         _print_report(prof, options)
         return status or (0 if is_written else 1)
@@ -134,7 +139,7 @@ def _spec_of(name: str) -> ModuleSpec:
     return spec
 
 
-def _run(main: types.ModuleType, prof: Profile) -> int:
+def _run(main: types.ModuleType, code: types.CodeType, prof: Profile) -> int:
     """Runs a module as the main program. Returns its exit status."""
     names: dict[str, Any] = main.__dict__
     before = set(threading.enumerate())
@@ -142,7 +147,7 @@ def _run(main: types.ModuleType, prof: Profile) -> int:
     try:
         with prof:
             try:
-                exec(_code_of(main), names)
+                exec(code, names)
             finally:  # as Python does before it ends
                 for thread in set(threading.enumerate()) - before:
                     if not thread.daemon:

@@ -129,7 +129,7 @@ def test_variants_have_names() -> None:
 
 
 def test_variants_are_functions() -> None:
-    with pytest.raises(lt.LowtideError, match=r"variants\['a'\] is a int, which cannot be called"):
+    with pytest.raises(lt.LowtideError, match=r"variants\['a'\] is of type int, no function"):
         lt.compare({"a": 3}, (X,))  # type: ignore[dict-item]
 
 

@@ -8,7 +8,8 @@ int above zero. Everything else is an error that says what to write.
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
+from typing import Any
 
 from lowtide.config import parse_bytes
 from lowtide.errors import LowtideError
@@ -19,12 +20,13 @@ _WRITE = "write a whole number of bytes, or a string such as '512MB' or '2GiB'"
 def budget_bytes(size: object, name: str = "budget") -> int:
     """The bytes that `size` means. `name`: the argument, for the message of the LowtideError that
     is raised for nonsense: `"lots"`, 0, a negative number, NaN, True, None."""
-    if isinstance(size, float) and size.is_integer():
-        size = int(size)
-    if isinstance(size, bool) or not isinstance(size, Integral | str):
+    count: Any = size
+    if isinstance(size, Real) and not isinstance(size, Integral) and float(size).is_integer():
+        count = int(size)
+    if isinstance(size, bool) or not isinstance(count, Integral | str):
         raise LowtideError(f"{name}={size!r} is not a number of bytes; {_WRITE}")
     try:
-        count = parse_bytes(size.strip() if isinstance(size, str) else int(size))
+        count = parse_bytes(count.strip() if isinstance(count, str) else int(count))
     except ValueError as fault:
         raise LowtideError(f"{name}={size!r} is not a budget; {_WRITE}") from fault
     if count == 0:

@@ -46,11 +46,11 @@ def sizes_are_new() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prediction:
-    """`growths`: what each op adds at most. `is_known`: else holes are left. `may_stray`: the data
-    decide what is run, and a loop may keep more than was shown."""
+    """`growths`: what each op adds at most. `is_known`: else holes are left. `strays`: where the
+    data decide what is run, and a loop may keep more than was shown."""
 
     is_known: bool = True
-    may_stray: bool = False
+    strays: heap.Strays | None = None
     peak_bytes: int = 0
     growths: Mapping[object, int] = field(default_factory=dict[object, int])
 
@@ -83,18 +83,17 @@ class Holes:
             return
         key = _key(args, len(driver.function.arguments)) if self._calls < 0 else None
         known = self._known.get(key)
-        if known is not None and not known.is_known:
+        is_left = known is not None and not known.is_known
+        if is_left or (known and known.strays and not known.strays.begin()):
             yield
             return
         if known is not None:
             guard = heap.Guard(
-                most_bytes=known.peak_bytes, growths=known.growths, may_stray=known.may_stray
+                most_bytes=known.peak_bytes, growths=known.growths, strays=known.strays
             )
             with heap.trimming(guard):
                 yield
                 guard.hand_out()
-            if guard.is_lost:
-                self._known[key] = _UNKNOWN
             return
         with heap.trimming(seen := heap.Observer()):
             yield
@@ -133,7 +132,9 @@ def _predicted(driver: Driver, args: Sequence[Any]) -> _Prediction:
     if walk.results is None or walk.fails:
         return _UNKNOWN
     return _Prediction(
-        may_stray=walk.may_stray, peak_bytes=walk.ledger.peak_bytes, growths=walk.ledger.growths
+        strays=heap.Strays() if walk.may_stray else None,
+        peak_bytes=walk.ledger.peak_bytes,
+        growths=walk.ledger.growths,
     )
 
 

@@ -30,7 +30,7 @@ from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.checkpoint import NOT_AGAIN, as_section
-from lowtide.pipeline.budget.chunks import RunBlock
+from lowtide.pipeline.budget.chunks import RunBlock, known_as
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
@@ -365,7 +365,7 @@ class Walk:
         _keep(env, alive)
         self.ledger.at("chunks", op.loc)
         results = run_section(op, values, runs, SHOWN_CHUNKS)
-        self.ledger.at("chunks", op.loc, op=op)
+        self.ledger.at("chunks", op.loc, op=known_as(op))
         self.ledger.mark(_tensors(results))
         return results
 

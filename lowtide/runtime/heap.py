@@ -35,6 +35,7 @@ _FRESH_BYTES: Final = 1 << 18  # more new pages no process touches in that time
 _LONG_NS: Final = 500_000  # to count the heap's pieces: that is then not done again
 _RESTS: Final = 10  # … for so many times as long
 _MOST_STRAYS: Final = 4  # each looks through the heap in vain
+_CALLS_ALONE: Final = 32
 
 _ask_again_ns = 0
 
@@ -139,39 +140,63 @@ class Trimmer:
             torch.autograd.Variable._execution_engine.queue_callback(self.end)  # pyright: ignore
 
 
+class Strays:
+    """What is known of calls that may not be as predicted, of which data decide what is run. When
+    they have been so a few times nothing is looked for during the next calls, for others may have
+    made them so; and a tenth of the time at most goes into looking through the heap."""
+
+    __slots__ = ("_count", "_resume_ns")
+
+    def __init__(self) -> None:
+        self._count = self._resume_ns = 0
+
+    def begin(self) -> bool:
+        """A call begins: whether it is looked at."""
+        self._count += self._count >= _MOST_STRAYS
+        if self._count > _MOST_STRAYS + _CALLS_ALONE:
+            self._count = 0
+        return self._count < _MOST_STRAYS
+
+    def are_left_alone(self) -> bool:
+        """For now."""
+        return self._count >= _MOST_STRAYS or time.monotonic_ns() < self._resume_ns
+
+    def see(self, took_ns: int, has_strayed: bool) -> None:
+        """A look, how long it took, and whether more was held than was predicted."""
+        self._count += has_strayed
+        if took_ns > _LONG_NS:
+            self._resume_ns = time.monotonic_ns() + _RESTS * took_ns
+
+
 class Guard(Trimmer):
     """Of a call that has no budget: it is to hold no more than was predicted. Pages go back where
-    that would else be passed. The arena keeps its blocks, which are predicted. `may_stray`: the
-    call may hold more than that, whatever goes back; when it has done so a few times, `is_lost`,
-    and nothing is looked for any more."""
+    that would else be passed. The arena keeps its blocks, which are predicted. `strays`: of a
+    call that may hold more than that, whatever goes back."""
 
     __slots__ = ("_read_ns", "_room_bytes", "_strays")
     takes_heap = False
     _is_tight = False
 
     def __init__(
-        self, *, most_bytes: int, growths: Mapping[object, int], may_stray: bool = False
+        self, *, most_bytes: int, growths: Mapping[object, int], strays: Strays | None = None
     ) -> None:
         super().__init__(most_bytes=most_bytes, growth_bytes=0, growths=growths)
         self._read_ns = self._room_bytes = 0
-        self._strays = 0 if may_stray else None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the call was not as predicted."""
-        return self._strays is not None and self._strays >= _MOST_STRAYS
+        self._strays = strays
 
     def make_room(self, nbytes: int) -> None:
         """The same; where a small op follows soon, without a look."""
         if nbytes + _FRESH_BYTES <= self._room_bytes and is_fresh(self._read_ns):
             return
-        if self.is_lost:
+        if self._strays is None:
+            super().make_room(nbytes)
+        elif not self._strays.are_left_alone():
+            begin_ns, start_bytes = time.monotonic_ns(), self._start_bytes
+            super().make_room(nbytes)
+            self._strays.see(time.monotonic_ns() - begin_ns, self._start_bytes != start_bytes)
+        else:
             self._mapped.off()
             return
-        start_bytes = self._start_bytes
-        super().make_room(nbytes)
-        if self._strays is not None and self._start_bytes != start_bytes:
-            self._strays += 1
         self._read_ns = time.monotonic_ns()
         self._room_bytes = self._most_bytes - (libc.resident_bytes() - self._start_bytes)
 

@@ -75,9 +75,13 @@ def test_a_module_that_cannot_be_imported_is_status_1(
     (tmp_path / "raising_module.py").write_text(
         "import torch\n\nx = torch.rand(3) @ torch.rand(4)\n"
     )
+    (tmp_path / "leaving_module.py").write_text("import json\nimport sys\nsys.exit('no gpu')\n")
+    (tmp_path / "reading_module.py").write_text("import json\n\n\njson.loads('{')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name, place in (
+        ("leaving_module", "leaving_module.py:3: SystemExit: no gpu"),
+        ("reading_module", "reading_module.py:4: json.decoder.JSONDecodeError"),
         ("misspelled_module", "misspelled_module.py:2: SyntaxError"),
         ("raising_module", "raising_module.py:3: RuntimeError"),
     ):

@@ -82,10 +82,11 @@ def test_a_script_that_is_no_python_has_pythons_status(
 ) -> None:
     (tmp_path / "misspelled.py").write_text("import torch\nx = torch.ones(3\n")
     assert app(["profile", str(tmp_path / "misspelled.py")]) == 1
-    said = capsys.readouterr().err
-    assert "misspelled.py" in said
-    assert "SyntaxError" in said
-    assert "profile_command" not in said
+    said = capsys.readouterr()
+    assert "misspelled.py" in said.err
+    assert "SyntaxError" in said.err
+    assert "profile_command" not in said.err
+    assert not said.out
 
 
 def test_json_is_all_there_is_on_stdout(script: Path, capsys: pytest.CaptureFixture[str]) -> None:

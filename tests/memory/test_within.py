@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import lowtide as lt
-from lowtide.ir.core import Op
+from lowtide.ir.core import Op, Value
 from lowtide.memory.measure import can_measure_resident, measure_peak
 from lowtide.pipeline.budget import budgeted
 from lowtide.pipeline.budget.search import Plan, path, search
@@ -127,22 +128,49 @@ def test_the_peak_is_as_predicted(within: tuple[Any, Tensor, Plan]) -> None:
     assert plan.peak_bytes <= 1.1 * measured + (8 << 20)
 
 
+@pytest.fixture
+def growths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Which is known of each section when its backward pass ends; -1 for none."""
+    found: list[int] = []
+
+    def check(trimmer: heap.Trimmer, op: Any = None) -> None:
+        if isinstance(op, tuple) and isinstance(op[1], Value):
+            found.append(trimmer._growths.get(op, -1))
+
+    monkeypatch.setattr(heap.Trimmer, "check", check)
+    return found
+
+
 def test_room_is_looked_for_before_sums_with_gradients_of_others(
-    within: tuple[Any, Tensor, Plan], monkeypatch: pytest.MonkeyPatch
+    within: tuple[Any, Tensor, Plan], growths: list[int]
 ) -> None:
     """The engine makes them when a section is done: after all ops in it."""
     limited, x, _ = within
-    asked: list[tuple[Any, int]] = []
-
-    def check(trimmer: heap.Trimmer, op: Any = None) -> None:
-        asked.append((op, trimmer._growths.get(op, -1)))
-
-    limited(x)
-    monkeypatch.setattr(heap.Trimmer, "check", check)
     limited(x).sum().backward()
-    of_sections = [
-        growth for op, growth in asked if isinstance(op, tuple) and op[1].name == SECTION
-    ]
     skipped_bytes = x[:, 0].nbytes * 8 // 4  # a chunk of two images, of 8 channels
-    assert max(of_sections) >= skipped_bytes // 2
-    assert -1 not in of_sections
+    assert max(growths) >= skipped_bytes // 2
+    assert min(growths) >= 0
+
+
+class Checkpoints(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def part(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = checkpoint(self.part, x, use_reentrant=False) + x
+        return x
+
+
+def test_the_growth_of_a_checkpoint_is_known_too(growths: list[int]) -> None:
+    x = torch.randn(2048, 64, requires_grad=True)
+    model = Checkpoints()
+    free: Any = lt.script(model)
+    limited: Any = lt.script(model, budget=free.memory(x).peak_bytes)
+    limited(x).sum().backward()
+    assert len(growths) == 3
+    assert min(growths) >= 0

@@ -24,6 +24,7 @@ from lowtide.memory.sizes import budget_bytes
         (7, 7),
         (np.int64(7), 7),
         (5e8, 500_000_000),
+        (np.float32(1024), 1024),
         ("1.5 kB", 1500),
         (" 10 MiB ", 10 << 20),
     ],
@@ -142,10 +143,14 @@ def test_nonsense_limits(limit: Any) -> None:
 @pytest.mark.parametrize(
     ("step", "make_batch", "said"),
     [
-        (7, torch.ones, "step is a int"),
-        (lambda batch: None, "ones", "make_batch is a str"),
-        (lambda batch, target: None, torch.ones, "step is called with a batch, and no more"),
-        (lambda batch: None, lambda: None, "make_batch is called with how many samples it has"),
+        (7, torch.ones, "step is of type int"),
+        (lambda batch: None, "ones", "make_batch is of type str"),
+        (lambda batch, target: None, torch.ones, "step is called with a batch alone"),
+        (
+            lambda batch: None,
+            lambda: None,
+            "make_batch is called with how many samples",
+        ),
     ],
 )
 def test_what_takes_no_single_argument_is_refused(step: Any, make_batch: Any, said: str) -> None:

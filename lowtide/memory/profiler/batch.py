@@ -67,13 +67,16 @@ def max_batch_size(
 def _check_takes_one(name: str, function: object, argument: str) -> None:
     """Raises LowtideError for what cannot be called with one argument."""
     if not callable(function):
-        raise LowtideError(f"{name} is a {type(function).__name__}; write a function of {argument}")
+        kind = type(function).__name__
+        raise LowtideError(f"{name} is of type {kind}; write a function of {argument}")
     try:
-        inspect.signature(function).bind(None)
-    except TypeError as fault:
-        raise LowtideError(f"{name} is called with {argument}, and no more: {fault}") from fault
-    except ValueError:  # a builtin, which does not say
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin, which does not say
         return
+    try:
+        signature.bind(None)
+    except TypeError as fault:
+        raise LowtideError(f"{name} is called with {argument} alone: {fault}") from fault
 
 
 def largest(peak: Callable[[int], float], most: float, limit: int) -> int:

@@ -255,7 +255,7 @@ def _alive_of_many(births: Births) -> int:
     """How many are alive; 0 where there are few, and it makes no difference."""
     if len(births) < FIELDS * _MANY:
         return 0
-    return sum(ref() is not None for ref in births[::FIELDS])
+    return sum(type(ref()) is _Tensor for ref in births[::FIELDS])
 
 
 def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any], is_shared: bool) -> bool:

@@ -23,6 +23,7 @@ from lowtide.pipeline.budget.segments import Cutter
 
 Held = frozenset[int]  # memory, by `storage_of`
 _DEEPEST = 2  # segments within each other
+FEWER = 0.96  # times as many bytes for the next list
 _MOST_SEGMENTS = 200_000  # are looked at for one list, a second's worth
 
 

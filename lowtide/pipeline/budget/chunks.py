@@ -60,7 +60,7 @@ class Chunks:
 
     def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
         """`shown`: so many chunks of it are rehearsed, for all."""
-        self.op = op
+        self.known_as = known_as(op)
         self.run = runs[0]
         self.run_again = runs[1 if "again" in op.attrs else 0]
         self.run_recalled = runs[-1]
@@ -271,6 +271,12 @@ class Chunks:
             order if order is not None and d is not None and _may_lie(r, d, order) else None
             for r, d, order in rows
         ]
+
+
+def known_as(op: Op) -> object:
+    """By what the growth of a section is known (`Ledger.growths`): that of a checkpoint is made
+    anew for each call, its results are not."""
+    return op.results[0] if op.results else op
 
 
 def started(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:

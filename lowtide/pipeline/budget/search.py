@@ -32,7 +32,7 @@ from lowtide.ir.core import Function, Value
 from lowtide.pipeline import faults
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
-from lowtide.pipeline.budget.cheapest import cheapest
+from lowtide.pipeline.budget.cheapest import FEWER, cheapest
 from lowtide.pipeline.budget.coarser import coarser
 from lowtide.pipeline.budget.decided import decided, written_out
 from lowtide.pipeline.budget.effects import Effects
@@ -55,7 +55,6 @@ _HALF: Final = 0.5  # of all that is made
 _MOST: Final = 0.75
 _LARGE: Final = 16  # of all that is made, one part is worth being done in chunks in a segment
 _CHUNKS: Final = 4  # of it, and times as many
-_FEWER: Final = 0.96  # times as many bytes for the next list of segments
 _BEFORE: Final = 1.15  # times as many bytes as the best list of the stage before, to begin with
 _SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
 _WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same, where products of the others are kept; or none
@@ -214,7 +213,7 @@ def _with_segments(
     never taken: where that ends is guessed from the bytes that were looked for then."""
     before = list[Candidate]()
     most_bytes = min(cutter.beside(chunks), _BEFORE * least.most_bytes)
-    while (segments := cheapest(cutter, most_bytes := most_bytes * _FEWER)) is not None:
+    while (segments := cheapest(cutter, most_bytes := most_bytes * FEWER)) is not None:
         if segments != before:
             before = segments
             plan = trials.plan({**dict.fromkeys(segments, 1), **chunks})
@@ -257,7 +256,7 @@ def _with_segments_within(
     trials: _Trials, cutter: Cutter, chunks: Counts, best: _Tried, budget_bytes: float
 ) -> Iterator[_Tried]:
     """What each chunk computes again once more. None comes to less than `LEAST` of what chunks
-    alone do, so that budgets below that need not look."""
+    alone do, so that budgets below that need not look; to keep chunks, too, never takes less."""
     for segments in within(cutter, chunks):
         parts = {**dict.fromkeys(segments, 1), **chunks}
         tried = trials.plan(parts)

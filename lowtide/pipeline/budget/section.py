@@ -111,7 +111,7 @@ class _Recomputed(torch.autograd.Function):
             ctx.is_spent = bool(spent)
             found = section.gradients(values, saved[count:], wanted, cotangents, free, spent)
             if (trimmer := heap.trimmer()) is not None:
-                trimmer.check((heap.BACKWARD, section.op))  # for sums with others' gradients
+                trimmer.check((heap.BACKWARD, section.known_as))  # for sums with others' gradients
             return None, *found
 
 
