@@ -22,7 +22,7 @@ def budget_bytes(size: object, name: str = "budget") -> int:
     is raised for nonsense: `"lots"`, 0, a negative number, NaN, True, None."""
     count: Any = size
     if isinstance(size, Real) and not isinstance(size, Integral) and float(size).is_integer():
-        count = int(size)
+        count = int(float(size))
     if isinstance(size, bool) or not isinstance(count, Integral | str):
         raise LowtideError(f"{name}={size!r} is not a number of bytes; {_WRITE}")
     try:
