@@ -14,7 +14,7 @@ from typing import Any
 from lowtide.config import parse_bytes
 from lowtide.errors import LowtideError
 
-_WRITE = "write a whole number of bytes, or a string such as '512MB' or '2GiB'"
+_WRITE = "write a number of bytes, or a string such as '512MB' or '2GiB'"
 
 
 def budget_bytes(size: object, name: str = "budget") -> int:
