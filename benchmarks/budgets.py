@@ -4,9 +4,10 @@
 
 In: a transformer block and a U-Net, as a call without gradients and as a training step, by
 `lt.script` and by `lt.compile`. Out: resident peaks beyond the start of a call, in MB; least and
-median milliseconds of calls that take turns; `predicted` is what `memory()` says, or the plan's
-own peak for a captured graph. A budget of a quarter that no plan reaches is said so: `needs`.
-Peaks of training hold the loss, too, which is not part of what is compiled and held to a budget.
+median milliseconds. Each variant has a process of its own, since what one leaves in the C library's
+heap makes another fast or slow; they take turns, some calls each, and peaks are measured last. A
+budget of a quarter that no plan reaches is said so: `needs`. Peaks of training hold the loss, too,
+which is not part of what is compiled and held to a budget.
 """
 
 from __future__ import annotations
