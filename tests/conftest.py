@@ -35,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden", action="store_true", help="write the golden texts instead of comparing"
     )
     parser.addoption(
+        "--every", type=int, default=1, help="of each file one test in so many, the first and so on"
+    )
+    parser.addoption(
         "--optimize", default="", help="the C compiler's flags, in folders of many programs"
     )
     parser.addoption(
@@ -52,9 +55,20 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(5_000, 20, 20)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The order in which workers take files: first that whose tests go through the whole heap,
-    then those with slow tests and with many, so that none is left to one worker at the end."""
+@pytest.hookimpl(trylast=True)  # of what `-m` has left
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Which tests of each file are taken, and the order in which workers take files: first that
+    whose tests go through the whole heap, then those with slow tests and with many, so that none is
+    left to one worker at the end."""
+    seen = Counter[Path]()
+    left: list[pytest.Item] = []
+    for item in items:
+        if seen[item.path] % config.getoption("--every"):
+            left.append(item)
+        seen[item.path] += 1
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
     weights = Counter[Path]()
     for item in items:
         weights[item.path] += 20 if item.get_closest_marker("slow") else 1

@@ -28,7 +28,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory import attention, layouts, linalg, losses
+from lowtide.memory import attention, layouts, linalg, losses, remembered
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
@@ -326,7 +326,7 @@ class Ledger(TorchDispatchMode):
             makers = layer_results, attention.results, linalg.results, losses.results
             result = next((r for make in makers if (r := make(func, args)) is not None), None)
         if result is None:
-            result = layouts.as_it_lies(func, args, func(*args, **kwargs))
+            result = layouts.as_it_lies(func, args, remembered.run(func, args, kwargs))
         elif note:
             self.notes[f"{self.loc}: {note}"] = None
         result = _lifted(func, result)
