@@ -113,7 +113,7 @@ def _stdout_kept() -> Generator[None]:
 def _main_module(options: argparse.Namespace) -> types.ModuleType:
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
-    main.__file__ = options.script
+    main.__file__ = os.path.abspath(options.script)
     if options.module:
         main.__spec__ = spec = _spec_of(options.script)
         main.__package__, main.__loader__ = spec.parent, spec.loader

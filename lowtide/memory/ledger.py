@@ -263,8 +263,12 @@ class Ledger(TorchDispatchMode):
     def _node_is_done(self, gradients: object, *_: object) -> None:
         self._done = torch._C._current_autograd_node()  # pyright: ignore
         if isinstance(self._done, FunctionCtx):
-            found = (x.untyped_storage() for x in _tensors(gradients))
-            self._of_python |= {x._cdata: weakref.ref(x) for x in found}  # pyright: ignore
+            self.python_has(_tensors(gradients))
+
+    def python_has(self, gradients: Sequence[torch.Tensor]) -> None:
+        """These are, or may be, held by Python: the engine adds nothing to them in their place."""
+        found = (x.untyped_storage() for x in gradients)
+        self._of_python |= {x._cdata: weakref.ref(x) for x in found}  # pyright: ignore
 
     def accumulates(self, func: Any, args: Sequence[Any]) -> bool:
         """Whether the engine adds a gradient to one that it has, which it does in place where

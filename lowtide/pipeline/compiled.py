@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from lowtide.frontend.trace.recorder import Recorder
 
 
+def tell_without_budget(name: str, why: str, stacklevel: int = 4) -> None:
+    """Says that what was compiled to a budget is PyTorch's own here, which keeps to none."""
+    text = f"{name}: its budget is not kept, for PyTorch runs it as it is: {why}"
+    warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
+
+
 class Compiled(ABC):
     """A function that Lowtide runs."""
 
@@ -54,9 +60,7 @@ class Compiled(ABC):
         if self.options.budget_bytes is None or self._has_told or config.current().disable:
             return
         self._has_told = True
-        why = why or "its tensors are not plain ones"
-        text = f"{self.__name__}: its budget is not kept, for PyTorch runs it as it is: {why}"
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        tell_without_budget(self.__name__, why or "its tensors are not plain ones", 5)
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ from lowtide.errors import LowtideError
 from lowtide.frontend.dynamo.internals import BACKEND, register
 from lowtide.ir.core import Function
 from lowtide.pipeline import debug, faults, plain, rehearsed, stats
-from lowtide.pipeline.compiled import Compiled
+from lowtide.pipeline.compiled import Compiled, tell_without_budget
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.explain import Explanation
 from lowtide.pipeline.options import Options, options_of
@@ -85,14 +85,18 @@ class CompiledGraph(Compiled):
 class PlainGraph:
     """A captured graph that PyTorch runs, and why."""
 
-    def __init__(self, module: torch.fx.GraphModule, why: str) -> None:
+    def __init__(self, module: torch.fx.GraphModule, why: str, options: Options) -> None:
         self.__name__ = self.__qualname__ = "graph"
         self.why = why
         self.forward: Callable[..., Any] = module.forward
+        self._has_budget = options.budget_bytes is not None
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
         rehearsed.hear(self, args)
+        if self._has_budget:
+            self._has_budget = False
+            tell_without_budget("a captured graph", self.why)
         stats.count("calls_eager")
         return self.forward(*args)
 
@@ -123,9 +127,10 @@ def _graph(module: torch.fx.GraphModule, options: Options) -> Graph:
     try:
         program = convert(module)
     except NotConverted as why:
-        return PlainGraph(module, str(why))
+        return PlainGraph(module, str(why), options)
     except Exception as error:
-        return PlainGraph(module, faults.survive(error, "lt.compile: a captured graph"))
+        fault = faults.survive(error, "lt.compile: a captured graph")
+        return PlainGraph(module, fault, options)
     function = program.function
     debug.show("ir", function.name, lambda: str(function))
     return CompiledGraph(module, program, options)

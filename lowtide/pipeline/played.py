@@ -80,8 +80,10 @@ def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
         return []
     ledger.at("cotangent", UNKNOWN_LOC, "gradient", heap.COTANGENTS)
     ledger.watch(carrying)
+    cotangents = [torch.ones_like(x) for x in carrying]
+    ledger.python_has(cotangents)  # so that the engine adds nothing to them in their place
     try:
-        torch.autograd.backward(carrying, [torch.ones_like(x) for x in carrying])
+        torch.autograd.backward(carrying, cotangents)
     except (RuntimeError, NotImplementedError) as fault:
         words = re.split(r"[.\n]", str(fault))[0]
         return [f"the backward pass is not counted further than this: {words}"]

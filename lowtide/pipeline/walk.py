@@ -61,6 +61,7 @@ _DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
 _CALLS_PYTHON: Final = ("py.call", "py.call_method", "call_module")
 _SETS_GRAD: Final = "torch._C._set_grad_enabled"  # as captured graphs call it
 _NOT_COUNTED: Final = "what `{}` allocates is Python's, and not counted"
+_NOT_DENSE: Final = "a {} tensor: PyTorch runs the call as it is, and nothing is counted"
 _STOPS: Final = "`{}` stops the program"
 _IS_PYTHON: Final = "`{}` is Python's, and is not called to see what it gives"
 
@@ -114,9 +115,13 @@ class Walk:
         # The caller's, and what stands for each, by that one's id.
         self.operands: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._objects = WalkedObjects(self.ledger.paused)
-        env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
-        self._sizes = [*_named_sizes({v.name: env[v] for v in driver.function.arguments})]
+        self._sizes: list[tuple[str, int]] = []
         try:
+            for x in _tensors(args):
+                if (kind := _kind_beside_dense(x)) and virtual is None:
+                    raise WalkEnds(_NOT_DENSE.format(kind))
+            env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
+            self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
             road = LikeTheCpu() if on_host else contextlib.nullcontext()
             over = ours.under(ours.Rules(driver.is_tight, self.ledger.in_arena))
             with self.ledger, road, over, torch.set_grad_enabled(self.records):
@@ -508,6 +513,13 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, dict):
         return [x for v in value.values() for x in _tensors(v)]  # pyright: ignore[reportUnknownVariableType]
     return []
+
+
+def _kind_beside_dense(x: torch.Tensor) -> str:
+    """What PyTorch calls a tensor whose memory is not told by sizes and strides; "" for others."""
+    kinds = {"nested": x.is_nested, "quantized": x.is_quantized}
+    named = next((kind for kind, is_one in kinds.items() if is_one), "")
+    return named or ("" if x.layout is torch.strided else str(x.layout).removeprefix("torch."))
 
 
 def _forms(values: Sequence[Any]) -> list[Any]:

@@ -409,9 +409,14 @@ class Scratch:
     __slots__ = ("_block", "address", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
-        """Raises OSError if there is no memory."""
+        """Raises what torch.empty raises if there is no memory."""
         self._block = None
-        self._block = _pool.take(max(nbytes, 1), is_for_work=True)
+        try:
+            self._block = _pool.take(max(nbytes, 1), is_for_work=True)
+        except OSError as fault:
+            _torch_empty((nbytes,), torch.uint8, None)
+            # PyTorch has found what there was none of a moment ago
+            raise RuntimeError(f"not enough memory: {nbytes} bytes to work in") from fault
         self.address = self._block.address
         self.nbytes = nbytes
 
@@ -487,7 +492,8 @@ def has_made(x: torch.Tensor) -> bool:
 def scratch(nbytes: int) -> Scratch:
     """Work memory of at least `nbytes`, warm if as much was in use before.
 
-    Raises OSError if there is no memory. Keep the object while a kernel uses the address.
+    Raises what torch.empty raises if there is no memory. Keep the object while a kernel uses the
+    address.
     """
     return Scratch(nbytes)
 

@@ -89,6 +89,16 @@ def test_a_script_that_is_no_python_has_pythons_status(
     assert not said.out
 
 
+def test_the_script_finds_its_file_from_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import os\nos.chdir('/')\nwith open(__file__) as file:\n    print(file.readline())\n"
+    (tmp_path / "moving.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert app(["profile", "moving.py"]) == 0
+    assert "import os" in capsys.readouterr().out
+
+
 def test_json_is_all_there_is_on_stdout(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app(["profile", "--json", "--sort", "calls", str(script)]) == 0
     captured = capsys.readouterr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -186,6 +187,15 @@ def test_what_changes_the_state_of_pytorch_stays_with_pytorch() -> None:
     assert "_enter_autocast changes the state" in str(graph)
     mapped = same(lambda x: torch.vmap(lambda row: row.sin().sum())(x), X)
     assert isinstance(lt.explain_compiled(mapped, X)[0], PlainGraph)
+
+
+def test_a_graph_that_pytorch_runs_keeps_to_no_budget_and_says_so_once() -> None:
+    compiled = lt.compile(lambda x: torch.vmap(lambda row: row.sin().sum())(x), budget="1MB")
+    with pytest.warns(RuntimeWarning, match="its budget is not kept, for PyTorch runs it as it is"):
+        compiled(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        compiled(X)
 
 
 def test_conditions_on_tensors_and_custom_operators() -> None:

@@ -20,11 +20,6 @@ def pointwise(x):
 
 
 @case()
-def several_outputs(x):
-    return x.sin(), x.cos(), x.exp()
-
-
-@case()
 def row_sums(x):
     return (x * x).sum(1)
 
@@ -42,12 +37,6 @@ def normalised(x):
 @case()
 def transposed(x):
     return x.t().contiguous() + x
-
-
-@case()
-def view_of_a_result(x):
-    y = x * 2
-    return y.view(-1, 100), y.t()
 
 
 @case()

@@ -553,6 +553,26 @@ def test_a_budget_that_the_data_decide_is_said_not_to_be_kept() -> None:
         lt.script(ordered, budget="64MB")(x)
 
 
+def as_often_as_it_says(x: Tensor) -> Tensor:
+    h = torch.sort(x, -1).values
+    y = h[torch.repeat_interleave(x[:, 0].long().clamp(min=1))]
+    return (y @ y.t()).exp().sum(0)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_lies_before_a_size_that_the_data_decide_is_planned(grad: bool) -> None:
+    x = torch.rand(500, 64, requires_grad=grad)
+    free: Any = lt.script(as_often_as_it_says)
+    peak_bytes = free.memory(x).peak_bytes
+    with pytest.raises(lt.BudgetError) as refused:
+        lt.script(as_often_as_it_says, budget=1)(x)
+    assert refused.value.least_bytes < peak_bytes
+    limited: Any = lt.script(as_often_as_it_says, budget=refused.value.least_bytes)
+    with pytest.warns(RuntimeWarning, match="its budget is not kept: .*data"):
+        found = limited(x)
+    torch.testing.assert_close(found, free(x))
+
+
 def test_a_large_budget_counts_on_no_warm_block_either() -> None:
     """What goes back before an op is taken again by it."""
     x = torch.rand(1000, 600)

@@ -467,3 +467,19 @@ def test_what_the_data_decide_in_a_gradient_is_said() -> None:
     assert f"test_prediction.py:{cumulated.__code__.co_firstlineno + 1}" in note
     with torch.no_grad():
         assert not any("zeros" in n for n in lt.script(cumulated).memory(x).notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "x"),
+    [
+        ("sparse_coo", torch.rand(50, 40).to_sparse()),
+        ("quantized", torch.quantize_per_tensor(torch.rand(50, 40), 0.1, 0, torch.quint8)),
+        ("nested", torch.nested.nested_tensor([torch.rand(50, 40)] * 2)),
+    ],
+)
+def test_of_what_is_not_dense_nothing_is_counted(kind: str, x: Tensor) -> None:
+    compiled = lt.script(cumulated)
+    plan = compiled.memory(x)
+    assert plan.peak_bytes == 0
+    assert any(n.startswith(f"a {kind} tensor") for n in plan.notes)
+    assert "plain Python" in str(compiled.explain(x)) or kind == "quantized"

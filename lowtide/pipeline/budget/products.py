@@ -37,7 +37,7 @@ def worth_keeping(outer: Outer, run: Candidate) -> list[Choice]:
     held = {storage_of(x) for v in run.outputs for x in outer.tensors(v)}
     for pos in range(run.start, run.stop):
         op = outer.ops[pos]
-        if not _is_left_to_pytorch(op):
+        if not _is_left_to_pytorch(outer, op):
             continue
         found = _products(outer, op)
         total += sum(flops for _, flops in found)
@@ -52,7 +52,7 @@ def worth_keeping(outer: Outer, run: Candidate) -> list[Choice]:
 
 def is_product(outer: Outer, op: Op) -> bool:
     """Is it one product of PyTorch's, and nothing more?"""
-    if not _is_left_to_pytorch(op):
+    if not _is_left_to_pytorch(outer, op):
         return False
     return _only_product(_products(outer, op), outer.known[op.result]) is not None
 
@@ -72,9 +72,11 @@ def _lists(rows: list[tuple[float, int, Value]], total: int) -> list[Choice]:
     return lists
 
 
-def _is_left_to_pytorch(op: Op) -> bool:
+def _is_left_to_pytorch(outer: Outer, op: Op) -> bool:
     is_torch = op.name == "call_torch" or op.name.startswith("torch.")
-    return is_torch and len(op.results) == 1 and not op.blocks and bool(static_reason(op))
+    is_whole = is_torch and len(op.results) == 1 and not op.blocks and bool(static_reason(op))
+    # not after a size that only the data know
+    return is_whole and all(v in outer.known for v in (*op.operands, *op.results))
 
 
 def _products(outer: Outer, op: Op) -> list[tuple[object, int]]:
