@@ -13,6 +13,7 @@ that reads one is not pure, and one that `writes` is an effect.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, cast
@@ -95,16 +96,16 @@ def use_records(by_name: Callable[[str], RecordLike] | None) -> None:
 
 
 def torch_record(op_name: str) -> RecordLike:
-    """The record of the op printed as `torch.NAME`; raises KeyError.
+    """The record of the op printed as `torch.NAME`; raises KeyError."""
+    return (_records or _own_records())(op_name.removeprefix("torch."))
 
-    The table lies in a layer above this one, so it is looked up by name when first needed.
-    """
-    by_name = _records
-    if by_name is None:
-        importlib.import_module("lowtide.ops")
-        registry = importlib.import_module("lowtide.ops.registry")
-        by_name = cast("Callable[[str], RecordLike]", registry.by_name)
-    return by_name(op_name.removeprefix("torch."))
+
+@functools.cache
+def _own_records() -> Callable[[str], RecordLike]:
+    """The table lies in a layer above this one, so it is looked up by name when first needed."""
+    importlib.import_module("lowtide.ops")
+    registry = importlib.import_module("lowtide.ops.registry")
+    return cast("Callable[[str], RecordLike]", registry.by_name)
 
 
 PURE_KINDS = ("pointwise", "reduction", "view", "contraction", "size")

@@ -26,6 +26,15 @@ DEVICES = [
 ]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _quickly_interpreted() -> Iterator[None]:
+    from tests.blocks.quick_interpreter import quicken  # needs Triton
+
+    with pytest.MonkeyPatch.context() as patch:
+        quicken(patch)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _interpreted() -> Iterator[None]:
     with config.override(interpret_blocks=True):

@@ -16,9 +16,10 @@ from lowtide.codegen.triton import steps
 from lowtide.codegen.triton.executable import BlockExecutable
 from lowtide.runtime import graphs
 from lowtide.runtime.graphs import GRAPHS, Graphs
+from lowtide.tile import blocks
 from tests.blocks.stand_in import Gpu, Graph, Launched
 
-STEPS, ROWS, WIDTH = 8, 100, 36  # several programs
+STEPS, ROWS, WIDTH = 8, 40, 36  # several programs
 CPU = torch.device("cpu")
 
 
@@ -49,6 +50,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     monkeypatch.setattr(
         BlockExecutable, "empty", lambda _, shape, dtype, device: found.empty(shape, dtype)
     )
+    monkeypatch.setattr(blocks, "LAUNCH_NS", 0)  # else one program would go through all steps
     GRAPHS.clear()
     yield found
     GRAPHS.clear()

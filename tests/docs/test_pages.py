@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import pytest
@@ -37,11 +38,18 @@ GIVEN = {
 }
 
 
+@pytest.fixture(scope="module")
+def fresh() -> BaseContext:
+    """Makes processes that have imported what examples do, once for all, and have done no more."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "lowtide.pipeline.script"])
+    return context
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_examples_run(path: Path, tmp_path: Path) -> None:
+def test_examples_run(path: Path, tmp_path: Path, fresh: BaseContext) -> None:
     """In a process of its own: examples may leave things behind."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(1, mp_context=fresh) as pool:
         pool.submit(_run, path, tmp_path).result()
 
 

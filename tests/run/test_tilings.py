@@ -94,8 +94,13 @@ def test_values(tiling: str, take: Callable[[str], list[list[str]]]) -> None:
 
 
 @pytest.mark.parametrize("tiling", BLOCK_TILINGS)
-def test_values_of_blocks(tiling: str, take: Callable[[str], list[list[str]]]) -> None:
+def test_values_of_blocks(
+    tiling: str, take: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton")
+    from tests.blocks.quick_interpreter import quicken
+
+    quicken(monkeypatch)
     take(tiling)
     args = clouds(70, 90)
     with config.override(interpret_blocks=True):
