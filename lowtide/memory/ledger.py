@@ -28,7 +28,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory import attention, layouts, linalg, losses, remembered
+from lowtide.memory import attention, layouts, linalg, losses, mismatched, remembered
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
@@ -325,6 +325,7 @@ class Ledger(TorchDispatchMode):
         if self.accumulates(func, args):
             return args[0]
         func = self._as_without_a_mode(func, args)
+        mismatched.check(func, args)
         result, note = largest(func, args)
         if result is None:
             makers = layer_results, attention.results, linalg.results, losses.results
