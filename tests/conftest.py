@@ -34,9 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden texts instead of comparing"
     )
-    parser.addoption(
-        "--every", type=int, default=1, help="of each file one test in so many, the first and so on"
-    )
+    parser.addoption("--every", type=int, default=1, help="of so many tests of a file, take one")
     parser.addoption(
         "--optimize", default="", help="the C compiler's flags, in folders of many programs"
     )
@@ -62,13 +60,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left to one worker at the end."""
     seen = Counter[Path]()
     left: list[pytest.Item] = []
+    every = max(config.getoption("--every"), 1)
     for item in items:
-        if seen[item.path] % config.getoption("--every"):
+        if seen[item.path] % every:
             left.append(item)
         seen[item.path] += 1
     if left:
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        others = set(left)
+        items[:] = [item for item in items if item not in others]
     weights = Counter[Path]()
     for item in items:
         weights[item.path] += 20 if item.get_closest_marker("slow") else 1

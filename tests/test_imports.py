@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": BASE | {"runtime"},
     "memory.scopes": BASE,
     # Beside the pipeline: programs and modules as it has them, into a file and out of it.
-    "deploy": PASSES | {"", "passes", "frontend", "pipeline"},
+    "deploy": PASSES | {"", "passes", "frontend", "pipeline", "memory"},
     # Sees what the arena hands out, and which handles a dispose scope has emptied.
     "memory.profiler": BASE | {"memory", "memory.scopes", "runtime", "tables"},
 }

@@ -35,6 +35,7 @@ from lowtide.deploy.loaded import LoadedFunction, SavedMethod
 from lowtide.deploy.values import Decoder
 from lowtide.errors import LoadError
 from lowtide.ir import python_objects
+from lowtide.memory import watching
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.script_module import ScriptModule, wrap
 
@@ -59,7 +60,7 @@ def load(
     is torch.jit's and changes nothing: a file has no shapes. Raises LoadError."""
     del _restore_shapes
     place = storages.placing(map_location)
-    with archive.open_archive(f) as opened:
+    with archive.open_archive(f) as opened, watching.aside():  # what a model holds is its own
         manifest = _manifest(opened)
         opened.check_names()
         info = opened.info(limits.STATE)

@@ -28,7 +28,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory import attention, layouts, linalg, losses, mismatched, remembered
+from lowtide.memory import attention, layouts, linalg, losses, remembered
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
@@ -265,9 +265,9 @@ class Ledger(TorchDispatchMode):
         if isinstance(self._done, FunctionCtx):
             self.python_has(_tensors(gradients))
 
-    def python_has(self, gradients: Sequence[torch.Tensor]) -> None:
-        """These are, or may be, held by Python: the engine adds nothing to them in their place."""
-        found = (x.untyped_storage() for x in gradients)
+    def python_has(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Python holds these, or may: the engine adds nothing to them in their place."""
+        found = (x.untyped_storage() for x in tensors)
         self._of_python |= {x._cdata: weakref.ref(x) for x in found}  # pyright: ignore
 
     def accumulates(self, func: Any, args: Sequence[Any]) -> bool:
@@ -325,7 +325,6 @@ class Ledger(TorchDispatchMode):
         if self.accumulates(func, args):
             return args[0]
         func = self._as_without_a_mode(func, args)
-        mismatched.check(func, args)
         result, note = largest(func, args)
         if result is None:
             makers = layer_results, attention.results, linalg.results, losses.results

@@ -1,15 +1,16 @@
-"""What PyTorch's ops give on the meta device, remembered: there is no data that it could hang on.
+"""What PyTorch's ops give on the meta device, remembered.
 
 In: an op and its arguments, on the meta device. Out: what PyTorch gives, without asking it again
 where it was asked for operands of these forms before. It takes up to a millisecond to say what form
-a sum has, in Python, and a rehearsal asks for thousands.
+a sum has, in Python, and a rehearsal asks for thousands. There is no data that it could hang on.
 
     addmm(b, x, y)     asked once for these shapes, strides and dtypes; then `torch.empty_strided`
     x.sigmoid_()       asked once; then `x`
 
-Always: of ops that change nothing and give tensors of their own, and of those that change their
-first argument element by element, which keeps its form. Not where a tensor is no plain strided one,
-or without dims: it may be a number of Python's, beside which others keep their dtype.
+Always: only of PyTorch's own ops, as others may look at what their owner has set. They change
+nothing, and give tensors of their own or their first argument; or they change that one element by
+element, so that it keeps its form. Not where a tensor is no plain strided one, or without dims: it
+may be a number of Python's, beside which others keep their dtype.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import torch
 
 Tensor = torch.Tensor
 _MOST: Final = 10_000  # calls that are remembered
+_MOST_ITEMS: Final = 64  # of a sequence among the arguments
+_OURS: Final = ("aten", "prims")  # namespaces
 _META: Final = torch.device("meta")
 _TENSORS: Final = frozenset({Tensor, torch.nn.Parameter})
 _SEQUENCES: Final = frozenset({list, tuple, torch.Size})
@@ -33,7 +36,7 @@ _VALUES: Final = frozenset({
 
 
 class _Form(NamedTuple):
-    """Of a tensor."""
+    """What decides about the memory of a tensor."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -58,14 +61,14 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if not _hangs_on_forms(func):
         return func(*args, **kwargs)
     try:
-        key = func, torch.get_default_dtype(), _part(args), _part([*kwargs.items()])
+        key = func, _flags(), _part(args), _part([*kwargs.items()])
     except _UnknownError:
         return func(*args, **kwargs)
     given = _given.get(key)
     if given is None:
         result = func(*args, **kwargs)
         with contextlib.suppress(_UnknownError):
-            _remember(key, _given_by(result, args))
+            _remember(key, _given_by(result, args, kwargs))
         return result
     if given == "first":
         return args[0]
@@ -77,18 +80,24 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 @functools.cache
 def _hangs_on_forms(func: Any) -> bool:
     schema = func._schema
+    if func.namespace not in _OURS:
+        return False
     if schema.is_mutable:
         return torch.Tag.pointwise in func.tags and schema.name.endswith("_")
     returns = schema.returns
     return bool(returns) and all(r.alias_info is None and str(r.type) == "Tensor" for r in returns)
 
 
+def _flags() -> tuple[Hashable, ...]:
+    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+
+
 def _part(value: Any) -> Hashable:
-    """Of a key: what the result hangs on."""
+    """The part of a key that says of an argument what the result hangs on."""
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind in _TENSORS:
         return _form(value)
-    if kind in _SEQUENCES:
+    if kind in _SEQUENCES and len(value) <= _MOST_ITEMS:
         return tuple(_part(item) for item in value)
     if kind in _VALUES:
         return kind, value  # as True, 1 and 1.0 are equal
@@ -96,15 +105,16 @@ def _part(value: Any) -> Hashable:
 
 
 def _form(x: Tensor) -> _Form:
-    if not (x.is_meta and x.dim() and x.layout is torch.strided) or x.is_conj() or x.is_neg():
+    is_plain = x.is_meta and x.layout is torch.strided and not x.is_nested
+    if not (is_plain and x.dim()) or x.is_conj() or x.is_neg() or x._is_zerotensor():
         raise _UnknownError
     return _Form(x.shape, x.stride(), x.dtype)
 
 
-def _given_by(result: Any, args: Sequence[Any]) -> _Given:
+def _given_by(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Given:
     if args and result is args[0]:
         return "first"
-    storages = {_storage(x) for x in _tensors(args)}
+    storages = {_storage(x) for x in _tensors([*args, *kwargs.values()])}
     if type(result) is not tuple:
         return _fresh_form(result, storages)
     results = cast("tuple[Any, ...]", result)
@@ -113,10 +123,13 @@ def _given_by(result: Any, args: Sequence[Any]) -> _Given:
 
 def _fresh_form(x: Any, others: set[int]) -> _Form:
     """Of a tensor with memory of its own, as much as its form needs."""
-    if type(x) is not Tensor or _storage(x) in others:
+    if type(x) is not Tensor:
         raise _UnknownError
     form = _form(x)
-    if x.untyped_storage().nbytes() != form.made().untyped_storage().nbytes():
+    if (
+        _storage(x) in others
+        or x.untyped_storage().nbytes() != form.made().untyped_storage().nbytes()
+    ):
         raise _UnknownError
     others.add(_storage(x))
     return form

@@ -17,6 +17,7 @@ import torch
 from lowtide.errors import CompileError
 from lowtide.frontend.script import decorators
 from lowtide.frontend.script.module_state import root_of
+from lowtide.memory import watching
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.script_method import ScriptMethod
 from lowtide.pipeline.script_module import ScriptModule, make_or_get, method_source, wrap
@@ -79,13 +80,17 @@ def freeze(
     `preserved_attrs`: attributes that stay changeable, and methods to compile beside forward.
     Raises CompileError."""
     del optimize_numerics  # kernels give what eager PyTorch gives, rounding aside, in any case
+    with watching.aside():  # what it holds is its own
+        return _frozen(mod, frozenset(preserved_attrs or ()))
+
+
+def _frozen(mod: torch.nn.Module, preserved: frozenset[str]) -> ScriptModule:
     if vars(mod).get("_lowtide_given"):  # traced or loaded: its programs are what they are
         finished = copy.deepcopy(cast("ScriptModule", mod)).eval()
         _without_parameters(root_of(finished))
         return finished
     root = copy.deepcopy(root_of(mod)).eval()
     _without_parameters(root)
-    preserved = frozenset(preserved_attrs or ())
     made = wrap(root, frozen=True, preserved=preserved)
     methods = [n for n in preserved if callable(getattr(type(root), n, None))]
     for name in dict.fromkeys((*entry_points(root), *methods)):

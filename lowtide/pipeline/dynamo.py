@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast, overload
 
 import torch
 
+from lowtide import config
 from lowtide.errors import LowtideError
 from lowtide.frontend.dynamo.internals import BACKEND, register
 from lowtide.ir.core import Function
@@ -89,13 +90,14 @@ class PlainGraph:
         self.__name__ = self.__qualname__ = "graph"
         self.why = why
         self.forward: Callable[..., Any] = module.forward
-        self._has_budget = options.budget_bytes is not None
+        self._has_told = options.budget_bytes is None
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
+        is_heard = bool(rehearsed.listeners)
         rehearsed.hear(self, args)
-        if self._has_budget:
-            self._has_budget = False
+        if not (self._has_told or is_heard or config.current().disable):
+            self._has_told = True
             tell_without_budget("a captured graph", self.why)
         stats.count("calls_eager")
         return self.forward(*args)

@@ -117,9 +117,8 @@ class Walk:
         self._objects = WalkedObjects(self.ledger.paused)
         self._sizes: list[tuple[str, int]] = []
         try:
-            for x in _tensors(args):
-                if (kind := _kind_beside_dense(x)) and virtual is None:
-                    raise WalkEnds(_NOT_DENSE.format(kind))
+            if virtual is None and (kind := _kind_beside_dense(args)):
+                raise WalkEnds(_NOT_DENSE.format(kind))
             env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
             road = LikeTheCpu() if on_host else contextlib.nullcontext()
@@ -515,11 +514,14 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def _kind_beside_dense(x: torch.Tensor) -> str:
-    """What PyTorch calls a tensor whose memory is not told by sizes and strides; "" for others."""
-    kinds = {"nested": x.is_nested, "quantized": x.is_quantized}
-    named = next((kind for kind, is_one in kinds.items() if is_one), "")
-    return named or ("" if x.layout is torch.strided else str(x.layout).removeprefix("torch."))
+def _kind_beside_dense(values: Sequence[Any]) -> str:
+    """What PyTorch calls the first tensor whose memory is not told by sizes and strides, or ""."""
+    for x in _tensors(values):
+        if x.is_nested or x.is_quantized:
+            return "nested" if x.is_nested else "quantized"
+        if x.layout is not torch.strided:
+            return str(x.layout).removeprefix("torch.")
+    return ""
 
 
 def _forms(values: Sequence[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ to the next:
     sums of integers once more in 64 bits     compared, for an assertion that only `debug` makes
     triton.language, looked through           at each launch, and again at each call of a function
                                               within a kernel, for functions that are to be replaced
+    Triton's error around Python's own        of a function that a kernel calls
     NumPy's name of a dtype                   in a table that is made at each question
     shapes of types and values                as constants of Triton's, for each value once more
 

@@ -190,7 +190,10 @@ def test_what_changes_the_state_of_pytorch_stays_with_pytorch() -> None:
 
 
 def test_a_graph_that_pytorch_runs_keeps_to_no_budget_and_says_so_once() -> None:
-    compiled = lt.compile(lambda x: torch.vmap(lambda row: row.sin().sum())(x), budget="1MB")
+    compiled: Any = lt.compile(lambda x: torch.vmap(lambda row: row.sin().sum())(x), budget="1MB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        compiled.memory(X)  # no call of the user's
     with pytest.warns(RuntimeWarning, match="its budget is not kept, for PyTorch runs it as it is"):
         compiled(X)
     with warnings.catch_warnings():

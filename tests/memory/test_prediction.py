@@ -478,8 +478,6 @@ def test_what_the_data_decide_in_a_gradient_is_said() -> None:
     ],
 )
 def test_of_what_is_not_dense_nothing_is_counted(kind: str, x: Tensor) -> None:
-    compiled = lt.script(cumulated)
-    plan = compiled.memory(x)
+    plan = lt.script(cumulated).memory(x)
     assert plan.peak_bytes == 0
     assert any(n.startswith(f"a {kind} tensor") for n in plan.notes)
-    assert "plain Python" in str(compiled.explain(x)) or kind == "quantized"

@@ -4,6 +4,7 @@ what a call gave; nothing of Lowtide's own."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,3 +158,31 @@ def test_an_argument_that_has_views_is_nobody_elses(entry: Callable[..., Any]) -
         assert set(map(id, scope.disposables)) == {id(flat)}
     assert not lt.is_disposed(same)
     assert row.sum().isfinite()
+
+
+class Averaged(nn.Module):
+    """A layer, a norm with statistics, and a plain tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.shift = torch.ones(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(x)) + self.shift
+
+
+@pytest.mark.parametrize("way", ["load", "load traced", "freeze"])
+def test_what_a_loaded_or_frozen_model_holds_is_its_own(way: str, tmp_path: Path) -> None:
+    x = torch.rand(3, 4)
+    model = Averaged().eval()
+    made: Any = lt.trace(model, (x,)) if way == "load traced" else lt.script(model)
+    lt.save(made, tmp_path / "model.lt")
+    expected = model(x)
+    with lt.dispose_scope() as scope:
+        got: Any = lt.freeze(made) if way == "freeze" else lt.load(tmp_path / "model.lt")
+        inside = got(x)
+        assert scope.disposables_count == 1
+    assert lt.is_disposed(inside)
+    torch.testing.assert_close(got(x), expected)
+    assert not any(map(lt.is_disposed, [*got.parameters(), *got.buffers()]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import pathlib
+import pickle
 import subprocess
 import sys
 import threading
@@ -271,3 +273,29 @@ def test_what_a_scope_inside_forward_saves_must_be_moved_out_of_it() -> None:
         _, pull = torch.func.vjp(torch.sin, x.detach())
     with pytest.raises(lt.DisposedTensorError):
         pull(torch.ones(3))
+
+
+def adam_with_a_tensor_as_rate() -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    return torch.optim.Adam([parameter], lr=torch.tensor(0.1), foreach=False, capturable=False)
+
+
+def test_options_of_an_optimizer_that_is_copied_or_changed_are_its_own() -> None:
+    optimizer = adam_with_a_tensor_as_rate()
+    with lt.dispose_scope():
+        copied = copy.deepcopy(optimizer)
+        loaded = pickle.loads(pickle.dumps(optimizer))
+        optimizer.param_groups[0]["lr"] = torch.tensor(0.05)
+        optimizer.step()
+    for one in (optimizer, copied, loaded):
+        assert not lt.is_disposed(one.param_groups[0]["lr"])
+        with lt.dispose_scope():
+            one.step()
+
+
+def test_a_scope_is_named_that_has_ended_though_nothing_is_moved() -> None:
+    with lt.dispose_scope() as ended:
+        pass
+    with lt.dispose_scope() as scope, pytest.raises(lt.ScopeError):
+        scope.move_to_other(ended)

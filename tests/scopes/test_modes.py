@@ -81,6 +81,40 @@ def test_default_devices_and_other_modes_are_left_in_peace() -> None:
     assert torch.ones(1).device.type == "cpu"
 
 
+def test_a_device_that_was_entered_before_is_left_after() -> None:
+    """C takes whatever lies on top off the stack then."""
+    with torch.device("meta"):
+        scope = lt.dispose_scope().__enter__()
+        a = torch.ones(1)
+    b = torch.ones(1)
+    assert scope.contains(a)
+    assert scope.contains(b)
+    assert b.device.type == "cpu"
+    scope.dispose()
+    with torch.device("meta"):
+        stats = lt.scope_statistics()
+    before = stats.created_outside_scope
+    assert torch.ones(1).device.type == "cpu"
+    assert stats.created_outside_scope == before + 1
+    stats.stop()
+    assert torch.ones(1).device.type == "cpu"
+    assert not torch._C._len_torch_function_stack()
+
+
+def test_a_default_device_stays_below() -> None:
+    torch.set_default_device("meta")
+    try:
+        with lt.dispose_scope() as scope:
+            a = torch.ones(1)
+            assert scope.contains(a)
+            with torch.device("cpu"):
+                assert torch.ones(1).device.type == "cpu"
+        assert torch.ones(1).device.type == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert torch.ones(1).device.type == "cpu"
+
+
 def test_fake_tensors_are_left_alone() -> None:
     with lt.dispose_scope() as scope, FakeTensorMode():
         t = torch.ones(3)

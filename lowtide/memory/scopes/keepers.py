@@ -150,13 +150,17 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 def _optimizer_restored(optimizer: Any, *_: Any) -> None:
     if state().open:
-        keep(dict(optimizer.state))
+        keep([dict(optimizer.state), *map(_options, optimizer.param_groups)])
 
 
 def _group_added(optimizer: Any, *_: Any) -> None:
-    if state().open:  # its options; the tensors that it optimises are their makers'
-        options = (item for item in optimizer.param_groups[-1].items() if item[0] != "params")
-        keep(dict(options))
+    if state().open:
+        keep(_options(optimizer.param_groups[-1]))
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """Without the tensors that are optimised, which are their makers'."""
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _module_changed(module: Any, *_: Any, **__: Any) -> None:

@@ -147,6 +147,8 @@ class DisposeScope(Place):
         check_open(self)
         if scope is not None and not isinstance(scope, DisposeScope):  # pyright: ignore
             raise TypeError(f"a dispose scope or None is expected, not {type(scope).__name__}")
+        if scope is not None:
+            check_open(scope)
         for tensor in movable(tensors):
             move(tensor, scope, only_from=self)
         return one_or_all(tensors)

@@ -410,8 +410,9 @@ def _is_on_stack(mode: _Mode) -> bool:
 
 def _insert(mode: _Mode) -> None:
     above = [_C._pop_torch_function_stack() for _ in range(_C._len_torch_function_stack())]
-    # PyTorch's default device insists on being the last of all.
-    if above and isinstance(above[-1], DeviceContext):
+    # PyTorch's default device insists on being the last of all. `with torch.device(…)`, which keeps
+    # no older one, takes off whatever lies on top when it ends: we are below.
+    if above and isinstance(above[-1], DeviceContext) and hasattr(above[-1], "old_device"):
         _C._push_on_torch_function_stack(above.pop())
     for other in (mode, *reversed(above)):
         _C._push_on_torch_function_stack(other)
