@@ -38,6 +38,7 @@ from lowtide.runtime import heap, libc
 
 _NODE = "lowtide.place"
 _OP = "lowtide.op"
+_ROOT = "torch::autograd::GraphRoot"  # gives the cotangents, and computes nothing
 WATCHED = "lowtide.watched"  # in the metadata of a node that `watch` has seen
 _META = torch.device("meta")
 _FOREVER = 1 << 62
@@ -273,15 +274,16 @@ class Ledger(TorchDispatchMode):
     def accumulates(self, func: Any, args: Sequence[Any]) -> bool:
         """Whether the engine adds a gradient to one that it has, which it does in place where
         nobody else has that; under a mode it does not. Python has what its own functions gave."""
-        if func is not aten.add.Tensor or self._done is None or torch.is_grad_enabled():
+        if func is not aten.add.Tensor or torch.is_grad_enabled():
+            return False
+        node: Any = torch._C._current_autograd_node()  # pyright: ignore
+        if node is None or not (node is self._done or node.name() == _ROOT):
             return False
         x = args[0]
-        pythons = self._of_python.get(_key(x))
-        if pythons is not None and pythons() is not None:
+        if (pythons := self._of_python.get(_key(x))) is not None and pythons() is not None:
             return False
         return (
-            self._done is torch._C._current_autograd_node()  # pyright: ignore
-            and x.layout is torch.strided
+            x.layout is torch.strided
             and torch._C._storage_Use_Count(_key(x)) == _ALONE  # pyright: ignore
             and _is_packed(x)
         )

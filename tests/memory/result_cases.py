@@ -32,3 +32,8 @@ def result_expanded(x):
 @case()
 def argument_and_views(x):
     return x, x.view(-1, 100), x[:, ::2]
+
+
+@case()
+def argument_thrice(x):
+    return x, x, x, x
