@@ -198,6 +198,15 @@ class Executable(ABC):
     def threads(self) -> int:
         """How many share the work, each with work memory of its own."""
 
+    @property
+    def device(self) -> torch.device:
+        """Of the machine that it is made for."""
+        return torch.device("cpu")
+
+    def device_of(self, tensors: Sequence[Tensor]) -> torch.device:
+        """Where these are, and what is made of them; of none, where the machine has its own."""
+        return tensors[0].device if tensors else self.device
+
     @abstractmethod
     def settle(self, device: torch.device) -> bool:
         """Waits until all that was launched there is done; False where that is not allowed now."""

@@ -27,7 +27,7 @@ class Room:
     def __init__(self, executable: Executable, given: Iterable[Tensor]) -> None:
         self.executable = executable
         self.tensors = list(given)
-        self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
+        self.device = executable.device_of(self.tensors)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor that the steps write."""

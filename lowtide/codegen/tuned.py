@@ -128,7 +128,7 @@ class Tuned:
         numbers: Sequence[float],
     ) -> Found:
         usual = _parts(self.usual)
-        if not usual or not usual[0].settle(_device(tensors)):
+        if not usual or not usual[0].settle(usual[0].device_of(tensors)):
             return self._latest  # nothing may wait now: asked again by the next call
         with self._lock:
             if key not in self._found:
@@ -252,10 +252,6 @@ def _parts(way: Executable | Staged) -> list[Executable]:
     return list(way.executables()) if isinstance(way, Staged) else [way]
 
 
-def _device(tensors: Sequence[Tensor]) -> torch.device:
-    return tensors[0].device if tensors else torch.device("cpu")
-
-
 def _compiled(ways: Mapping[str, Executable | Staged]) -> dict[str, Executable | Staged]:
     """Those that the compiler takes, and the usual one: its error is the caller's."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -270,7 +266,8 @@ def _is_made(kernels: Any) -> bool:
 
 def _run(way: Executable | Staged, call: tuple[Any, ...]) -> float:
     """Milliseconds of one call; endless where the machine refuses a kernel, or is full."""
-    settle = functools.partial(_parts(way)[0].settle, _device(call[0]))
+    first = _parts(way)[0]
+    settle = functools.partial(first.settle, first.device_of(call[0]))
     settle()
     start = time.perf_counter_ns()
     try:

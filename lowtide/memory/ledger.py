@@ -28,12 +28,11 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory import attention, layouts, linalg, losses, remembered
+from lowtide.memory import attention, layouts, linalg, losses, remembered, scratch, scratch_cuda
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.onednn import layer_results
 from lowtide.memory.plan import Event, Held
-from lowtide.memory.scratch import scratch_bytes
 from lowtide.runtime import heap, libc
 
 _NODE = "lowtide.place"
@@ -41,6 +40,7 @@ _OP = "lowtide.op"
 _ROOT = "torch::autograd::GraphRoot"  # gives the cotangents, and computes nothing
 WATCHED = "lowtide.watched"  # in the metadata of a node that `watch` has seen
 _META = torch.device("meta")
+_REST = ("whole blocks", "PyTorch"), ("whole pages, what is kept warm, autograd's nodes", "arena")
 _FOREVER = 1 << 62
 HEAP_BYTES = 1 << 16  # what is smaller lies among others, and its place stays resident
 _TORCH = "PyTorch"
@@ -108,7 +108,7 @@ class Arena(Protocol):
 
 class Ledger(TorchDispatchMode):
     """See the module's text. `name`, `loc` and `kind` are those of what is made from now on.
-    `of_host`: what lies in the heap beside the elements counts; it is no memory of a GPU's."""
+    `of_host`: of the CPU's memory; a GPU's has no heap, and tensors are whole blocks there."""
 
     def __init__(self, arena: Arena, of_host: bool = True) -> None:
         super().__init__()
@@ -297,8 +297,8 @@ class Ledger(TorchDispatchMode):
             found.append(self._peak_inside)
         rest = self.peak_bytes - sum(e.nbytes for e in found)
         if rest > 0:
-            name = "whole pages, what is kept warm, autograd's nodes"
-            found.append(Held(name=name, nbytes=rest, kind="arena", loc=UNKNOWN_LOC))
+            name, kind = _REST[self.of_host]
+            found.append(Held(name=name, nbytes=rest, kind=kind, loc=UNKNOWN_LOC))
         return sorted(found, key=lambda e: -e.nbytes)
 
     # -- what PyTorch does --
@@ -343,11 +343,12 @@ class Ledger(TorchDispatchMode):
                 self._book(x)
         if self.of_host and _is_recorded(args):
             self._heap.graph_bytes += _node_bytes(args, result)
-        inside = scratch_bytes(func, args, kwargs, result)
+        kernels = scratch if self.of_host else scratch_cuda
+        inside = kernels.scratch_bytes(func, args, kwargs, result)
         if inside:
             self.spike(inside)
-        if inside and self._within is not None:
-            self._within.give_back(inside, self._within.take(inside))
+            if self._within is not None:
+                self._within.give_back(inside, self._within.take(inside))
         return result
 
     def _as_without_a_mode(self, func: Any, args: tuple[Any, ...]) -> Any:
@@ -381,8 +382,7 @@ class Ledger(TorchDispatchMode):
 
     def _changed(self, x: Any, keeps_numbers: bool) -> Any:
         if isinstance(x, torch.Tensor):
-            is_number = x.dim() == 0 and keeps_numbers
-            return x if x.is_meta or is_number else self._twin(x)
+            return x if x.is_meta or (keeps_numbers and x.dim() == 0) else self._twin(x)
         if type(x) in (list, tuple):
             items = cast("Sequence[Any]", x)
             return type(x)(self._changed(item, keeps_numbers) for item in items)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
@@ -468,7 +468,7 @@ class Ledger(TorchDispatchMode):
     def _take(self, entry: Entry, sign: int) -> None:
         """The elements of a tensor, and the tensor, of which PyTorch makes many."""
         if not self.of_host:
-            self.torch_bytes += sign * entry.nbytes
+            self.torch_bytes += sign * scratch_cuda.rounded(entry.nbytes)
             return
         is_small = entry.nbytes < HEAP_BYTES
         own = _OBJECT_BYTES if entry.kind == _TORCH else 0

@@ -92,7 +92,10 @@ def plan_of(ledger: Ledger, walks: Sequence[Walk], notes: Sequence[str]) -> Memo
     theirs = dict.fromkeys(labels)
     if theirs:
         names = ", ".join(theirs)
-        notes.append(f"what PyTorch allocates inside {names} is bounded from above, not known")
+        theirs_too = "" if ledger.of_host else "; what NVIDIA's libraries take is not counted"
+        notes.append(
+            f"what PyTorch allocates inside {names} is bounded from above, not known{theirs_too}"
+        )
     steps = (s for walk in walks for s in walk.steps if isinstance(s, KernelStep))
     refused = [
         f"{s.loc}: {why}; what it allocates is not counted" for s in steps for why in s.refusals()

@@ -122,7 +122,8 @@ class Walk:
             env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
             road = LikeTheCpu() if on_host else contextlib.nullcontext()
-            over = ours.under(ours.Rules(driver.is_tight, self.ledger.in_arena))
+            rules = ours.Rules(driver.is_tight, on_host, self.ledger.in_arena)
+            over = ours.under(rules)
             with self.ledger, road, over, torch.set_grad_enabled(self.records):
                 self.results = results = self._block(driver.plan, env)
                 if self.records and virtual is None:

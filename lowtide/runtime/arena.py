@@ -406,20 +406,18 @@ def _lease_maker(block: _Block) -> Callable[[], Any]:
 class Scratch:
     """Work memory, uninitialised, at `address`, aligned to a page; free again when this dies."""
 
-    __slots__ = ("_block", "address", "nbytes")
+    __slots__ = ("_block", "_spare", "address", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
         """Raises what torch.empty raises if there is no memory."""
         self._block = None
-        try:  # noqa: SIM105 - a context manager takes 0.5 µs of each call
-            self._block = _pool.take(max(nbytes, 1), is_for_work=True)
-        except OSError:
-            pass
-        if self._block is None:
-            _torch_empty((nbytes,), torch.uint8, None)  # so that the error is PyTorch's own
-            self._block = _pool.take(max(nbytes, 1), is_for_work=True)  # there is some again
-        self.address = self._block.address
         self.nbytes = nbytes
+        try:
+            self._block = _pool.take(max(nbytes, 1), is_for_work=True)
+            self.address = self._block.address
+        except OSError:  # the C library's heap may have some where nothing can be mapped
+            self._spare = _torch_empty((nbytes + _PAGE_BYTES,), torch.uint8, None)
+            self.address = -(-self._spare.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
 
     def data_ptr(self) -> int:
         """The address, under the name that tensors have for it."""

@@ -83,6 +83,7 @@ class Graphs:
                     graph.capture_end()
         except Exception:  # whatever it was: launched one by one, it is raised again if it matters
             self._refused = True
+            _free_generator(device)
             return None
         return graph
 
@@ -105,6 +106,15 @@ GRAPHS = Graphs()
 def _is_capturing(device: torch.device) -> bool:
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
+
+
+def _free_generator(device: torch.device) -> None:
+    """PyTorch's generator of random numbers waits for a recording that has failed, and refuses to
+    draw outside of it: another takes its place, with the same state."""
+    generators: tuple[Any, ...] = torch.cuda.default_generators
+    for generator in generators:
+        if generator.device == device:
+            generator.graphsafe_set_state(generator.clone_state())
 
 
 def _is_alone() -> bool:

@@ -10,8 +10,10 @@ engine), uses of its storage (views, detached tensors, arrays of numpy made of i
     over(held[0], (4, 8))           another tensor in the same memory; values as they are
 
 Memory that came from elsewhere (numpy, DLPack, a file, shared with processes) is never ours: who
-has it is not counted. What counts are for something that nobody else has is found by asking it of
-such a thing, since it hangs on the versions of Python and PyTorch.
+has it is not counted. Nor is a GPU's: another stream may still read what no tensor holds.
+
+What counts are for something that nobody else has is found by asking it of such a thing, since it
+hangs on the versions of Python and PyTorch.
 
 What the C library's heap has is taken within budgets only, and where it is so large that it is
 mapped by itself: a result that stays in the heap, where one in the arena would have freed its
@@ -42,9 +44,10 @@ Counts = tuple[int, int, int, int]
 class Rules:
     """`takes_heap`: whether memory of the C library's heap is taken, too, because its free pages
     are given back in this call. `in_arena`: of a rehearsal, whose meta tensors stand for others:
-    which of them the arena would hold."""
+    which of them the arena would hold. `on_host`: whether these stand for tensors of the CPU."""
 
     takes_heap: bool = False
+    on_host: bool = True
     in_arena: Callable[[torch.Tensor], bool] | None = None
 
 
@@ -142,7 +145,8 @@ def _is_whole(x: torch.Tensor, rules: Rules) -> bool:
         return False
     takes_heap = rules.takes_heap or storage.nbytes() > MAPPED_BYTES
     if x.is_meta:
-        return takes_heap or (rules.in_arena is not None and rules.in_arena(x))
+        in_arena = rules.in_arena is not None and rules.in_arena(x)
+        return rules.on_host and (takes_heap or in_arena)
     if storage.is_shared():
         return False
     return (takes_heap and storage.resizable()) or arena.has_made(x)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
+from lowtide.runtime.graphs import FEWEST, Graphs
 from tests.blocks.programs import kernel_sum, looked_up
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -84,6 +85,26 @@ def test_loops_that_repeat() -> None:
         for x, u, h in given:
             near(compiled(x, u, h), stepped(x, u, h))
             x.normal_()
+
+
+def test_a_recording_that_fails() -> None:
+    """What it was to launch runs, and so do PyTorch's random numbers."""
+    graphs, device, calls = Graphs(), torch.device("cuda", 0), []
+
+    def launch() -> None:
+        if torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().synchronize()  # which CUDA refuses now
+        calls.append(1)
+
+    torch.manual_seed(0)
+    torch.rand(3, device=device)
+    torch.cuda.synchronize()
+    state = torch.cuda.get_rng_state()
+    for _ in range(3):
+        graphs.launch("same", device, FEWEST, launch)
+    assert len(calls) == 3
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert torch.rand(3, device=device).shape == (3,)
 
 
 def test_the_current_stream() -> None:

@@ -25,6 +25,7 @@ _SCATTERS = frozenset({
     "aten::put_", "aten::scatter_add", "aten::scatter_add_", "aten::scatter_reduce_",
     "aten::embedding_dense_backward", "aten::_embedding_bag_dense_backward",
 })  # fmt: skip
+_WITHIN = {"aten::index_put_", "aten::_index_put_impl_"}  # index_add_, so that bits stay the same
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,8 @@ def test_scatters_are_index_add(
     for _ in range(2):
         with profiler.profile() as profile:
             found += torch.autograd.grad(compiled(table, index).sum(), table)
-        assert {e.name for e in profile.function_events} & _SCATTERS == {"aten::index_add_"}
+        names = {e.name for e in profile.function_events} & _SCATTERS
+        assert names - (_WITHIN if device.type == "cuda" else set()) == {"aten::index_add_"}
     assert made, "no kernel ran"
     assert torch.equal(*found)
     torch.testing.assert_close(found[0], want, rtol=1e-4, atol=1e-4)

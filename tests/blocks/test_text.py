@@ -54,6 +54,19 @@ def scattered() -> Program:
     )
 
 
+def test_what_is_made_of_nothing_is_on_the_machines_device() -> None:
+    """A state of zeros before a loop, say: there is no tensor that tells where."""
+    kind = Kind(machine="cuda:1")
+    program = Program(
+        defs={"t": Def(name="t", axes=(Axis("i", N),), expr=ex.const(0.0, dt.f32))}, outputs=["t"]
+    )
+    found = executable(fused(program, HINTS, kind), list(HINTS), [], HINTS, kind)
+    assert isinstance(found, BlockExecutable)
+    assert found.device_of([]) == torch.device("cuda", 1)
+    assert found.device_of([torch.zeros(1, device="meta")]) == torch.device("meta")
+    assert "device = home" in found.driver
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     found = made(name)

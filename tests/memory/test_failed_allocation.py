@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 import lowtide as lt
-from lowtide.runtime import arena
+from lowtide.runtime import arena, libc
 
 
 class Shortage:
@@ -107,3 +109,32 @@ def test_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lt.memory_stats().in_use_bytes <= in_use
     compiled(x).sum().backward()
     assert torch.equal(x.grad, expected)
+
+
+def test_work_memory_that_only_the_heap_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.rand(2000, 128)
+    compiled = lt.script(weighted)
+    expected = compiled(x)
+    take = arena._pool.take
+
+    def take_none_for_work(nbytes: int, is_for_work: bool = False) -> Any:
+        if is_for_work:
+            raise OSError("no memory")
+        return take(nbytes, is_for_work)
+
+    monkeypatch.setattr(arena._pool, "take", take_none_for_work)
+    assert torch.equal(compiled(x), expected)
+
+
+@pytest.mark.skipif(not libc.used_bytes(), reason="the C library does not say what is in use")
+def test_address_space() -> None:
+    """Steps of training that fail at an allocation of PyTorch's leave nothing in use."""
+    command = [sys.executable, "-m", "tests.memory.shortage_alone"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    failed = [row for row in rows if row[0] == "failed"]
+    assert failed, done.stdout
+    for _, heap, in_arena, gradients in failed:
+        assert int(heap) < 1 << 16
+        assert (in_arena, gradients) == ("0", "0")

@@ -33,7 +33,7 @@ def driver_text(
     """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`. `shaped`: each definition
     with the dims that its tensor has."""
     lines = opening(inputs, symbols, scalars)
-    lines.append(f"    device = {inputs[0]}.device" if inputs else "    device = None")
+    lines.append(f"    device = {inputs[0]}.device" if inputs else "    device = home")
     for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
         for name in kernel.outputs:
             d = shaped[name]

@@ -59,6 +59,7 @@ class BlockExecutable(Executable):
         self.arrangements: list[BlockArrangement] = []
         super().__init__(fusion, symbols, scalars, hints, moving)
         self.interpreted = machine == "interpreter"
+        self.machine = machine
         self._texts = [block_text(p, self.memory_dtypes, self.strides) for p in self.plans]
         self.looped = self._looped()
         looped = [self.looped.text] if self.looped else []
@@ -74,6 +75,11 @@ class BlockExecutable(Executable):
             {} if self.interpreted else self.products,
         )
         self._kernels: dict[str, blocks.BlockKernel] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """See the base class."""
+        return torch.device("cpu" if self.interpreted else self.machine)
 
     @property
     def source(self) -> str:
@@ -202,6 +208,6 @@ class BlockExecutable(Executable):
     def scope(self) -> dict[str, Any]:
         """See the base class."""
         scope: dict[str, Any] = {"empty": torch.empty, "torch": torch, "power": blocks.power}
-        scope |= {"matmul": MATMUL}
+        scope |= {"matmul": MATMUL, "home": self.device}
         scope |= {f"choice_{name}": choice for name, choice in self.choices.items()}
         return scope | {f"launch_{name}": kernel for name, kernel in self.bound().items()}

@@ -226,15 +226,17 @@ class Chunks:
         return next((v.shape[c.dim] for v, c in cut if c is not None and v is not None), 1)
 
     def spans(self, values: Sequence[Any]) -> Iterator[Span]:
-        """Each chunk; sizes differ by one at most, and the first is as large as any."""
+        """Each chunk; sizes differ by one at most, the larger ones come first: no chunk takes more
+        than those that a plan is made from, the first alone and the next beside all results."""
         extent = self.extent(values)
         count = min(self.chunks, extent)
         kept = count - min(self.kept_chunks, count - 1)
         shown = kept if self.shown is None else min(self.shown, kept)
+        size, larger = divmod(extent, count)
         for k in (*range(shown), *range(kept, count)):
-            start, stop = -(-k * extent // count), -(-(k + 1) * extent // count)
+            start = k * size + min(k, larger)
             unseen = kept - shown if k == shown - 1 else 0
-            yield Span(start, stop - start, extent, k >= kept, unseen)
+            yield Span(start, size + (k < larger), extent, k >= kept, unseen)
 
     def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
         """What a chunk sees of each operand. None: what is updated, in the backward pass."""

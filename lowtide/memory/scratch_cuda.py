@@ -1,0 +1,238 @@
+"""What PyTorch's kernels for GPUs allocate inside themselves: an upper bound.
+
+In: an ATen op, its arguments and its result. Out: bytes of PyTorch's allocator beyond the result.
+An op that is not in the table allocates nothing worth counting: operands of other dtypes and other
+layouts are read as they are, where a kernel of the CPU would have them copied.
+
+    sort(x, dim)              rows of over 4096: values and places, twice
+    topk(x, k, dim)           counts of digits, of each part of a row
+    index_put_(x, i, v, True) places, sorted beside their order, twice
+    masked_scatter(x, m, y)   a number for each element
+    conv2d(x, w)              without cuDNN the columns of one image; what that takes is not known
+    inv(x), svd(x)            copies of all matrices; what cuSOLVER takes beside is not known
+
+Read from what the allocator was asked for by PyTorch 2.11 built with CUDA 13; the simulated GPU of
+`tests/simulated` measures it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from lowtide.memory import linalg, losses
+from lowtide.memory.convolution import nbytes
+
+aten = torch.ops.aten
+Bound = Callable[[Sequence[Any], Any], int]
+
+BLOCK_BYTES: Final = 512  # to whose multiples PyTorch's allocator rounds
+_SMALL_ROW: Final = 4096  # elements that are sorted in place by one block of threads
+_FEW_ROWS: Final = 128  # fewer are sorted together, beside the number of their row
+_LONG_ROW: Final = 1_000_000  # elements, from which on rows are sorted one after the other
+_AT_ONCE: Final = 1 << 31  # elements
+_PART: Final = 1024  # the fewest elements of a row that one block of threads counts the digits of
+_PART_BYTES, _ROW_BYTES = 512, 1100  # for each of these, and for each row
+_WORK_BYTES: Final = 1 << 16
+_PLACES_BYTES: Final = 48  # of each index that is sorted, with all that sorting takes
+
+
+def scratch_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+    """See the module's text."""
+    bound = _BOUNDS.get(func)
+    return 0 if bound is None else bound([*args, *kwargs.values()], result)
+
+
+def rounded(asked_bytes: int) -> int:
+    """The least block that PyTorch's allocator hands out for a tensor."""
+    return -(-asked_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _sorting(rows: int, length: int, itemsize: int) -> int:
+    if length <= _SMALL_ROW:
+        return 8 * (rows + length)
+    pairs = itemsize + 8  # a value and its place
+    if rows == 1 or length >= _LONG_ROW:
+        count, each = length, pairs + 8
+    elif rows < _FEW_ROWS:
+        count, each = rows * length, 2 * pairs + 8
+    else:
+        count, each = rows * length, pairs + 8
+    count = min(count, _AT_ONCE)
+    return count * each + count // 4 + _WORK_BYTES
+
+
+def _rows_of(x: torch.Tensor, dim: int) -> tuple[int, int]:
+    length = x.shape[dim] if x.dim() else 1
+    return x.numel() // max(length, 1), length
+
+
+def _sorted(args: Sequence[Any], _: Any) -> int:
+    dims = [a for a in args[1:] if type(a) is int]
+    return _sorting(*_rows_of(args[0], dims[0] if dims else -1), args[0].itemsize)
+
+
+def _best(args: Sequence[Any], _: Any) -> int:
+    """The best of a row are found, then sorted."""
+    x, k = args[:2]
+    rows, length = _rows_of(x, args[2] if len(args) > 2 else -1)
+    counts = rows * (_ROW_BYTES + -(-length // _PART) * _PART_BYTES)
+    if k <= _SMALL_ROW:
+        return counts
+    return counts + _sorting(rows, k, x.itemsize) + rows * k * (x.itemsize + 8)
+
+
+def _distinct(args: Sequence[Any], _: Any) -> int:
+    """Sorted values, their places, and marks of where a new one begins."""
+    x = args[0]
+    return x.numel() * (2 * x.itemsize + 16) + x.numel() // 4 + _WORK_BYTES
+
+
+def _copy(args: Sequence[Any], _: Any) -> int:
+    return nbytes(args[0])
+
+
+def _numbered(args: Sequence[Any], _: Any) -> int:
+    """A number for each element: what came before it in a mask."""
+    return 8 * max(args[0].numel(), args[1].numel())
+
+
+def _indices(args: Sequence[Any], _: Any) -> int:
+    """A mask becomes the indices of all its dims."""
+    items = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
+    return sum(8 * x.numel() * x.dim() for x in items)
+
+
+def _put(args: Sequence[Any], result: Any) -> int:
+    """What is added is sorted by where it goes; so it is where the same has to come out each
+    time."""
+    adds = len(args) > 3 and args[3]
+    found = _indices(args, result)
+    if not adds and not torch.are_deterministic_algorithms_enabled():
+        return found
+    places = max((x.numel() for x in args[1] if x is not None), default=0)
+    return found + _places(places) + nbytes(args[2])
+
+
+def _added(args: Sequence[Any], _: Any) -> int:
+    """By atomic additions, unless the same has to come out each time."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return 0
+    index, source = args[2:4]
+    return _places(index.numel()) + nbytes(source) + 8 * index.dim() * index.numel()
+
+
+def _places(count: int) -> int:
+    return count * _PLACES_BYTES + count // 4 + _WORK_BYTES
+
+
+def _rows_gathered(args: Sequence[Any], result: Any) -> int:
+    """Indices are sorted; long runs of one index are summed in parts."""
+    return _places(args[1].numel()) + 4 * result.numel()
+
+
+def _sampled(args: Sequence[Any], result: Any) -> int:
+    """Quotients, of which the largest are kept; or sums of the weights before each."""
+    x = args[0]
+    return 2 * nbytes(x) + _best((x, result.shape[-1]), None)
+
+
+def _in_order(args: Sequence[Any], _: Any) -> int:
+    """Numbers that are sorted, and their order."""
+    return args[0] * 40 + args[0] // 4 + _WORK_BYTES
+
+
+def _summed(args: Sequence[Any], result: Any) -> int:
+    """Converted before, unless halves become single."""
+    x = args[0]
+    is_read = result.dtype is x.dtype or (result.dtype is torch.float32 and x.itemsize == 2)
+    return 0 if is_read else x.numel() * result.itemsize
+
+
+def _strided_for_blas(args: Sequence[Any], _: Any) -> int:
+    """Copies of matrices of which neither rows nor columns lie side by side."""
+    matrices = [x for x in args if isinstance(x, torch.Tensor)][-2:]
+    return sum(nbytes(x) for x in matrices if 1 not in x.stride()[-2:])
+
+
+def _columns(args: Sequence[Any], result: torch.Tensor) -> int:
+    w = args[1]
+    places = result[0].numel() // max(result.shape[1], 1) if result.dim() > 2 else 0
+    return w[0].numel() * places * result.itemsize
+
+
+def _columns_back(args: Sequence[Any], _: Any) -> int:
+    cotangent, x, w = args[:3]
+    places = cotangent[0].numel() // max(cotangent.shape[1], 1) if x.dim() > 2 else 0
+    return w[0].numel() * places * x.itemsize
+
+
+def _matrices(args: Sequence[Any], result: Any) -> int:
+    """Copies of the operands and of the results."""
+    results = result if isinstance(result, tuple | list) else (result,)
+    given = [*args, *results]
+    return 2 * sum(nbytes(x) for x in given if isinstance(x, torch.Tensor))
+
+
+_SOLVED: Final = (
+    aten._linalg_solve_ex.default,
+    aten.linalg_solve_triangular.default,
+    aten.linalg_cholesky_ex.default,
+    aten.linalg_lu_factor_ex.default,
+    aten.linalg_lu_solve.default,
+    aten.linalg_householder_product.default,
+)
+
+_BOUNDS: dict[Any, Bound] = {
+    **losses.BOUNDS,
+    **dict.fromkeys((*linalg.BOUNDS, *_SOLVED), _matrices),
+    aten.sort.default: _sorted,
+    aten.sort.stable: _sorted,
+    aten.topk.default: _best,
+    aten.mode.default: _copy,
+    aten._unique2.default: _distinct,
+    aten.masked_scatter.default: _numbered,
+    aten.masked_scatter_.default: _numbered,
+    aten.masked_select.default: _numbered,
+    aten.masked_scatter_backward.default: _numbered,
+    aten.index.Tensor: _indices,
+    aten.index_put.default: _put,
+    aten.index_put_.default: _put,
+    aten._index_put_impl_.default: _put,
+    **dict.fromkeys(
+        (
+            aten.scatter_add.default,
+            aten.scatter_add_.default,
+            aten.index_add.default,
+            aten.index_add_.default,
+        ),
+        _added,
+    ),
+    aten.embedding_dense_backward.default: _rows_gathered,
+    aten.multinomial.default: _sampled,
+    aten.randperm.default: _in_order,
+    **dict.fromkeys(
+        (
+            aten.sum.default,
+            aten.sum.dim_IntList,
+            aten.mean.default,
+            aten.mean.dim,
+            aten.prod.default,
+            aten.prod.dim_int,
+            aten.cumsum.default,
+            aten.cumprod.default,
+            aten.linalg_vector_norm.default,
+        ),
+        _summed,
+    ),
+    aten.logsumexp.default: _copy,
+    aten.im2col.default: _copy,
+    **dict.fromkeys(
+        (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
+        _strided_for_blas,
+    ),
+    aten.convolution.default: _columns,
+    aten.convolution_backward.default: _columns_back,
+}
