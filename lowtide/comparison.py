@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -27,6 +26,7 @@ from lowtide.errors import LowtideError
 from lowtide.memory.measure import (
     Timing,
     measure_peak,
+    same_random_numbers,
     tensors_in,
     time_alternating,
     time_call,
@@ -128,7 +128,7 @@ def compare(
     for name, call in calls.items():
         try:
             before = _versions(args)
-            with _same_random_numbers():
+            with same_random_numbers():
                 row = _check(name, call, reference, rtol, atol)
             if _versions(args) != before:
                 row = dataclasses.replace(row, note=f"changes its arguments. {row.note}".rstrip())
@@ -139,7 +139,7 @@ def compare(
     working = {
         name: _guard(name, call, faults) for name, call in calls.items() if not rows[name].error
     }
-    with _same_random_numbers():
+    with same_random_numbers():
         timings = time_alternating(working, repeats=repeats, seconds=seconds)
     for name, timing in timings.items():
         rows[name] = _with_times(rows[name], timing, faults.get(name, ""))
@@ -159,12 +159,6 @@ def describe_error(fault: BaseException) -> str:
     lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     return f"{type(fault).__name__}: {said}" if said else type(fault).__name__
-
-
-def _same_random_numbers() -> AbstractContextManager[Any]:
-    """What is drawn inside is drawn again afterwards."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    return cast("Any", torch.random).fork_rng(devices)
 
 
 def _called(function: Callable[..., object], args: Sequence[Any]) -> object:

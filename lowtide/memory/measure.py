@@ -22,10 +22,10 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -268,6 +268,12 @@ def _time_repeated(call: Callable[[], object], count: int) -> float:
         call()
     _settle()
     return (time.perf_counter_ns() - start) / count
+
+
+def same_random_numbers() -> AbstractContextManager[Any]:
+    """What PyTorch draws inside is drawn again afterwards, on every device that is in use."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    return cast("Any", torch.random).fork_rng(devices)
 
 
 @contextmanager

@@ -1,15 +1,17 @@
 """What PyTorch's kernels for GPUs allocate inside themselves: an upper bound.
 
 In: an ATen op, its arguments and its result. Out: bytes of PyTorch's allocator beyond the result.
-An op that is not in the table allocates nothing worth counting: operands of other dtypes and other
-layouts are read as they are, where a kernel of the CPU would have them copied.
+An op that is not in the tables allocates nothing worth counting: operands of other dtypes are read
+as they are, where a kernel of the CPU would have them converted. What is not bounded: what cuDNN,
+cuSOLVER and cuFFT take for themselves, and the sums of parts of a reduction along outer dims.
 
     sort(x, dim)              rows of over 4096: values and places, twice
     topk(x, k, dim)           counts of digits, of each part of a row
     index_put_(x, i, v, True) places, sorted beside their order, twice
     masked_scatter(x, m, y)   a number for each element
-    conv2d(x, w)              without cuDNN the columns of one image; what that takes is not known
-    inv(x), svd(x)            copies of all matrices; what cuSOLVER takes beside is not known
+    softmax(x, dim)           a copy, of what does not lie as its dims are counted
+    conv2d(x, w)              without cuDNN the columns of one image
+    inv(x), fft(x)            copies, as on the CPU
 
 Read from what the allocator was asked for by PyTorch 2.11 built with CUDA 13; the simulated GPU of
 `tests/simulated` measures it again.
@@ -22,7 +24,7 @@ from typing import Any, Final
 
 import torch
 
-from lowtide.memory import linalg, losses
+from lowtide.memory import linalg, losses, transforms
 from lowtide.memory.convolution import nbytes
 
 aten = torch.ops.aten
@@ -41,8 +43,13 @@ _PLACES_BYTES: Final = 48  # of each index that is sorted, with all that sorting
 
 def scratch_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
     """See the module's text."""
+    given = [*args, *kwargs.values()]
     bound = _BOUNDS.get(func)
-    return 0 if bound is None else bound([*args, *kwargs.values()], result)
+    inside = 0 if bound is None else bound(given, result)
+    if func.overloadpacket in _READ_IN_ORDER:
+        operands = (x for x in given if isinstance(x, torch.Tensor))
+        inside += sum(nbytes(x) for x in operands if not x.is_contiguous())
+    return rounded(inside)
 
 
 def rounded(asked_bytes: int) -> int:
@@ -81,13 +88,15 @@ def _best(args: Sequence[Any], _: Any) -> int:
     counts = rows * (_ROW_BYTES + -(-length // _PART) * _PART_BYTES)
     if k <= _SMALL_ROW:
         return counts
-    return counts + _sorting(rows, k, x.itemsize) + rows * k * (x.itemsize + 8)
+    return counts + _sorting(rows, k, x.itemsize) + rows * k * (2 * x.itemsize + 24)
 
 
-def _distinct(args: Sequence[Any], _: Any) -> int:
-    """Sorted values, their places, and marks of where a new one begins."""
+def _distinct(args: Sequence[Any], result: Any) -> int:
+    """Sorted values; their places, and marks of where a new one begins, if these are asked for."""
     x = args[0]
-    return x.numel() * (2 * x.itemsize + 16) + x.numel() // 4 + _WORK_BYTES
+    each = 2 * x.itemsize + (16 if any(found.numel() for found in result[1:]) else 0)
+    taken = x.numel() * each + x.numel() // 4 + _WORK_BYTES
+    return max(taken - sum(map(nbytes, result)), 0)
 
 
 def _copy(args: Sequence[Any], _: Any) -> int:
@@ -96,7 +105,8 @@ def _copy(args: Sequence[Any], _: Any) -> int:
 
 def _numbered(args: Sequence[Any], _: Any) -> int:
     """A number for each element: what came before it in a mask."""
-    return 8 * max(args[0].numel(), args[1].numel())
+    count = max(args[0].numel(), args[1].numel())
+    return 8 * count + count // 4
 
 
 def _indices(args: Sequence[Any], _: Any) -> int:
@@ -109,10 +119,13 @@ def _put(args: Sequence[Any], result: Any) -> int:
     """What is added is sorted by where it goes; so it is where the same has to come out each
     time."""
     adds = len(args) > 3 and args[3]
+    given = [x for x in args[1] if x is not None]
+    if args[2].numel() == 1 and not adds and len(given) == 1 and given[0].dtype is torch.bool:
+        return 0  # a number, filled in where a mask is true
     found = _indices(args, result)
     if not adds and not torch.are_deterministic_algorithms_enabled():
         return found
-    places = max((x.numel() for x in args[1] if x is not None), default=0)
+    places = max((x.numel() for x in given), default=0)
     return found + _places(places) + nbytes(args[2])
 
 
@@ -169,11 +182,9 @@ def _columns_back(args: Sequence[Any], _: Any) -> int:
     return w[0].numel() * places * x.itemsize
 
 
-def _matrices(args: Sequence[Any], result: Any) -> int:
-    """Copies of the operands and of the results."""
-    results = result if isinstance(result, tuple | list) else (result,)
-    given = [*args, *results]
-    return 2 * sum(nbytes(x) for x in given if isinstance(x, torch.Tensor))
+def _matrices(args: Sequence[Any], _: Any) -> int:
+    """Copies of the operands."""
+    return sum(nbytes(x) for x in args if isinstance(x, torch.Tensor))
 
 
 _SOLVED: Final = (
@@ -185,9 +196,23 @@ _SOLVED: Final = (
     aten.linalg_householder_product.default,
 )
 
+_READ_IN_ORDER: Final = {
+    aten.topk, aten.kthvalue, aten.median, aten.nanmedian, aten.cumsum, aten.cumprod, aten.cummax,
+    aten.cummin, aten.logcumsumexp, aten._softmax, aten._log_softmax, aten._softmax_backward_data,
+    aten._log_softmax_backward_data, aten.native_layer_norm, aten.native_layer_norm_backward,
+    aten.native_group_norm, aten.native_group_norm_backward, aten.nll_loss_forward,
+    aten.nll_loss_backward, aten.searchsorted, aten.bucketize, aten.roll, aten.histc, aten._unique2,
+    aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.avg_pool2d, aten.avg_pool3d,
+    aten.upsample_nearest2d, aten.upsample_bilinear2d, aten._adaptive_avg_pool2d, aten.convolution,
+    aten.convolution_backward, aten.im2col, aten.col2im, aten.embedding_dense_backward,
+    aten._cdist_forward, aten.multinomial, aten.masked_select,
+}  # fmt: skip
+
 _BOUNDS: dict[Any, Bound] = {
     **losses.BOUNDS,
-    **dict.fromkeys((*linalg.BOUNDS, *_SOLVED), _matrices),
+    **transforms.BOUNDS,
+    **linalg.BOUNDS,
+    **dict.fromkeys(_SOLVED, _matrices),
     aten.sort.default: _sorted,
     aten.sort.stable: _sorted,
     aten.topk.default: _best,

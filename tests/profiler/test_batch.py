@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -184,3 +185,12 @@ def test_what_the_arena_and_threads_hold_is_counted() -> None:
 def test_what_is_kept_needs_a_state() -> None:
     with pytest.raises(lt.LowtideError, match="keep has a int"):
         lt.max_batch_size(lambda batch: None, torch.ones, 100, keep=[3])
+
+
+def test_random_numbers_of_gpus_that_are_not_used_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask several GPUs for their state starts them all, which PyTorch warns of."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert lt.max_batch_size(lambda x: x * 2, lambda n: torch.rand(n, 1000), "1MB", limit=9) == 9

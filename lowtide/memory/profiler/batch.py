@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lowtide.errors import LowtideError
 from lowtide.memory.available import is_out_of_memory
+from lowtide.memory.measure import same_random_numbers
 from lowtide.memory.profiler.profile import profile
 from lowtide.memory.sizes import budget_bytes
 
@@ -42,10 +43,10 @@ def max_batch_size(
     """The largest n up to `limit` for which `step(make_batch(n))` stays inside `budget`.
 
     `budget`: bytes, or a string such as "2GB": the most that one step may allocate at its peak, its
-    batch counted. Returns 0 if not even one sample fits. It is assumed that a larger batch needs no
-    less memory. Afterwards random generators are as before, and so are `keep`: modules, optimizers
-    and others with `state_dict`; if None, those that `step` reaches by its names. Other effects of
-    a step (a counter, a log) stay. Raises LowtideError for what takes no single argument, and what
+    batch counted, on the device where that is most. Returns 0 if not even one sample fits. It is
+    assumed that a larger batch needs no less memory. Afterwards random generators are as before,
+    and so are `keep`: modules, optimizers and others with `state_dict`; if None, those that `step`
+    reaches by its names. Other effects of a step (a counter, a log) stay. Raises LowtideError for what takes no single argument, and what
     `step` raises, unless that is a lack of memory."""
     most_bytes = budget_bytes(budget)
     if type(limit) is not int or limit < 1:  # not True, which is 1
@@ -138,26 +139,17 @@ def _peak_of(
 
 
 def _measured(run: Callable[[], None]) -> int:
-    cuda: Any = torch.cuda
-    if not (cuda.is_available() and cuda.is_initialized()):
-        gc.collect()  # what an earlier step left in cycles
-        with profile() as prof:  # it sees the arena's tensors, and those of other threads
-            run()
-        return prof.peak_bytes
-    devices = range(cuda.device_count())
-    before = [cuda.memory_allocated(device) for device in devices]
-    for device in devices:
-        cuda.reset_peak_memory_stats(device)
-    run()
-    after = [cuda.max_memory_allocated(device) for device in devices]
-    return max(peak - start for peak, start in zip(after, before, strict=True))
+    gc.collect()  # what an earlier step left in cycles
+    with profile() as prof:  # it sees the arena's tensors, those of GPUs and of other threads
+        run()
+    return prof.peak_bytes
 
 
 @contextmanager
 def _unchanged(kept: list[Any]) -> Generator[None]:
     """Random generators and the state of `kept` after as before."""
     restores = [_keeper(thing) for thing in kept]
-    with torch.random.fork_rng(), _python_random():
+    with same_random_numbers(), _python_random():
         try:
             yield
         finally:
