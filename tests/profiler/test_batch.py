@@ -193,4 +193,6 @@ def test_random_numbers_of_gpus_that_are_not_used_are_left(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert lt.max_batch_size(lambda x: x * 2, lambda n: torch.rand(n, 1000), "1MB", limit=9) == 9
+        assert (
+            lt.max_batch_size(lambda x: x * 2, lambda n: torch.rand(n, 1000), "1MB", limit=9) == 9
+        )

@@ -46,8 +46,8 @@ def max_batch_size(
     batch counted, on the device where that is most. Returns 0 if not even one sample fits. It is
     assumed that a larger batch needs no less memory. Afterwards random generators are as before,
     and so are `keep`: modules, optimizers and others with `state_dict`; if None, those that `step`
-    reaches by its names. Other effects of a step (a counter, a log) stay. Raises LowtideError for what takes no single argument, and what
-    `step` raises, unless that is a lack of memory."""
+    reaches by its names. Other effects of a step (a counter, a log) stay. Raises LowtideError for
+    what takes no single argument, and what `step` raises, unless that is a lack of memory."""
     most_bytes = budget_bytes(budget)
     if type(limit) is not int or limit < 1:  # not True, which is 1
         raise LowtideError(f"limit={limit!r} is no batch size; write a whole number from 1")
