@@ -171,14 +171,18 @@ def _strided_for_blas(args: Sequence[Any], _: Any) -> int:
 
 
 def _columns(args: Sequence[Any], result: torch.Tensor) -> int:
-    w = args[1]
-    places = result[0].numel() // max(result.shape[1], 1) if result.dim() > 2 else 0
-    return w[0].numel() * places * result.itemsize
+    return _of_one_image(args[0], args[1], result, args[6])
 
 
 def _columns_back(args: Sequence[Any], _: Any) -> int:
     cotangent, x, w = args[:3]
-    places = cotangent[0].numel() // max(cotangent.shape[1], 1) if x.dim() > 2 else 0
+    return _of_one_image(x, w, cotangent, args[7])
+
+
+def _of_one_image(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, transposed: bool) -> int:
+    """A column for each place of the smaller side, as large as a filter."""
+    small = x if transposed else y
+    places = small[0, 0].numel() if small.dim() > 2 and small.numel() else 0
     return w[0].numel() * places * x.itemsize
 
 

@@ -75,6 +75,27 @@ def test_what_backward_needs_stays_until_backward() -> None:
     assert allocated() == before
 
 
+def test_what_hooks_make_is_the_scopes() -> None:
+    """They run on a thread of PyTorch's engine; a compiled function's own tensors there are not."""
+    leaf = torch.ones(MIB, device="cuda", requires_grad=True)
+
+    @lt.script
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * x).exp()
+
+    made: list[torch.Tensor] = []
+    leaf.register_hook(lambda grad: made.append(grad.square()))
+    compiled(leaf).sum().backward()
+    made.clear()
+    before = allocated()
+    with lt.dispose_scope() as scope:
+        compiled(leaf).sum().backward()
+        assert scope.contains(made[0])
+    assert lt.is_disposed(made[0])
+    assert allocated() == before
+    compiled(leaf).sum().backward()  # nothing of its own ended with the scope
+
+
 def test_a_tensor_in_use_on_another_stream_keeps_its_values() -> None:
     """`record_stream` is the allocator's promise, and it holds for what a scope disposes too."""
     side = torch.cuda.Stream()

@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import io
+import threading
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from torch.nn.utils import prune
 from torch.utils.data import DataLoader, TensorDataset
 
 import lowtide as lt
+from lowtide.memory import watching
+from lowtide.memory.scopes import watch
 
 
 def test_parameters_are_the_modules() -> None:
@@ -379,6 +382,35 @@ def test_forward_and_backward_hooks_run_inside() -> None:
     assert len(features) == len(norms) == 2
     assert all(lt.is_disposed(t) for t in (*features, *norms))
     assert kept[0].shape == (1, 2)
+
+
+def test_hooks_on_a_thread_of_the_engine() -> None:
+    """A GPU's part of a backward pass runs there, with the modes of the thread that waits."""
+    made: list[torch.Tensor] = []
+    own: list[torch.Tensor] = []
+    mode = watch.state().mode
+
+    def on_the_engines() -> None:
+        torch._C._push_on_torch_function_stack(mode)
+        made.append(torch.ones(3))
+        with watching.aside():
+            own.append(torch.ones(3))
+        made.append(torch.ones(3))
+        torch._C._pop_torch_function_stack()
+
+    def hook(_: torch.Tensor) -> None:
+        thread = threading.Thread(target=on_the_engines)
+        thread.start()
+        thread.join()
+
+    leaf = torch.ones(3, requires_grad=True)
+    leaf.register_hook(hook)
+    with lt.dispose_scope() as scope:
+        leaf.exp().sum().backward()
+        assert all(map(scope.contains, made))
+    assert [lt.is_disposed(t) for t in (*made, *own)] == [True, True, False]
+    leaf.exp().sum().backward()  # without a scope
+    assert not any(map(lt.is_disposed, made[2:]))
 
 
 def test_saved_for_backward_survives_the_scope() -> None:

@@ -307,7 +307,8 @@ def _taken(tensor: torch.Tensor) -> tuple[Bag | None, CodeType | None, int]:
 
 
 def _watched(owner: Any, name: str) -> None:
-    """Keep the mode on while the function runs; inside a function of PyTorch's it is off."""
+    """Keep the mode on while the function runs; in a function of PyTorch's it is off. What hooks
+    make is the innermost scope's, on whatever thread they run."""
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
@@ -316,10 +317,12 @@ def _watched(owner: Any, name: str) -> None:
         if not thread.open:
             return plain(*args, **kwargs)
         holder = object()
+        before, thread.lent = thread.lent, watch.current()
         thread.switch_on(holder)
         try:
             return plain(*args, **kwargs)
         finally:
+            thread.lent = before
             thread.switch_off(holder)
 
     setattr(owner, name, function)

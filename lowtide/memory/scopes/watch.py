@@ -112,6 +112,7 @@ class ThreadState:
         self.mode = _Mode(self)
         self.open: list[object] = []
         self.pushed: list[object] = []
+        self.lent: Place | None = None  # to threads of PyTorch's engine, while this one waits
 
     def switch_on(self, holder: object) -> None:
         """See tensors of this thread until `switch_off(holder)`. Call it on this thread."""
@@ -262,21 +263,21 @@ def see(made: Any, frame: FrameType | None) -> None:
 
 @contextmanager
 def aside() -> Generator[None]:
-    """Nothing that this thread makes inside is seen."""
+    """Nothing that this thread makes inside is seen, be it on another one's account."""
     thread: ThreadState | None = getattr(_threads, "state", None)
-    if thread is None or not thread.open:
-        yield
-        return
-    holders, thread.open = thread.open, []
-    was_on = _is_on_stack(thread.mode)
-    if was_on:
-        _remove(thread.mode)
+    modes = _modes()
+    holders: list[object] = []
+    if thread is not None and thread.open:
+        holders, thread.open = thread.open, []
+    for mode in modes:
+        _remove(mode)
     try:
         yield
     finally:
-        thread.open = holders
-        if was_on:
-            _insert(thread.mode)
+        if thread is not None and holders:
+            thread.open = holders
+        for mode in modes:
+            _insert(mode)
 
 
 def told(made: Any) -> None:
@@ -303,8 +304,11 @@ def _record(thread: ThreadState, made: torch.Tensor, frame: FrameType | None) ->
 
 
 def _place_of(thread: ThreadState) -> Place | None:
-    """Whose a tensor is that the thread makes now."""
+    """Whose a tensor is that the thread makes now. A GPU's part of a backward pass runs on a thread
+    of PyTorch's engine, which takes over the modes of the one that waits for it."""
     place = current()
+    if place is None and thread is not getattr(_threads, "state", None):
+        place = thread.lent
     return thread.loose if place is None and thread.is_watching else place
 
 
@@ -403,9 +407,14 @@ def is_ours(tensor: torch.Tensor) -> bool:
     return kind.__torch_dispatch__ is _NO_DISPATCH and not issubclass(kind, Parameter)
 
 
+def _modes() -> list[_Mode]:
+    """Ours that are on the stack."""
+    stack = map(_C._get_function_stack_at, range(_C._len_torch_function_stack()))
+    return [mode for mode in stack if type(mode) is _Mode]
+
+
 def _is_on_stack(mode: _Mode) -> bool:
-    depth = _C._len_torch_function_stack()
-    return any(_C._get_function_stack_at(at) is mode for at in range(depth))
+    return any(other is mode for other in _modes())
 
 
 def _insert(mode: _Mode) -> None:
