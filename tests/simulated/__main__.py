@@ -1,0 +1,30 @@
+"""Tests on a simulated CUDA device: `python -m tests.simulated [--no-values] [pytest's arguments]`.
+
+It needs a build of PyTorch with CUDA, and no GPU: build.py makes the runtime, values.py what
+kernels would have computed. `--no-values` leaves memory as it is: what remains is what is allocated.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tests.simulated.build import Missing, environment, library
+
+
+def main(arguments: list[str]) -> int:
+    """Becomes pytest. Returns only where something is missing."""
+    try:
+        variables = environment(library())
+    except Missing as missing:
+        print(f"CUDA cannot be simulated. {missing}", file=sys.stderr)
+        return 2
+    if "--no-values" in arguments:
+        arguments = [x for x in arguments if x != "--no-values"]
+        variables["LOWTIDE_SIMULATED_VALUES"] = "0"
+    command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-p", "tests.simulated.values"]
+    os.execve(sys.executable, [*command, *arguments], variables)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
