@@ -17,7 +17,7 @@ ROUNDED = 512  # bytes to which PyTorch's allocator rounds
 
 def inputs(device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
-    sizes = (4000, 3), (3000, 3), (3000, 64)
+    sizes = (300, 3), (200, 3), (200, 64)
     x, y, b = (torch.randn(s).to(device) for s in sizes)
     return x, y, b
 

@@ -1,7 +1,7 @@
 """Tests on a simulated CUDA device: `python -m tests.simulated [--no-values] [pytest's arguments]`.
 
 It needs a build of PyTorch with CUDA, and no GPU: build.py makes the runtime, values.py what
-kernels would have computed. `--no-values` leaves memory as it is: what remains is what is allocated.
+kernels would have computed. `--no-values` leaves memory as it is: allocations are all there is.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import sys
 from tests.simulated.build import Missing, environment, library
 
 
-def main(arguments: list[str]) -> int:
-    """Becomes pytest. Returns only where something is missing."""
+def variables_or_exit() -> dict[str, str]:
+    """Those of a process with the simulated runtime; says what is missing, and exits with 2."""
     try:
-        variables = environment(library())
+        return environment(library())
     except Missing as missing:
         print(f"CUDA cannot be simulated. {missing}", file=sys.stderr)
-        return 2
+        sys.exit(2)
+
+
+def main(arguments: list[str]) -> None:
+    """Becomes pytest."""
+    variables = variables_or_exit()
     if "--no-values" in arguments:
         arguments = [x for x in arguments if x != "--no-values"]
         variables["LOWTIDE_SIMULATED_VALUES"] = "0"
@@ -27,4 +32,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -151,7 +151,5 @@ def _stubs(names: Iterable[str]) -> str:
     lines: list[str] = []
     for name in sorted(names):
         result = next(value for pattern, value in STUBS_OF if re.fullmatch(pattern, name))
-        lines.append(
-            f'int {name}(void) {{ static int k; return stub("{name}", &k, {result}); }}\n'
-        )
+        lines.append(f'int {name}(void) {{ static int k; return stub("{name}", &k, {result}); }}\n')
     return PROLOGUE + "".join(lines)

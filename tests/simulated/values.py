@@ -23,7 +23,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,13 +34,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 # They deal in storages and metadata, or are made of ops that have values.
-WITHOUT_VALUES = set(
-    """
-    _copy_from _copy_from_and_resize _efficientzerotensor _local_scalar_dense _pin_memory
-    _reshape_alias _resize_output_ _sparse_coo_tensor_with_dims _to_copy clone contiguous
-    empty empty_strided is_pinned is_set_to record_stream resize_ set_ _conj_physical
-    """.split()
-)
+WITHOUT_VALUES = {
+    "_conj_physical", "_copy_from", "_copy_from_and_resize", "_efficientzerotensor",
+    "_local_scalar_dense", "_pin_memory", "_reshape_alias", "_resize_output_",
+    "_sparse_coo_tensor_with_dims", "_to_copy", "clone", "contiguous", "empty", "empty_strided",
+    "is_pinned", "is_set_to", "record_stream", "resize_", "set_",
+}  # fmt: skip
 ON_CPU_ALONE = {"aten::pow.Scalar"}  # beside those with sizes that values decide
 
 _library = torch.library.Library("aten", "IMPL")
@@ -112,9 +111,7 @@ def _record_graphs() -> None:
     """`torch.cuda.CUDAGraph` replays what its capture has put on the tape."""
     graph: Any = torch.cuda.CUDAGraph
     begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
-    tapes: weakref.WeakKeyDictionary[Any, list[Callable[[], object]]] = (
-        weakref.WeakKeyDictionary()
-    )
+    tapes: weakref.WeakKeyDictionary[Any, list[Callable[[], object]]] = weakref.WeakKeyDictionary()
 
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
@@ -137,7 +134,7 @@ def _record_graphs() -> None:
 
 
 @contextmanager
-def _in_an_op() -> Iterator[None]:
+def _in_an_op() -> Generator[None]:
     """Ops that a kernel calls need no values: the op as a whole has them."""
     _within.op = True
     try:
@@ -147,7 +144,7 @@ def _in_an_op() -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
+def _seeded(seed: int | None) -> Generator[None]:
     """The CPU's generator, while it stands for the device's; None: the op draws nothing."""
     if seed is None:
         yield
@@ -295,8 +292,9 @@ def _interpret_kernels() -> None:
 # ---- Installing
 
 
-def install() -> None:
-    """Once in a process; afterwards whatever runs on the device has values."""
+def install(kernels: bool = True) -> None:
+    """Once in a process; afterwards whatever runs on the device has values. Without `kernels`,
+    those of Lowtide have none: the interpreter takes minutes for some megabytes."""
     if not torch.cuda.is_available() or not torch.cuda.get_device_name().startswith("Simulated"):
         raise RuntimeError("no simulated device: run `python -m tests.simulated`")
     # Their libraries are stubs, which only PyTorch's own kernels are not.
@@ -307,7 +305,8 @@ def install() -> None:
     if os.environ.get("LOWTIDE_SIMULATED_VALUES") != "0":
         _give_values()
         _record_graphs()
-        _interpret_kernels()
+        if kernels:
+            _interpret_kernels()
 
 
 def pytest_configure() -> None:
