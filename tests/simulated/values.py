@@ -40,6 +40,7 @@ WITHOUT_VALUES = {
     "_sparse_coo_tensor_with_dims", "_to_copy", "clone", "contiguous", "empty", "empty_strided",
     "is_pinned", "is_set_to", "record_stream", "resize_", "set_",
 }  # fmt: skip
+FOR_ALL_DEVICES = {"aten::copy_"}  # whose kernel is CUDA's too, without being listed as that
 ON_CPU_ALONE = {"aten::pow.Scalar"}  # beside those with sizes that values decide
 
 _library = torch.library.Library("aten", "IMPL")
@@ -61,7 +62,8 @@ def on_host(tensor: Tensor) -> Tensor:
     same = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
     with torch.no_grad():
         view = torch.empty(0, dtype=tensor.dtype)
-        return view.set_(same, tensor.storage_offset(), tensor.shape, tensor.stride())
+        view.set_(same, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return view
 
 
 def _argument(x: Any) -> Any:
@@ -245,7 +247,8 @@ def _ops() -> Iterator[tuple[str, Any]]:
             continue
         packet = getattr(torch.ops.aten, base, None)
         op = getattr(packet, overload or "default", None)
-        if op is None or not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+        is_on_cuda = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
+        if op is None or not (is_on_cuda or name in FOR_ALL_DEVICES):
             continue
         aliases = [a.alias_info for a in op._schema.arguments if a.alias_info is not None]
         if not aliases or any(x.is_write for x in aliases):  # else a view
