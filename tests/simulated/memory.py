@@ -264,7 +264,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    names = given.names or list(dict.fromkeys(case.name for case in CASES))
+    known = list(dict.fromkeys(case.name for case in CASES))
+    unknown = [name for name in given.names if name not in known]
+    if unknown:
+        parser.error(f"no program is named {', '.join(unknown)}; there are {', '.join(known)}")
+    names = given.names or known
     if given.work:
         work(names, given.out)
         return
