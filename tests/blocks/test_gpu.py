@@ -18,7 +18,7 @@ ROUNDED = 512  # bytes to which PyTorch's allocator rounds
 
 def inputs(device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
-    sizes = (4000, 3), (3000, 3), (3000, 64)
+    sizes = (300, 3), (200, 3), (200, 64)
     x, y, b = (torch.randn(s).to(device) for s in sizes)
     return x, y, b
 
@@ -79,7 +79,7 @@ def test_loops_that_repeat() -> None:
     compiled, u = lt.script(stepped), torch.randn(96, 96, device="cuda") * 0.1
     given = [
         (torch.randn(12, n, 96, device="cuda"), u, torch.randn(n, 96, device="cuda"))
-        for n in (3000, 500)
+        for n in (160, 40)
     ]
     for _ in range(4):
         for x, u, h in given:
@@ -120,7 +120,7 @@ def test_the_current_stream() -> None:
 def test_deterministic_scatters() -> None:
     compiled = lt.script(looked_up)
     table = torch.randn(50, 40, device="cuda", requires_grad=True)
-    index = torch.randint(0, 50, (3000, 7), device="cuda")
+    index = torch.randint(0, 50, (300, 7), device="cuda")
     torch.use_deterministic_algorithms(True)
     try:
         found = [torch.autograd.grad(compiled(table, index).sum(), table)[0] for _ in range(3)]
