@@ -57,11 +57,11 @@ def on_host(tensor: Tensor) -> Tensor:
         return tensor
     storage = tensor.untyped_storage()
     if not storage.nbytes() or not storage.data_ptr():
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     same = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
     with torch.no_grad():
-        view = torch.empty(0, dtype=tensor.dtype)
+        view = torch.empty(0, dtype=tensor.dtype, device="cpu")
         view.set_(same, tensor.storage_offset(), tensor.shape, tensor.stride())
     return view
 
@@ -78,15 +78,15 @@ def _argument(x: Any) -> Any:
 def _number(x: complex, first: Tensor | None) -> Tensor:
     """A number that PyTorch has in the place of a tensor, of a dtype that changes no result's."""
     if isinstance(x, bool):
-        return torch.scalar_tensor(x, dtype=torch.bool)
+        return torch.scalar_tensor(x, device="cpu", dtype=torch.bool)
     if isinstance(x, int):
         is_like = first is not None and first.dtype != torch.bool
-        return torch.scalar_tensor(x, dtype=first.dtype if is_like else torch.int64)
+        return torch.scalar_tensor(x, device="cpu", dtype=first.dtype if is_like else torch.int64)
     if isinstance(x, complex):
-        return torch.scalar_tensor(x, dtype=torch.complex64)
+        return torch.scalar_tensor(x, device="cpu", dtype=torch.complex64)
     if first is None or not first.is_floating_point():
-        return torch.scalar_tensor(x, dtype=torch.get_default_dtype())
-    return torch.scalar_tensor(x, dtype=torch.float64 if first.ndim else first.dtype)
+        return torch.scalar_tensor(x, device="cpu", dtype=torch.get_default_dtype())
+    return torch.scalar_tensor(x, device="cpu", dtype=torch.float64 if first.ndim else first.dtype)
 
 
 # ---- Captures
