@@ -333,9 +333,11 @@ def _unread(stage: Stage) -> list[str]:
 
 def _alone(x: Tensor) -> Tensor:
     """The last value of a loop, without those of all steps, whose memory it is a part of."""
-    if x.device.type != "cpu" or x.untyped_storage().nbytes() - x.nbytes < _MUCH_BYTES:
+    if x.untyped_storage().nbytes() - x.nbytes < _MUCH_BYTES:
         return x
-    return arena.empty(tuple(x.shape), x.dtype).copy_(x)
+    shape, is_host = tuple(x.shape), x.device.type == "cpu"
+    made = arena.empty(shape, x.dtype) if is_host else x.new_empty(shape)
+    return made.copy_(x)
 
 
 def _given(part: Part | Loop | Strips) -> set[str]:

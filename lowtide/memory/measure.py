@@ -22,7 +22,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -270,10 +270,18 @@ def _time_repeated(call: Callable[[], object], count: int) -> float:
     return (time.perf_counter_ns() - start) / count
 
 
-def same_random_numbers() -> AbstractContextManager[Any]:
-    """What PyTorch draws inside is drawn again afterwards, on every device that is in use."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    return cast("Any", torch.random).fork_rng(devices)
+@contextmanager
+def same_random_numbers() -> Generator[None]:
+    """What PyTorch draws inside is drawn again afterwards, on every device that is in use; GPUs
+    that are first used inside begin again with the seed that they began with."""
+    was_used, seed = torch.cuda.is_initialized(), torch.initial_seed()
+    devices = range(torch.cuda.device_count()) if was_used else ()
+    try:
+        with cast("Any", torch.random).fork_rng(devices):
+            yield
+    finally:
+        if torch.cuda.is_initialized() and not was_used:
+            torch.cuda.manual_seed_all(seed)
 
 
 @contextmanager

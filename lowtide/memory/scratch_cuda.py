@@ -3,7 +3,7 @@
 In: an ATen op, its arguments and its result. Out: bytes of PyTorch's allocator beyond the result.
 An op that is not in the tables allocates nothing worth counting: operands of other dtypes are read
 as they are, where a kernel of the CPU would have them converted. What is not bounded: what cuDNN,
-cuSOLVER and cuFFT take for themselves, and the sums of parts of a reduction along outer dims.
+cuSOLVER and cuFFT take for themselves, and what a reduction keeps of its parts.
 
     sort(x, dim)              rows of over 4096: values and places, twice
     topk(x, k, dim)           counts of digits, of each part of a row
@@ -19,6 +19,7 @@ Read from what the allocator was asked for by PyTorch 2.11 built with CUDA 13; t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -77,8 +78,21 @@ def _rows_of(x: torch.Tensor, dim: int) -> tuple[int, int]:
 
 
 def _sorted(args: Sequence[Any], _: Any) -> int:
+    """Long rows are sorted where they lie in order; else values are copied there, and sorted values
+    and places from there."""
+    x = args[0]
     dims = [a for a in args[1:] if type(a) is int]
-    return _sorting(*_rows_of(args[0], dims[0] if dims else -1), args[0].itemsize)
+    dim = dims[0] if dims else -1
+    rows, length = _rows_of(x, dim)
+    is_turned = length > _SMALL_ROW and (x.stride(dim) != 1 or not x.is_contiguous())
+    turned = x.numel() * (2 * x.itemsize + 8) if is_turned else 0
+    return _sorting(rows, length, x.itemsize) + turned
+
+
+def _middle(args: Sequence[Any], _: Any) -> int:
+    """All are sorted, in one row."""
+    x = args[0]
+    return _sorting(1, x.numel(), x.itemsize) + x.numel() * (x.itemsize + 8)
 
 
 def _best(args: Sequence[Any], _: Any) -> int:
@@ -120,8 +134,6 @@ def _put(args: Sequence[Any], result: Any) -> int:
     time."""
     adds = len(args) > 3 and args[3]
     given = [x for x in args[1] if x is not None]
-    if args[2].numel() == 1 and not adds and len(given) == 1 and given[0].dtype is torch.bool:
-        return 0  # a number, filled in where a mask is true
     found = _indices(args, result)
     if not adds and not torch.are_deterministic_algorithms_enabled():
         return found
@@ -135,6 +147,28 @@ def _added(args: Sequence[Any], _: Any) -> int:
         return 0
     index, source = args[2:4]
     return _places(index.numel()) + nbytes(source) + 8 * index.dim() * index.numel()
+
+
+def _reduced_onto(args: Sequence[Any], result: Any) -> int:
+    """The mean counts what came to each place."""
+    x, source, how = args[0], args[3], args[4]
+    counts = nbytes(x) + nbytes(source) + x.numel() if how == "mean" else 0
+    return _added(args, result) + counts
+
+
+def _reduced_along(args: Sequence[Any], _: Any) -> int:
+    """The same, by index_reduce."""
+    counts = nbytes(args[0]) + nbytes(args[3]) + args[0].numel()
+    return counts if args[4] == "mean" else 0
+
+
+def _copy_in_order(args: Sequence[Any], _: Any) -> int:
+    """Beside the operand, its results."""
+    return 0 if args[0].is_contiguous() else nbytes(args[0])
+
+
+def _complex(args: Sequence[Any], _: Any) -> int:
+    return nbytes(args[0]) if args[0].is_complex() else 0
 
 
 def _places(count: int) -> int:
@@ -164,10 +198,24 @@ def _summed(args: Sequence[Any], result: Any) -> int:
     return 0 if is_read else x.numel() * result.itemsize
 
 
-def _strided_for_blas(args: Sequence[Any], _: Any) -> int:
-    """Copies of matrices of which neither rows nor columns lie side by side."""
+def _scanned(args: Sequence[Any], result: Any) -> int:
+    """Of one row, sums of its parts."""
+    x = args[0]
+    is_one_row = x.numel() == max(x.shape, default=1)
+    return _summed(args, result) + (x.numel() // 32 + 8192 if is_one_row else 0)
+
+
+def _for_blas(args: Sequence[Any], _: Any) -> int:
+    """Copies of matrices whose rows, or columns, do not lie side by side one after the other, and
+    of rows that are to be conjugated."""
     matrices = [x for x in args if isinstance(x, torch.Tensor)][-2:]
-    return sum(nbytes(x) for x in matrices if 1 not in x.stride()[-2:])
+    return sum(nbytes(x) for x in matrices if x.dim() > 1 and not _reads_as_it_lies(x))
+
+
+def _reads_as_it_lies(x: torch.Tensor) -> bool:
+    (rows, columns), (across, along) = x.shape[-2:], x.stride()[-2:]
+    by_rows = along == 1 and across >= max(columns, 1) and not x.is_conj()
+    return by_rows or (across == 1 and along >= max(rows, 1))
 
 
 def _columns(args: Sequence[Any], result: torch.Tensor) -> int:
@@ -183,7 +231,7 @@ def _of_one_image(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, transposed:
     """A column for each place of the smaller side, as large as a filter."""
     small = x if transposed else y
     places = small[0, 0].numel() if small.dim() > 2 and small.numel() else 0
-    return w[0].numel() * places * x.itemsize
+    return math.prod(w.shape[1:]) * places * x.itemsize
 
 
 def _matrices(args: Sequence[Any], _: Any) -> int:
@@ -209,7 +257,8 @@ _READ_IN_ORDER: Final = {
     aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.avg_pool2d, aten.avg_pool3d,
     aten.upsample_nearest2d, aten.upsample_bilinear2d, aten._adaptive_avg_pool2d, aten.convolution,
     aten.convolution_backward, aten.im2col, aten.col2im, aten.embedding_dense_backward,
-    aten._cdist_forward, aten.multinomial, aten.masked_select,
+    aten._cdist_forward, aten.multinomial, aten.masked_select, aten.native_batch_norm,
+    aten.native_batch_norm_backward,
 }  # fmt: skip
 
 _BOUNDS: dict[Any, Bound] = {
@@ -220,7 +269,16 @@ _BOUNDS: dict[Any, Bound] = {
     aten.sort.default: _sorted,
     aten.sort.stable: _sorted,
     aten.topk.default: _best,
+    aten.median.default: _middle,
+    aten.nanmedian.default: _middle,
     aten.mode.default: _copy,
+    aten.native_batch_norm.default: _copy_in_order,
+    **dict.fromkeys(
+        (aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default), _scanned
+    ),
+    aten.index_reduce.default: _reduced_along,
+    aten.abs.default: _complex,
+    **dict.fromkeys((aten.scatter_reduce.two, aten.scatter_reduce_.two), _reduced_onto),
     aten._unique2.default: _distinct,
     aten.masked_scatter.default: _numbered,
     aten.masked_scatter_.default: _numbered,
@@ -250,8 +308,6 @@ _BOUNDS: dict[Any, Bound] = {
             aten.mean.dim,
             aten.prod.default,
             aten.prod.dim_int,
-            aten.cumsum.default,
-            aten.cumprod.default,
             aten.linalg_vector_norm.default,
         ),
         _summed,
@@ -259,8 +315,15 @@ _BOUNDS: dict[Any, Bound] = {
     aten.logsumexp.default: _copy,
     aten.im2col.default: _copy,
     **dict.fromkeys(
-        (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
-        _strided_for_blas,
+        (
+            aten.mm.default,
+            aten.addmm.default,
+            aten.bmm.default,
+            aten.baddbmm.default,
+            aten.mv.default,
+            aten.addmv.default,
+        ),
+        _for_blas,
     ),
     aten.convolution.default: _columns,
     aten.convolution_backward.default: _columns_back,

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,8 @@ class Graphs:
         """A graph; None where the driver makes none: then no other is tried."""
         try:
             graph: Any = torch.cuda.CUDAGraph()
-            with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+            stream = torch.cuda.Stream(device)
+            with _other_generator(device), torch.cuda.device(device), torch.cuda.stream(stream):
                 graph.capture_begin(capture_error_mode="thread_local")
                 RECORDING.on = True
                 try:
@@ -83,7 +85,6 @@ class Graphs:
                     graph.capture_end()
         except Exception:  # whatever it was: launched one by one, it is raised again if it matters
             self._refused = True
-            _free_generator(device)
             return None
         return graph
 
@@ -108,13 +109,21 @@ def _is_capturing(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-def _free_generator(device: torch.device) -> None:
+@contextmanager
+def _other_generator(device: torch.device) -> Generator[None]:
     """PyTorch's generator of random numbers waits for a recording that has failed, and refuses to
-    draw outside of it: another takes its place, with the same state."""
+    draw outside of it: what is recorded here has a copy of its state."""
     generators: tuple[Any, ...] = torch.cuda.default_generators
-    for generator in generators:
-        if generator.device == device:
-            generator.graphsafe_set_state(generator.clone_state())
+    generator = next((g for g in generators if g.device == device), None)
+    if generator is None:  # of a stand-in
+        yield
+        return
+    state = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(state)
 
 
 def _is_alone() -> bool:

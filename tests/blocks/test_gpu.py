@@ -40,6 +40,19 @@ def test_predicted_memory_is_what_the_allocator_hands_out() -> None:
     del found
 
 
+def test_the_last_value_of_a_loop_is_kept_alone() -> None:
+    """The states of all steps, in which it lies, go with the loop."""
+    compiled, u = lt.script(stepped), torch.randn(96, 96, device="cuda") * 0.1
+    x, h = torch.randn(12, 400, 96, device="cuda"), torch.randn(400, 96, device="cuda")
+    for _ in range(3):  # a recording takes two blocks of its own
+        compiled(x, u, h)
+    before = torch.cuda.memory_allocated()
+    found = compiled(x, u, h)
+    assert (
+        torch.cuda.memory_allocated() - before == found.nbytes == found.untyped_storage().nbytes()
+    )
+
+
 def test_a_profile_has_the_peak_of_the_device() -> None:
     compiled, given = lt.script(kernel_sum), inputs()
     compiled(*given)
@@ -100,11 +113,14 @@ def test_a_recording_that_fails() -> None:
     torch.rand(3, device=device)
     torch.cuda.synchronize()
     state = torch.cuda.get_rng_state()
+    held = torch.cuda.default_generators[0].graphsafe_get_state()  # as a user's graph has it
     for _ in range(3):
         graphs.launch("same", device, FEWEST, launch)
     assert len(calls) == 3
     assert torch.equal(torch.cuda.get_rng_state(), state)
     assert torch.rand(3, device=device).shape == (3,)
+    torch.manual_seed(3)
+    assert held.initial_seed() == 3
 
 
 def test_the_current_stream() -> None:

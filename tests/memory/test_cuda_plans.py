@@ -89,6 +89,9 @@ COUNT = 2_000_000
 WITHIN = {  # bytes that PyTorch 2.11's allocator was asked for beyond results
     "sort": (lambda x, _: torch.sort(x), 40_391_000),
     "short rows": (lambda x, _: torch.sort(x.view(-1, 2000)), 16_000),
+    "columns": (lambda x, _: torch.sort(x.view(500_000, 4), 0), 96_400_000),
+    "median": (lambda x, _: torch.median(x), 64_000_000),
+    "expanded": (lambda x, _: x[:2000].expand(1000, 2000) @ x.view(2000, 1000), 8_000_000),
     "few rows": (lambda x, _: torch.sort(x.view(20, -1)), 64_391_000),
     "many rows": (lambda x, _: torch.sort(x.view(-1, 5000)), 40_000_000),
     "topk": (lambda x, _: torch.topk(x.view(-1, 2000), 5), 1_566_000),

@@ -115,15 +115,17 @@ def test_work_memory_that_only_the_heap_has(monkeypatch: pytest.MonkeyPatch) -> 
     x = torch.rand(2000, 128)
     compiled = lt.script(weighted)
     expected = compiled(x)
-    take = arena._pool.take
+    take, refused = arena._pool.take, []
 
     def take_none_for_work(nbytes: int, is_for_work: bool = False) -> Any:
         if is_for_work:
+            refused.append(nbytes)
             raise OSError("no memory")
         return take(nbytes, is_for_work)
 
     monkeypatch.setattr(arena._pool, "take", take_none_for_work)
     assert torch.equal(compiled(x), expected)
+    assert refused
 
 
 @pytest.mark.skipif(not libc.used_bytes(), reason="the C library does not say what is in use")

@@ -1,4 +1,4 @@
-"""What programs need on CUDA, against what was promised: `python -m tests.simulated.memory`.
+"""What programs need on CUDA, against what was promised.
 
     python -m tests.simulated.memory [NAME...] --out FILE
 

@@ -252,10 +252,18 @@ def is_innermost(place: Place) -> bool:
     return _innermost.get() is place
 
 
-def see(made: Any, frame: FrameType | None) -> None:
-    """Record tensors that were made where the mode does not look, if this thread is watched."""
+def _watcher() -> ThreadState | None:
+    """On whose account this thread is watched: its own, or that of the one that waits for it."""
     thread: ThreadState | None = getattr(_threads, "state", None)
     if thread is not None and thread.open:
+        return thread
+    return next((mode.thread for mode in _modes()), None)
+
+
+def see(made: Any, frame: FrameType | None) -> None:
+    """Record tensors that were made where the mode does not look, if this thread is watched."""
+    thread = _watcher()
+    if thread is not None:
         for tensor in tensors_in(made):
             if is_ours(tensor):
                 _record(thread, tensor, frame)
@@ -283,8 +291,8 @@ def aside() -> Generator[None]:
 def told(made: Any) -> None:
     """Record what was made `aside` and is handed out now. What somebody else refers to as well was
     there before."""
-    thread: ThreadState | None = getattr(_threads, "state", None)
-    if thread is None or not thread.open:
+    thread = _watcher()
+    if thread is None:
         return
     found = list(tensors_in(made))
     times = Counter(map(id, found))
