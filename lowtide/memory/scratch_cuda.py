@@ -219,16 +219,20 @@ def _reads_as_it_lies(x: torch.Tensor) -> bool:
 
 
 def _columns(args: Sequence[Any], result: torch.Tensor) -> int:
-    return _of_one_image(args[0], args[1], result, args[6])
+    return _of_one_image(args[0], args[1], result, args[6], args[8])
 
 
 def _columns_back(args: Sequence[Any], _: Any) -> int:
     cotangent, x, w = args[:3]
-    return _of_one_image(x, w, cotangent, args[7])
+    return _of_one_image(x, w, cotangent, args[7], args[9])
 
 
-def _of_one_image(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, transposed: bool) -> int:
-    """A column for each place of the smaller side, as large as a filter."""
+def _of_one_image(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, transposed: bool, groups: int
+) -> int:
+    """A column for each place of the smaller side, as large as a filter; none by channels."""
+    if not transposed and groups == x.shape[1] > 1:
+        return 0
     small = x if transposed else y
     places = small[0, 0].numel() if small.dim() > 2 and small.numel() else 0
     return math.prod(w.shape[1:]) * places * x.itemsize
