@@ -246,7 +246,7 @@ def _homogeneous(_: Sequence[Any], result: torch.Tensor) -> int:
     return _bytes(result) // max(dims, 1) * (dims + 1)
 
 
-def _complex(args: Sequence[Any], _: Any) -> int:
+def of_complex(args: Sequence[Any], _: Any) -> int:
     return _bytes(args[0]) if args[0].is_complex() else 0
 
 
@@ -286,7 +286,7 @@ def _copies_between(args: Sequence[Any], _: Any) -> int:
     return _bytes(args[0]) if len(dims) > 1 else 0
 
 
-def _mask_indices(args: Sequence[Any], _: Any) -> int:
+def mask_indices(args: Sequence[Any], _: Any) -> int:
     """A mask becomes the indices of all its dims."""
     items = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
     return sum(8 * x.numel() * x.dim() for x in items)
@@ -298,7 +298,7 @@ def _mask_written(args: Sequence[Any], result: Any) -> int:
     given = [x for x in args[1] if x is not None]
     if args[2].numel() == 1 and not adds and len(given) == 1:
         return 0
-    return _mask_indices(args, result)
+    return mask_indices(args, result)
 
 
 _TENSOR_BYTES: Final = 240  # of a tensor, besides its elements
@@ -321,7 +321,7 @@ _BOUNDS: dict[Any, Bound] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention.backward_scratch,
     aten._native_multi_head_attention.default: attention.native_scratch,
     aten._transformer_encoder_layer_fwd.default: attention.layer_scratch,
-    aten.abs.default: _complex,
+    aten.abs.default: of_complex,
     **dict.fromkeys(
         (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), _for_blas
     ),
@@ -362,7 +362,7 @@ _BOUNDS: dict[Any, Bound] = {
     aten._unique2.default: _distinct,
     aten.unique_dim.default: _distinct_rows,
     aten.isin.Tensor_Tensor: _contained,
-    aten.index.Tensor: _mask_indices,
+    aten.index.Tensor: mask_indices,
     aten.index_put.default: _mask_written,
     aten.index_put_.default: _mask_written,
     aten._index_put_impl_.default: _mask_written,

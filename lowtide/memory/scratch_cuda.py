@@ -27,6 +27,7 @@ import torch
 
 from lowtide.memory import linalg, losses, transforms
 from lowtide.memory.convolution import nbytes
+from lowtide.memory.scratch import mask_indices, of_complex
 
 aten = torch.ops.aten
 Bound = Callable[[Sequence[Any], Any], int]
@@ -113,20 +114,10 @@ def _distinct(args: Sequence[Any], result: Any) -> int:
     return max(taken - sum(map(nbytes, result)), 0)
 
 
-def _copy(args: Sequence[Any], _: Any) -> int:
-    return nbytes(args[0])
-
-
 def _numbered(args: Sequence[Any], _: Any) -> int:
     """A number for each element: what came before it in a mask."""
     count = max(args[0].numel(), args[1].numel())
     return 8 * count + count // 4
-
-
-def _indices(args: Sequence[Any], _: Any) -> int:
-    """A mask becomes the indices of all its dims."""
-    items = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
-    return sum(8 * x.numel() * x.dim() for x in items)
 
 
 def _put(args: Sequence[Any], result: Any) -> int:
@@ -134,7 +125,7 @@ def _put(args: Sequence[Any], result: Any) -> int:
     time."""
     adds = len(args) > 3 and args[3]
     given = [x for x in args[1] if x is not None]
-    found = _indices(args, result)
+    found = mask_indices(args, result)
     if not adds and not torch.are_deterministic_algorithms_enabled():
         return found
     places = max((x.numel() for x in given), default=0)
@@ -165,10 +156,6 @@ def _reduced_along(args: Sequence[Any], _: Any) -> int:
 def _copy_in_order(args: Sequence[Any], _: Any) -> int:
     """Beside the operand, its results."""
     return 0 if args[0].is_contiguous() else nbytes(args[0])
-
-
-def _complex(args: Sequence[Any], _: Any) -> int:
-    return nbytes(args[0]) if args[0].is_complex() else 0
 
 
 def _places(count: int) -> int:
@@ -275,20 +262,20 @@ _BOUNDS: dict[Any, Bound] = {
     aten.topk.default: _best,
     aten.median.default: _middle,
     aten.nanmedian.default: _middle,
-    aten.mode.default: _copy,
+    aten.mode.default: linalg.copied,
     aten.native_batch_norm.default: _copy_in_order,
     **dict.fromkeys(
         (aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default), _scanned
     ),
     aten.index_reduce.default: _reduced_along,
-    aten.abs.default: _complex,
+    aten.abs.default: of_complex,
     **dict.fromkeys((aten.scatter_reduce.two, aten.scatter_reduce_.two), _reduced_onto),
     aten._unique2.default: _distinct,
     aten.masked_scatter.default: _numbered,
     aten.masked_scatter_.default: _numbered,
     aten.masked_select.default: _numbered,
     aten.masked_scatter_backward.default: _numbered,
-    aten.index.Tensor: _indices,
+    aten.index.Tensor: mask_indices,
     aten.index_put.default: _put,
     aten.index_put_.default: _put,
     aten._index_put_impl_.default: _put,
@@ -316,8 +303,8 @@ _BOUNDS: dict[Any, Bound] = {
         ),
         _summed,
     ),
-    aten.logsumexp.default: _copy,
-    aten.im2col.default: _copy,
+    aten.logsumexp.default: linalg.copied,
+    aten.im2col.default: linalg.copied,
     **dict.fromkeys(
         (
             aten.mm.default,
