@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "lowtide"
 
 # A folder or file of the package → what of the package it may import, itself aside.
 # A longer name wins over a shorter: "memory.scopes" over "memory".
-BASE = {"errors", "config"}
+BASE = {"errors", "config", "function_apply"}
 IR = BASE | {"ir"}
 TEXPR = IR | {"texpr"}
 OPS = TEXPR | {"ops"}
@@ -23,6 +23,7 @@ PASSES = OPS | {"passes"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
+    "function_apply": set(),
     "tables": set(),
     "ir": BASE,
     "texpr": IR,

@@ -24,7 +24,7 @@ def _patched() -> tuple[object, ...]:
         threading.Thread.start,
         torch.compile,
         torch.autograd._engine_run_backward,  # type: ignore[attr-defined]
-        torch.autograd.Function.apply.__func__,
+        "apply" in vars(torch.autograd.function._SingleLevelFunction),
     )
 
 
@@ -207,6 +207,33 @@ def test_threads_in_the_middle_of_work_when_it_ends(
     for thread in threads:
         thread.join()
     assert _patched() == before
+
+
+class Waiting(torch.autograd.Function):
+    inside, go_on = threading.Event(), threading.Event()
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        Waiting.inside.set()
+        Waiting.go_on.wait(60)
+        return x.exp()
+
+
+def test_an_apply_that_was_taken_hold_of_before_is_waited_for() -> None:
+    """As in `spike = Spike.apply` beside the class; the trace beside it has its own layer there."""
+    threads = [
+        threading.Thread(target=Waiting.apply, args=(torch.ones(100),)),
+        threading.Timer(0.2, Waiting.go_on.set),
+    ]
+    with lt.profile() as prof:
+        lt.trace(torch.exp, (torch.ones(3),))
+        for thread in threads:
+            thread.start()
+        assert Waiting.inside.wait(60)
+    assert Waiting.go_on.is_set()
+    for thread in threads:
+        thread.join()
+    assert len([row for row in prof.rows() if row.op == "aten::exp"]) == 2  # the trace's, and this
 
 
 def test_a_call_that_was_dispatched_before_the_end_is_not_recorded() -> None:

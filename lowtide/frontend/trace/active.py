@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch.jit
-from torch.autograd import function as torch_function
+
+from lowtide import function_apply
 
 if TYPE_CHECKING:
     from lowtide.frontend.trace.recorder import Recorder
@@ -73,11 +74,11 @@ def _patch(step: int) -> None:
         if _depth == 1 and step == 1:
             for names, name in _ASKED:
                 names[name] = functools.partial(_is_tracing, names[name])
-            _Base.apply = classmethod(_apply)
+            function_apply.add(_apply)
         elif _depth == 0:
             for names, name in _ASKED:
                 names[name] = names[name].args[0]
-            del _Base.apply
+            function_apply.remove(_apply)
 
 
 # Past the properties of `lowtide.patch`.
@@ -87,14 +88,9 @@ _ASKED: tuple[tuple[Any, str], ...] = (
 )
 
 
-# Functions find their `apply`, which is C, behind this class: also one that was looked up before.
-_Base: Any = torch_function._SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
-
-
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _apply(run: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     from lowtide.frontend.trace import autograd_functions  # its recorder reads this module
 
-    run = cast("Callable[..., Any]", super(_Base, cls).apply)
     recorder = active()
     is_seen = recorder is not None and recorder.is_live() and not kwargs
     if not is_seen or not autograd_functions.is_recorded(cls):

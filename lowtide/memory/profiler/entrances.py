@@ -14,10 +14,12 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from lowtide import function_apply
 from lowtide.memory.profiler import watch
 from lowtide.memory.profiler.patches import Patches
 
@@ -34,7 +36,7 @@ def enter() -> None:
         _inside += 1
         if _inside == 1:
             _patches.replace(torch.autograd, "_engine_run_backward", _watched_backward)
-            _patches.replace(torch.autograd.Function, "apply", _watched_apply)
+            function_apply.add(_watched_apply)
             for owner in (_C.ScriptFunction, _C.ScriptMethod):
                 _patches.replace(owner, "__call__", _noted_call)
 
@@ -45,6 +47,7 @@ def leave() -> None:
     with _lock:
         _inside -= 1
         if _inside == 0:
+            function_apply.remove(_watched_apply)
             _patches.undo()
 
 
@@ -73,16 +76,12 @@ def _watched_backward(old: Any) -> Any:
     return run
 
 
-def _watched_apply(old: Any) -> Any:
+def _watched_apply(
+    run: Callable[..., Any], _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """PyTorch records the function as an event around the calls inside it."""
-    apply = old.__func__
-
-    @functools.wraps(apply)
-    def watched(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        watcher = watch.current()
-        if watcher is None or watcher.is_paused:
-            return apply(cls, *args, **kwargs)
-        with watcher.busy():
-            return apply(cls, *args, **kwargs)
-
-    return classmethod(watched)
+    watcher = watch.current()
+    if watcher is None or watcher.is_paused:
+        return run(*args, **kwargs)
+    with watcher.busy():
+        return run(*args, **kwargs)
