@@ -28,10 +28,9 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory import attention, layouts, linalg, losses, remembered, scratch, scratch_cuda
+from lowtide.memory import layouts, makers, remembered, scratch, scratch_cuda
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
-from lowtide.memory.onednn import layer_results
 from lowtide.memory.plan import Event, Held
 from lowtide.runtime import heap, libc
 
@@ -48,6 +47,7 @@ _OBJECT_BYTES = 448  # of a tensor, besides its elements
 _NODE_BYTES = 384  # of an op in autograd's graph
 _EDGE_BYTES = 160  # of each of its operands, which it may save
 _ALONE = 2  # uses of a storage that one tensor has, while it is asked
+_ONCE = 4  # uses of a gradient that the engine holds for one operand, as an op under a mode sees it
 _MOST_WITHIN_BYTES = 1 << 26  # of a hole that an op leaves within itself: what is larger is mapped
 _HOLE_WITHIN_BYTES = 4 << 20  # of it in the peak, and a sixteenth of that
 aten = torch.ops.aten
@@ -285,6 +285,7 @@ class Ledger(TorchDispatchMode):
         return (
             x.layout is torch.strided
             and torch._C._storage_Use_Count(_key(x)) == _ALONE  # pyright: ignore
+            and x._use_count() <= _ONCE
             and _is_packed(x)
         )
 
@@ -329,8 +330,7 @@ class Ledger(TorchDispatchMode):
         func = self._as_without_a_mode(func, args)
         result, note = largest(func, args)
         if result is None:
-            makers = layer_results, attention.results, linalg.results, losses.results
-            result = next((r for make in makers if (r := make(func, args)) is not None), None)
+            result = makers.results(func, args)
         if result is None:
             result = layouts.as_it_lies(func, args, remembered.run(func, args, kwargs))
         elif note:

@@ -31,20 +31,21 @@ Direction = Callable[[Tensor, State, Sequence[Tensor], bool, Kept], tuple[Tensor
 def layers(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...] | None:
     """See the module's text."""
     cell = _CELLS.get(func)
-    if cell is None or not _is_plain(*args):
+    if cell is None or not is_plain(*args):
         return None
     states = args[1] if func is torch.lstm else (args[1],)
     if func is torch.lstm and onednn.takes(args[0], *states):
-        return _layers(onednn.direction(*args), *args, states=states, dense=True)
-    return _layers(_stepped(cell, bool(args[3])), *args, states=states)
+        return run_layers(onednn.direction(*args), *args, states=states, dense=True)
+    return run_layers(_stepped(cell, bool(args[3])), *args, states=states)
 
 
-def _is_plain(x: Tensor, hx: Any, *_: Any) -> bool:
+def is_plain(x: Tensor, hx: Any, *_: Any) -> bool:
+    """Whether the call is of tensors of the meta device that are not packed."""
     is_packed = isinstance(hx, Tensor) and hx.dim() == 1  # the sizes of its batches
     return x.is_meta and x.numel() > 0 and not is_packed
 
 
-def _layers(
+def run_layers(
     run: Direction,
     x: Tensor,
     _: Any,
@@ -58,7 +59,9 @@ def _layers(
     *,
     states: Sequence[Tensor],
     dense: bool = False,
+    drop: Callable[[Tensor, float, bool], Tensor] = torch.dropout,
 ) -> tuple[Tensor, ...]:
+    """The layers of a call, each direction of each by `run`; `dense`: of an input in order."""
     if batch_first:
         x = x.transpose(0, 1)
     x = x.contiguous() if dense else x
@@ -74,9 +77,12 @@ def _layers(
             y, state = run(x, tuple(s[k] for s in states), own, direction == 1, kept)
             found.append(y)
             last.append(state)
+            del y
         x = found[0] if directions == 1 else torch.cat(found, -1)
+        found.clear()
+        kept.clear()
         if dropout and train and layer < num_layers - 1:
-            x = torch.dropout(x, dropout, True)
+            x = drop(x, dropout, True)
     ends = [torch.stack(s) for s in zip(*last, strict=True)]
     return (x.transpose(0, 1) if batch_first else x), *ends
 

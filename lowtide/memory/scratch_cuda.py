@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import torch
 
-from lowtide.memory import linalg, losses, transforms
+from lowtide.memory import cudnn, linalg, losses, transforms
 from lowtide.memory.convolution import nbytes
 from lowtide.memory.scratch import mask_indices, of_complex
 
@@ -316,6 +316,8 @@ _BOUNDS: dict[Any, Bound] = {
         ),
         _for_blas,
     ),
+    aten._cudnn_rnn.default: cudnn.rnn_scratch,
+    aten._cudnn_rnn_backward.default: cudnn.rnn_backward_scratch,
     aten.convolution.default: _columns,
     aten.convolution_backward.default: _columns_back,
 }

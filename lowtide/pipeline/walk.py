@@ -24,9 +24,11 @@ from lowtide.ir import recomputed
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
+from lowtide.memory.cudnn import Places
 from lowtide.memory.largest import DEPENDS
 from lowtide.memory.ledger import Ledger, like
 from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.memory.like_cuda import LikeCuda
 from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.checkpoint import NOT_AGAIN, as_section
@@ -114,14 +116,15 @@ class Walk:
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
         # The caller's, and what stands for each, by that one's id.
         self.operands: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._objects = WalkedObjects(self.ledger.paused)
+        self._places = places = Places()
+        self._objects = WalkedObjects(self.ledger.paused, places)
         self._sizes: list[tuple[str, int]] = []
         try:
             if virtual is None and (kind := _kind_beside_dense(args)):
                 raise WalkEnds(_NOT_DENSE.format(kind))
             env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
-            road = LikeTheCpu() if on_host else contextlib.nullcontext()
+            road = LikeTheCpu() if on_host else LikeCuda(self.device, places, self.ledger.notes)
             rules = ours.Rules(driver.is_tight, on_host, self.ledger.in_arena)
             over = ours.under(rules)
             with self.ledger, road, over, torch.set_grad_enabled(self.records):
@@ -477,6 +480,7 @@ class Walk:
                         found.grad = like(value.grad)
                 self.ledger.given([found])
                 self._known[id(value)] = found
+            self._places.add(found, value)
             return found
         if isinstance(value, tuple | list):
             elems = [self._meta(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
