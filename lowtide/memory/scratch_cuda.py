@@ -205,6 +205,11 @@ def _reads_as_it_lies(x: torch.Tensor) -> bool:
     return by_rows or (across == 1 and along >= max(rows, 1))
 
 
+def _softmax_back(args: Sequence[Any], _: Any) -> int:
+    """The cotangent times the result."""
+    return max(nbytes(args[0]), nbytes(args[1]))
+
+
 def _columns(args: Sequence[Any], result: torch.Tensor) -> int:
     return _of_one_image(args[0], args[1], result, args[6], args[8])
 
@@ -318,6 +323,7 @@ _BOUNDS: dict[Any, Bound] = {
     ),
     aten._cudnn_rnn.default: cudnn.rnn_scratch,
     aten._cudnn_rnn_backward.default: cudnn.rnn_backward_scratch,
+    aten._softmax_backward_data.default: _softmax_back,
     aten.convolution.default: _columns,
     aten.convolution_backward.default: _columns_back,
 }

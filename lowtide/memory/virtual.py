@@ -1,15 +1,16 @@
 """Python that is called without being run: PyTorch's ops on tensors whose memory nobody touches.
 
-In: a `Ledger`, entered nowhere. Out: a mode under which each op of PyTorch, by whatever Python it
-is called, is computed on the meta device, booked, and gives tensors of the CPU without values.
+In: a `Ledger`, entered nowhere, and the device of the call. Out: a mode under which each op of
+PyTorch, by whatever Python it is called, is computed on the meta device, booked, and gives tensors
+of the device where it would have put them, without values.
 
-    mode = Virtual(ledger)
+    mode = Virtual(ledger, device)
     with mode:
-        y = model(x)                       # on the CPU, of the right form; autograd is PyTorch's
+        y = model(x)                       # on the device, of the right form; autograd is PyTorch's
         y.backward(torch.ones_like(y))
     ledger.peak_bytes
 
-Always holds: a tensor of the CPU and its *twin* on the meta device have the same form, and their
+Always holds: a tensor of a device and its *twin* on the meta device have the same form, and their
 memories live equally long, so that the ledger's account is right. What the caller's tensors hold is
 neither changed nor looked at, but for single numbers. A number that only the data know is 1, or
 False; `was_asked` tells.
@@ -32,13 +33,16 @@ from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.ledger import HEAP_BYTES, Ledger
 from lowtide.memory.scopes.births import loc_of, user_frame
 from lowtide.memory.scopes.hidden import hide_with_callees
+from lowtide.runtime.played_arena import PlayedArena
 
 Tensor = torch.Tensor
 Storage = torch.UntypedStorage
 _OVERLOAD: Final[Any] = type(torch.ops.aten.add.Tensor)
+_CPU: Final = torch.device("cpu")
 _NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0  # Python has no name for it
 _MOST_NUMBERS: Final = 1024  # that Python may ask for: perhaps it asks until the answer is another
 TWICE: Final = "gradients of gradients are not counted within what is compiled"
+ELSEWHERE: Final = "counted as on the CPU: what `lt.compile` captures is not rehearsed for {} here"
 _ASK: Final = torch.ops.aten._local_scalar_dense.default
 
 
@@ -46,14 +50,41 @@ class Stopped(Exception):
     """Nothing is known from here on; the text says why."""
 
 
+def virtual_for(
+    values: Any, is_tight: bool, is_compiling: Callable[[], bool] = lambda: False
+) -> Virtual:
+    """A mode, with a ledger, for a call with these values: on the GPU where one of them lies, a
+    module's parameters among them. Where that is not there, on the CPU; a note says so."""
+    found = map(_device, tree_leaves(values))
+    wanted = next((x for x in found if x is not None and x.type != "cpu"), _CPU)
+    device = wanted if wanted.type == "cpu" or torch.cuda.is_available() else _CPU
+    on_host = device == _CPU
+    ledger = Ledger(PlayedArena(is_tight, is_used=on_host), of_host=on_host)
+    if device != wanted:
+        ledger.notes[ELSEWHERE.format(wanted.type)] = None
+    return Virtual(ledger, device, is_compiling)
+
+
+def _device(value: Any) -> torch.device | None:
+    if isinstance(value, torch.nn.Module):
+        value = next(value.parameters(), None)
+    return value.device if isinstance(value, torch.Tensor) and not value.is_meta else None
+
+
 class Virtual(TorchDispatchMode):
     """See the module's text. `is_compiling`: whether what is called just now is a compiler's."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, ledger: Ledger, is_compiling: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        device: torch.device,
+        is_compiling: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__()
         self.ledger = ledger
+        self.device = device
         self.asked = 0  # numbers that only the data know
         self.has_run = False  # an op of Python's own
         self.names = True  # ops, and their lines
@@ -107,7 +138,8 @@ class Virtual(TorchDispatchMode):
         given = _map(self.twin, args), {k: _map(self.twin, v) for k, v in named.items()}
         with self.ledger.answering():
             found = self.ledger.__torch_dispatch__(func, types, *given)
-        return _map(self.host, found)
+        where = _CPU if self.device == _CPU else _where(args, named)
+        return _map(lambda x: self.host(x, where), found)
 
     def _name(self, name: str) -> None:
         frame = user_frame(sys._getframe(2))  # pyright: ignore[reportPrivateUsage]
@@ -133,7 +165,7 @@ class Virtual(TorchDispatchMode):
         storage = x.untyped_storage()
         found = self._twins.get(storage._cdata)  # pyright: ignore[reportPrivateUsage]
         if found is None:
-            if not x.dim() and keeps_numbers:
+            if not x.dim() and keeps_numbers and x.device == _CPU:
                 return x
             made = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
             self.ledger.given([made])
@@ -152,22 +184,22 @@ class Virtual(TorchDispatchMode):
                 self._starts[id(made)] = start
             return made
 
-    def host(self, x: Tensor) -> Tensor:
-        """The tensor of the CPU for a meta tensor."""
+    def host(self, x: Tensor, device: torch.device | None = None) -> Tensor:
+        """The tensor of the device for a meta tensor; of the call's device, unless it is told."""
         if not x.is_meta:
             return x
         storage = x.untyped_storage()
         known = self._hosts.get(storage._cdata)  # pyright: ignore[reportPrivateUsage]
         host = known() if known is not None else None
         if host is None:
-            host = untouched(storage.nbytes())
+            host = untouched(storage.nbytes(), device or self.device)
             self._made.add(host._cdata)  # pyright: ignore[reportPrivateUsage]
             self._pair(host, x.detach())
         return _over(x, host)
 
     def joined(self, results: Any, operands: Mapping[int, tuple[Tensor, Tensor]]) -> Any:
-        """A program's results as tensors of the CPU. `operands`: by the id of each one's stand-in,
-        the tensor that it stands for, and that stand-in."""
+        """A program's results as tensors of the device. `operands`: by the id of each one's
+        stand-in, the tensor that it stands for, and that stand-in."""
         with self.aside():
             made: dict[int, Tensor] = {key: x for key, (x, _) in operands.items()}
             carrying: dict[int, Tensor] = {}
@@ -191,7 +223,7 @@ class Virtual(TorchDispatchMode):
             return tree_map(exchange, results)
 
     def untouched(self, value: Any) -> Any:
-        """The caller's value, with tensors of the CPU for meta and for fake ones."""
+        """The caller's value, with tensors of the device for meta and for fake ones."""
         return tree_map(self._untouched, value)
 
     def _untouched(self, x: Any) -> Any:
@@ -219,12 +251,30 @@ class Virtual(TorchDispatchMode):
         return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
-def untouched(nbytes: int) -> Storage:
-    """Memory of which no page is used, however much it is."""
+def untouched(nbytes: int, device: torch.device = _CPU) -> Storage:
+    """Memory of which no page is used, however much it is. A GPU's is nowhere: whoever asks where,
+    as to launch a kernel of their own, gets an error of PyTorch's."""
+    if device.type != "cpu":
+        nowhere: Storage = torch._C._construct_storage_from_data_pointer(0, device, nbytes)  # pyright: ignore
+        with torch.no_grad():
+            over = torch.empty(0, dtype=torch.uint8, device=device).set_(nowhere)  # pyright: ignore
+        torch._C._set_throw_on_mutable_data_ptr(over)  # pyright: ignore[reportPrivateUsage]
+        return nowhere
     if nbytes < HEAP_BYTES:
         return Storage(nbytes, device="cpu")
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+
+
+def _where(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
+    """Of an op's results: what it was told, or where its operands are, numbers aside."""
+    told = kwargs.get("device")
+    if told is not None:
+        return torch.device(told)
+    found: list[Tensor] = []
+    _map(found.append, args)  # pyright: ignore[reportArgumentType]
+    large = (x.device for x in found if x.dim())
+    return next(large, found[0].device if found else _CPU)
 
 
 def _over(x: Tensor, storage: Storage) -> Tensor:
@@ -252,7 +302,7 @@ class _OverLeaf(torch.autograd.Function):
 
 
 class _Joined(torch.autograd.Function):
-    """What autograd knows of a program, as one op on the CPU."""
+    """What autograd knows of a program, as one op on the device."""
 
     @staticmethod
     def forward(

@@ -20,8 +20,7 @@ from lowtide import config
 from lowtide.ir.core import Function
 from lowtide.ir.python_text import python_text
 from lowtide.memory import watching
-from lowtide.memory.ledger import Ledger
-from lowtide.memory.virtual import Virtual
+from lowtide.memory.virtual import Virtual, virtual_for
 from lowtide.pipeline import plain
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.explain import Explanation, explain
@@ -31,7 +30,6 @@ from lowtide.pipeline.played import virtual_backward
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.walk import Walk, ineligible
 from lowtide.runtime import arena
-from lowtide.runtime.played_arena import PlayedArena
 
 if TYPE_CHECKING:
     from lowtide.frontend.trace.recorder import Recorder
@@ -115,7 +113,7 @@ class Compiled(ABC):
             why = plain.reason() or ineligible(plain_values)
             planned = driver.planned(values)
             is_tight = planned.is_tight or arena.is_tight()
-            virtual = Virtual(Ledger(PlayedArena(is_tight)))
+            virtual = virtual_for(values, is_tight)
             again = self._read_again(virtual, given, values)
             if again is None:
                 return why, Walk(planned, values)

@@ -19,8 +19,7 @@ from typing import Any, Final, cast
 
 from lowtide.frontend.dynamo.internals import is_capturing
 from lowtide.memory import watching
-from lowtide.memory.ledger import Ledger
-from lowtide.memory.virtual import TWICE, Stopped, Virtual
+from lowtide.memory.virtual import TWICE, Stopped, Virtual, virtual_for
 from lowtide.pipeline import plain
 from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.explain import Explanation, explain
@@ -28,7 +27,6 @@ from lowtide.pipeline.memory import MemoryPlan, plan_of
 from lowtide.pipeline.played import virtual_backward
 from lowtide.pipeline.walk import Walk, ineligible
 from lowtide.runtime import arena
-from lowtide.runtime.played_arena import PlayedArena
 
 # Told of each graph that is called, and its arguments; what it returns is the result instead.
 listeners: list[Callable[[Any, tuple[Any, ...]], Any]] = []
@@ -153,7 +151,7 @@ class _Call:
 
 def _rehearse(compiled: Any, args: Any, kwargs: Any) -> tuple[list[Rehearsal], MemoryPlan]:
     call = _Call(
-        virtual=Virtual(Ledger(PlayedArena(arena.is_tight())), is_capturing),
+        virtual=virtual_for((args, kwargs, compiled), arena.is_tight(), is_capturing),
         reason=plain.reason(),
     )
     given, named = call.virtual.untouched(args), call.virtual.untouched(kwargs)

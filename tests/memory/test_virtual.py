@@ -25,7 +25,7 @@ residents = pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's
 
 
 def virtual() -> Virtual:
-    return Virtual(Ledger(PlayedArena()))
+    return Virtual(Ledger(PlayedArena()), torch.device("cpu"))
 
 
 def measured(call: Any, *leaves: Tensor) -> int:

@@ -1,8 +1,9 @@
 """What programs need on CUDA, against what was promised.
 
-    python -m tests.simulated.memory [NAME...] --out FILE
+    python -m tests.simulated.memory [NAME...] [--compile] --out FILE
 
-In:  the programs of tests/memory/cases, all unless named, on a simulated device.
+In:  the programs of tests/memory/cases, all unless named, on a simulated device: by `lt.script`, or
+     by `lt.compile`.
 Out: FILE, a line of JSON (`Row`) for each program without and with gradients; then, printed, what
      does not hold. A second run does what FILE lacks.
 
@@ -31,6 +32,7 @@ from tests.memory.calls import tensors
 from tests.memory.cases import CASES, Case
 from tests.simulated.__main__ import variables_or_exit
 
+Compile = Callable[..., Any]  # lt.script or lt.compile
 TOGETHER = 8  # programs in one process
 EACH_S = 200  # for a program
 ROUNDED = 512  # bytes to which PyTorch's allocator rounds
@@ -90,9 +92,9 @@ class Row:
 class Program:
     """A case on CUDA."""
 
-    def __init__(self, case: Case, grad: bool) -> None:
+    def __init__(self, case: Case, grad: bool, compile: Compile) -> None:
         torch.manual_seed(0)
-        self.grad, self.made = grad, case.make()
+        self.grad, self.made, self.compile = grad, case.make(), compile
         self.args = _on_cuda(case.inputs())
         self.leaves = [x for x in tensors(list(self.args)) if x.is_floating_point()]
         for x in self.leaves:
@@ -161,13 +163,13 @@ class Program:
     def budgets(self, most: int) -> Iterator[Budgeted]:
         """The least there is, and one in the middle."""
         try:
-            self.run(lt.script(self.made, budget=1))
+            self.run(self.compile(self.made, budget=1))
         except lt.BudgetError as error:
             least = error.least_bytes
         else:
             return
         for budget in sorted({least, (least + most) // 2}):
-            compiled = lt.script(self.made, budget=budget)
+            compiled = self.compile(self.made, budget=budget)
             predicted = self.predicted(compiled)
             requested = self.measured(compiled)["requested"]
             yield Budgeted(budget=budget, predicted=predicted, requested=requested)
@@ -195,12 +197,12 @@ def _in_time() -> Iterator[None]:
         signal.alarm(0)
 
 
-def measured(case: Case, grad: bool) -> Row:
+def measured(case: Case, grad: bool, compile: Compile) -> Row:
     row = Row(name=case.name, grad=grad)
     try:
         with _in_time():
-            program = Program(case, grad)
-            compiled: Any = lt.script(program.made)
+            program = Program(case, grad, compile)
+            compiled: Any = compile(program.made)
             row.predicted = program.predicted(compiled)
             for name, value in program.measured(compiled).items():
                 setattr(row, name, value)
@@ -213,7 +215,7 @@ def measured(case: Case, grad: bool) -> Row:
     return row
 
 
-def work(names: list[str], out: Path) -> None:
+def work(names: list[str], out: Path, compile: Compile) -> None:
     """Rows of these programs that `out` lacks."""
     from tests.simulated import values
 
@@ -225,7 +227,7 @@ def work(names: list[str], out: Path) -> None:
             if case.name not in names or (case.name, grad) in done:
                 continue
             print(f"{case.name} {grad}", flush=True)  # the last one is to blame for a crash
-            line = json.dumps(asdict(measured(case, grad)))
+            line = json.dumps(asdict(measured(case, grad, compile)))
             with out.open("a") as file:
                 file.write(line + "\n")
 
@@ -238,9 +240,12 @@ def rows(path: Path) -> list[Row]:
     return [Row(**{**x, "budgets": [Budgeted(**b) for b in x["budgets"]]}) for x in found]
 
 
-def measure_group(names: list[str], out: Path, variables: dict[str, str]) -> None:
+def measure_group(
+    names: list[str], out: Path, variables: dict[str, str], options: list[str]
+) -> None:
     """In one process after another, until each program has its rows."""
     command = [sys.executable, "-X", "faulthandler", "-m", "tests.simulated.memory", *names]
+    command += options
     while True:
         done = subprocess.run(
             [*command, "--out", str(out), "--work"],
@@ -261,6 +266,7 @@ def measure_group(names: list[str], out: Path, variables: dict[str, str]) -> Non
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.simulated.memory", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--compile", action="store_true", help="by lt.compile, not lt.script")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -270,11 +276,12 @@ def main() -> None:
         parser.error(f"no program is named {', '.join(unknown)}; there are {', '.join(known)}")
     names = given.names or known
     if given.work:
-        work(names, given.out)
+        work(names, given.out, lt.compile if given.compile else lt.script)
         return
     variables = variables_or_exit()
     for start in range(0, len(names), TOGETHER):
-        measure_group(names[start : start + TOGETHER], given.out, variables)
+        options = ["--compile"] * given.compile
+        measure_group(names[start : start + TOGETHER], given.out, variables, options)
     found = [row for row in rows(given.out) if row.name in names]
     for row in found:
         for fault in row.wrong():

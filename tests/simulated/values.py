@@ -256,6 +256,7 @@ def _ops() -> Iterator[tuple[str, Any]]:
 
 
 def _give_values() -> None:
+    Valued.__call__ = torch.compiler.disable(Valued.__call__)  # it is not part of what is captured
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that kernels are replaced
         for name, op in _ops():
