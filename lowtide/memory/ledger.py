@@ -32,6 +32,7 @@ from lowtide.memory import layouts, makers, remembered, scratch, scratch_cuda
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.plan import Event, Held
+from lowtide.memory.stand_ins import like
 from lowtide.runtime import heap, libc
 
 _NODE = "lowtide.place"
@@ -368,6 +369,8 @@ class Ledger(TorchDispatchMode):
         given = _tensors([*args, *kwargs.values()])
         schema = func._schema
         makes = not given and any(a.name == "device" for a in schema.arguments)
+        if makes and not self.of_host and _is_number_of_cpu(args, kwargs):
+            return args, kwargs  # where PyTorch for GPUs leaves it
         if makes or kwargs.get("device") is not None:
             kwargs["device"] = _META
         if all(x.is_meta for x in given):
@@ -375,8 +378,9 @@ class Ledger(TorchDispatchMode):
         if not schema.is_mutable and all(x.dim() == 0 and not x.is_meta for x in given):
             return args, kwargs  # numbers, of which the program may want to know the value
         keeps = not schema.is_mutable
+        read = keeps or not self.of_host  # a GPU's kernel may have a number that it does not write
         return (
-            tuple(self._changed(x, keeps) for x in args),
+            tuple(self._changed(x, read if k else keeps) for k, x in enumerate(args)),
             {k: self._changed(x, keeps) for k, x in kwargs.items()},
         )
 
@@ -545,31 +549,6 @@ def _answer(func: Any, x: torch.Tensor) -> Any:
     return False if is_truth else torch.ones((), dtype=x.dtype).item()
 
 
-def like(x: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
-    """A meta tensor of the same form; no leaf if it requires grad and `x` is none."""
-    made = torch.empty_strided(
-        x.shape, x.stride(), dtype=x.dtype, device=_META, requires_grad=requires_grad
-    )
-    return made if x.is_leaf or not requires_grad else from_leaf(made)
-
-
-def from_leaf(leaf: torch.Tensor) -> torch.Tensor:
-    """What an op has made of it, of the same form: it may be changed in place, and its gradient is
-    the leaf's. No memory is touched."""
-    with torch.enable_grad():
-        return cast("torch.Tensor", _FromLeaf.apply(leaf))
-
-
-class _FromLeaf(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> torch.Tensor:
-        return cotangents[0]
-
-
 def _current() -> tuple[Any, int]:
     """The node of the backward pass that runs, and its number; None and -1 outside of it."""
     node: Any = torch._C._current_autograd_node()  # pyright: ignore
@@ -578,6 +557,11 @@ def _current() -> tuple[Any, int]:
 
 def _in_backward() -> bool:
     return _current()[0] is not None
+
+
+def _is_number_of_cpu(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    has_no_dims = bool(args) and isinstance(args[0], list | tuple) and not args[0]
+    return has_no_dims and torch.device(kwargs.get("device") or "cpu").type == "cpu"
 
 
 def _lifted(func: Any, result: Any) -> Any:

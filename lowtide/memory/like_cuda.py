@@ -1,6 +1,10 @@
-"""PyTorch's road on GPUs, where it takes another one on meta tensors: recurrent layers.
+"""PyTorch's road on GPUs, where it takes another one on meta tensors.
 
-Entered while a call is rehearsed; see `memory/recurrent_cuda` and `memory/cudnn`.
+Entered while a call is rehearsed.
+
+    nn.LSTM, nn.GRU, nn.RNN    see `memory/recurrent_cuda` and `memory/cudnn`
+    dropout                    one kernel, which keeps a mask of bools
+    x[mask] = 0                the number stays on the CPU, and the mask is filled as it is
 """
 
 from __future__ import annotations
@@ -54,6 +58,8 @@ class LikeCuda(TorchFunctionMode):
         """Calls the function, or what stands for it."""
         if func is F.dropout or func is torch.dropout:
             return _dropout(*args, **(kwargs or {}))
+        if func is torch.Tensor.__setitem__ and isinstance(args[2], int | float):
+            return func(*args[:2], torch.tensor(args[2], dtype=args[0].dtype))
         if kwargs or func not in cudnn.MODES:
             return func(*args, **(kwargs or {}))
         found = None

@@ -122,9 +122,11 @@ def _numbered(args: Sequence[Any], _: Any) -> int:
 
 def _put(args: Sequence[Any], result: Any) -> int:
     """What is added is sorted by where it goes; so it is where the same has to come out each
-    time."""
+    time. A number of the CPU's is filled in where a mask is true."""
     adds = len(args) > 3 and args[3]
     given = [x for x in args[1] if x is not None]
+    if not adds and not args[2].is_meta and [x.dtype for x in given] == [torch.bool]:
+        return 0
     found = mask_indices(args, result)
     if not adds and not torch.are_deterministic_algorithms_enabled():
         return found

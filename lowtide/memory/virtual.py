@@ -270,7 +270,9 @@ def _where(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
     """Of an op's results: what it was told, or where its operands are, numbers aside."""
     told = kwargs.get("device")
     if told is not None:
-        return torch.device(told)
+        device = torch.device(told)
+        is_current = device == torch.device("cuda")  # which has no number
+        return torch.device("cuda", torch.cuda.current_device()) if is_current else device
     found: list[Tensor] = []
     _map(found.append, args)  # pyright: ignore[reportArgumentType]
     large = (x.device for x in found if x.dim())

@@ -26,9 +26,10 @@ from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.memory.cudnn import Places
 from lowtide.memory.largest import DEPENDS
-from lowtide.memory.ledger import Ledger, like
+from lowtide.memory.ledger import Ledger
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.like_cuda import LikeCuda
+from lowtide.memory.stand_ins import like
 from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.checkpoint import NOT_AGAIN, as_section

@@ -175,6 +175,12 @@ class Program:
             yield Budgeted(budget=budget, predicted=predicted, requested=requested)
 
 
+def _anew(made: Any, **options: Any) -> Any:
+    """By lt.compile; PyTorch's capture gives up a function that is compiled nine times."""
+    torch._dynamo.reset()
+    return lt.compile(made, **options)
+
+
 def _on_cuda(given: Any) -> Any:
     move = torch.utils._pytree.tree_map
     return move(lambda x: x.cuda() if isinstance(x, torch.Tensor) else x, given)
@@ -276,7 +282,7 @@ def main() -> None:
         parser.error(f"no program is named {', '.join(unknown)}; there are {', '.join(known)}")
     names = given.names or known
     if given.work:
-        work(names, given.out, lt.compile if given.compile else lt.script)
+        work(names, given.out, _anew if given.compile else lt.script)
         return
     variables = variables_or_exit()
     for start in range(0, len(names), TOGETHER):
