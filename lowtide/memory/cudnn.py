@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -52,18 +52,26 @@ class Places:
 
     def __init__(self) -> None:
         self._storages: Any = WeakIdKeyDictionary()
+        self._on_cpu: Any = WeakIdKeyDictionary()
 
     def add(self, meta: Tensor, real: Tensor) -> None:
         """`meta` stands for `real`."""
         if real.is_cuda:
             self._storages[meta] = real.untyped_storage()
+        elif type(real) is torch.Tensor and real.device.type == "cpu":
+            self._on_cpu[meta] = real
 
-    def holds_all(self, tensors: Sequence[Tensor], nbytes: int) -> bool:
+    def numbers(self, meta: Tensor) -> list[int] | None:
+        """What stands in the caller's tensor, one of the CPU's."""
+        real = self._on_cpu.get(meta)
+        return None if real is None else real.tolist()
+
+    def holds_all(self, tensors: Sequence[Tensor], needed: int) -> bool:
         """Whether one storage of so many bytes holds all, as `flatten_parameters` lays weights."""
         first, *others = (self._storages.get(x) for x in tensors)
         if first is None or any(x is None or x._cdata != first._cdata for x in others):
             return False
-        return first.nbytes() >= nbytes
+        return first.nbytes() >= needed
 
 
 @dataclass(frozen=True)
@@ -104,9 +112,16 @@ class _Call:
             is_packed=bool(self.batches),
         )
 
+    def cast(self, dtype: torch.dtype) -> _Call:
+        """With numbers of this dtype; weights, too, where gradients go through the copies."""
+        weights = [w.to(dtype) for w in self.weights] if torch.is_grad_enabled() else self.weights
+        c = None if self.c is None else self.c.to(dtype)
+        return replace(self, x=self.x.to(dtype), h=self.h.to(dtype), c=c, weights=weights)
+
     def sizes(self) -> Sizes:
         found = cudnn_sizes.sizes(self.asked())
-        assert found is not None, "asked before"
+        if found is None:  # `layers` has asked; who calls PyTorch's op themselves has not
+            raise NotImplementedError("what cuDNN takes for recurrent layers is not known here")
         return found
 
     def turned(self, x: Tensor) -> Tensor:
@@ -128,26 +143,32 @@ def _lengths(batches: Sequence[int]) -> tuple[int, ...]:
     return tuple(sum(n > k for n in batches) for k in range(batches[0]))
 
 
-def layers(func: Any, args: Sequence[Any], places: Places) -> tuple[Tensor, ...] | None:
-    """See the module's text; None where cuDNN cannot be asked."""
-    call = _call(func, *args)
+def layers(
+    func: Any, args: Sequence[Any], places: Places, half: torch.dtype | None = None
+) -> tuple[Tensor, ...] | None:
+    """See the module's text; None where cuDNN cannot be asked. `half`: autocast's dtype; weights
+    are copied to it into one buffer, so only a graph has others of them."""
+    call = _call(func, places, *args)
+    is_cast = call is not None and half is not None and call.x.dtype is torch.float32
+    if call is not None and half is not None and is_cast:
+        call = call.cast(half)
     found = None if call is None else cudnn_sizes.sizes(call.asked())
     if call is None or found is None:
         return None
-    if places.holds_all(call.weights, found.weights):
+    if not is_cast and places.holds_all(call.weights, found.weights):
         call = replace(call, buffer=call.weights[0].detach())
     y, hy, cy, *_ = aten._cudnn_rnn.default(*(getattr(call, f.name) for f in fields(call)))
     return (y, hy) if call.c is None else (y, hy, cy)
 
 
-def _call(func: Any, x: Tensor, *given: Any) -> _Call | None:
+def _call(func: Any, places: Places, x: Tensor, *given: Any) -> _Call | None:
     """None where the sizes of a packed sequence's batches are not known."""
-    batches: Sequence[int] = ()
+    batches: Sequence[int] | None = ()
     is_packed = isinstance(given[0], Tensor) and given[0].dim() == 1
     if is_packed:
-        if given[0].is_meta:
+        batches = places.numbers(given[0])
+        if batches is None:
             return None
-        batches = cast("list[int]", given[0].tolist())
         given = (*given[1:], False)
     state, weights, _, num_layers, dropout, train, both, batch_first = given
     h, c = state if func is torch.lstm else (state, None)

@@ -1,7 +1,7 @@
 """What cuDNN's recurrent layers take, as cuDNN tells.
 
 In: the form of a call. Out: bytes, of the current device; None where no cuDNN is loaded, or it
-refuses. Only functions of NVIDIA's documented interface are called (cuDNN 9, cudnn_adv.h,
+refuses. Only functions of NVIDIA's documented interface are called (cuDNN 8 and 9, cudnn_adv.h,
 cudnn_ops.h), with what PyTorch calls them with.
 
     sizes(Asked(mode=2, dtype=torch.float32, …))    Sizes(weights=…, reserve=…, workspace=…, …)
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _MATH: Final = 0, 1, 3  # default, tensor cores, without these
 _DOUBLE_BIAS, _LINEAR_INPUT = 2, 0
 _PADDED: Final = 1
 _STEP_BY_STEP, _PACKED = 0, 1
+_lock: Final = threading.Lock()
 _NOWHERE: Final = ctypes.c_void_p(256)
 NAMES: Final = (
     "Create", "CreateDropoutDescriptor", "DestroyDropoutDescriptor", "SetDropoutDescriptor",
@@ -73,7 +75,8 @@ class _Refused(Exception):
 def sizes(asked: Asked) -> Sizes | None:
     """See the module's text."""
     device = _device()
-    return None if device is None else _sizes(asked, device)
+    with _lock:  # a handle is for one thread at a time
+        return None if device is None else _sizes(asked, device)
 
 
 def _device() -> int | None:
@@ -130,23 +133,12 @@ def _of(handle: Any, asked: Asked, algorithm: int, math: int) -> Sizes | None:
 def _dropout(handle: Any, p: float) -> Generator[tuple[Any, int]]:
     """A descriptor and the bytes of its state, of which none is made: nothing is drawn."""
     with _descriptor("Dropout") as made:
-        no_seed = ctypes.c_ulonglong(0)
-        if p == 0:
-            _call(
-                "SetDropoutDescriptor",
-                made,
-                handle,
-                ctypes.c_float(0),
-                None,
-                ctypes.c_size_t(0),
-                no_seed,
-            )
-            yield made, 0
-            return
-        nbytes = ctypes.c_size_t()
-        _call("DropoutGetStatesSize", handle, ctypes.byref(nbytes))
-        nowhere = ctypes.c_void_p(256)
-        _call("RestoreDropoutDescriptor", made, handle, ctypes.c_float(p), nowhere, nbytes, no_seed)
+        nbytes, seed = ctypes.c_size_t(), ctypes.c_ulonglong()
+        how, state = "SetDropoutDescriptor", None
+        if p:
+            _call("DropoutGetStatesSize", handle, ctypes.byref(nbytes))
+            how, state = "RestoreDropoutDescriptor", _NOWHERE  # to set would be to draw
+        _call(how, made, handle, ctypes.c_float(p), state, nbytes, seed)
         yield made, nbytes.value
 
 

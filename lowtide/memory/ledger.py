@@ -53,6 +53,7 @@ _MOST_WITHIN_BYTES = 1 << 26  # of a hole that an op leaves within itself: what 
 _HOLE_WITHIN_BYTES = 4 << 20  # of it in the peak, and a sixteenth of that
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
+_CONSTANT = {aten.zeros.default, aten.ones.default, aten.full.default}
 _BY_DATA = dict.fromkeys(
     ("CumprodBackward0", "ProdBackward0", "ProdBackward1"),
     "looks for zeros in the data, and takes less where it finds none",
@@ -140,6 +141,7 @@ class Ledger(TorchDispatchMode):
         self._is_paused = False
         self.was_asked = False  # for a number that only the data know
         self._answers = False
+        self.is_elsewhere = False  # what is made now: on another device
         self._of_python: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # gradients
         self._done: Any = None  # the node of the backward pass that has run last
         self._zeros = 0  # the storage of the zeros that were made last
@@ -339,6 +341,9 @@ class Ledger(TorchDispatchMode):
         result = _lifted(func, result)
         if func in _MAKE_ZEROS:
             self._zeros = _key(result)
+        if self.is_elsewhere:
+            self.given(_tensors(result))
+            return result
         for x in _tensors(result):
             if not any(x is given for given in args):  # as the ops in place return
                 self._book(x)
@@ -369,7 +374,7 @@ class Ledger(TorchDispatchMode):
         given = _tensors([*args, *kwargs.values()])
         schema = func._schema
         makes = not given and any(a.name == "device" for a in schema.arguments)
-        if makes and not self.of_host and _is_number_of_cpu(args, kwargs):
+        if func in _CONSTANT and not self.of_host and _is_number_of_cpu(args, kwargs):
             return args, kwargs  # where PyTorch for GPUs leaves it
         if makes or kwargs.get("device") is not None:
             kwargs["device"] = _META

@@ -35,7 +35,7 @@ class LikeTheCpu(TorchFunctionMode):
         named = dict(kwargs or {})
         if func is F.multi_head_attention_forward:
             with self:
-                return _without_asking(func)(*args, **named)
+                return without_asking(func)(*args, **named)
         found = None
         if func is F.scaled_dot_product_attention:
             found = attended(*args, **named)
@@ -101,7 +101,7 @@ _WITHOUT_GRADIENTS: Final[dict[Any, Callable[..., Any]]] = {
 
 
 @functools.cache
-def _without_asking(func: Any) -> Callable[..., Any]:
+def without_asking(func: Any) -> Callable[..., Any]:
     """A function of torch.nn.functional that does not ask for modes itself: what it calls does."""
     no = dict.fromkeys(("has_torch_function", "has_torch_function_unary"), lambda *_: False)  # pyright: ignore
     made = types.FunctionType(func.__code__, func.__globals__ | no, func.__name__)

@@ -4,6 +4,7 @@ Entered while a call is rehearsed.
 
     nn.LSTM, nn.GRU, nn.RNN    see `memory/recurrent_cuda` and `memory/cudnn`
     dropout                    one kernel, which keeps a mask of bools
+    attention                  one kernel, or in parts: see `memory/attention_cuda`
     x[mask] = 0                the number stays on the CPU, and the mask is filled as it is
 """
 
@@ -18,6 +19,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from lowtide.memory import cudnn
+from lowtide.memory.attention_cuda import attended
+from lowtide.memory.like_cpu import without_asking
 from lowtide.memory.recurrent_cuda import dropout, fused_layers
 
 UNASKED: Final = (
@@ -32,6 +35,7 @@ class LikeCuda(TorchFunctionMode):
 
     def __init__(self, device: torch.device, places: cudnn.Places, notes: dict[str, None]) -> None:
         super().__init__()
+        self._device = device
         self._places = places
         self._notes = notes
         is_there = device.type == "cuda" and torch.cuda.is_available()
@@ -58,17 +62,24 @@ class LikeCuda(TorchFunctionMode):
         """Calls the function, or what stands for it."""
         if func is F.dropout or func is torch.dropout:
             return _dropout(*args, **(kwargs or {}))
+        if func is F.multi_head_attention_forward:
+            with self:
+                return without_asking(func)(*args, **(kwargs or {}))
+        if func is F.scaled_dot_product_attention:
+            given = kwargs or {}
+            found = attended(self._device, *args, **given)
+            return func(*args, **given) if found is None else found
         if func is torch.Tensor.__setitem__ and isinstance(args[2], int | float):
             return func(*args[:2], torch.tensor(args[2], dtype=args[0].dtype))
         if kwargs or func not in cudnn.MODES:
             return func(*args, **(kwargs or {}))
-        found = None
-        if cudnn.takes(args[0]):
-            found = cudnn.layers(func, args, self._places)
-            if found is None:
-                self._notes[UNASKED] = None
+        half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        is_cudnns = cudnn.takes(args[0])
+        found = cudnn.layers(func, args, self._places, half) if is_cudnns else None
         if found is None:
-            found = fused_layers(func, args)
+            found = fused_layers(func, args, half)
+            if found is not None and is_cudnns:
+                self._notes[UNASKED] = None
         return func(*args) if found is None else found
 
 

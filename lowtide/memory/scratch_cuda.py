@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import torch
 
-from lowtide.memory import cudnn, linalg, losses, transforms
+from lowtide.memory import attention_cuda, cudnn, linalg, losses, reductions_cuda, transforms
 from lowtide.memory.convolution import nbytes
 from lowtide.memory.scratch import mask_indices, of_complex
 
@@ -165,8 +165,18 @@ def _places(count: int) -> int:
 
 
 def _rows_gathered(args: Sequence[Any], result: Any) -> int:
-    """Indices are sorted; long runs of one index are summed in parts."""
-    return _places(args[1].numel()) + 4 * result.numel()
+    """Indices are sorted; runs of one index are summed in parts of ten."""
+    return _rows_summed(args[1].numel(), result)
+
+
+def _bags_back(args: Sequence[Any], result: Any) -> int:
+    """The same of `nn.EmbeddingBag`."""
+    return _rows_summed(args[1].numel(), result)
+
+
+def _rows_summed(count: int, result: torch.Tensor) -> int:
+    rows, width = result.shape
+    return _places(count) + 4 * width * (-(-count // 10) + min(count, rows))
 
 
 def _sampled(args: Sequence[Any], result: Any) -> int:
@@ -185,6 +195,10 @@ def _summed(args: Sequence[Any], result: Any) -> int:
     x = args[0]
     is_read = result.dtype is x.dtype or (result.dtype is torch.float32 and x.itemsize == 2)
     return 0 if is_read else x.numel() * result.itemsize
+
+
+def _reduced(args: Sequence[Any], result: Any) -> int:
+    return _summed(args, result) + reductions_cuda.sums(args, result)
 
 
 def _scanned(args: Sequence[Any], result: Any) -> int:
@@ -207,18 +221,35 @@ def _reads_as_it_lies(x: torch.Tensor) -> bool:
     return by_rows or (across == 1 and along >= max(rows, 1))
 
 
+def _infinite(args: Sequence[Any], _: Any) -> int:
+    """Whether a number is minus infinity, and whether all of a row are."""
+    x, dim = args[:2]
+    return x.numel() + x.numel() // max(x.shape[dim], 1)
+
+
 def _softmax_back(args: Sequence[Any], _: Any) -> int:
     """The cotangent times the result."""
     return max(nbytes(args[0]), nbytes(args[1]))
 
 
 def _columns(args: Sequence[Any], result: torch.Tensor) -> int:
-    return _of_one_image(args[0], args[1], result, args[6], args[8])
+    x, groups = args[0], args[8]
+    inside = _of_one_image(x, args[1], result, args[6], groups)
+    return _by_groups(inside, x, result, groups)
 
 
-def _columns_back(args: Sequence[Any], _: Any) -> int:
+def _columns_back(args: Sequence[Any], result: Any) -> int:
     cotangent, x, w = args[:3]
-    return _of_one_image(x, w, cotangent, args[7], args[9])
+    inside = _of_one_image(x, w, cotangent, args[7], args[9])
+    made = result[0] if result[0] is not None else result[1]
+    return inside if made is None else _by_groups(inside, cotangent, made, args[9])
+
+
+def _by_groups(inside: int, x: torch.Tensor, made: torch.Tensor, groups: int) -> int:
+    """Without cuDNN one group after the other, whose results are joined."""
+    if groups == 1 or not inside or torch.backends.cudnn.enabled:
+        return inside
+    return max(nbytes(made), inside + nbytes(x) // groups)
 
 
 def _of_one_image(
@@ -296,6 +327,9 @@ _BOUNDS: dict[Any, Bound] = {
         _added,
     ),
     aten.embedding_dense_backward.default: _rows_gathered,
+    aten._embedding_bag_dense_backward.default: _bags_back,
+    aten._native_multi_head_attention.default: attention_cuda.native_scratch,
+    aten._transformer_encoder_layer_fwd.default: attention_cuda.layer_scratch,
     aten.multinomial.default: _sampled,
     aten.randperm.default: _in_order,
     **dict.fromkeys(
@@ -308,7 +342,17 @@ _BOUNDS: dict[Any, Bound] = {
             aten.prod.dim_int,
             aten.linalg_vector_norm.default,
         ),
-        _summed,
+        _reduced,
+    ),
+    **dict.fromkeys((aten.amax.default, aten.amin.default), reductions_cuda.extremes),
+    **dict.fromkeys(
+        (
+            aten.var.correction,
+            aten.std.correction,
+            aten.var_mean.correction,
+            aten.std_mean.correction,
+        ),
+        reductions_cuda.variances,
     ),
     aten.logsumexp.default: linalg.copied,
     aten.im2col.default: linalg.copied,
@@ -326,6 +370,15 @@ _BOUNDS: dict[Any, Bound] = {
     aten._cudnn_rnn.default: cudnn.rnn_scratch,
     aten._cudnn_rnn_backward.default: cudnn.rnn_backward_scratch,
     aten._softmax_backward_data.default: _softmax_back,
+    aten._safe_softmax.default: _infinite,
+    aten._scaled_dot_product_flash_attention.default: attention_cuda.flash_scratch,
+    aten._scaled_dot_product_flash_attention_backward.default: (
+        attention_cuda.flash_backward_scratch
+    ),
+    aten._scaled_dot_product_efficient_attention.default: attention_cuda.efficient_scratch,
+    aten._scaled_dot_product_efficient_attention_backward.default: (
+        attention_cuda.efficient_backward_scratch
+    ),
     aten.convolution.default: _columns,
     aten.convolution_backward.default: _columns_back,
 }

@@ -6,11 +6,18 @@ from_leaf(x)    what an op has made of `x`, whose gradient is the leaf's
 
 from __future__ import annotations
 
+import mmap
+import sys
 from typing import Any, Final, cast
 
 import torch
 
+Tensor = torch.Tensor
+Storage = torch.UntypedStorage
 META: Final = torch.device("meta")
+_SMALL_BYTES: Final = 1 << 16  # less is not worth a mapping of its own
+_CPU: Final = torch.device("cpu")
+_NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0  # Python has no name for it
 
 
 def like(x: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
@@ -36,3 +43,31 @@ class _FromLeaf(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> torch.Tensor:
         return cotangents[0]
+
+
+def over_nothing(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the form of `x`, on the device."""
+    return over(x, untouched(x.untyped_storage().nbytes(), device))
+
+
+def untouched(nbytes: int, device: torch.device = _CPU) -> Storage:
+    """Memory of which no page is used, however much it is. A GPU's is nowhere: whoever asks where,
+    as to launch a kernel of their own, gets an error of PyTorch's."""
+    if device.type != "cpu":
+        nowhere: Storage = torch._C._construct_storage_from_data_pointer(0, device, nbytes)  # pyright: ignore
+        with torch.no_grad():
+            over = torch.empty(0, dtype=torch.uint8, device=device).set_(nowhere)  # pyright: ignore
+        torch._C._set_throw_on_mutable_data_ptr(over)  # pyright: ignore[reportPrivateUsage]
+        return nowhere
+    if nbytes < _SMALL_BYTES:
+        return Storage(nbytes, device="cpu")
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+
+
+def over(x: Tensor, storage: Storage) -> Tensor:
+    """A tensor of the form of `x`, in this memory."""
+    made = torch.empty(0, dtype=x.dtype, device=storage.device)
+    made = made.set_(storage, x.storage_offset(), x.shape, x.stride())  # pyright: ignore
+    made = made.conj() if x.is_conj() else made
+    return torch._neg_view(made) if x.is_neg() else made  # pyright: ignore

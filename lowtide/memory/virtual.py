@@ -19,10 +19,9 @@ False; `was_asked` tells.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import sys
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -30,17 +29,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lowtide.errors import UNKNOWN_LOC
-from lowtide.memory.ledger import HEAP_BYTES, Ledger
+from lowtide.memory.ledger import Ledger
 from lowtide.memory.scopes.births import loc_of, user_frame
 from lowtide.memory.scopes.hidden import hide_with_callees
+from lowtide.memory.stand_ins import over, untouched
 from lowtide.runtime.played_arena import PlayedArena
 
 Tensor = torch.Tensor
 Storage = torch.UntypedStorage
 _OVERLOAD: Final[Any] = type(torch.ops.aten.add.Tensor)
 _CPU: Final = torch.device("cpu")
-_NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0  # Python has no name for it
 _MOST_NUMBERS: Final = 1024  # that Python may ask for: perhaps it asks until the answer is another
+NO_MEMORY: Final = "access data pointer"  # in PyTorch's words, where memory is asked for
+_STATE: Final = (
+    "cuDNN's dropout has a state that PyTorch makes once and keeps; "
+    "write instead: lt.script, which counts it"
+)
 TWICE: Final = "gradients of gradients are not counted within what is compiled"
 ELSEWHERE: Final = "counted as on the CPU: what `lt.compile` captures is not rehearsed for {} here"
 _ASK: Final = torch.ops.aten._local_scalar_dense.default
@@ -54,9 +58,10 @@ def virtual_for(
     values: Any, is_tight: bool, is_compiling: Callable[[], bool] = lambda: False
 ) -> Virtual:
     """A mode, with a ledger, for a call with these values: on the GPU where one of them lies, a
-    module's parameters among them. Where that is not there, on the CPU; a note says so."""
-    found = map(_device, tree_leaves(values))
-    wanted = next((x for x in found if x is not None and x.type != "cpu"), _CPU)
+    module's parameters and buffers among them. Where that is not there, on the CPU; a note says
+    so."""
+    found = (x.device for value in tree_leaves(values) for x in _tensors(value) if not x.is_meta)
+    wanted = next((device for device in found if device.type != "cpu"), _CPU)
     device = wanted if wanted.type == "cpu" or torch.cuda.is_available() else _CPU
     on_host = device == _CPU
     ledger = Ledger(PlayedArena(is_tight, is_used=on_host), of_host=on_host)
@@ -65,10 +70,12 @@ def virtual_for(
     return Virtual(ledger, device, is_compiling)
 
 
-def _device(value: Any) -> torch.device | None:
+def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, torch.nn.Module):
-        value = next(value.parameters(), None)
-    return value.device if isinstance(value, torch.Tensor) and not value.is_meta else None
+        yield from value.parameters()
+        yield from value.buffers()
+    elif isinstance(value, torch.Tensor):
+        yield value
 
 
 class Virtual(TorchDispatchMode):
@@ -133,12 +140,18 @@ class Virtual(TorchDispatchMode):
             if self._key(args[0]) not in self._made:
                 return func(*args)
             self._count()
+        if func is torch.ops.aten._cudnn_init_dropout_state.default:
+            raise Stopped(_STATE)
         if self.ledger.accumulates(func, args):
             return args[0]
         given = _map(self.twin, args), {k: _map(self.twin, v) for k, v in named.items()}
-        with self.ledger.answering():
-            found = self.ledger.__torch_dispatch__(func, types, *given)
         where = _CPU if self.device == _CPU else _where(args, named)
+        with self.ledger.answering():
+            self.ledger.is_elsewhere = where != self.device
+            try:
+                found = self.ledger.__torch_dispatch__(func, types, *given)
+            finally:
+                self.ledger.is_elsewhere = False
         return _map(lambda x: self.host(x, where), found)
 
     def _name(self, name: str) -> None:
@@ -172,7 +185,7 @@ class Virtual(TorchDispatchMode):
             self._pair(storage, made)
         else:
             made = found[1]
-        return _over(x, made.untyped_storage()).requires_grad_(x.requires_grad)
+        return over(x, made.untyped_storage()).requires_grad_(x.requires_grad)
 
     def operand(self, x: Tensor) -> Tensor:
         """Its twin, as a program's operand: no leaf, for the graph would hold a leaf's memory."""
@@ -195,7 +208,7 @@ class Virtual(TorchDispatchMode):
             host = untouched(storage.nbytes(), device or self.device)
             self._made.add(host._cdata)  # pyright: ignore[reportPrivateUsage]
             self._pair(host, x.detach())
-        return _over(x, host)
+        return over(x, host)
 
     def joined(self, results: Any, operands: Mapping[int, tuple[Tensor, Tensor]]) -> Any:
         """A program's results as tensors of the device. `operands`: by the id of each one's
@@ -251,21 +264,6 @@ class Virtual(TorchDispatchMode):
         return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
-def untouched(nbytes: int, device: torch.device = _CPU) -> Storage:
-    """Memory of which no page is used, however much it is. A GPU's is nowhere: whoever asks where,
-    as to launch a kernel of their own, gets an error of PyTorch's."""
-    if device.type != "cpu":
-        nowhere: Storage = torch._C._construct_storage_from_data_pointer(0, device, nbytes)  # pyright: ignore
-        with torch.no_grad():
-            over = torch.empty(0, dtype=torch.uint8, device=device).set_(nowhere)  # pyright: ignore
-        torch._C._set_throw_on_mutable_data_ptr(over)  # pyright: ignore[reportPrivateUsage]
-        return nowhere
-    if nbytes < HEAP_BYTES:
-        return Storage(nbytes, device="cpu")
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-    return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
-
-
 def _where(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
     """Of an op's results: what it was told, or where its operands are, numbers aside."""
     told = kwargs.get("device")
@@ -279,14 +277,6 @@ def _where(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
     return next(large, found[0].device if found else _CPU)
 
 
-def _over(x: Tensor, storage: Storage) -> Tensor:
-    """A tensor of the form of `x`, in this memory."""
-    made = torch.empty(0, dtype=x.dtype, device=storage.device)
-    made = made.set_(storage, x.storage_offset(), x.shape, x.stride())  # pyright: ignore
-    made = made.conj() if x.is_conj() else made
-    return torch._neg_view(made) if x.is_neg() else made  # pyright: ignore
-
-
 def _over_leaf(leaf: Tensor, like: Tensor) -> Tensor:
     """A tensor with the memory of `like`, whose gradient is the leaf's."""
     with torch.enable_grad():
@@ -296,7 +286,7 @@ def _over_leaf(leaf: Tensor, like: Tensor) -> Tensor:
 class _OverLeaf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, like: Tensor) -> Tensor:
-        return _over(like, like.untyped_storage())
+        return over(like, like.untyped_storage())
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:

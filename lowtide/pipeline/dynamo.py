@@ -50,7 +50,10 @@ class CompiledGraph(Compiled):
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        if rehearsed.listeners and (found := rehearsed.hear(self, args)) is not rehearsed.RUN:
+        if (
+            rehearsed.of_thread.listeners
+            and (found := rehearsed.hear(self, args)) is not rehearsed.RUN
+        ):
             return found
         if _reason():
             self.without_budget(_reason())
@@ -94,7 +97,7 @@ class PlainGraph:
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        is_heard = bool(rehearsed.listeners)
+        is_heard = bool(rehearsed.of_thread.listeners)
         rehearsed.hear(self, args)
         if not (self._has_told or is_heard or config.current().disable):
             self._has_told = True
@@ -212,9 +215,9 @@ def explain_compiled(
         seen.append((graph, given))
         return rehearsed.RUN
 
-    rehearsed.listeners.append(listener)
+    rehearsed.of_thread.listeners.append(listener)
     try:
         compiled(*args, **kwargs)
     finally:
-        rehearsed.listeners.remove(listener)
+        rehearsed.of_thread.listeners.remove(listener)
     return tuple(g if isinstance(g, PlainGraph) else g.explain(*given) for g, given in seen)

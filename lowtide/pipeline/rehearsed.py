@@ -12,6 +12,7 @@ graph, is booked op by op; the backward pass goes through all of it, on one ledg
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Any, Final, cast
 
 from lowtide.frontend.dynamo.internals import is_capturing
 from lowtide.memory import watching
-from lowtide.memory.virtual import TWICE, Stopped, Virtual, virtual_for
+from lowtide.memory.virtual import NO_MEMORY, TWICE, Stopped, Virtual, virtual_for
 from lowtide.pipeline import plain
 from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.explain import Explanation, explain
@@ -28,8 +29,16 @@ from lowtide.pipeline.played import virtual_backward
 from lowtide.pipeline.walk import Walk, ineligible
 from lowtide.runtime import arena
 
-# Told of each graph that is called, and its arguments; what it returns is the result instead.
-listeners: list[Callable[[Any, tuple[Any, ...]], Any]] = []
+
+class _OfThread(threading.local):
+    """`listeners` are told of each graph that this thread calls, and its arguments; what one
+    returns is the result instead."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[Any, tuple[Any, ...]], Any]] = []
+
+
+of_thread: Final = _OfThread()
 RUN: Final = object()  # the graph is to be run
 _ASKED: Final = "Python asks the data for numbers, which are taken to be 1, or False"
 
@@ -75,7 +84,7 @@ class Explanations(tuple[Rehearsal, ...]):
 def hear(graph: Any, args: tuple[Any, ...]) -> Any:
     """Tells the listeners of a call; `RUN`, or its result."""
     found: Any = RUN
-    for listener in list(listeners):
+    for listener in list(of_thread.listeners):
         given = listener(graph, args)
         found = given if given is not RUN else found
     return found
@@ -155,7 +164,7 @@ def _rehearse(compiled: Any, args: Any, kwargs: Any) -> tuple[list[Rehearsal], M
         reason=plain.reason(),
     )
     given, named = call.virtual.untouched(args), call.virtual.untouched(kwargs)
-    listeners.append(call.hear)
+    of_thread.listeners.append(call.hear)
     try:
         with watching.aside(), call.virtual:
             try:
@@ -166,10 +175,11 @@ def _rehearse(compiled: Any, args: Any, kwargs: Any) -> tuple[list[Rehearsal], M
                 # An op without meta tensors; a number that was taken to be 1; a gradient
                 # that has none itself here.
                 is_guess = call.virtual.asked or TWICE in call.virtual.ledger.notes
-                if not (is_guess or isinstance(error, NotImplementedError)):
+                is_unknown = isinstance(error, NotImplementedError) or NO_MEMORY in str(error)
+                if not (is_guess or is_unknown):
                     raise
                 words = str(error).partition("\n")[0]
                 call.notes.append(f"{type(error).__name__}: {words}; nothing after it is counted")
     finally:
-        listeners.remove(call.hear)
+        of_thread.listeners.remove(call.hear)
     return call.graphs, call.plan()

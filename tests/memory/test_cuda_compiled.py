@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lowtide as lt
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.virtual import ELSEWHERE, Virtual, untouched
+from lowtide.memory.stand_ins import untouched
+from lowtide.memory.virtual import ELSEWHERE, Virtual
 from lowtide.runtime.played_arena import PlayedArena
 
 ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -121,3 +123,46 @@ def test_where_there_is_no_gpu_it_is_said() -> None:
     with FakeTensorMode():
         x = torch.empty(100, 20, device="cuda")
     assert ELSEWHERE.format("cuda") in lt.compile(lambda x: torch.cumsum(x * 2, 0)).memory(x).notes
+
+
+def test_calls_of_other_threads_are_not_rehearsed() -> None:
+    x = torch.rand(300, 200)
+    compiled = lt.compile(lambda x: torch.sort(torch.relu(x) * 2 + 1, 0).values)
+    expected = compiled(x)
+    found: list[bool] = []
+    stop = threading.Event()
+
+    def call() -> None:
+        while not stop.is_set():
+            found.append(torch.equal(compiled(x), expected))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    for _ in range(20):
+        compiled.memory(x)
+    stop.set()
+    thread.join()
+    assert found
+    assert all(found)
+
+
+@ON_CUDA
+def test_cuda_where_memory_is_asked_for_it_is_said() -> None:
+    def asks(x: Tensor) -> Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y * (y.data_ptr() != 0)
+
+    (note,) = lt.compile(asks).memory(torch.rand(100, 100, device="cuda")).notes
+    assert note.endswith("nothing after it is counted")
+
+
+@ON_CUDA
+def test_cuda_rehearsals_draw_nothing() -> None:
+    def drawn(x: Tensor) -> Tensor:
+        return torch.sort(x * torch.rand(()), 0).values
+
+    x, state = torch.rand(100, 100, device="cuda"), torch.get_rng_state()
+    for wrap in (lt.script, lt.compile):
+        wrap(drawn).memory(x)
+    assert torch.equal(torch.get_rng_state(), state)

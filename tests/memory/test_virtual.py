@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import lowtide as lt
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.measure import can_measure_resident, measure_peak
-from lowtide.memory.virtual import Virtual, untouched
+from lowtide.memory.stand_ins import untouched
+from lowtide.memory.virtual import Virtual
 from lowtide.runtime.played_arena import PlayedArena
 from tests.memory.test_prediction import NOISE_BYTES, ROOM_BYTES
 

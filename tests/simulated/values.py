@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 # They deal in storages and metadata, or are made of ops that have values.
 WITHOUT_VALUES = {
     "_conj_physical", "_copy_from", "_copy_from_and_resize", "_efficientzerotensor",
-    "_local_scalar_dense", "_pin_memory", "_reshape_alias", "_resize_output_",
+    "_fused_sdp_choice", "_local_scalar_dense", "_pin_memory", "_reshape_alias", "_resize_output_",
     "_sparse_coo_tensor_with_dims", "_to_copy", "clone", "contiguous", "empty", "empty_strided",
     "is_pinned", "is_set_to", "record_stream", "resize_", "set_",
 }  # fmt: skip
