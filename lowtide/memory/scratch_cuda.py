@@ -2,14 +2,15 @@
 
 In: an ATen op, its arguments and its result. Out: bytes of PyTorch's allocator beyond the result.
 An op that is not in the tables allocates nothing worth counting: operands of other dtypes are read
-as they are, where a kernel of the CPU would have them converted. What is not bounded: what cuDNN,
-cuSOLVER and cuFFT take for themselves, and what a reduction keeps of its parts.
+as they are, where a kernel of the CPU would have them converted. What is not bounded: what cuDNN
+takes for convolutions and attention, cuSOLVER and cuFFT for themselves.
 
     sort(x, dim)              rows of over 4096: values and places, twice
     topk(x, k, dim)           counts of digits, of each part of a row
     index_put_(x, i, v, True) places, sorted beside their order, twice
     masked_scatter(x, m, y)   a number for each element
     softmax(x, dim)           a copy, of what does not lie as its dims are counted
+    sum(x, 0)                 parts of each column: see reductions_cuda
     conv2d(x, w)              without cuDNN the columns of one image
     inv(x), fft(x)            copies, as on the CPU
 
