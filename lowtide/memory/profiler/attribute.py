@@ -138,6 +138,9 @@ class Attribution:
             self._allocation_outside(event, _marked_bytes(name), thread, around)
         elif name == watch.STEP:
             self.steps_ns.append(event.start_time_ns)
+        elif name == watch.INSIDE:
+            for child in event.children:
+                self._visit(child, thread, around)
 
     def _operator(self, event: Any, name: str, thread: int, around: _Around) -> None:
         operator = self._new_operator(event, name, thread, around)

@@ -51,6 +51,7 @@ class Session:
         self._following: follow.Following | None = None
         self._lock = threading.Lock()
         self._of_thread: dict[int, watch.ThreadWatcher] = {}
+        self._inside: Any = None  # an event around all that the thread does
         self._owner = 0
         self._is_ending = False  # no thread is followed from then on
 
@@ -79,6 +80,8 @@ class Session:
         watcher = watch.Watcher(0)
         self._watchers.append(watcher)
         watcher.start()
+        self._inside = watch.inside()
+        self._inside.__enter__()
 
     def stop(self) -> Capture:
         """Everything as before the start. Raises LowtideError on another thread than `start`'s."""
@@ -86,6 +89,8 @@ class Session:
         if threading.get_ident() != self._owner:
             raise LowtideError("a running profile is asked, and ended, on the thread that began it")
         try:
+            if self._inside is not None:
+                self._inside.__exit__(None, None, None)
             self._watchers[0].stop()
             if self._patches is not None:
                 self._patches.undo()

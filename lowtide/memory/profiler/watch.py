@@ -34,6 +34,7 @@ ANCHOR = "lowtide.anchor "
 OP = "lowtide.op "
 ARENA = "lowtide.arena "
 STEP = "lowtide.step"
+INSIDE = "lowtide.inside"
 
 _ANCHOR_EVERY_NS = 10_000_000
 _LARGE_ELEMENTS = 1024  # results from here on are noted with their shape
@@ -315,6 +316,13 @@ class ThreadWatcher(Watcher):
             return result
         finally:
             self.depth -= 1
+
+
+def inside() -> Any:
+    """An event for all that this thread does between its `__enter__` and `__exit__`: what a GPU's
+    allocator tells outside of events is not in PyTorch's tree, as where Python lets go of tensors.
+    """
+    return _record(INSIDE)
 
 
 def let_go() -> None:
