@@ -53,7 +53,7 @@ _MOST_WITHIN_BYTES = 1 << 26  # of a hole that an op leaves within itself: what 
 _HOLE_WITHIN_BYTES = 4 << 20  # of it in the peak, and a sixteenth of that
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
-_CONSTANT = {aten.zeros.default, aten.ones.default, aten.full.default}
+_CONSTANT = {aten.zeros.default, aten.ones.default, aten.full.default, aten.empty.memory_format}
 _BY_DATA = dict.fromkeys(
     ("CumprodBackward0", "ProdBackward0", "ProdBackward1"),
     "looks for zeros in the data, and takes less where it finds none",

@@ -70,7 +70,7 @@ class LikeCuda(TorchFunctionMode):
             found = attended(self._device, *args, **given)
             return func(*args, **given) if found is None else found
         if func is torch.Tensor.__setitem__ and isinstance(args[2], int | float):
-            return func(*args[:2], torch.tensor(args[2], dtype=args[0].dtype))
+            return func(*args[:2], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
         if kwargs or func not in cudnn.MODES:
             return func(*args, **(kwargs or {}))
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None

@@ -165,17 +165,11 @@ def _places(count: int) -> int:
     return count * _PLACES_BYTES + count // 4 + _WORK_BYTES
 
 
-def _rows_gathered(args: Sequence[Any], result: Any) -> int:
+def _rows_gathered(args: Sequence[Any], result: torch.Tensor) -> int:
     """Indices are sorted; runs of one index are summed in parts of ten."""
-    return _rows_summed(args[1].numel(), result)
-
-
-def _bags_back(args: Sequence[Any], result: Any) -> int:
-    """The same of `nn.EmbeddingBag`."""
-    return _rows_summed(args[1].numel(), result)
-
-
-def _rows_summed(count: int, result: torch.Tensor) -> int:
+    if result.layout is not torch.strided:
+        return 0
+    count = args[1].numel()
     rows, width = result.shape
     return _places(count) + 4 * width * (-(-count // 10) + min(count, rows))
 
@@ -250,7 +244,8 @@ def _by_groups(inside: int, x: torch.Tensor, made: torch.Tensor, groups: int) ->
     """Without cuDNN one group after the other, whose results are joined."""
     if groups == 1 or not inside or torch.backends.cudnn.enabled:
         return inside
-    return max(nbytes(made), inside + nbytes(x) // groups)
+    one = nbytes(made) // (made.shape[0] * groups)
+    return max(nbytes(made) + one, inside + nbytes(x) // groups)
 
 
 def _of_one_image(
@@ -328,7 +323,7 @@ _BOUNDS: dict[Any, Bound] = {
         _added,
     ),
     aten.embedding_dense_backward.default: _rows_gathered,
-    aten._embedding_bag_dense_backward.default: _bags_back,
+    aten._embedding_bag_backward.default: _rows_gathered,
     aten._native_multi_head_attention.default: attention_cuda.native_scratch,
     aten._transformer_encoder_layer_fwd.default: attention_cuda.layer_scratch,
     aten.multinomial.default: _sampled,
