@@ -27,6 +27,8 @@ from lowtide.memory.cudnn_sizes import Asked, Sizes
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
+_FEW: Final = 1 << 16
+
 MODES: Final[dict[Any, int]] = {  # cuDNN's numbers
     torch.rnn_relu: 0,
     torch.rnn_tanh: 1,
@@ -48,30 +50,31 @@ def takes(x: Tensor) -> bool:
 
 
 class Places:
-    """In which of the caller's storages lies what a meta tensor stands for."""
+    """In which of the caller's storages lies what a meta tensor stands for, and the numbers of
+    small index tensors. Holds none of the caller's tensors."""
 
     def __init__(self) -> None:
-        self._storages: Any = WeakIdKeyDictionary()
-        self._on_cpu: Any = WeakIdKeyDictionary()
+        self._storages: Any = WeakIdKeyDictionary()  # (which, bytes)
+        self._numbers: Any = WeakIdKeyDictionary()
 
     def add(self, meta: Tensor, real: Tensor) -> None:
         """`meta` stands for `real`."""
         if real.is_cuda:
-            self._storages[meta] = real.untyped_storage()
-        elif type(real) is torch.Tensor and real.device.type == "cpu":
-            self._on_cpu[meta] = real
+            storage = real.untyped_storage()
+            self._storages[meta] = storage._cdata, storage.nbytes()  # pyright: ignore[reportPrivateUsage]
+        elif type(real) is Tensor and real.device.type == "cpu" and real.dtype is torch.int64:
+            if real.dim() != 1 or real.numel() > _FEW:
+                return
+            self._numbers[meta] = real.tolist()
 
     def numbers(self, meta: Tensor) -> list[int] | None:
-        """What stands in the caller's tensor, one of the CPU's."""
-        real = self._on_cpu.get(meta)
-        return None if real is None else real.tolist()
+        """What stands in the caller's tensor, one of the CPU's; None if that is not known."""
+        return self._numbers.get(meta)
 
     def holds_all(self, tensors: Sequence[Tensor], needed: int) -> bool:
         """Whether one storage of so many bytes holds all, as `flatten_parameters` lays weights."""
-        first, *others = (self._storages.get(x) for x in tensors)
-        if first is None or any(x is None or x._cdata != first._cdata for x in others):
-            return False
-        return first.nbytes() >= needed
+        found = {self._storages.get(x) for x in tensors}
+        return len(found) == 1 and None not in found and next(iter(found))[1] >= needed
 
 
 @dataclass(frozen=True)

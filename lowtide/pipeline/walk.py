@@ -481,7 +481,8 @@ class Walk:
                         found.grad = like(value.grad)
                 self.ledger.given([found])
                 self._known[id(value)] = found
-            self._places.add(found, value)
+            if self.device != CPU:
+                self._places.add(found, value)
             return found
         if isinstance(value, tuple | list):
             elems = [self._meta(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
