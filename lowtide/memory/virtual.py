@@ -100,6 +100,7 @@ class Virtual(TorchDispatchMode):
         self._twins: dict[int, tuple[weakref.ref[Storage], Tensor]] = {}
         self._hosts: dict[int, weakref.ref[Storage]] = {}
         self._starts: dict[int, Tensor] = {}  # where the graph of a program ends, by operand
+        self._given: dict[int, Any] = {}  # the node of each operand, as it came
         self._made: set[int] = set()  # storages without values
 
     @classmethod
@@ -195,6 +196,7 @@ class Virtual(TorchDispatchMode):
                 start = torch.empty(x.shape, dtype=x.dtype, device="meta", requires_grad=True)
                 made = _over_leaf(start, made)
                 self._starts[id(made)] = start
+                self._given[id(made)] = made.grad_fn
             return made
 
     def host(self, x: Tensor, device: torch.device | None = None) -> Tensor:
@@ -215,7 +217,12 @@ class Virtual(TorchDispatchMode):
         stand-in, the tensor that it stands for, and that stand-in."""
         with self.aside():
             made: dict[int, Tensor] = {key: x for key, (x, _) in operands.items()}
-            carrying: dict[int, Tensor] = {}
+            carrying: dict[int, Tensor] = {
+                key: stand_in
+                for key, (x, stand_in) in operands.items()
+                if stand_in.requires_grad and stand_in.grad_fn is not self._given.get(key)
+                if not x.is_leaf and not x._is_view()
+            }  # written in place: their gradients go through the program, too
             for x in tree_leaves(results):
                 if isinstance(x, torch.Tensor) and id(x) not in made:
                     if x.requires_grad:
@@ -226,9 +233,11 @@ class Virtual(TorchDispatchMode):
                 own = {key: x for key, (x, _) in operands.items() if x.requires_grad}
                 starts = [self._starts[key] for key in own]
                 found = _joined(self, list(carrying.values()), starts, *own.values())
-                made |= dict(zip(carrying, found, strict=True))
+                for key, x in zip(carrying, found, strict=True):
+                    made[key] = _written(operands[key][0], x) if key in operands else x
 
             self._starts.clear()
+            self._given.clear()
 
             def exchange(x: Any) -> Any:
                 return made.get(id(x), x)
@@ -293,6 +302,19 @@ class _OverLeaf(torch.autograd.Function):
         return cotangents[0], None
 
 
+class _Written(torch.autograd.Function):
+    """A tensor that a program has written in place, with the gradient of what it has written."""
+
+    @staticmethod
+    def forward(ctx: Any, written: Tensor, _: Tensor) -> Tensor:
+        ctx.mark_dirty(written)
+        return written
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, Tensor]:
+        return None, cotangents[0]
+
+
 class _Joined(torch.autograd.Function):
     """What autograd knows of a program, as one op on the device."""
 
@@ -332,6 +354,7 @@ class _Joined(torch.autograd.Function):
 
 
 _joined: Final[Any] = cast("Any", _Joined).apply
+_written: Final[Any] = cast("Any", _Written).apply
 _gradients: Final[Any] = torch.autograd.grad
 
 for _hidden in (Virtual.__torch_dispatch__, _Joined.backward, _OverLeaf.backward):

@@ -246,3 +246,32 @@ def test_an_error_of_the_users_own_is_raised() -> None:
     torch._dynamo.reset()
     with pytest.raises(KeyError, match="mine"):
         lt.compile(fails).memory(torch.rand(3))
+
+
+def rectified(x: Tensor) -> Tensor:
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y.relu_()
+
+
+def scaled_twice(x: Tensor) -> Tensor:
+    y = torch.sort(x, 0).values
+    torch._dynamo.graph_break()
+    y.mul_(y.sum())
+    torch._dynamo.graph_break()
+    return torch.cumsum(y, 0)
+
+
+@residents
+@pytest.mark.parametrize("fn", [rectified, scaled_twice])
+def test_gradients_go_through_what_a_graph_has_written_in_place(fn: Any) -> None:
+    if ALONE not in os.environ:
+        assert_passes_alone()
+        return
+    x = torch.rand(3000, 1000, requires_grad=True)
+    compiled = lt.compile(fn)
+    peak = measured(lambda: compiled(x), x)
+    plan = compiled.memory(x)
+    assert not [note for note in plan.notes if "not counted" in note]
+    assert peak <= plan.peak_bytes + NOISE_BYTES
+    assert plan.peak_bytes <= 1.1 * peak + ROOM_BYTES
