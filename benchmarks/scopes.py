@@ -14,7 +14,7 @@ is to find the user's line and to keep the log: 0.4 to 0.7.
 Together 1.7 to 1.8 for a tensor that is dropped, and 2.9 to 3.3 for one that is alive at the end,
 be they 200 or 20,000, whose memory no cache holds, while Python's collector rests. It adds 0.1 to
 0.4 where thousands are alive, as it walks a weak reference beside each tensor. On a Zen 5 it is
-less: 1.1 to 1.3 and 2.1 to 2.9 (`results/2026-11-26-…` and `2026-11-27-amd-epyc-zen-5-scopes.json`).
+less: 1.1 to 1.3 and 2.1 to 2.9 (`results/2026-11-26-amd-epyc-zen-5-scopes.json`, and 2026-11-27).
 """
 
 from __future__ import annotations
