@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
-from lowtide.memory import attention
 from lowtide.memory.convolution import nbytes
 from lowtide.memory.recurrent_cuda import dropout
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
@@ -200,16 +199,6 @@ def efficient_backward_scratch(args: Sequence[Any], _: Any) -> int:
     is_wide = width > 128 and q.itemsize < _SINGLE
     keys = 2 * _single(k, 128, width) if is_wide else 0
     return _in_order(cotangent) + _single(q, 32, 2) + _single(q, 128, width) + keys
-
-
-def native_scratch(args: Sequence[Any], result: Any) -> int:
-    """Of `nn.MultiheadAttention` in one op, as on the CPU, in one kernel or not."""
-    return attention.native_scratch(args, result)
-
-
-def layer_scratch(args: Sequence[Any], result: Any) -> int:
-    """Of `nn.TransformerEncoderLayer` in one op."""
-    return attention.layer_scratch(args, result)
 
 
 def _single(x: Tensor, rows: int, width: int) -> int:

@@ -152,13 +152,14 @@ def layers(
     """See the module's text; None where cuDNN cannot be asked. `half`: autocast's dtype; weights
     are copied to it into one buffer, so only a graph has others of them."""
     call = _call(func, places, *args)
-    is_cast = call is not None and half is not None and call.x.dtype is torch.float32
-    if call is not None and half is not None and is_cast:
-        call = call.cast(half)
-    found = None if call is None else cudnn_sizes.sizes(call.asked())
-    if call is None or found is None:
+    if call is None:
         return None
-    if not is_cast and places.holds_all(call.weights, found.weights):
+    if half is not None and call.x.dtype is torch.float32:
+        call, places = call.cast(half), Places()  # no copy lies where its weight does
+    found = cudnn_sizes.sizes(call.asked())
+    if found is None:
+        return None
+    if places.holds_all(call.weights, found.weights):
         call = replace(call, buffer=call.weights[0].detach())
     y, hy, cy, *_ = aten._cudnn_rnn.default(*(getattr(call, f.name) for f in fields(call)))
     return (y, hy) if call.c is None else (y, hy, cy)

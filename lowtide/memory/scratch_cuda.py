@@ -26,7 +26,15 @@ from typing import Any, Final
 
 import torch
 
-from lowtide.memory import attention_cuda, cudnn, linalg, losses, reductions_cuda, transforms
+from lowtide.memory import (
+    attention,
+    attention_cuda,
+    cudnn,
+    linalg,
+    losses,
+    reductions_cuda,
+    transforms,
+)
 from lowtide.memory.convolution import nbytes
 from lowtide.memory.scratch import mask_indices, of_complex
 
@@ -324,8 +332,8 @@ _BOUNDS: dict[Any, Bound] = {
     ),
     aten.embedding_dense_backward.default: _rows_gathered,
     aten._embedding_bag_backward.default: _rows_gathered,
-    aten._native_multi_head_attention.default: attention_cuda.native_scratch,
-    aten._transformer_encoder_layer_fwd.default: attention_cuda.layer_scratch,
+    aten._native_multi_head_attention.default: attention.native_scratch,
+    aten._transformer_encoder_layer_fwd.default: attention.layer_scratch,
     aten.multinomial.default: _sampled,
     aten.randperm.default: _in_order,
     **dict.fromkeys(
