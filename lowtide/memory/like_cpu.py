@@ -16,9 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from lowtide.memory import casts
 from lowtide.memory.attention import attended
 from lowtide.memory.convolution import LAYOUTS
+from lowtide.memory.linear import linear
 from lowtide.memory.recurrent import layers
+
+ATTENTION: Final = torch.ops.aten.scaled_dot_product_attention.default
 
 
 class LikeTheCpu(TorchFunctionMode):
@@ -36,8 +40,11 @@ class LikeTheCpu(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return without_asking(func)(*args, **named)
+        if func is F.linear:
+            return linear(*args, **named)
         found = None
         if func is F.scaled_dot_product_attention:
+            args, named = casts.given(ATTENTION, args, named)
             found = attended(*args, **named)
         elif func in _WITHOUT_GRADIENTS and not torch.is_grad_enabled():
             found = _WITHOUT_GRADIENTS[func](*args, **named)

@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from lowtide.memory import cudnn
+from lowtide.memory import casts, cudnn
 from lowtide.memory.attention_cuda import attended
-from lowtide.memory.like_cpu import without_asking
+from lowtide.memory.like_cpu import ATTENTION, without_asking
+from lowtide.memory.linear import linear
 from lowtide.memory.recurrent_cuda import dropout, fused_layers
 
 UNASKED: Final = (
@@ -62,11 +63,13 @@ class LikeCuda(TorchFunctionMode):
         """Calls the function, or what stands for it."""
         if func is F.dropout or func is torch.dropout:
             return _dropout(*args, **(kwargs or {}))
+        if func is F.linear:
+            return linear(*args, **(kwargs or {}))
         if func is F.multi_head_attention_forward:
             with self:
                 return without_asking(func)(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention:
-            given = kwargs or {}
+            args, given = casts.given(ATTENTION, args, kwargs or {})
             found = attended(self._device, *args, **given)
             return func(*args, **given) if found is None else found
         if func is torch.Tensor.__setitem__ and isinstance(args[2], int | float):

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 import torch
-import torch.nn.functional as F
 
 from lowtide.memory import onednn
+from lowtide.memory.linear import linear
 
 Tensor = torch.Tensor
 State = tuple[Tensor, ...]  # (h,), or (h, c) of an LSTM
@@ -95,7 +95,7 @@ def _stepped(cell: Cell, has_biases: bool) -> Direction:
     ) -> tuple[Tensor, State]:
         w_in, w_state, *rest = weights
         biases = rest[:2] if has_biases else [None, None]
-        gates = kept["gates"] = F.linear(x, w_in, biases[0]).unbind(0)
+        gates = kept["gates"] = linear(x, w_in, biases[0]).unbind(0)
         own = [w_state, *biases[1:], *rest[2 if has_biases else 0 :]]
         outputs: list[Tensor] = []
         kept[f"outputs {is_reverse}"] = outputs
@@ -111,14 +111,14 @@ def _stepped(cell: Cell, has_biases: bool) -> Direction:
 
 def _rnn(nonlinearity: Callable[[Tensor], Tensor]) -> Cell:
     def cell(gate: Tensor, state: State, weights: Sequence[Tensor], _: bool) -> State:
-        return (nonlinearity(F.linear(state[0], *weights).add_(gate)),)
+        return (nonlinearity(linear(state[0], *weights).add_(gate)),)
 
     return cell
 
 
 def _gru(gate: Tensor, state: State, weights: Sequence[Tensor], _: bool) -> State:
     (h,) = state
-    given, own = torch.unsafe_chunk(gate, 3, 1), torch.unsafe_chunk(F.linear(h, *weights), 3, 1)
+    given, own = torch.unsafe_chunk(gate, 3, 1), torch.unsafe_chunk(linear(h, *weights), 3, 1)
     reset = own[0].add_(given[0]).sigmoid_()
     update = own[1].add_(given[1]).sigmoid_()
     new = given[2].add(own[2].mul_(reset)).tanh_()
@@ -128,7 +128,7 @@ def _gru(gate: Tensor, state: State, weights: Sequence[Tensor], _: bool) -> Stat
 def _lstm(gate: Tensor, state: State, weights: Sequence[Tensor], has_biases: bool) -> State:
     h, c = state
     w_state, bias, *projection = weights
-    gates = torch.unsafe_chunk(F.linear(h, w_state, bias).add_(gate), 4, 1)
+    gates = torch.unsafe_chunk(linear(h, w_state, bias).add_(gate), 4, 1)
     entering, forgetting = gates[0].sigmoid_(), gates[1].sigmoid_()
     cell, leaving = gates[2].tanh_(), gates[3].sigmoid_()
     c = (forgetting * c).add_(entering * cell)

@@ -5,7 +5,7 @@ PyTorch, by whatever Python it is called, is computed on the meta device, booked
 of the device where it would have put them, without values.
 
     mode = Virtual(ledger, device)
-    with mode:
+    with mode.on():
         y = model(x)                       # on the device, of the right form; autograd is PyTorch's
         y.backward(torch.ones_like(y))
     ledger.peak_bytes
@@ -29,10 +29,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lowtide.errors import UNKNOWN_LOC
-from lowtide.memory.ledger import Ledger
+from lowtide.memory.casts import Casts
+from lowtide.memory.ledger import WATCHED, Ledger
 from lowtide.memory.scopes.births import loc_of, user_frame
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.memory.stand_ins import over, untouched
+from lowtide.runtime import ours
 from lowtide.runtime.played_arena import PlayedArena
 
 Tensor = torch.Tensor
@@ -47,6 +49,7 @@ _STATE: Final = (
 )
 TWICE: Final = "gradients of gradients are not counted within what is compiled"
 ELSEWHERE: Final = "counted as on the CPU: what `lt.compile` captures is not rehearsed for {} here"
+_START: Final = torch.empty(0, device="meta")  # where a gradient has no elements
 _ASK: Final = torch.ops.aten._local_scalar_dense.default
 
 
@@ -95,6 +98,7 @@ class Virtual(TorchDispatchMode):
         self.asked = 0  # numbers that only the data know
         self.has_run = False  # an op of Python's own
         self.names = True  # ops, and their lines
+        self.casts = Casts(device.type)
         self._is_compiling = is_compiling
         self._is_aside = False
         self._twins: dict[int, tuple[weakref.ref[Storage], Tensor]] = {}
@@ -111,6 +115,12 @@ class Virtual(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         """Captured code runs under this mode."""
         return True
+
+    @contextlib.contextmanager
+    def on(self) -> Generator[None]:
+        """Entered, and autocast with it."""
+        with self.casts.on(), self:
+            yield
 
     @contextlib.contextmanager
     def aside(self) -> Generator[None]:
@@ -135,6 +145,7 @@ class Virtual(TorchDispatchMode):
         if _is_view(func):
             return func(*args, **named)
         self.has_run = True
+        self.casts.look()
         if self.names:
             self._name(func.overloadpacket.__name__)
         if func is _ASK:
@@ -188,6 +199,14 @@ class Virtual(TorchDispatchMode):
             made = found[1]
         return over(x, made.untyped_storage()).requires_grad_(x.requires_grad)
 
+    def released(self, x: Tensor) -> Tensor:
+        """Its twin, which nobody else has: what is made in its memory is another tensor's twin."""
+        found = self._twins.pop(self._key(x), None)
+        if found is None:
+            return self.twin(x, keeps_numbers=False)
+        self._hosts.pop(self._key(found[1]), None)
+        return over(x, found[1].untyped_storage())
+
     def operand(self, x: Tensor) -> Tensor:
         """Its twin, as a program's operand: no leaf, for the graph would hold a leaf's memory."""
         with self.aside():
@@ -211,6 +230,13 @@ class Virtual(TorchDispatchMode):
             self._made.add(host._cdata)  # pyright: ignore[reportPrivateUsage]
             self._pair(host, x.detach())
         return over(x, host)
+
+    def gradient(self, x: Tensor | None) -> Tensor | None:
+        """The tensor of the device for a gradient; a view where that is one, which has its base."""
+        if x is None:
+            return None
+        made = self.host(x)
+        return made.view_as(made) if x._is_view() else made
 
     def joined(self, results: Any, operands: Mapping[int, tuple[Tensor, Tensor]]) -> Any:
         """A program's results as tensors of the device. `operands`: by the id of each one's
@@ -329,31 +355,51 @@ class _Joined(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.virtual, ctx.operands = virtual, operands
         virtual.ledger.watch(results)
-        ctx.edges = [torch.autograd.graph.get_gradient_edge(x) for x in results]
+        ctx.handed = [None for _ in results]
+        with torch.enable_grad():
+            ends = [_handed(ctx.handed, k, x) for k, x in enumerate(results)]
+        ctx.edges = list(map(torch.autograd.graph.get_gradient_edge, ends))
         return tuple(map(virtual.host, results))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        is_watched = WATCHED in ctx.metadata
+        alone = [
+            ours.has_engine_alone(cotangents, k, is_watched) for k in range(len(cotangents))
+        ]
         virtual: Virtual = ctx.virtual
         if torch.is_grad_enabled():
             virtual.ledger.notes[TWICE] = None
         with virtual.aside():
-            given = [
-                (edge, virtual.twin(g, keeps_numbers=False))
-                for edge, g in zip(ctx.edges, cotangents, strict=True)
-                if g is not None
-            ]
+            edges: list[Any] = []
+            for k, g in enumerate(cotangents):
+                if g is None:
+                    continue
+                ctx.handed[k] = virtual.released(g) if alone[k] else virtual.twin(g, False)
+                edges.append(ctx.edges[k])
+            virtual.ledger.python_has([g for g in ctx.handed if g is not None])
             with virtual.ledger:
-                found = _gradients(
-                    [edge for edge, _ in given],
-                    ctx.operands,
-                    [g for _, g in given],
-                    allow_unused=True,
-                )
-            return None, None, None, *(None if g is None else virtual.host(g) for g in found)
+                found = _gradients(edges, ctx.operands, [_START] * len(edges), allow_unused=True)
+            return None, None, None, *map(virtual.gradient, found)
+
+
+class _Handed(torch.autograd.Function):
+    """Gives its cotangent to autograd's engine as an op would: nobody else has it then, so that the
+    memory may be used again."""
+
+    @staticmethod
+    def forward(ctx: Any, cotangents: list[Tensor | None], k: int, x: Tensor) -> Tensor:
+        ctx.cotangents, ctx.k = cotangents, k
+        return _START.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, None, Tensor | None]:
+        given, ctx.cotangents[ctx.k] = ctx.cotangents[ctx.k], None
+        return None, None, given
 
 
 _joined: Final[Any] = cast("Any", _Joined).apply
+_handed: Final[Any] = cast("Any", _Handed).apply
 _written: Final[Any] = cast("Any", _Written).apply
 _gradients: Final[Any] = torch.autograd.grad
 

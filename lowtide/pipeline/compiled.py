@@ -119,7 +119,7 @@ class Compiled(ABC):
                 return why, Walk(planned, values)
             walk = Walk(planned, again, virtual)
             del again  # which the call does not hold in its backward pass
-            with virtual:
+            with virtual.on():
                 walk.notes += virtual_backward(virtual, walk.leave())
             return why, walk
 
@@ -131,7 +131,7 @@ class Compiled(ABC):
         if len(values) == len(given):
             return None
         untouched = virtual.untouched(given)  # made before: it is not the call's
-        with virtual:
+        with virtual.on():
             found = self.resolve(untouched)[1]
         return found if virtual.has_run else None
 

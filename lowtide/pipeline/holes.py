@@ -121,7 +121,7 @@ class Holes:
 def _predicted(driver: Driver, args: Sequence[Any]) -> _Prediction:
     from lowtide.pipeline.walk import Walk  # it walks the Driver's road
 
-    if plain.autocast_on() or any(map(_is_elsewhere, args)):
+    if any(map(_is_elsewhere, args)):
         return _UNKNOWN
     try:
         with watching.aside(), outside_dispatch_modes():
@@ -148,7 +148,7 @@ def _key(args: Sequence[Any], count: int) -> Any:
     first = next((x for x in args[count:] if isinstance(x, torch.Tensor) and x.requires_grad), None)
     numbers = tuple(x for x in args[count:] if isinstance(x, bool | int))
     state = torch.is_grad_enabled(), torch.get_num_threads(), numbers
-    return (*state, _form(first), tuple(map(_form, args[:count])))
+    return (*state, *plain.surroundings(), _form(first), tuple(map(_form, args[:count])))
 
 
 def _form(value: Any) -> Any:

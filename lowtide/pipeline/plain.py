@@ -31,9 +31,7 @@ _depth: Callable[[], int] = getattr(_C, "_len_torch_function_stack", lambda: 0)
 _mode_at: Callable[[int], Any] = getattr(_C, "_get_function_stack_at", _never)
 _dispatch_modes = _flag("_len_torch_dispatch_stack")
 _transform = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", lambda: None)
-autocast_on: Callable[[], bool] = getattr(
-    _C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu")
-)
+_any_autocast: Callable[[], bool] = getattr(_C, "_is_any_autocast_enabled", lambda: True)
 _keeps_graph: Callable[[], bool] = getattr(
     getattr(_C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True
 )
@@ -57,6 +55,11 @@ def keeps_graph() -> bool:
 def default_device() -> torch.device | None:
     """Where this thread makes tensors that name no device; None where nobody has said."""
     return next((mode.device for mode in _modes() if type(mode) is DeviceContext), None)
+
+
+def autocast_on() -> bool:
+    """Whether it is, for a device that we compile for."""
+    return _any_autocast() and any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:

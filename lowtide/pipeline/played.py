@@ -98,7 +98,8 @@ def virtual_backward(virtual: Virtual, result: Any) -> list[str]:
     before = [(x, x.grad) for x in _leaves(tensors)]
     virtual.names = False
     try:
-        return backward(virtual.ledger, tensors)
+        with virtual.casts.ended():
+            return backward(virtual.ledger, tensors)
     finally:
         for x, grad in before:
             x.grad = grad

@@ -166,7 +166,7 @@ def _rehearse(compiled: Any, args: Any, kwargs: Any) -> tuple[list[Rehearsal], M
     given, named = call.virtual.untouched(args), call.virtual.untouched(kwargs)
     of_thread.listeners.append(call.hear)
     try:
-        with watching.aside(), call.virtual:
+        with watching.aside(), call.virtual.on():
             try:
                 call.notes += virtual_backward(call.virtual, compiled(*given, **named))
             except Stopped as why:

@@ -24,6 +24,7 @@ from lowtide.ir import recomputed
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
+from lowtide.memory.casts import Casts
 from lowtide.memory.cudnn import Places
 from lowtide.memory.largest import DEPENDS
 from lowtide.memory.ledger import Ledger
@@ -112,8 +113,7 @@ class Walk:
             virtual.ledger.arena.trim()
         self._virtual = virtual
         self._known: dict[int, torch.Tensor] = {}
-        if plain.autocast_on():
-            self.notes.append("autocast is on: its casts within PyTorch's ops are not counted")
+        self._casts = virtual.casts if virtual is not None else Casts(self.device.type)
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
         # The caller's, and what stands for each, by that one's id.
         self.operands: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -128,10 +128,12 @@ class Walk:
             road = LikeTheCpu() if on_host else LikeCuda(self.device, places, self.ledger.notes)
             rules = ours.Rules(driver.is_tight, on_host, self.ledger.in_arena)
             over = ours.under(rules)
-            with self.ledger, road, over, torch.set_grad_enabled(self.records):
+            casts = self._casts.on() if _may_cast(driver) else contextlib.nullcontext()
+            with casts, self.ledger, road, over, torch.set_grad_enabled(self.records):
                 self.results = results = self._block(driver.plan, env)
                 if self.records and virtual is None:
-                    self.notes += backward(self.ledger, _tensors(results))
+                    with self._casts.ended():
+                        self.notes += backward(self.ledger, _tensors(results))
         except WalkEnds as why:
             self.ends = str(why)
             self.notes.append(self.ends)
@@ -396,7 +398,9 @@ class Walk:
         """A block under another state of PyTorch's."""
         block, manager = op.blocks[0], env[op.operands[0]]
         with manager as entered:
-            return self._block(*self._inner(plan, block, {block.args[0]: entered} | env))
+            results = self._block(*self._inner(plan, block, {block.args[0]: entered} | env))
+        self._casts.look()
+        return results
 
     def _with(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
         block, leaving = op.blocks
@@ -543,6 +547,12 @@ def _forms(values: Sequence[Any]) -> list[Any]:
         else v
         for v in values
     ]
+
+
+def _may_cast(driver: Driver) -> bool:
+    """Whether autocast is on, or may be within the program."""
+    ops = driver.function.walk()
+    return plain.autocast_on() or any("autocast" in str(op.attrs.get("target")) for op in ops)
 
 
 def _is_torch(op: Op) -> bool:

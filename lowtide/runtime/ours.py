@@ -68,10 +68,16 @@ def is_alone_in_backward(cotangents: Sequence[Any], k: int, rules: Rules, is_wat
     """The same of one of the arguments of an autograd.Function's `backward`, asked there, of the
     sequence that it got. `rules`: of the call whose backward pass it is; `is_watched`: whether a
     hook of ours looks on, for which PyTorch holds the cotangents once more."""
+    if not has_engine_alone(cotangents, k, is_watched):
+        return False
+    return _is_whole(cotangents[k], rules)
+
+
+def has_engine_alone(cotangents: Sequence[Any], k: int, is_watched: bool) -> bool:
+    """Whether nobody but autograd's engine has it, be its memory whose it may."""
     if not _is_large(cotangents[k]):
         return False
-    found = _probes().watched if is_watched else _probes().given
-    return _is_whole(cotangents[k], rules) and _counts(cotangents, k) == found
+    return _counts(cotangents, k) == (_probes().watched if is_watched else _probes().given)
 
 
 def _is_large(x: Any) -> bool:

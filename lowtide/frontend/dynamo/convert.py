@@ -16,7 +16,7 @@ constant for (submodules, tensors of the graph, generators) are captured paramet
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,6 +26,8 @@ from torch import fx
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.frontend.dynamo.calls import Call, Emitted, call_function, call_method
 from lowtide.frontend.dynamo.internals import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
     SET_GRAD,
     example_of,
     is_checkpoint,
@@ -71,8 +73,7 @@ def convert(module: fx.GraphModule) -> GraphProgram:
         if node.op == "placeholder":
             placeholders.append(writer.placeholder(node))
     writer.sizes()
-    for node in module.graph.nodes:
-        writer.node(node)
+    writer.nodes(iter(module.graph.nodes))
     function = writer.function(placeholders)
     used = {v for op in function.walk() for v in op.operands}
     count = len(placeholders)
@@ -99,6 +100,7 @@ class _Writer:
         self.name = ""
         self._captured: list[Value] = []
         self._values: dict[fx.Node, Value] = {}
+        self._seen: set[fx.Node] = set()  # whose ops are there
         self._symbols: dict[str, tuple[Value, int]] = {}
 
     # -- what encoding asks --
@@ -149,10 +151,42 @@ class _Writer:
                 if bound is not None:
                     self._values[node] = emit(self.builder, bound)[0]
 
+    def nodes(self, nodes: Iterator[fx.Node], opener: fx.Node | None = None) -> None:
+        """Adds the ops of nodes, up to the end of the block that `opener` has begun."""
+        for node in nodes:
+            if node.target is ENTER_AUTOCAST:
+                self._autocast(node, nodes)
+            elif node.target is not EXIT_AUTOCAST:
+                self.node(node)
+            elif node.args[0] is opener:
+                return
+            else:
+                raise NotConverted("blocks of autocast that overlap")
+        if opener is not None:
+            raise NotConverted("a block of autocast that does not end in the graph")
+
+    def _autocast(self, node: fx.Node, nodes: Iterator[fx.Node]) -> None:
+        """A `with`: what it computes or changes, and later nodes take, comes out of it."""
+        build = self.builder
+        build.loc = place_of(node)
+        operands = [encode(self, x) for x in node.args]
+        made = build.emit("call_torch", operands, [t.ANY], target="torch.autocast", kwnames=())
+        block, before = Block([Value("", t.ANY)]), dict(self._values)
+        build.born(block.args)
+        with build.inside(block):
+            self.nodes(nodes, node)
+            new = [n for n, v in self._values.items() if before.get(n) is not v]
+            ends = [n for n in new if not self._seen.issuperset(n.users)]
+            values = [self._values[n] for n in ends]
+            build.emit("yield", values)
+        found = build.emit("with", [made.result], [v.type for v in values], blocks=[block])
+        self._values.update(zip(ends, found.results, strict=True))
+
     def node(self, node: fx.Node) -> None:
         """Adds the ops of a node."""
         if node.op == "placeholder":
             return
+        self._seen.add(node)
         loc = place_of(node)
         if loc.line:
             self.builder.loc = loc
@@ -215,11 +249,8 @@ class _Writer:
         build.born(block.args)
         self.module = cast("fx.GraphModule", graph.owning_module)
         with build.inside(block):
-            for inner in graph.nodes:
-                if inner.op == "output":
-                    ends += [encode(self, self._resolved(a)) for a in inner.args[0]]
-                else:
-                    self.node(inner)
+            self.nodes(n for n in graph.nodes if n.op != "output")
+            ends += [encode(self, self._resolved(a)) for a in graph.output_node().args[0]]
             build.emit("yield", ends)
         self.module, build.loc = outer, loc
         made = build.emit("with", [manager], [v.type for v in ends], blocks=[block])

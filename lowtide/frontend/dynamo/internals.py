@@ -19,6 +19,8 @@ from lowtide.errors import UNKNOWN_LOC, Loc
 
 BACKEND: Final = "lowtide"
 SET_GRAD: Final[Any] = torch._C._set_grad_enabled  # pyright: ignore
+ENTER_AUTOCAST: Final[Any] = torch.amp.autocast_mode._enter_autocast  # pyright: ignore
+EXIT_AUTOCAST: Final[Any] = torch.amp.autocast_mode._exit_autocast  # pyright: ignore
 
 _CHECKPOINT: Final = "tag_activation_checkpoint"
 _CHECKPOINT_OPTIONS: Final = (

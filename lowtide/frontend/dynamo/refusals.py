@@ -2,9 +2,9 @@
 
 In: the nodes of a captured graph. Out: why the graph stays PyTorch's, "" if it need not.
 
-    _enter_autocast('cpu', bfloat16)     casts that no op of the graph shows
     _vmap_increment_nesting(40)          tensors inside stand for batches of others
-    _set_grad_enabled(False)             may be compiled: each region looks at the mode it runs in
+    _set_grad_enabled(False)             may be compiled: each region looks at the mode it runs in,
+    _enter_autocast('cpu', bfloat16)     and so may these
 """
 
 from __future__ import annotations
@@ -12,12 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from lowtide.frontend.dynamo.internals import SET_GRAD, example_of, is_wrapped
+from lowtide.frontend.dynamo.internals import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    SET_GRAD,
+    example_of,
+    is_wrapped,
+)
 
 _MODULES: Final = (
     *("torch._C._functorch", "torch._functorch", "torch.amp", "torch.autograd.forward_ad"),
     *("torch.autograd.graph", "torch.autograd.grad_mode"),
 )
+_MAY: Final = (SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST)
 _NAMES: Final = ("_enter", "enter_", "_exit", "exit_", "_push", "_pop", "_set_", "set_")
 
 
@@ -26,7 +33,7 @@ def refusal(nodes: Iterable[Any]) -> str:
     for node in nodes:
         if is_wrapped(example_of(node)):
             return f"`{node.name}` is a tensor inside a torch.func transform"
-        if node.op == "call_function" and node.target is not SET_GRAD and _changes(node.target):
+        if node.op == "call_function" and node.target not in _MAY and _changes(node.target):
             return f"{_name(node.target)} changes the state of PyTorch"
     return ""
 

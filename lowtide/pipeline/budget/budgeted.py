@@ -66,9 +66,6 @@ class BudgetedDriver(Driver):
 
     def _plan_of(self, args: Sequence[Any]) -> Plan | None:
         """None where no budget is kept; raises BudgetError."""
-        if plain.autocast_on():
-            self._tell("autocast is on, whose copies of weights are nobody's to plan")
-            return None
         key = _key(args), _sharing(args) if self._writes else ()
         found = self._plans.get(key)
         if found is None:
@@ -107,7 +104,8 @@ def _key(args: Sequence[Any]) -> Any:
     # On GPUs this decides which kernels a backward pass has.
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     forms = tuple(map(_form, args))
-    return torch.is_grad_enabled(), torch.get_num_threads(), is_deterministic, forms
+    state = torch.is_grad_enabled(), torch.get_num_threads(), is_deterministic
+    return *state, plain.surroundings(), forms
 
 
 def _sharing(args: Sequence[Any]) -> tuple[int, ...]:

@@ -1,0 +1,251 @@
+"""Autocast in rehearsals: PyTorch casts what lies on a device, and meta tensors lie on none.
+
+In: which device the meta tensors stand for. Out: a context in which ops take them as PyTorch's
+kernels for autocast would give them on, for as long as autocast is on for that device.
+
+    casts = Casts("cpu")
+    with casts.on(), torch.autocast("cpu"):
+        F.linear(x, w)             # x, w: float32, on meta   ──►  linear(x as bf16, w as bf16)
+
+Always holds: as in PyTorch, the cast of a leaf that requires grad is kept until autocast ends; it
+is kept here and not in PyTorch's own cache, from which a later call would take what has no values.
+
+How: kernels under a dispatch key of autocast for a device that PyTorch does not have any more, and
+that this thread includes meanwhile. Which ops have such kernels is asked of PyTorch; what each does
+with its operands is ATen's `autocast_mode.h` and, for the CPU, `autocast_mode.cpp`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.memory.scopes.hidden import hide_with_callees
+
+Tensor = torch.Tensor
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+aten = torch.ops.aten
+_C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
+_KEY: Final = "AutocastIPU"
+_CONVOLUTIONS: Final = (
+    "_convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d "
+    "conv_transpose2d.input conv_transpose3d.input"
+)
+_PRODUCTS: Final = "addbmm addmm baddbmm bmm linalg_vecdot linear matmul mm prelu"
+# By device: what runs in the lower dtype, …
+_LOWER: Final[Mapping[str, frozenset[str]]] = {
+    "cpu": frozenset(
+        f"{_CONVOLUTIONS} {_PRODUCTS} conv1d.padding conv2d.padding conv3d.padding "
+        "_addmm_activation mkldnn_rnn_layer _native_multi_head_attention "
+        "scaled_dot_product_attention".split()
+    ),
+    "cuda": frozenset(
+        f"{_CONVOLUTIONS} {_PRODUCTS} _convolution convolution cudnn_convolution "
+        "cudnn_convolution_transpose addmv addr einsum mv chain_matmul linalg_multi_dot "
+        "_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell "
+        "rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention".split()
+    ),
+}
+# … in the widest dtype that an operand has, …
+_WIDEST: Final[Mapping[str, frozenset[str]]] = {
+    "cpu": frozenset("cat stack index_copy".split()),
+    "cuda": frozenset(
+        "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot "
+        "scatter_add".split()
+    ),
+}
+# … in float32 by an argument of their own; all others with a kernel take operands in float32.
+_TOLD: Final = frozenset(
+    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm "
+    "linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList".split()
+)
+_TOLD_ON: Final = "cuda"
+_WITH_DTYPE: Final = {  # those whose form with a dtype is another op
+    "norm.Scalar": aten.norm.ScalarOpt_dtype,
+    "norm.ScalarOpt_dim": aten.norm.ScalarOpt_dim_dtype,
+}
+_LEFT: Final = frozenset({"binary_cross_entropy"})  # which PyTorch refuses on GPUs
+
+
+class Casts:
+    """See the module's text."""
+
+    def __init__(self, device_type: str) -> None:
+        self._type = device_type
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of each one, which it holds
+
+    @contextlib.contextmanager
+    def on(self) -> Generator[None]:
+        """Inside, on this thread."""
+        _register()
+        key = getattr(_C.DispatchKey, _KEY)
+        was_out = _C._dispatch_tls_is_dispatch_key_excluded(key)
+        was_in = _C._dispatch_tls_is_dispatch_key_included(key)
+        keeps = torch.is_autocast_cache_enabled()
+        before, _now.casts = _now.casts, self
+        _C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        _C._dispatch_tls_set_dispatch_key_included(key, True)
+        torch.set_autocast_cache_enabled(False)
+        try:
+            yield
+        finally:
+            torch.set_autocast_cache_enabled(keeps)
+            _C._dispatch_tls_set_dispatch_key_included(key, was_in)
+            _C._dispatch_tls_set_dispatch_key_excluded(key, was_out)
+            _now.casts = before
+
+    def look(self) -> None:
+        """Forgets what was kept, if autocast has ended meanwhile."""
+        if self._kept and not _nesting():
+            self._kept.clear()
+
+    @contextlib.contextmanager
+    def ended(self) -> Generator[None]:
+        """Inside, autocast has ended, as it has where a backward pass begins."""
+        self._kept.clear()
+        before = [(kind, torch.is_autocast_enabled(kind)) for kind in _LOWER]
+        try:
+            for kind, _ in before:
+                torch.set_autocast_enabled(kind, False)
+            yield
+        finally:
+            for kind, is_on in before:
+                torch.set_autocast_enabled(kind, is_on)
+
+    def given(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Given]:
+        """The op that PyTorch calls for this one, and its arguments."""
+        same = tuple(args), dict(kwargs)
+        name = _name(op)
+        if not _has_kernel(name, self._type) or not torch.is_autocast_enabled(self._type):
+            return op, same
+        is_gpu = self._type == _TOLD_ON
+        if is_gpu and name in _LEFT:
+            return op, same
+        if is_gpu and (name in _TOLD or name in _WITH_DTYPE):
+            return _told(op, *same) if self._is_cast(args[0]) else (op, same)
+        lower = torch.get_autocast_dtype(self._type)
+        if name in _LOWER[self._type]:
+            dtype = lower
+        elif name in _WIDEST[self._type]:
+            found = _tensors([*args, *kwargs.values()])
+            is_wide = any(self._is_cast(x) and x.dtype is torch.float32 for x in found)
+            dtype = torch.float32 if is_wide else lower
+        else:
+            dtype = torch.float32
+
+        def change(x: Any) -> Any:
+            if isinstance(x, torch.Tensor):
+                return self._cast(x, dtype, is_kept=dtype is lower)
+            if type(x) in (list, tuple):
+                return type(x)(map(change, cast("Sequence[Any]", x)))
+            return x
+
+        return op, (tuple(map(change, args)), {k: change(v) for k, v in kwargs.items()})
+
+    def _is_cast(self, x: Any) -> bool:
+        if not isinstance(x, torch.Tensor) or not (x.is_meta or x.device.type == self._type):
+            return False
+        return x.is_floating_point() and x.dtype is not torch.float64
+
+    def _cast(self, x: Tensor, dtype: torch.dtype, is_kept: bool) -> Tensor:
+        if not self._is_cast(x) or x.dtype is dtype:
+            return x
+        is_weight = x.requires_grad and x.is_leaf and not x._is_view()
+        if not (is_kept and is_weight and x.dtype is torch.float32):
+            return x.to(dtype)
+        found = self._kept.get(id(x))
+        if found is None:
+            found = self._kept[id(x)] = x, x.to(dtype)
+        return found[1]
+
+
+def _nesting() -> int:
+    """How many blocks of autocast this thread is in."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+class _Now(threading.local):
+    casts: Casts | None = None
+
+
+_now = _Now()
+
+
+def given(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
+    """The arguments of an op as it gets them from autocast, for who stands for the op."""
+    if _now.casts is None:
+        return tuple(args), dict(kwargs)
+    return _now.casts.given(op, args, kwargs)[1]
+
+
+@functools.cache
+def _register() -> None:
+    """For the process; seen by nobody who does not include the key."""
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(torch.library.fallthrough_kernel, _KEY)
+    ops = torch.library.Library("aten", "IMPL")
+    for name in sorted(_kernels("cpu") | _kernels("cuda")):
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(aten, packet, None), overload or "default", None)
+        if op is not None:
+            ops.impl(name, _kernel(op), _KEY)
+    _libraries.extend((everything, ops))
+
+
+_libraries: list[torch.library.Library] = []  # which end when nobody has them
+
+
+def _kernel(op: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        casts = _now.casts
+        with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(getattr(_C.DispatchKey, _KEY))):
+            if casts is None:
+                return op(*args, **kwargs)
+            to_call, (args, kwargs) = casts.given(op, args, kwargs)
+            return to_call(*args, **kwargs)
+
+    hide_with_callees(run)
+    return run
+
+
+@functools.cache
+def _kernels(device_type: str) -> frozenset[str]:
+    """The ops that PyTorch has a kernel of autocast for."""
+    found = _C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device_type.upper()}")
+    return frozenset(name.removeprefix("aten::") for name in found if name.startswith("aten::"))
+
+
+def _has_kernel(name: str, device_type: str) -> bool:
+    return name in _kernels(device_type)
+
+
+def _told(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Given]:
+    """With float32 as the dtype, unless another one was asked for."""
+    other = _WITH_DTYPE.get(_name(op))
+    if other is not None:
+        return other, (args, kwargs | {"dtype": torch.float32})
+    place = [a.name for a in op._schema.arguments].index("dtype")
+    if place < len(args):
+        told = args[place] or torch.float32
+        return op, ((*args[:place], told, *args[place + 1 :]), kwargs)
+    return op, (args, kwargs | {"dtype": kwargs.get("dtype") or torch.float32})
+
+
+def _name(op: Any) -> str:
+    """As the dispatcher calls it: `mm`, `sum.dim_IntList`."""
+    name: str = op._schema.name.removeprefix("aten::")
+    overload: str = op._schema.overload_name
+    return f"{name}.{overload}" if overload else name
+
+
+def _tensors(values: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for x in values:
+        found += _tensors(cast("Sequence[Any]", x)) if type(x) in (list, tuple) else [x]
+    return found
