@@ -158,11 +158,18 @@ def _scaled(
     return b.tensor(x.shape, x.dtype, body)
 
 
+def _fitting_dtypes(b: Builder, x: Val, *params: Val | None, machines: Sequence[str]) -> None:
+    """All of one dtype; or, where PyTorch takes that, half floats with parameters in float32."""
+    found = {p.dtype for p in params if p is not None}
+    is_mixed = x.dtype.is_float and x.dtype.itemsize < 4 and found == {dtypes.f32}
+    if not (is_mixed and b.device.type in machines):
+        same_dtype(x, *params)
+
+
 def _last_dims(b: Builder, x: Val, normalized_shape: Any, *params: Val | None) -> list[int]:
     sizes = size_list(normalized_shape)
     if not sizes or len(sizes) > x.ndim:
         raise b.error("normalized_shape")
-    same_dtype(x, *params)
     dims = list(range(x.ndim - len(sizes), x.ndim))
     for d, s in zip(dims, sizes, strict=True):
         b.require_equal(x.shape[d], s, "normalized_shape differs from the tensor's")
@@ -189,6 +196,7 @@ def lower_layer_norm(
 ) -> Val:
     """The last dims brought to mean 0 and variance 1, then weight and bias."""
     require_float(x)
+    _fitting_dtypes(b, x, weight, bias, machines=("cpu",))
     dims = _last_dims(b, x, shape, weight, bias)
     mean, root = standardise(b, x, dims, constant_float(eps))
     return _scaled(b, x, dims, mean, root, weight, bias, lambda idx: idx[dims[0] :])
@@ -204,6 +212,7 @@ def lower_layer_norm(
 def lower_rms_norm(b: Builder, x: Val, shape: Any, weight: Val | None, eps: Any) -> Val:
     """The last dims over their root mean square, then weight."""
     require_float(x)
+    same_dtype(x, weight)
     dims = _last_dims(b, x, shape, weight)
     if eps is None and x.dtype.itemsize < 4:
         raise Unsupported("rms_norm of half floats without eps")
@@ -294,7 +303,8 @@ def lower_batch_norm(
     if x.ndim < 2:
         raise b.error("batch_norm of fewer than two dimensions")
     _check_channels(b, x, running_mean, running_var, weight, bias)
-    same_dtype(x, running_mean, running_var, weight, bias)
+    params = running_mean, running_var, weight, bias
+    _fitting_dtypes(b, x, *params, machines=("cpu", "cuda"))
     within, small = compute(x.dtype), constant_float(eps)
     if training:
         mean, root = _batch_statistics(b, x, small, (running_mean, running_var), momentum)
@@ -330,7 +340,7 @@ def lower_group_norm(
     if x.ndim < 2 or not b.at_least(num_groups, 1) or not b.divides(num_groups, x.shape[1]):
         raise b.error("group_norm: the channels do not divide into groups")
     _check_channels(b, x, weight, bias)
-    same_dtype(x, weight, bias)
+    _fitting_dtypes(b, x, weight, bias, machines=("cpu",))
     if any(not b.at_least(s, 1) for s in x.shape):
         raise Unsupported("group_norm of an empty tensor")
     shape: list[Size] = [x.shape[0], num_groups, -1, *x.shape[2:]]
@@ -374,7 +384,7 @@ def lower_instance_norm(
     if not b.at_least(product(x.shape[2:]), 2):
         raise b.error("instance_norm of a single element")
     _check_channels(b, x, weight, bias)
-    same_dtype(x, weight, bias)
+    _fitting_dtypes(b, x, weight, bias, machines=("cpu",))
     dims = list(range(2, x.ndim))
     mean, root = standardise(b, x, dims, constant_float(eps))
     return _scaled(b, x, dims, mean, root, weight, bias, lambda idx: [idx[1]])
