@@ -37,33 +37,35 @@ _CONVOLUTIONS: Final = (
     "conv_transpose2d.input conv_transpose3d.input"
 )
 _PRODUCTS: Final = "addbmm addmm baddbmm bmm linalg_vecdot linear matmul mm prelu"
+_BOTH: Final = f"{_CONVOLUTIONS} {_PRODUCTS} scaled_dot_product_attention"
+_OF_CPU: Final = (
+    "conv1d.padding conv2d.padding conv3d.padding _addmm_activation mkldnn_rnn_layer "
+    "_native_multi_head_attention"
+)
+_OF_CUDA: Final = (
+    "_convolution convolution cudnn_convolution cudnn_convolution_transpose addmv addr einsum mv "
+    "chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell "
+    "rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention"
+)
+_WIDEST_OF_CUDA: Final = (
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+)
+_TOLD_OF_CUDA: Final = (
+    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm "
+    "linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList"
+)
 # By device: what runs in the lower dtype, …
 _LOWER: Final[Mapping[str, frozenset[str]]] = {
-    "cpu": frozenset(
-        f"{_CONVOLUTIONS} {_PRODUCTS} conv1d.padding conv2d.padding conv3d.padding "
-        "_addmm_activation mkldnn_rnn_layer _native_multi_head_attention "
-        "scaled_dot_product_attention".split()
-    ),
-    "cuda": frozenset(
-        f"{_CONVOLUTIONS} {_PRODUCTS} _convolution convolution cudnn_convolution "
-        "cudnn_convolution_transpose addmv addr einsum mv chain_matmul linalg_multi_dot "
-        "_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell "
-        "rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention".split()
-    ),
+    "cpu": frozenset(f"{_BOTH} {_OF_CPU}".split()),
+    "cuda": frozenset(f"{_BOTH} {_OF_CUDA}".split()),
 }
 # … in the widest dtype that an operand has, …
 _WIDEST: Final[Mapping[str, frozenset[str]]] = {
-    "cpu": frozenset("cat stack index_copy".split()),
-    "cuda": frozenset(
-        "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot "
-        "scatter_add".split()
-    ),
+    "cpu": frozenset(("cat", "stack", "index_copy")),
+    "cuda": frozenset(_WIDEST_OF_CUDA.split()),
 }
 # … in float32 by an argument of their own; all others with a kernel take operands in float32.
-_TOLD: Final = frozenset(
-    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm "
-    "linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList".split()
-)
+_TOLD: Final = frozenset(_TOLD_OF_CUDA.split())
 _TOLD_ON: Final = "cuda"
 _WITH_DTYPE: Final = {  # those whose form with a dtype is another op
     "norm.Scalar": aten.norm.ScalarOpt_dtype,

@@ -60,3 +60,13 @@ def _in_order(x: Tensor, layout: torch.memory_format) -> Tensor:
     if x.is_contiguous(memory_format=layout):
         return x
     return torch.empty_like(x, memory_format=layout)
+
+
+def is_packed(x: Tensor) -> bool:
+    """Whether its elements lie side by side, in whatever order of dims."""
+    step = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True

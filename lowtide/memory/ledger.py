@@ -29,8 +29,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import layouts, makers, remembered, scratch, scratch_cuda
+from lowtide.memory.composites import is_composite
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
+from lowtide.memory.layouts import is_packed
 from lowtide.memory.plan import Event, Held
 from lowtide.memory.stand_ins import like
 from lowtide.runtime import heap, libc
@@ -58,7 +60,8 @@ _BY_DATA = dict.fromkeys(
     ("CumprodBackward0", "ProdBackward0", "ProdBackward1"),
     "looks for zeros in the data, and takes less where it finds none",
 )
-_ASK = {aten._local_scalar_dense.default, aten.equal.default}
+_ASK_TRUTH = {aten.equal.default, aten.allclose.default}
+_ASK = {aten._local_scalar_dense.default, *_ASK_TRUTH}
 _ONTO_ZEROS: dict[Any, Any] = {
     aten.scatter.src: aten.scatter_.src,
     aten.scatter_add.default: aten.scatter_add_.default,
@@ -289,7 +292,7 @@ class Ledger(TorchDispatchMode):
             x.layout is torch.strided
             and torch._C._storage_Use_Count(_key(x)) == _ALONE  # pyright: ignore
             and x._use_count() <= _ONCE
-            and _is_packed(x)
+            and is_packed(x)
         )
 
     def at_peak(self) -> list[Entry | Held]:
@@ -322,10 +325,16 @@ class Ledger(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if self._is_paused:
             return func(*args, **kwargs)
+        if is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
         self._see_node()
         args, kwargs = self._on_meta(func, args, kwargs)
         if func in _ASK and args[0].is_meta:
             self.was_asked = True
+            if func is aten.allclose.default:
+                with self:
+                    torch.isclose(*args, **kwargs)
             if self._answers:
                 return _answer(func, args[0])
         if self.accumulates(func, args):
@@ -514,16 +523,6 @@ class Ledger(TorchDispatchMode):
         return end
 
 
-def _is_packed(x: torch.Tensor) -> bool:
-    """Whether its elements lie side by side, in whatever order of dims."""
-    step = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True
-
-
 def nodes_of(results: Sequence[torch.Tensor]) -> list[Any]:
     """Of autograd's graph, those that lead to these results."""
     found: dict[Any, None] = {}
@@ -550,7 +549,7 @@ def _node_bytes(args: Sequence[Any], result: Any) -> int:
 
 
 def _answer(func: Any, x: torch.Tensor) -> Any:
-    is_truth = func is aten.equal.default or x.dtype is torch.bool
+    is_truth = func in _ASK_TRUTH or x.dtype is torch.bool
     return False if is_truth else torch.ones((), dtype=x.dtype).item()
 
 

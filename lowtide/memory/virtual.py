@@ -42,7 +42,8 @@ Storage = torch.UntypedStorage
 _OVERLOAD: Final[Any] = type(torch.ops.aten.add.Tensor)
 _CPU: Final = torch.device("cpu")
 _MOST_NUMBERS: Final = 1024  # that Python may ask for: perhaps it asks until the answer is another
-NO_MEMORY: Final = "access data pointer"  # in PyTorch's words, where memory is asked for
+# In PyTorch's words, where memory is asked for, or values:
+NO_MEMORY: Final = ("access data pointer", "on meta tensors")
 _STATE: Final = (
     "cuDNN's dropout has a state that PyTorch makes once and keeps; "
     "write instead: lt.script, which counts it"
@@ -364,9 +365,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         is_watched = WATCHED in ctx.metadata
-        alone = [
-            ours.has_engine_alone(cotangents, k, is_watched) for k in range(len(cotangents))
-        ]
+        alone = [ours.has_engine_alone(cotangents, k, is_watched) for k in range(len(cotangents))]
         virtual: Virtual = ctx.virtual
         if torch.is_grad_enabled():
             virtual.ledger.notes[TWICE] = None

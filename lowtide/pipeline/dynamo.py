@@ -98,7 +98,9 @@ class PlainGraph:
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
         is_heard = bool(rehearsed.of_thread.listeners)
-        rehearsed.hear(self, args)
+        found = rehearsed.hear(self, args)
+        if found is not rehearsed.RUN:
+            return found
         if not (self._has_told or is_heard or config.current().disable):
             self._has_told = True
             tell_without_budget("a captured graph", self.why)

@@ -158,6 +158,11 @@ class _Call:
         return plan_of(self.virtual.ledger, walks, [*notes, *self.notes])
 
 
+def _has_no_values(error: Exception) -> bool:
+    """Whether PyTorch says that a tensor has none."""
+    return any(words in str(error) for words in NO_MEMORY)
+
+
 def _rehearse(compiled: Any, args: Any, kwargs: Any) -> tuple[list[Rehearsal], MemoryPlan]:
     call = _Call(
         virtual=virtual_for((args, kwargs, compiled), arena.is_tight(), is_capturing),
@@ -175,7 +180,7 @@ def _rehearse(compiled: Any, args: Any, kwargs: Any) -> tuple[list[Rehearsal], M
                 # An op without meta tensors; a number that was taken to be 1; a gradient
                 # that has none itself here.
                 is_guess = call.virtual.asked or TWICE in call.virtual.ledger.notes
-                is_unknown = isinstance(error, NotImplementedError) or NO_MEMORY in str(error)
+                is_unknown = isinstance(error, NotImplementedError) or _has_no_values(error)
                 if not (is_guess or is_unknown):
                     raise
                 words = str(error).partition("\n")[0]

@@ -103,13 +103,12 @@ def test_what_a_graph_has_made_may_be_changed() -> None:
 
 def test_what_pytorch_runs_is_counted() -> None:
     def f(x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return x @ x.t()
+        return torch.vmap(lambda row: row.sin().cumsum(0))(x)
 
     compiled: Any = lt.compile(f)
     plan = compiled.memory(torch.rand(400, 300))
-    assert 2 * (2 * 400 * 300 + 400 * 400) <= plan.peak_bytes < 1_000_000
-    assert any("PyTorch runs" in note and "autocast" in note for note in plan.notes)
+    assert 2 * 4 * 400 * 300 <= plan.peak_bytes < 1_000_000
+    assert any("PyTorch runs" in note for note in plan.notes)
     assert "PyTorch runs the captured graph as it is" in str(compiled.explain(torch.rand(40, 30)))
 
 

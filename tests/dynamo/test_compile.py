@@ -177,16 +177,10 @@ def test_training_is_as_eager() -> None:
 
 
 def test_what_changes_the_state_of_pytorch_stays_with_pytorch() -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return x @ x.t()
-
-    compiled = same(f, X)
-    (graph,) = lt.explain_compiled(compiled, X)
-    assert isinstance(graph, PlainGraph)
-    assert "_enter_autocast changes the state" in str(graph)
     mapped = same(lambda x: torch.vmap(lambda row: row.sin().sum())(x), X)
-    assert isinstance(lt.explain_compiled(mapped, X)[0], PlainGraph)
+    (graph,) = lt.explain_compiled(mapped, X)
+    assert isinstance(graph, PlainGraph)
+    assert "changes the state" in str(graph) or "torch.func" in str(graph)
 
 
 def test_a_graph_that_pytorch_runs_keeps_to_no_budget_and_says_so_once() -> None:

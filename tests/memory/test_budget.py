@@ -443,22 +443,6 @@ def test_a_trained_block_is_the_same() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-# -- what keeps to no budget -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("entry", ["script", "compile"])
-def test_plain_calls_say_that_no_budget_is_kept(entry: str) -> None:
-    limited = ENTRIES[entry](10_000_000)
-    with (
-        torch.autocast("cpu", torch.bfloat16),
-        pytest.warns(RuntimeWarning, match="its budget is not kept: autocast is on"),
-    ):
-        limited(torch.rand(40, 30))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        limited(torch.rand(40, 30))
-
-
 # -- what decides a branch is what a plan is kept by ----------------------------------------------
 
 

@@ -250,7 +250,8 @@ class _Writer:
         self.module = cast("fx.GraphModule", graph.owning_module)
         with build.inside(block):
             self.nodes(n for n in graph.nodes if n.op != "output")
-            ends += [encode(self, self._resolved(a)) for a in graph.output_node().args[0]]
+            (found,) = cast("tuple[Sequence[Any]]", graph.output_node().args)
+            ends += [encode(self, self._resolved(a)) for a in found]
             build.emit("yield", ends)
         self.module, build.loc = outer, loc
         made = build.emit("with", [manager], [v.type for v in ends], blocks=[block])
