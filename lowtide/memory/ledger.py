@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import layouts, makers, remembered, scratch, scratch_cuda
 from lowtide.memory.composites import is_composite
+from lowtide.memory.elsewhere import Elsewhere
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.layouts import is_packed
@@ -145,6 +146,7 @@ class Ledger(TorchDispatchMode):
         self.was_asked = False  # for a number that only the data know
         self._answers = False
         self.is_elsewhere = False  # what is made now: on another device
+        self.elsewhere = Elsewhere()
         self._of_python: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # gradients
         self._done: Any = None  # the node of the backward pass that has run last
         self._zeros = 0  # the storage of the zeros that were made last
@@ -329,6 +331,7 @@ class Ledger(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         self._see_node()
+        leaves = not self.of_host and self.elsewhere.makes(args, kwargs)
         args, kwargs = self._on_meta(func, args, kwargs)
         if func in _ASK and args[0].is_meta:
             self.was_asked = True
@@ -350,8 +353,9 @@ class Ledger(TorchDispatchMode):
         result = _lifted(func, result)
         if func in _MAKE_ZEROS:
             self._zeros = _key(result)
-        if self.is_elsewhere:
+        if leaves or self.is_elsewhere:
             self.given(_tensors(result))
+            self.elsewhere.add(_tensors(result))
             return result
         for x in _tensors(result):
             if not any(x is given for given in args):  # as the ops in place return
@@ -571,7 +575,7 @@ def _is_number_of_cpu(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 def _lifted(func: Any, result: Any) -> Any:
     """`torch.tensor([1, 2])` is made where no mode sees it."""
     is_lift = func is torch.ops.aten.lift_fresh.default
-    if is_lift and not result.is_meta and result.dim():
+    if is_lift and not result.is_meta and (result.dim() or result.device.type != "cpu"):
         return like(result)
     return result
 

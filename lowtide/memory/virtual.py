@@ -28,7 +28,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lowtide.errors import UNKNOWN_LOC
+from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.casts import Casts
 from lowtide.memory.ledger import WATCHED, Ledger
 from lowtide.memory.scopes.births import loc_of, user_frame
@@ -41,6 +41,7 @@ Tensor = torch.Tensor
 Storage = torch.UntypedStorage
 _OVERLOAD: Final[Any] = type(torch.ops.aten.add.Tensor)
 _CPU: Final = torch.device("cpu")
+_LARGE_BYTES: Final = 1 << 20
 _MOST_NUMBERS: Final = 1024  # that Python may ask for: perhaps it asks until the answer is another
 # In PyTorch's words, where memory is asked for, or values:
 NO_MEMORY: Final = ("access data pointer", "on meta tensors")
@@ -99,6 +100,9 @@ class Virtual(TorchDispatchMode):
         self.asked = 0  # numbers that only the data know
         self.has_run = False  # an op of Python's own
         self.names = True  # ops, and their lines
+        self.outside: tuple[str, Loc] | None = (
+            None  # the first large one outside of what is compiled
+        )
         self.casts = Casts(device.type)
         self._is_compiling = is_compiling
         self._is_aside = False
@@ -165,6 +169,8 @@ class Virtual(TorchDispatchMode):
                 found = self.ledger.__torch_dispatch__(func, types, *given)
             finally:
                 self.ledger.is_elsewhere = False
+        if self.names and self.outside is None and where == _CPU and _is_large(found):
+            self.outside = self.ledger.name, self.ledger.loc
         return _map(lambda x: self.host(x, where), found)
 
     def _name(self, name: str) -> None:
@@ -311,6 +317,12 @@ def _where(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
     _map(found.append, args)  # pyright: ignore[reportArgumentType]
     large = (x.device for x in found if x.dim())
     return next(large, found[0].device if found else _CPU)
+
+
+def _is_large(value: Any) -> bool:
+    found: list[Tensor] = []
+    _map(found.append, value)  # pyright: ignore[reportArgumentType]
+    return any(x.numel() * x.itemsize >= _LARGE_BYTES for x in found)
 
 
 def _over_leaf(leaf: Tensor, like: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from lowtide import config
+from lowtide.ir.core import Function
 
 _C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
 
@@ -60,6 +61,11 @@ def default_device() -> torch.device | None:
 def autocast_on() -> bool:
     """Whether it is, for a device that we compile for."""
     return _any_autocast() and any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+def may_cast(function: Function) -> bool:
+    """Whether autocast is on, or may be within the program."""
+    return autocast_on() or any("autocast" in str(op.attrs.get("target")) for op in function.walk())
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:

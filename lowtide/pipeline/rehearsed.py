@@ -41,6 +41,10 @@ class _OfThread(threading.local):
 of_thread: Final = _OfThread()
 RUN: Final = object()  # the graph is to be run
 _ASKED: Final = "Python asks the data for numbers, which are taken to be 1, or False"
+_OUTSIDE: Final = (
+    "Python runs `{}` outside of what is compiled: that is in no budget, and what the C library's "
+    "heap keeps beside it is not counted"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +158,9 @@ class _Call:
         notes = [note for walk in walks for note in walk.notes]
         notes += [str(g) for g in self.graphs if g.walk is None]
         notes += [_ASKED] * (self.virtual.asked > 0)
+        if self.virtual.outside is not None:
+            name, loc = self.virtual.outside
+            notes.append(f"{loc}: {_OUTSIDE.format(name)}")
         notes += self.virtual.ledger.notes
         return plan_of(self.virtual.ledger, walks, [*notes, *self.notes])
 

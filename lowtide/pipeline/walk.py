@@ -128,7 +128,9 @@ class Walk:
             road = LikeTheCpu() if on_host else LikeCuda(self.device, places, self.ledger.notes)
             rules = ours.Rules(driver.is_tight, on_host, self.ledger.in_arena)
             over = ours.under(rules)
-            casts = self._casts.on() if _may_cast(driver) else contextlib.nullcontext()
+            casts = (
+                self._casts.on() if plain.may_cast(driver.function) else contextlib.nullcontext()
+            )
             with casts, self.ledger, road, over, torch.set_grad_enabled(self.records):
                 self.results = results = self._block(driver.plan, env)
                 if self.records and virtual is None:
@@ -209,6 +211,8 @@ class Walk:
                     return pos
                 values[k] = NUMBERS[v.type]
                 self._guess(f"{first.loc}: shown for a data-dependent {v.type} of {values[k]}")
+        if self.ledger.elsewhere.holds(values):
+            return self._eager(plan, pos, region.end, env, "has tensors of the CPU and the GPU")
         try:
             exact_key(values, [], on_meta=True)
             entry = region.resolve(values, self.device)
@@ -547,12 +551,6 @@ def _forms(values: Sequence[Any]) -> list[Any]:
         else v
         for v in values
     ]
-
-
-def _may_cast(driver: Driver) -> bool:
-    """Whether autocast is on, or may be within the program."""
-    ops = driver.function.walk()
-    return plain.autocast_on() or any("autocast" in str(op.attrs.get("target")) for op in ops)
 
 
 def _is_torch(op: Op) -> bool:

@@ -1,0 +1,62 @@
+"""What a program on the GPU has on the CPU: it is in no account of the GPU's memory.
+
+y = x.cpu()        told by its argument
+y.sort()           by its operand
+y.cuda()           counts again
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+Tensor = torch.Tensor
+Storage = torch.UntypedStorage
+
+
+class Elsewhere:
+    """Storages of meta tensors that stand for tensors of the CPU."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[Storage]] = {}
+
+    def makes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether such an op's results lie there: it is told so, or its operands do, numbers
+        aside."""
+        told = kwargs.get("device")
+        if told is not None:
+            return torch.device(told).type == "cpu"
+        if not self._known:
+            return False
+        found = _tensors(list(args))
+        first = next((x for x in found if x.dim()), found[0] if found else None)
+        return first is not None and self._has(first)
+
+    def holds(self, values: Sequence[Any]) -> bool:
+        """Whether one of the tensors lies there."""
+        return bool(self._known) and any(map(self._has, _tensors(list(values))))
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """These lie there."""
+        for x in tensors:
+            storage = x.untyped_storage()
+            self._known[_key(x)] = weakref.ref(storage)
+
+    def _has(self, x: Tensor) -> bool:
+        found = self._known.get(_key(x))
+        return found is not None and found() is not None
+
+
+def _key(x: Tensor) -> int:
+    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [x for v in cast("Sequence[Any]", value) for x in _tensors(v)]
+    return []
