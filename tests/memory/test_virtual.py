@@ -269,3 +269,71 @@ def test_gradients_go_through_what_a_graph_has_written_in_place(fn: Any, tensors
     plan = lt.compile(fn).memory(x)
     assert not [note for note in plan.notes if "not counted" in note]
     assert 0.99 * tensors <= plan.peak_bytes / x.nbytes <= 1.05 * tensors
+
+
+def handed_on(x: Tensor) -> Tensor:
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y.relu()
+
+
+def handed_on_as_a_view(x: Tensor) -> Tensor:
+    y = x * 2
+    torch._dynamo.graph_break()
+    z = y.t()
+    torch._dynamo.graph_break()
+    return z.relu()
+
+
+def taken_twice(x: Tensor) -> Tensor:
+    y = x * 2
+    torch._dynamo.graph_break()
+    a = y.relu()
+    torch._dynamo.graph_break()
+    return a + y
+
+
+@pytest.mark.parametrize(
+    ("fn", "tensors"), [(handed_on, 3), (handed_on_as_a_view, 4), (taken_twice, 6)]
+)
+def test_a_gradient_is_written_over_that_of_another_graph(fn: Any, tensors: int) -> None:
+    """Where nobody else has that one: a view's base has it, and so has another graph."""
+    torch._dynamo.reset()
+    x = torch.empty(3000, 1000, requires_grad=True)
+    plan = lt.compile(fn).memory(x)
+    assert 0.99 * tensors <= plan.peak_bytes / x.nbytes <= 1.05 * tensors
+
+
+def test_what_pytorch_runs_of_a_graph_is_rehearsed_once() -> None:
+    calls: list[int] = []
+
+    def mapped(x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: row.sin().cumsum(0))(x)
+
+    torch._dynamo.reset()
+    compiled: Any = lt.compile(mapped)
+    x = torch.rand(3000, 100)
+    before = Virtual.__torch_dispatch__
+
+    def counted(self: Virtual, func: Any, *rest: Any) -> Any:
+        calls.append("cumsum" in str(func))
+        return before(self, func, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Virtual, "__torch_dispatch__", counted)
+        compiled.memory(x)
+    assert sum(calls) == 1
+
+
+def test_large_ops_outside_of_graphs_are_told() -> None:
+    @torch.compiler.disable
+    def outside(x: Tensor) -> Tensor:
+        return torch.sort(x, 0).values
+
+    torch._dynamo.reset()
+    compiled: Any = lt.compile(lambda x: outside(x * 2) + 1)
+    told = [n for n in compiled.memory(torch.empty(1000, 400)).notes if "outside of what" in n]
+    assert len(told) == 1
+    assert "`sort`" in told[0]
+    assert "test_virtual.py" in told[0]
+    assert not [n for n in compiled.memory(torch.empty(10, 4)).notes if "outside of what" in n]

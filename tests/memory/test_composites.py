@@ -1,0 +1,61 @@
+"""Ops that PyTorch has in terms of others take what these take, also where autograd is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import lowtide as lt
+from lowtide.memory.ledger import Ledger
+from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.runtime.played_arena import PlayedArena
+
+
+def quantiles(x: Tensor) -> Tensor:
+    return torch.quantile(x.cumsum(0), 0.5, dim=1)
+
+
+def covariance(x: Tensor) -> Tensor:
+    return torch.cov(x[:200].cumsum(1))
+
+
+def embedded(x: Tensor) -> Tensor:
+    return F.cosine_embedding_loss(x.cumsum(0), x, torch.ones(x.shape[0]))
+
+
+@pytest.mark.parametrize("fn", [quantiles, covariance, embedded], ids=lambda fn: fn.__name__)
+def test_inference_mode_takes_as_much(fn: Callable[..., Any]) -> None:
+    x = torch.empty(1000, 1000)
+    compiled: Any = lt.script(fn)
+    with torch.no_grad():
+        expected = compiled.memory(x).peak_bytes
+    with torch.inference_mode():
+        assert compiled.memory(x).peak_bytes == expected
+    assert expected > x.nbytes // 4
+
+
+def test_tensors_that_are_compared() -> None:
+    def close(x: Tensor, y: Tensor) -> Tensor:
+        return x if torch.allclose(x, y) else y
+
+    x = torch.empty(1000, 1000)
+    for entry in (lt.script, lt.compile):
+        torch._dynamo.reset()
+        compiled: Any = entry(close)
+        assert compiled.memory(x, x.clone()).peak_bytes >= 3 * x.nbytes
+
+
+def test_linear_adds_its_bias_in_place() -> None:
+    """As without a mode, under which PyTorch does so out of place."""
+
+    out = 50 * 40 * 3000 * 4
+    ledger = Ledger(PlayedArena())
+    given = [torch.empty(*s, device="meta") for s in ((40, 50, 4), (3000, 4), (3000,))]
+    with ledger, LikeTheCpu():
+        F.linear(given[0].transpose(0, 1), *given[1:])
+    assert out <= ledger.peak_bytes < 1.2 * out
