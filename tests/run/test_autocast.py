@@ -42,6 +42,21 @@ def apart(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return wide + x @ w.t()
 
 
+def by_layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.layer_norm(x @ w.t(), (48,), b, b * 2)
+
+
+def by_batch(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    y = (x @ w.t()).view(8, 5, 48).transpose(1, 2)
+    still = F.batch_norm(y, b.detach() * 0, b.detach().abs() + 0.5, b, b)
+    return F.batch_norm(y, None, None, b, training=True) + still
+
+
+def by_group(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    y = (x @ w.t()).view(8, 5, 48).transpose(1, 2)
+    return F.group_norm(y, 6, b, b * 2) + F.instance_norm(y, weight=b)
+
+
 WAYS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
     "eager": lambda net, x: net,
     "script": lambda net, x: lt.script(net),
@@ -75,7 +90,9 @@ def inputs() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
-@pytest.mark.parametrize("f", [layer, two_outputs, distances, attention, losses, apart])
+@pytest.mark.parametrize(
+    "f", [layer, two_outputs, distances, attention, losses, apart, by_layer, by_batch, by_group]
+)
 def test_values_and_gradients(f: Callable[..., Any], dtype: torch.dtype) -> None:
     compiled = lt.script(f)
     before = lt.cache_stats()
