@@ -77,10 +77,10 @@ class LikeCuda(TorchFunctionMode):
         if kwargs or func not in cudnn.MODES:
             return func(*args, **(kwargs or {}))
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        is_cudnns = cudnn.takes(args[0])
+        is_cudnns = args[0].is_meta and cudnn.takes(args[0])
         found = cudnn.layers(func, args, self._places, half) if is_cudnns else None
         if found is None:
-            found = fused_layers(func, args, half)
+            found = fused_layers(func, args)
             if found is not None and is_cudnns:
                 self._notes[UNASKED] = None
         return func(*args) if found is None else found
