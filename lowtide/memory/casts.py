@@ -99,6 +99,10 @@ class Casts:
             torch.set_autocast_cache_enabled(keeps)
             _now.casts = before
 
+    def off(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, ops get what they are given."""
+        return _key(self._type).off()
+
     def add(self, meta: Tensor, real: Tensor) -> None:
         """`meta` stands for `real`, and its cast is kept if that one's is."""
         if _is_weight(real):
@@ -186,11 +190,16 @@ class _Now(threading.local):
 _now = _Now()
 
 
-def given(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
-    """The arguments of an op as it gets them from autocast, for who stands for the op."""
-    if _now.casts is None:
-        return tuple(args), dict(kwargs)
-    return _now.casts.given(op, args, kwargs)[1]
+@contextlib.contextmanager
+def within(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generator[Given]:
+    """The arguments of an op as it gets them from autocast, for who stands for the op inside; there
+    nothing else is cast, as in PyTorch."""
+    casts = _now.casts
+    if casts is None:
+        yield tuple(args), dict(kwargs)
+        return
+    with casts.off():
+        yield casts.given(op, args, kwargs)[1]
 
 
 @functools.cache

@@ -69,9 +69,9 @@ class LikeCuda(TorchFunctionMode):
             with self:
                 return without_asking(func)(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention:
-            args, given = casts.given(ATTENTION, args, kwargs or {})
-            found = attended(self._device, *args, **given)
-            return func(*args, **given) if found is None else found
+            with casts.within(ATTENTION, args, kwargs or {}) as (args, given):
+                found = attended(self._device, *args, **given)
+                return func(*args, **given) if found is None else found
         if func is torch.Tensor.__setitem__ and isinstance(args[2], int | float):
             return func(*args[:2], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
         if kwargs or func not in cudnn.MODES:

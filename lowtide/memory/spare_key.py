@@ -33,7 +33,7 @@ class SpareKey:
     def __init__(self, *names: str) -> None:
         keys = ((name, getattr(_C.DispatchKey, name)) for name in names)
         name, self._key = next(k for k in keys if not _C._dispatch_has_backend_fallback(k[1]))
-        self._off: Any = _C.DispatchKeySet(self._key)
+        self._alone: Any = _C.DispatchKeySet(self._key)
         others = torch.library.Library("_", "IMPL")
         others.fallback(torch.library.fallthrough_kernel, name)
         self._name, self._ops = name, torch.library.Library("aten", "IMPL")
@@ -43,7 +43,7 @@ class SpareKey:
         """`kernel` gets the op, and its arguments."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            with _C._ExcludeDispatchKeyGuard(self._off):
+            with self.off():
                 return kernel(op, *args, **kwargs)
 
         hide_with_callees(run)
@@ -62,3 +62,8 @@ class SpareKey:
         finally:
             _C._dispatch_tls_set_dispatch_key_included(self._key, was_in)
             _C._dispatch_tls_set_dispatch_key_excluded(self._key, was_out)
+
+    def off(self) -> contextlib.AbstractContextManager[None]:
+        """The same outside, for what is called within `on`."""
+        guard: contextlib.AbstractContextManager[None] = _C._ExcludeDispatchKeyGuard(self._alone)
+        return guard
