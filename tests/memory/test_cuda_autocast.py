@@ -31,7 +31,7 @@ def default_device() -> Iterator[Callable[[str], None]]:
 
 
 class Mlp(nn.Module):
-    def __init__(self, width: int = 256) -> None:
+    def __init__(self, width: int = 96) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(64, width), nn.GELU(), nn.Linear(width, width))
         self.norm, self.down = nn.LayerNorm(width), nn.Linear(width, 64)
@@ -130,11 +130,11 @@ def test_cuda_dropout_between_captured_layers_is_counted() -> None:
 
 
 PROGRAMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "mlp": (Mlp, (500, 64)),
+    "mlp": (Mlp, (40, 64)),
     "again": (Again, (16, 512)),
-    "attention": (lambda: nn.TransformerEncoderLayer(64, 4, 256, batch_first=True), (2, 200, 64)),
-    "recurrent": (Recurrent, (8, 20, 64)),
-    "dropout": (lambda: Recurrent(dropout=0.3), (8, 20, 64)),
+    "attention": (lambda: nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), (1, 64, 64)),
+    "recurrent": (Recurrent, (4, 20, 64)),
+    "dropout": (lambda: Recurrent(dropout=0.3), (4, 20, 64)),
 }
 
 
