@@ -10,9 +10,9 @@ kernels for autocast would give them on, for as long as autocast is on for that 
 Always holds: as in PyTorch, the cast of a leaf that requires grad is kept until autocast ends; it
 is kept here and not in PyTorch's own cache, from which a later call would take what has no values.
 
-How: kernels under a dispatch key of autocast for a device that PyTorch does not have any more, and
-that this thread includes meanwhile. Which ops have such kernels is asked of PyTorch; what each does
-with its operands is ATen's `autocast_mode.h` and, for the CPU, `autocast_mode.cpp`.
+How: see `memory/spare_key`; the key comes before the device's own, which then finds nothing to
+cast. Which ops autocast has kernels for is asked of PyTorch; what each does with its operands is
+ATen's `autocast_mode.h` and, for the CPU, `autocast_mode.cpp`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
-from lowtide.memory.scopes.hidden import hide_with_callees
+from lowtide.memory.spare_key import SpareKey
 
 Tensor = torch.Tensor
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 aten = torch.ops.aten
 _C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
-_KEY: Final = "AutocastIPU"
+_KEYS: Final = {
+    "cpu": ("AutocastIPU", "AutocastHPU"),
+    "cuda": ("AutocastPrivateUse1", "AutocastIPU"),
+}
 _CONVOLUTIONS: Final = (
     "_convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d "
     "conv_transpose2d.input conv_transpose3d.input"
@@ -71,7 +75,8 @@ _WITH_DTYPE: Final = {  # those whose form with a dtype is another op
     "norm.Scalar": aten.norm.ScalarOpt_dtype,
     "norm.ScalarOpt_dim": aten.norm.ScalarOpt_dim_dtype,
 }
-_LEFT: Final = frozenset({"binary_cross_entropy"})  # which PyTorch refuses on GPUs
+# On GPUs: what PyTorch refuses, and what `memory/cudnn` casts, whose weights lie in one buffer.
+_LEFT: Final = frozenset({"binary_cross_entropy", "_cudnn_rnn"})
 
 
 class Casts:
@@ -79,27 +84,30 @@ class Casts:
 
     def __init__(self, device_type: str) -> None:
         self._type = device_type
+        self._weights: Any = WeakIdKeyDictionary()
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of each one, which it holds
 
     @contextlib.contextmanager
     def on(self) -> Generator[None]:
         """Inside, on this thread."""
-        _register()
-        key = getattr(_C.DispatchKey, _KEY)
-        was_out = _C._dispatch_tls_is_dispatch_key_excluded(key)
-        was_in = _C._dispatch_tls_is_dispatch_key_included(key)
         keeps = torch.is_autocast_cache_enabled()
         before, _now.casts = _now.casts, self
-        _C._dispatch_tls_set_dispatch_key_excluded(key, False)
-        _C._dispatch_tls_set_dispatch_key_included(key, True)
         torch.set_autocast_cache_enabled(False)
         try:
-            yield
+            with _key(self._type).on():
+                yield
         finally:
             torch.set_autocast_cache_enabled(keeps)
-            _C._dispatch_tls_set_dispatch_key_included(key, was_in)
-            _C._dispatch_tls_set_dispatch_key_excluded(key, was_out)
             _now.casts = before
+
+    def off(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, ops get what they are given."""
+        return _key(self._type).off()
+
+    def add(self, meta: Tensor, real: Tensor) -> None:
+        """`meta` stands for `real`, and its cast is kept if that one's is."""
+        if _is_weight(real):
+            self._weights[meta] = True
 
     def look(self) -> None:
         """Forgets what was kept, if autocast has ended meanwhile."""
@@ -157,13 +165,17 @@ class Casts:
     def _cast(self, x: Tensor, dtype: torch.dtype, is_kept: bool) -> Tensor:
         if not self._is_cast(x) or x.dtype is dtype:
             return x
-        is_weight = x.requires_grad and x.is_leaf and not x._is_view()
+        is_weight = x in self._weights or _is_weight(x)
         if not (is_kept and is_weight and x.dtype is torch.float32):
             return x.to(dtype)
         found = self._kept.get(id(x))
         if found is None:
             found = self._kept[id(x)] = x, x.to(dtype)
         return found[1]
+
+
+def _is_weight(x: Tensor) -> bool:
+    return x.requires_grad and x.is_leaf and not x._is_view()
 
 
 def _nesting() -> int:
@@ -179,41 +191,34 @@ class _Now(threading.local):
 _now = _Now()
 
 
-def given(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
-    """The arguments of an op as it gets them from autocast, for who stands for the op."""
-    if _now.casts is None:
-        return tuple(args), dict(kwargs)
-    return _now.casts.given(op, args, kwargs)[1]
+@contextlib.contextmanager
+def within(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generator[Given]:
+    """The arguments of an op as it gets them from autocast, for who stands for the op inside; there
+    nothing else is cast, as in PyTorch."""
+    casts = _now.casts
+    if casts is None:
+        yield tuple(args), dict(kwargs)
+        return
+    with casts.off():
+        yield casts.given(op, args, kwargs)[1]
 
 
 @functools.cache
-def _register() -> None:
-    """For the process; seen by nobody who does not include the key."""
-    everything = torch.library.Library("_", "IMPL")
-    everything.fallback(torch.library.fallthrough_kernel, _KEY)
-    ops = torch.library.Library("aten", "IMPL")
-    for name in sorted(_kernels("cpu") | _kernels("cuda")):
+def _key(device_type: str) -> SpareKey:
+    key = SpareKey(*_KEYS[device_type])
+    for name in sorted(_kernels(device_type)):
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet, None), overload or "default", None)
         if op is not None:
-            ops.impl(name, _kernel(op), _KEY)
-    _libraries.extend((everything, ops))
+            key.add(op, _run)
+    return key
 
 
-_libraries: list[torch.library.Library] = []  # which end when nobody has them
-
-
-def _kernel(op: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        casts = _now.casts
-        with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(getattr(_C.DispatchKey, _KEY))):
-            if casts is None:
-                return op(*args, **kwargs)
-            to_call, (args, kwargs) = casts.given(op, args, kwargs)
-            return to_call(*args, **kwargs)
-
-    hide_with_callees(run)
-    return run
+def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    if _now.casts is None:
+        return op(*args, **kwargs)
+    to_call, (args, kwargs) = _now.casts.given(op, args, kwargs)
+    return to_call(*args, **kwargs)
 
 
 @functools.cache

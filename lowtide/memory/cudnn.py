@@ -44,7 +44,6 @@ def takes(x: Tensor) -> bool:
         is_there
         and torch.backends.cudnn.enabled
         and x.dtype in cudnn_sizes.DTYPES
-        and x.is_meta
         and x.numel() > 0
     )
 

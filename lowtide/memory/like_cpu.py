@@ -42,16 +42,16 @@ class LikeTheCpu(TorchFunctionMode):
                 return without_asking(func)(*args, **named)
         if func is F.linear:
             return linear(*args, **named)
-        found = None
         if func is F.scaled_dot_product_attention:
-            args, named = casts.given(ATTENTION, args, named)
-            found = attended(*args, **named)
-        elif func in _WITHOUT_GRADIENTS and not torch.is_grad_enabled():
+            with casts.within(ATTENTION, args, named) as (args, named):
+                found = attended(*args, **named)
+                return func(*args, **named) if found is None else found
+        if func in _WITHOUT_GRADIENTS and not torch.is_grad_enabled():
             found = _WITHOUT_GRADIENTS[func](*args, **named)
         elif func is F.group_norm or func is torch.group_norm:
             return _lying_as_given(func(*args, **named), *args, **named)
-        elif not named:
-            found = layers(func, args)
+        else:
+            found = None if named else layers(func, args)
         return func(*args, **named) if found is None else found
 
 

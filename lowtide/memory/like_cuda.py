@@ -69,18 +69,18 @@ class LikeCuda(TorchFunctionMode):
             with self:
                 return without_asking(func)(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention:
-            args, given = casts.given(ATTENTION, args, kwargs or {})
-            found = attended(self._device, *args, **given)
-            return func(*args, **given) if found is None else found
+            with casts.within(ATTENTION, args, kwargs or {}) as (args, given):
+                found = attended(self._device, *args, **given)
+                return func(*args, **given) if found is None else found
         if func is torch.Tensor.__setitem__ and isinstance(args[2], int | float):
             return func(*args[:2], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
         if kwargs or func not in cudnn.MODES:
             return func(*args, **(kwargs or {}))
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        is_cudnns = cudnn.takes(args[0])
+        is_cudnns = args[0].is_meta and cudnn.takes(args[0])
         found = cudnn.layers(func, args, self._places, half) if is_cudnns else None
         if found is None:
-            found = fused_layers(func, args, half)
+            found = fused_layers(func, args)
             if found is not None and is_cudnns:
                 self._notes[UNASKED] = None
         return func(*args) if found is None else found

@@ -24,5 +24,5 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See the module's text."""
     if bias is None or input.dim() < 3 or input.is_contiguous():
         return F.linear(input, weight, bias)
-    (x, w, b), _ = casts.given(_LINEAR, (input, weight, bias), {})
-    return torch.matmul(x, w.t()).add_(b)
+    with casts.within(_LINEAR, (input, weight, bias), {}) as ((input, weight, added), _):
+        return torch.matmul(input, weight.t()).add_(added)

@@ -28,15 +28,13 @@ _NO_BIASES: Final = (None, None)
 _GRU_KEEPS: Final = 5  # numbers for each of the state: three gates, the new one, and the old one
 
 
-def fused_layers(
-    func: Any, args: Sequence[Any], half: torch.dtype | None = None
-) -> tuple[Tensor, ...] | None:
-    """Without cuDNN; see the module's text. `half`: autocast's dtype."""
+def fused_layers(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...] | None:
+    """Without cuDNN; see the module's text."""
     cell = _CELLS.get(func)
     if cell is None or not is_plain(*args):
         return None
     states = args[1] if func is torch.lstm else (args[1],)
-    return run_layers(_stepped(cell, bool(args[3]), half), *args, states=states, drop=dropout)
+    return run_layers(_stepped(cell, bool(args[3])), *args, states=states, drop=dropout)
 
 
 def dropout(x: Tensor, p: float, train: bool) -> Tensor:
@@ -46,27 +44,19 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return torch.native_dropout(x, p, True)[0]
 
 
-def _stepped(cell: Cell, has_biases: bool, half: torch.dtype | None) -> Direction:
-    def cast(x: Tensor) -> Tensor:
-        return x.to(half) if half is not None and x.dtype is torch.float32 else x
-
+def _stepped(cell: Cell, has_biases: bool) -> Direction:
     def run(
         x: Tensor, state: State, weights: Sequence[Tensor], is_reverse: bool, kept: Kept
     ) -> tuple[Tensor, State]:
         w_in, w_state, *rest = weights
-        biases, projection = (
-            ([*map(cast, rest[:2])], rest[2:]) if has_biases else (_NO_BIASES, rest)
-        )
-        state = tuple(map(cast, state))
+        biases, projection = (rest[:2], rest[2:]) if has_biases else (_NO_BIASES, rest)
         outputs: list[Tensor] = []
         kept[f"outputs {is_reverse}"] = outputs
         steps = x.unbind(0)
         for step in reversed(steps) if is_reverse else steps:
             # Autocast casts at each step what is no parameter itself, as these views.
-            h, *others = cell(
-                cast(step) @ cast(w_in.t()), state[0] @ cast(w_state.t()), state, biases
-            )
-            state = (h @ cast(projection[0].t()) if projection else h, *others)
+            h, *others = cell(step @ w_in.t(), state[0] @ w_state.t(), state, biases)
+            state = (h @ projection[0].t() if projection else h, *others)
             outputs.append(state[0])
         if is_reverse:
             outputs.reverse()

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.casts import Casts
+from lowtide.memory.cudnn_captured import without_state
 from lowtide.memory.ledger import WATCHED, Ledger
 from lowtide.memory.scopes.births import loc_of, user_frame
 from lowtide.memory.scopes.hidden import hide_with_callees
@@ -46,8 +47,7 @@ _MOST_NUMBERS: Final = 1024  # that Python may ask for: perhaps it asks until th
 # In PyTorch's words, where memory is asked for, or values:
 NO_MEMORY: Final = ("access data pointer", "on meta tensors")
 _STATE: Final = (
-    "cuDNN's dropout has a state that PyTorch makes once and keeps; "
-    "write instead: lt.script, which counts it"
+    "cuDNN's dropout has a state that PyTorch makes once and keeps; what it takes is not known here"
 )
 TWICE: Final = "gradients of gradients are not counted within what is compiled"
 ELSEWHERE: Final = "counted as on the CPU: what `lt.compile` captures is not rehearsed for {} here"
@@ -123,8 +123,9 @@ class Virtual(TorchDispatchMode):
 
     @contextlib.contextmanager
     def on(self) -> Generator[None]:
-        """Entered, and autocast with it."""
-        with self.casts.on(), self:
+        """Entered, and what stands before PyTorch's ops with it."""
+        layers = without_state() if self.device.type == "cuda" else contextlib.nullcontext()
+        with self.casts.on(), layers, self:
             yield
 
     @contextlib.contextmanager

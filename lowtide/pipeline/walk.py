@@ -59,7 +59,6 @@ _STATES: Final = (
 )
 _META: Final = torch.device("meta")
 
-
 _ASKS: Final = "`{}` asks the data for a number, which is taken to be 1, or False"
 _DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
 _CALLS_PYTHON: Final = ("py.call", "py.call_method", "call_module")
@@ -112,6 +111,7 @@ class Walk:
         if virtual is not None and driver.is_tight:
             virtual.ledger.arena.trim()
         self._virtual = virtual
+        self._has_modes = plain.function_modes_on()  # the caller's
         self._known: dict[int, torch.Tensor] = {}
         self._casts = virtual.casts if virtual is not None else Casts(self.device.type)
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
@@ -324,7 +324,7 @@ class Walk:
             for road in (contextlib.nullcontext(), self.ledger.answering()):
                 try:
                     self.ledger.was_asked = False
-                    with road, _unseen_by_modes(op):
+                    with road, self._seen_by_modes(op):
                         run_op(op, scratch)
                     return [self._where(scratch[v]) for v in op.results]
                 except LowtideError:
@@ -353,6 +353,12 @@ class Walk:
     def _where(self, value: Any) -> Any:
         """A program that asks where a tensor is learns where it would be."""
         return self.device if isinstance(value, torch.device) and value == _META else value
+
+    def _seen_by_modes(self, op: Op) -> contextlib.AbstractContextManager[object]:
+        """Who asks whether PyTorch has modes of functions learns of the caller's alone."""
+        gives_tensors = any(t.may_be_tensor(r.type) for r in op.results)
+        is_seen = gives_tensors or self._has_modes
+        return contextlib.nullcontext() if is_seen else torch._C.DisableTorchFunction()  # pyright: ignore
 
     def _if(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         condition = env[op.operands[0]]
@@ -489,6 +495,7 @@ class Walk:
                         found.grad = like(value.grad)
                 self.ledger.given([found])
                 self._known[id(value)] = found
+            self._casts.add(found, value)
             if self.device != CPU:
                 self._places.add(found, value)
             return found
@@ -566,12 +573,6 @@ def _is_method(op: Op, env: Env) -> bool:
 def _is_unseen(op: Op) -> bool:
     is_structure = op.name in _UNSEEN or op.name.partition(".")[0] in ("py", "list", "math")
     return is_structure or op.attrs.get("target") == recomputed.TARGET
-
-
-def _unseen_by_modes(op: Op) -> contextlib.AbstractContextManager[object]:
-    """A program that asks whether PyTorch's functions are overridden learns nothing of the walk."""
-    asks = not any(t.may_be_tensor(r.type) for r in op.results)
-    return torch._C.DisableTorchFunction() if asks else contextlib.nullcontext()  # pyright: ignore
 
 
 def _name(op: Op) -> str:

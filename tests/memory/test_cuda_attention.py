@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from lowtide.memory.ledger import Ledger
 from lowtide.memory.like_cuda import LikeCuda
 from lowtide.memory.reductions_cuda import extremes, sums, variances
 from lowtide.runtime.played_arena import PlayedArena
+from tests.memory.cuda_calls import ON_CUDA, requested
 
-ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 aten = torch.ops.aten
 HALF = torch.float16
 
@@ -104,15 +103,5 @@ def test_cuda_takes_what_was_predicted(name: str, requires_grad: bool) -> None:
         x = torch.rand(1, 32, 64, device="cuda").to(dtype).requires_grad_(requires_grad)
         compiled = lt.script(module)
         predicted = compiled.memory(x).peak_bytes
-        for _ in range(2):
-            x.grad = None
-            module.zero_grad()
-            gc.collect()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_stats()["requested_bytes.all.current"]
-            y = compiled(x)
-            if requires_grad:
-                y.backward(torch.ones_like(y))
-            taken = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
-            del y
+        taken = requested(compiled, module, x)
     assert taken <= predicted <= 1.1 * taken + 65_536

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -17,8 +15,7 @@ from lowtide.memory.ledger import Ledger
 from lowtide.memory.stand_ins import untouched
 from lowtide.memory.virtual import ELSEWHERE, Virtual
 from lowtide.runtime.played_arena import PlayedArena
-
-ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+from tests.memory.cuda_calls import ON_CUDA, requested
 
 
 class Mlp(nn.Module):
@@ -67,13 +64,6 @@ PROGRAMS = {"mlp": (Mlp, (50, 64)), "recurrent": (Recurrent, (4, 20, 64)),
             "broken": (Broken, (120, 64)), "device": (Device, (300, 200))}  # fmt: skip
 
 
-def run(compiled: Any, x: Tensor) -> Tensor:
-    y = compiled(x)
-    if y.requires_grad:
-        y.backward(torch.ones_like(y))
-    return y
-
-
 @ON_CUDA
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["plain", "grad"])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -87,14 +77,7 @@ def test_cuda_takes_what_was_predicted(name: str, requires_grad: bool) -> None:
         plan = compiled.memory(x)
         assert torch.cuda.memory_allocated() == before
         assert x.grad is None
-        for _ in range(2):
-            x.grad = None
-            module.zero_grad()
-            gc.collect()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_stats()["requested_bytes.all.current"]
-            run(compiled, x)
-            taken = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+        taken = requested(compiled, module, x)
     assert not [note for note in plan.notes if "not counted further" in note]
     assert taken <= plan.peak_bytes <= 1.02 * taken + 8192
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import lowtide as lt
 from lowtide.memory import cudnn_sizes
 from lowtide.memory.like_cuda import UNASKED
+from tests.memory.cuda_calls import ON_CUDA, requested
 
 CUDNN = Path(__file__).parent.parent / "simulated/cudnn.c"
 STEPS, BATCH, INPUT, HIDDEN = 40, 16, 64, 96
-ON_CUDA = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a GPU, or a simulated one"
-)
 
 LAYERS: dict[str, Callable[..., nn.Module]] = {
     "lstm": nn.LSTM,
@@ -130,28 +126,6 @@ def test_a_cudnn_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- On CUDA
 
 
-def run(compiled: Any, x: Tensor) -> object:
-    result = compiled(x)
-    found = [y for y in torch.utils._pytree.tree_leaves(result) if isinstance(y, Tensor)]
-    carrying = [y for y in found if y.requires_grad]
-    if carrying:
-        torch.autograd.backward(carrying, [torch.ones_like(y) for y in carrying])
-    return result
-
-
-def measured(compiled: Any, layer: nn.Module, x: Any) -> int:
-    """Bytes that PyTorch's allocator was asked for in the second call."""
-    for _ in range(2):
-        x.grad = None
-        layer.zero_grad()
-        gc.collect()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_stats()["requested_bytes.all.current"]
-        run(compiled, x)
-        peak = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
-    return peak
-
-
 @ON_CUDA
 @pytest.mark.parametrize("is_cudnns", [False, True], ids=["fused", "cudnn"])
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["plain", "grad"])
@@ -162,7 +136,7 @@ def test_cuda_takes_what_was_predicted(name: str, requires_grad: bool, is_cudnns
         x = torch.rand(STEPS, BATCH, INPUT, device="cuda", requires_grad=requires_grad)
         compiled = lt.script(layer)
         predicted = compiled.memory(x).peak_bytes
-        taken = measured(compiled, layer, x)
+        taken = requested(compiled, layer, x)
     of_dropout = 2_200_000 if is_cudnns and name == "dropout" else 0  # once in a process
     assert taken <= predicted <= 1.02 * taken + 4096 + of_dropout
 
@@ -188,7 +162,7 @@ def test_cuda_under_autocast(requires_grad: bool, is_cudnns: bool) -> None:
         x = torch.rand(4, 4, 256, device="cuda", requires_grad=requires_grad)
         compiled = lt.script(layer)
         predicted = compiled.memory(x).peak_bytes
-        taken = measured(compiled, layer, x)
+        taken = requested(compiled, layer, x)
     assert taken <= predicted <= 1.05 * taken + 16_384
 
 
@@ -203,4 +177,4 @@ def test_cuda_weights_that_lie_apart_are_copied_together() -> None:
         compiled = lt.script(layer)
         apart = compiled.memory(x).peak_bytes
         assert apart - together >= 0.99 * weights
-        assert measured(compiled, layer, x) <= apart
+        assert requested(compiled, layer, x) <= apart

@@ -1,9 +1,9 @@
 """What programs need on CUDA, against what was promised.
 
-    python -m tests.simulated.memory [NAME...] [--compile] --out FILE
+    python -m tests.simulated.memory [NAME...] [--compile] [--autocast DTYPE] --out FILE
 
 In:  the programs of tests/memory/cases, all unless named, on a simulated device: by `lt.script`, or
-     by `lt.compile`.
+     by `lt.compile`; called under autocast to a dtype, if one is given.
 Out: FILE, a line of JSON (`Row`) for each program without and with gradients; then, printed, what
      does not hold. A second run does what FILE lacks.
 
@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from tests.memory.calls import tensors
 from tests.memory.cases import CASES, Case
 from tests.simulated.__main__ import variables_or_exit
 
-Compile = Callable[..., Any]  # lt.script or lt.compile
 TOGETHER = 8  # programs in one process
 EACH_S = 200  # for a program
 ROUNDED = 512  # bytes to which PyTorch's allocator rounds
@@ -89,12 +88,26 @@ class Row:
 # ---- In a process with a simulated device
 
 
+@dataclass(kw_only=True, frozen=True)
+class How:
+    """A program is compiled and called. `autocast`: to this dtype, as users do: the forward pass
+    alone."""
+
+    compile: Callable[..., Any]  # lt.script or lt.compile
+    autocast: torch.dtype | None = None
+    has_budgets: bool = True
+
+    def casting(self) -> AbstractContextManager[object]:
+        dtype = self.autocast
+        return nullcontext() if dtype is None else torch.autocast("cuda", dtype)
+
+
 class Program:
     """A case on CUDA."""
 
-    def __init__(self, case: Case, grad: bool, compile: Compile) -> None:
+    def __init__(self, case: Case, grad: bool, how: How) -> None:
         torch.manual_seed(0)
-        self.grad, self.made, self.compile = grad, case.make(), compile
+        self.grad, self.made, self.how = grad, case.make(), how
         self.args = _on_cuda(case.inputs())
         self.leaves = [x for x in tensors(list(self.args)) if x.is_floating_point()]
         for x in self.leaves:
@@ -110,14 +123,15 @@ class Program:
 
     def run(self, compiled: Callable[..., Any]) -> object:
         with torch.set_grad_enabled(self.grad):
-            result = compiled(*self.args)
+            with self.how.casting():
+                result = compiled(*self.args)
             carrying = [x for x in tensors(result) if x.requires_grad]
             if carrying:
                 torch.autograd.backward(carrying, [torch.ones_like(x) for x in carrying])
         return result
 
     def predicted(self, compiled: Any) -> int:
-        with torch.set_grad_enabled(self.grad):
+        with torch.set_grad_enabled(self.grad), self.how.casting():
             return compiled.memory(*self.args).peak_bytes
 
     def measured(self, compiled: Callable[..., Any]) -> dict[str, int]:
@@ -163,13 +177,13 @@ class Program:
     def budgets(self, most: int) -> Iterator[Budgeted]:
         """The least there is, and one in the middle."""
         try:
-            self.run(self.compile(self.made, budget=1))
+            self.run(self.how.compile(self.made, budget=1))
         except lt.BudgetError as error:
             least = error.least_bytes
         else:
             return
         for budget in sorted({least, (least + most) // 2}):
-            compiled = self.compile(self.made, budget=budget)
+            compiled = self.how.compile(self.made, budget=budget)
             predicted = self.predicted(compiled)
             requested = self.measured(compiled)["requested"]
             yield Budgeted(budget=budget, predicted=predicted, requested=requested)
@@ -203,25 +217,26 @@ def _in_time() -> Iterator[None]:
         signal.alarm(0)
 
 
-def measured(case: Case, grad: bool, compile: Compile) -> Row:
+def measured(case: Case, grad: bool, how: How) -> Row:
     row = Row(name=case.name, grad=grad)
     try:
         with _in_time():
-            program = Program(case, grad, compile)
-            compiled: Any = compile(program.made)
+            program = Program(case, grad, how)
+            compiled: Any = how.compile(program.made)
             row.predicted = program.predicted(compiled)
             for name, value in program.measured(compiled).items():
                 setattr(row, name, value)
             for name, value in program.profiled(compiled).items():
                 setattr(row, name, value)
             row.left_by_scope = program.left_by_scope(compiled)
-            row.budgets += program.budgets(row.predicted)
+            if how.has_budgets:
+                row.budgets += program.budgets(row.predicted)
     except (Exception, _TooLate) as error:
         row.fault = f"{type(error).__name__}: {error}"[:300]
     return row
 
 
-def work(names: list[str], out: Path, compile: Compile) -> None:
+def work(names: list[str], out: Path, how: How) -> None:
     """Rows of these programs that `out` lacks."""
     from tests.simulated import values
 
@@ -233,7 +248,7 @@ def work(names: list[str], out: Path, compile: Compile) -> None:
             if case.name not in names or (case.name, grad) in done:
                 continue
             print(f"{case.name} {grad}", flush=True)  # the last one is to blame for a crash
-            line = json.dumps(asdict(measured(case, grad, compile)))
+            line = json.dumps(asdict(measured(case, grad, how)))
             with out.open("a") as file:
                 file.write(line + "\n")
 
@@ -273,6 +288,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.simulated.memory", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--compile", action="store_true", help="by lt.compile, not lt.script")
+    parser.add_argument("--autocast", choices=["float16", "bfloat16"], help="call under it")
+    parser.add_argument("--no-budgets", action="store_true", help="calls without a budget alone")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -282,11 +299,17 @@ def main() -> None:
         parser.error(f"no program is named {', '.join(unknown)}; there are {', '.join(known)}")
     names = given.names or known
     if given.work:
-        work(names, given.out, _anew if given.compile else lt.script)
+        how = How(
+            compile=_anew if given.compile else lt.script,
+            autocast=getattr(torch, given.autocast) if given.autocast else None,
+            has_budgets=not given.no_budgets,
+        )
+        work(names, given.out, how)
         return
     variables = variables_or_exit()
+    options = ["--compile"] * given.compile + ["--no-budgets"] * given.no_budgets
+    options += ["--autocast", given.autocast] if given.autocast else []
     for start in range(0, len(names), TOGETHER):
-        options = ["--compile"] * given.compile
         measure_group(names[start : start + TOGETHER], given.out, variables, options)
     found = [row for row in rows(given.out) if row.name in names]
     for row in found:

@@ -1,0 +1,69 @@
+"""Kernels in Python that stand before PyTorch's own, for one thread and while it says so.
+
+In: names of ops of ATen, and what is called for each. Out: a context in which that is called, be
+the caller Python or PyTorch itself, and whatever the tensors are.
+
+    key = SpareKey("AutocastIPU")
+    key.add(aten.mm.default, lambda op, *args: op(*(x.half() for x in args)))
+    with key.on():
+        x @ y                       ──►  mm(x as f16, y as f16)
+
+Always holds: within such a kernel the key is off, so that what it calls is PyTorch's.
+
+How: dispatch keys of autocast, for devices that PyTorch has a key for and nothing else. They come
+before autograd's; among them the first one named here that nobody has is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+import torch
+
+from lowtide.memory.scopes.hidden import hide_with_callees
+
+_C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
+
+
+class SpareKey:
+    """See the module's text."""
+
+    def __init__(self, *names: str) -> None:
+        keys = ((name, getattr(_C.DispatchKey, name)) for name in names)
+        name, self._key = next(k for k in keys if not _C._dispatch_has_backend_fallback(k[1]))
+        self._alone: Any = _C.DispatchKeySet(self._key)
+        others = torch.library.Library("_", "IMPL")
+        others.fallback(torch.library.fallthrough_kernel, name)
+        self._name, self._ops = name, torch.library.Library("aten", "IMPL")
+        self._held = others  # its kernels end when nobody has it
+
+    def add(self, op: Any, kernel: Callable[..., Any]) -> None:
+        """`kernel` gets the op, and its arguments."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self.off():
+                return kernel(op, *args, **kwargs)
+
+        hide_with_callees(run)
+        name, overload = op._schema.name, op._schema.overload_name
+        self._ops.impl(f"{name}.{overload}" if overload else name, run, self._name)
+
+    @contextlib.contextmanager
+    def on(self) -> Generator[None]:
+        """Inside, on this thread."""
+        was_out = _C._dispatch_tls_is_dispatch_key_excluded(self._key)
+        was_in = _C._dispatch_tls_is_dispatch_key_included(self._key)
+        _C._dispatch_tls_set_dispatch_key_excluded(self._key, False)
+        _C._dispatch_tls_set_dispatch_key_included(self._key, True)
+        try:
+            yield
+        finally:
+            _C._dispatch_tls_set_dispatch_key_included(self._key, was_in)
+            _C._dispatch_tls_set_dispatch_key_excluded(self._key, was_out)
+
+    def off(self) -> contextlib.AbstractContextManager[None]:
+        """The same outside, for what is called within `on`."""
+        guard: contextlib.AbstractContextManager[None] = _C._ExcludeDispatchKeyGuard(self._alone)
+        return guard
