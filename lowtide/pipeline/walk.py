@@ -490,12 +490,11 @@ class Walk:
                 self.operands[id(found)] = value, found
             if found is None:
                 with self.ledger.paused():
-                    found = like(value, self.records and value.requires_grad)
+                    found = like(value, value.requires_grad)
                     if value.is_leaf and value.grad is not None:
                         found.grad = like(value.grad)
                 self.ledger.given([found])
                 self._known[id(value)] = found
-            self._casts.add(found, value)
             if self.device != CPU:
                 self._places.add(found, value)
             return found

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import lowtide as lt
 from lowtide.memory.ledger import Ledger
@@ -59,3 +59,16 @@ def test_linear_adds_its_bias_in_place() -> None:
     with ledger, LikeTheCpu():
         F.linear(given[0].transpose(0, 1), *given[1:])
     assert out <= ledger.peak_bytes < 1.2 * out
+
+
+def test_products_with_weights_without_gradients() -> None:
+    """PyTorch copies what they take in another order, as if for a gradient: a view of a weight says
+    that it requires one."""
+    layers = nn.GRU(300, 20, batch_first=True)
+    compiled: Any = lt.script(layers)
+    x = torch.empty(100, 90, 300)
+    with torch.no_grad():
+        more = compiled.memory(x).peak_bytes
+        layers.requires_grad_(requires_grad=False)
+        less = compiled.memory(x).peak_bytes
+    assert more >= less + x.nbytes // 2

@@ -67,18 +67,17 @@ class Recurrent(nn.Module):
 
 
 def test_casts_of_weights_are_kept_without_gradients() -> None:
-    """As PyTorch keeps them; the tensor that stands for a weight then requires none itself."""
+    """As PyTorch keeps them, with a gradient, for which it computes a product otherwise."""
     op, x = torch.ops.aten.mm.default, torch.empty(8, 8, device="meta")
-    weight, other = torch.empty_like(x), torch.empty_like(x)
+    weight, other = torch.empty_like(x, requires_grad=True), torch.empty_like(x)
     casts = Casts("cpu")
-    casts.add(weight, nn.Parameter(torch.empty(8, 8)))
-    casts.add(other, torch.empty(8, 8))
-    with casts.on(), torch.autocast("cpu", torch.bfloat16):
+    with casts.on(), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         (_, first), _ = casts.given(op, (x, weight), {})[1]
         (_, second), _ = casts.given(op, (x, weight), {})[1]
         (_, third), _ = casts.given(op, (x, other), {})[1]
         (_, fourth), _ = casts.given(op, (x, other), {})[1]
     assert first is second
+    assert first.requires_grad
     assert third is not fourth
 
 
