@@ -111,11 +111,12 @@ def layer_scratch(args: Sequence[Any], _: Any) -> int:
     """What `aten.mkldnn_rnn_layer` allocates inside: gates or states, and the weights reordered."""
     x, h, is_reverse = args[0], args[5], args[7]
     gates = _SUM_BYTES * _GATES * h.shape[-1]  # of all steps at once
+    is_fused = _is_fused(x) and x.shape[1] > 1
     if _keeps(args):
-        return _weight_bytes(args) + (0 if _is_fused(x) else _cells(x) * gates)
+        return _weight_bytes(args) + (0 if is_fused else _cells(x) * gates)
     copies = 2 * _wide(x, h, x.itemsize) if is_reverse else 0
     rows = copies + _row(h.shape[-1], x.itemsize)
-    is_at_once = x.shape[1] == 1 if x.itemsize == _SUM_BYTES else not _is_fused(x)
+    is_at_once = x.shape[1] == 1 if x.itemsize == _SUM_BYTES else not is_fused
     return 2 * _weight_bytes(args) + _cells(x) * (rows + is_at_once * gates)
 
 
@@ -155,12 +156,13 @@ def _row(length: int, itemsize: int) -> int:
 
 
 def _is_fused(x: torch.Tensor) -> bool:
-    """Whether gates are summed within the kernel, step by step."""
-    return x.dtype is torch.bfloat16 and _multiplies_bfloat16()
+    """Whether gates are summed within the kernel, step by step, in a gradient also of one row."""
+    return x.dtype is torch.bfloat16 and multiplies_bfloat16()
 
 
 @functools.cache
-def _multiplies_bfloat16() -> bool:
+def multiplies_bfloat16() -> bool:
+    """Whether the processor does; where it does not, oneDNN keeps sums in float32 aside."""
     return torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
 
 
