@@ -68,8 +68,8 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
             if is_transposed and max(stride) > 1 and not is_last:
                 columns = max(columns, 2 * nbytes(result) + nbytes(x))
             return copied + columns + (_turned(x) + _turned(w) if is_last else 0)
-    # sums of bfloat16 are kept in single precision, where the processor multiplies it those by groups
-    # and in blocks alone, and a result by groups is made beside its place
+    # sums of bfloat16 are kept in single precision, those by groups and in blocks even where the
+    # processor multiplies it, and a result by groups is made beside its place
     sums = 4 * result.numel() if is_transposed and _sums_aside(x) else 0
     is_half = is_transposed and x.itemsize < 4 and max(stride) == 1
     if _is_channels_last(x, w):
