@@ -119,11 +119,15 @@ class Casts:
             for kind, is_on in before:
                 torch.set_autocast_enabled(kind, is_on)
 
+    def has_kernel(self, name: str) -> bool:
+        """Whether PyTorch has one of autocast for this op, on the device that is stood for."""
+        return name in _kernels(self._type)
+
     def given(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Given]:
         """The op that PyTorch calls for this one, and its arguments."""
         same = tuple(args), dict(kwargs)
         name = _name(op)
-        if not _has_kernel(name, self._type) or not torch.is_autocast_enabled(self._type):
+        if not self.has_kernel(name) or not torch.is_autocast_enabled(self._type):
             return op, same
         is_gpu = self._type == _TOLD_ON
         if is_gpu and name in _LEFT:
@@ -196,7 +200,7 @@ def _register() -> None:
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet, None), overload or "default", None)
         if op is not None:
-            ops.impl(name, _kernel(op), _KEY)
+            ops.impl(name, _kernel(op), _KEY, with_keyset=True)
     _libraries.extend((everything, ops))
 
 
@@ -204,11 +208,13 @@ _libraries: list[torch.library.Library] = []  # which end when nobody has them
 
 
 def _kernel(op: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+    key, name = getattr(_C.DispatchKey, _KEY), _name(op)
+
+    def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
         casts = _now.casts
-        with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(getattr(_C.DispatchKey, _KEY))):
-            if casts is None:
-                return op(*args, **kwargs)
+        if casts is None or not casts.has_kernel(name):
+            return op.redispatch(keys.remove(key), *args, **kwargs)  # what is within it may have
+        with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(key)):
             to_call, (args, kwargs) = casts.given(op, args, kwargs)
             return to_call(*args, **kwargs)
 
@@ -221,10 +227,6 @@ def _kernels(device_type: str) -> frozenset[str]:
     """The ops that PyTorch has a kernel of autocast for."""
     found = _C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device_type.upper()}")
     return frozenset(name.removeprefix("aten::") for name in found if name.startswith("aten::"))
-
-
-def _has_kernel(name: str, device_type: str) -> bool:
-    return name in _kernels(device_type)
 
 
 def _told(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Given]:

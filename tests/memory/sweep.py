@@ -160,7 +160,8 @@ def _said(found: dict[str, Any]) -> list[str]:
     if "error" in found:
         return [f"{head}: {found['error']}"]
     said: list[str] = []
-    free, unbounded = found["free"], found["unbounded"]
+    free: int = found["free"]
+    unbounded: int = found["unbounded"]
     if not free - NOISE_BYTES <= unbounded <= 1.1 * free + ROOM_BYTES:
         said.append(f"{head}: {unbounded / 1e6} predicted, {free / 1e6} measured")
     for row in found["budgets"]:
