@@ -213,7 +213,9 @@ def _kernel(op: Any) -> Callable[..., Any]:
     def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
         casts = _now.casts
         if casts is None or not casts.has_kernel(name):
-            return op.redispatch(keys.remove(key), *args, **kwargs)  # what is within it may have
+            below = keys.raw_repr() & (_C.DispatchKeySet(key).raw_repr() - 1)
+            # passed on, not called anew: what is within it may have a kernel
+            return op.redispatch(_C.DispatchKeySet.from_raw_repr(below), *args, **kwargs)
         with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(key)):
             to_call, (args, kwargs) = casts.given(op, args, kwargs)
             return to_call(*args, **kwargs)
