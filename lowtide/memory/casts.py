@@ -124,7 +124,7 @@ class Casts:
         """The op that PyTorch calls for this one, and its arguments."""
         same = tuple(args), dict(kwargs)
         name = _name(op)
-        if not _has_kernel(name, self._type) or not torch.is_autocast_enabled(self._type):
+        if name not in _kernels(self._type) or not torch.is_autocast_enabled(self._type):
             return op, same
         is_gpu = self._type == _TOLD_ON
         if is_gpu and name in _LEFT:
@@ -216,10 +216,6 @@ def _kernels(device_type: str) -> frozenset[str]:
     """The ops that PyTorch has a kernel of autocast for."""
     found = _C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device_type.upper()}")
     return frozenset(name.removeprefix("aten::") for name in found if name.startswith("aten::"))
-
-
-def _has_kernel(name: str, device_type: str) -> bool:
-    return name in _kernels(device_type)
 
 
 def _told(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Given]:

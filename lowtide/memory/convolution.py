@@ -7,7 +7,8 @@ In: the arguments of `aten.convolution` or its gradient, on meta tensors. Out: b
                those of each group; none of images where the tensors are channels_last, or of an
                input of few channels (but for the gradient of weights of 1x1). Groups that no
                kernel of its own takes: the columns of a group and an image for each thread, and
-               results twice. The gradient of bfloat16 weights: images turned once more
+               results twice. The gradient of bfloat16 weights: images turned once more,
+               at most of as many as there are threads
     PyTorch    other dtypes, and a single small image: columns of all windows (im2col), of all
                images or of one
 
@@ -23,6 +24,7 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.memory import onednn
 from lowtide.memory.convolution_columns import (
     Windows,
     forward_columns,
@@ -66,15 +68,16 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
             if is_transposed and max(stride) > 1 and not is_last:
                 columns = max(columns, 2 * nbytes(result) + nbytes(x))
             return copied + columns + (_turned(x) + _turned(w) if is_last else 0)
-    # sums of bfloat16 are kept in single precision, and a result by groups is made beside its place
+    # sums of bfloat16 are kept in single precision, those by groups and in blocks even where the
+    # processor multiplies it, and a result by groups is made beside its place
+    sums = 4 * result.numel() if is_transposed and _sums_aside(x) else 0
     is_half = is_transposed and x.itemsize < 4 and max(stride) == 1
     if _is_channels_last(x, w):
         is_even = all(k % s == 0 for k, s in zip(w.shape[2:], stride, strict=True))
         padded = 0 if is_even or not is_transposed else _of_threads(nbytes(x), x) + nbytes(w)
-        summed = 4 * result.numel() if is_half else 0
         if is_transposed and groups > 1:
-            summed = max(summed, nbytes(result))
-        return _turned(x) + _turned(w) + padded + weights + summed
+            sums = max(sums, 4 * result.numel() if is_half else nbytes(result))
+        return _turned(x) + _turned(w) + padded + weights + sums
     if is_transposed:
         if _is_by_columns(x, result, groups):
             given = nbytes(x) if (x.shape[1] // groups) % _LEAST_GROUP == 0 else 0
@@ -83,7 +86,7 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
             first = (
                 nbytes(x) if has_wide_vectors() else _blocked(x, groups) + _blocked(result, groups)
             )
-            return copied + max(2 * nbytes(result), first) + weights
+            return copied + max(2 * nbytes(result), first, sums + nbytes(x)) + weights
         made = _blocked(result, groups)
         times = 2 if has_wide_vectors() or bias is not None else 1
         first = _blocked(x, groups) + times * made - nbytes(result)
@@ -145,11 +148,10 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
         is_at_places = max(stride) > 1 and max(w.shape[2:]) == 1 and not is_transposed
         spread += _places_read(x, g) if is_at_places else 0
         return _turned(g) + _turned(x) + _turned(w) + 2 * blocked_weights + spread + turned
-    of_halves = max(_blocked(g, groups) if x.itemsize < 4 and not is_transposed else 0, turned)
     if groups > 1:
         columns = _columns_at_once(x, w, g, x if is_transposed else g, groups)
         if not is_transposed:
-            return copied + _grouped(g, x, w, groups, wanted[0], columns) + of_halves + nbytes(w)
+            return copied + _grouped(g, x, w, groups, wanted[0], columns) + turned + nbytes(w)
         copied += columns if _is_by_columns(x, g, groups) else 0
     if is_transposed:
         g, x = x, g  # the result plays the part of the input
@@ -161,13 +163,13 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     weights = blocked_weights * (2 if max(dilation) > 1 else 1)
     for_weights = _blocked(g, groups) + of_x + weights
     if not wanted[0]:
-        return copied + for_weights + of_halves
+        return copied + for_weights + turned
     if is_strided and channels <= _FEW:
         for_input = _blocked(g, groups) + weights
     else:
         for_input = _blocked(g, groups) + _blocked(x, groups) + weights - nbytes(x)
     twice = 2 * nbytes(x) if is_strided and not is_transposed else 0
-    return copied + max(for_weights, for_input, of_x, twice) + of_halves
+    return copied + max(for_weights, for_input, of_x, twice) + turned
 
 
 def _has_choice(x: Tensor, w: Tensor, groups: int) -> bool:
@@ -278,6 +280,11 @@ def _turned_again(g: Tensor, x: Tensor, groups: int) -> int:
     images = min(torch.get_num_threads(), x.shape[0])
     rows = (math.prod(v.shape[2:]) * _padded(v.shape[1] // groups) * v.itemsize for v in (g, x))
     return images * groups * sum(rows)
+
+
+def _sums_aside(x: Tensor) -> bool:
+    """Whether sums in half precision are made beside the result."""
+    return x.itemsize < 4 and not (x.dtype is torch.bfloat16 and onednn.multiplies_bfloat16())
 
 
 def _of_threads(columns: int, x: Tensor) -> int:

@@ -61,25 +61,25 @@ def run_layers(
     dense: bool = False,
     drop: Callable[[Tensor, float, bool], Tensor] = torch.dropout,
 ) -> tuple[Tensor, ...]:
-    """The layers of a call, each direction of each by `run`; `dense`: of an input in order."""
+    """The layers of a call, each direction of each by `run`; `dense`: of an input in order, and a
+    layer's results are held until the next one's take their places, as PyTorch does for oneDNN."""
     if batch_first:
         x = x.transpose(0, 1)
     x = x.contiguous() if dense else x
     directions = 2 if bidirectional else 1
     per = len(weights) // (num_layers * directions)
     last: list[State] = []
+    found: list[Any] = [None] * directions
     for layer in range(num_layers):
-        found: list[Tensor] = []
         kept: Kept = {}
         for direction in range(directions):
             k = layer * directions + direction
             own = weights[k * per : (k + 1) * per]
-            y, state = run(x, tuple(s[k] for s in states), own, direction == 1, kept)
-            found.append(y)
+            found[direction], state = run(x, tuple(s[k] for s in states), own, direction == 1, kept)
             last.append(state)
-            del y
         x = found[0] if directions == 1 else torch.cat(found, -1)
-        found.clear()
+        if not dense:
+            found = [None] * directions
         kept.clear()
         if dropout and train and layer < num_layers - 1:
             x = drop(x, dropout, True)
