@@ -24,6 +24,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from lowtide.memory.spare_key import SpareKey
 
@@ -83,6 +84,7 @@ class Casts:
 
     def __init__(self, device_type: str) -> None:
         self._type = device_type
+        self._weights: Any = WeakIdKeyDictionary()
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of each one, which it holds
 
     @contextlib.contextmanager
@@ -101,6 +103,11 @@ class Casts:
     def off(self) -> contextlib.AbstractContextManager[None]:
         """Inside, ops get what they are given."""
         return _key(self._type).off()
+
+    def add(self, meta: Tensor, real: Tensor) -> None:
+        """`meta` stands for `real`, and its cast is kept if that one's is."""
+        if _is_weight(real):
+            self._weights[meta] = True
 
     def look(self) -> None:
         """Forgets what was kept, if autocast has ended meanwhile."""
@@ -158,7 +165,7 @@ class Casts:
     def _cast(self, x: Tensor, dtype: torch.dtype, is_kept: bool) -> Tensor:
         if not self._is_cast(x) or x.dtype is dtype:
             return x
-        is_weight = x.requires_grad and x.is_leaf and not x._is_view()
+        is_weight = x in self._weights or _is_weight(x)
         if not (is_kept and is_weight and x.dtype is torch.float32):
             return x.to(dtype)
         found = self._kept.get(id(x))
@@ -166,6 +173,10 @@ class Casts:
             with torch.enable_grad():  # as PyTorch: it may be needed where gradients are recorded
                 found = self._kept[id(x)] = x, x.to(dtype)
         return found[1]
+
+
+def _is_weight(x: Tensor) -> bool:
+    return x.requires_grad and x.is_leaf and not x._is_view()
 
 
 def _nesting() -> int:

@@ -495,6 +495,7 @@ class Walk:
                         found.grad = like(value.grad)
                 self.ledger.given([found])
                 self._known[id(value)] = found
+            self._casts.add(found, value)
             if self.device != CPU:
                 self._places.add(found, value)
             return found
