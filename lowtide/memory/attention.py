@@ -8,7 +8,7 @@ meta tensors. Out: the CPU's op; what that and its gradient give, and what they 
     scratch, backward_scratch     scores of a tile, for each thread
 
 Without gradients, in eval mode, `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` are one op
-each, which makes all scores: `native_scratch`, `layer_scratch`.
+each, which makes all scores: `native_scratch`; `encoder_layer` is the second by what it calls.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from typing import Any, Final
 import torch
 
 aten = torch.ops.aten
+_torch: Final[Any] = torch  # whose private functions have no types
+ENCODER_LAYER: Final[Any] = _torch._transformer_encoder_layer_fwd
 Tensor = torch.Tensor
 _COLUMNS: Final = 512  # of a tile
+_ENCODER_WEIGHTS: Final = 15  # of an encoder layer, and its options
 _ROWS: Final = ((768, 256), (192, 64), (0, 32))  # from so many queries on, rows of a tile
 
 
@@ -45,6 +48,38 @@ def attended(
             attn_mask = attn_mask.new_empty(attn_mask.shape, dtype=q.dtype)
     op = aten._scaled_dot_product_flash_attention_for_cpu
     return op(q, k, v, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def encoder_layer(
+    x: Tensor,
+    width: int,
+    heads: int,
+    *weights: Any,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
+) -> Tensor:
+    """`torch._transformer_encoder_layer_fwd`, by the ops that it calls, on any device."""
+    if len(weights) > _ENCODER_WEIGHTS:
+        weights, (mask, mask_type) = weights[:-2], weights[-2:]
+    *attention, is_gelu, comes_first, eps, w1, b1, w2, b2, up, up_bias, down, down_bias = weights
+
+    def normed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.layer_norm(x, (width,), weight, bias, eps)
+
+    given = x
+    x = normed(x, w1, b1) if comes_first else x
+    x, _ = _torch._native_multi_head_attention(
+        x, x, x, width, heads, *attention, mask, False, True, mask_type
+    )
+    x.add_(given)
+    x = x if comes_first else normed(x, w1, b1)
+    given = x
+    x = normed(x, w2, b2) if comes_first else x
+    places = x.shape[:2]
+    x = _torch._addmm_activation(up_bias, x.flatten(0, 1), up.t(), use_gelu=is_gelu)
+    x = torch.addmm(down_bias, x, down.t()).view(*places, width)
+    x.add_(given)
+    return x if comes_first else normed(x, w2, b2)
 
 
 def _is_taken(q: Tensor, k: Tensor, v: Tensor, shares_heads: bool) -> bool:
@@ -97,22 +132,11 @@ def _options(given: Sequence[Any]) -> Sequence[Any]:
     return *given, *(None, True, True, None)[len(given) :]
 
 
-def _encoder_layer(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
 def native_scratch(args: Sequence[Any], _: Any) -> int:
     """Of `aten._native_multi_head_attention`: queries, keys and values twice, then scores."""
     mask, needs, *_ = _options(args[9:])
     more = 2 * args[0].numel() * args[0].itemsize if needs else 0
     return more + _native_bytes(args[0], args[4], mask)
-
-
-def layer_scratch(args: Sequence[Any], _: Any) -> int:
-    """Of `aten._transformer_encoder_layer_fwd`: attention, or what is between its linear maps."""
-    x, heads, mask = args[0], args[2], args[18] if len(args) > 18 else None
-    between = x.numel() // x.shape[-1] * args[14].shape[0] * x.itemsize
-    return max(_native_bytes(x, heads, mask), between + x.numel() * x.itemsize)
 
 
 def _native_bytes(x: Tensor, heads: int, mask: Tensor | None) -> int:
@@ -148,5 +172,4 @@ _MAKERS: Final[dict[Any, Callable[..., Any]]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _backward,
     aten._native_multi_head_attention.default: _native,
-    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
 }

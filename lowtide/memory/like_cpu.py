@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from lowtide.memory import casts
-from lowtide.memory.attention import attended
+from lowtide.memory.attention import ENCODER_LAYER, attended, encoder_layer
 from lowtide.memory.convolution import LAYOUTS
 from lowtide.memory.linear import linear
 from lowtide.memory.recurrent import layers
@@ -42,6 +42,8 @@ class LikeTheCpu(TorchFunctionMode):
                 return without_asking(func)(*args, **named)
         if func is F.linear:
             return linear(*args, **named)
+        if func is ENCODER_LAYER:
+            return encoder_layer(*args, **named)
         if func is F.scaled_dot_product_attention:
             with casts.within(ATTENTION, args, named) as (args, named):
                 found = attended(*args, **named)

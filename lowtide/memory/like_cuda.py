@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from lowtide.memory import casts, cudnn
+from lowtide.memory.attention import ENCODER_LAYER, encoder_layer
 from lowtide.memory.attention_cuda import attended
 from lowtide.memory.like_cpu import ATTENTION, without_asking
 from lowtide.memory.linear import linear
@@ -63,6 +64,8 @@ class LikeCuda(TorchFunctionMode):
         """Calls the function, or what stands for it."""
         if func is F.dropout or func is torch.dropout:
             return _dropout(*args, **(kwargs or {}))
+        if func is ENCODER_LAYER:
+            return encoder_layer(*args, **(kwargs or {}))
         if func is F.linear:
             return linear(*args, **(kwargs or {}))
         if func is F.multi_head_attention_forward:

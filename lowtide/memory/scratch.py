@@ -320,7 +320,6 @@ _BOUNDS: dict[Any, Bound] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention.scratch,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention.backward_scratch,
     aten._native_multi_head_attention.default: attention.native_scratch,
-    aten._transformer_encoder_layer_fwd.default: attention.layer_scratch,
     aten.abs.default: of_complex,
     **dict.fromkeys(
         (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), _for_blas

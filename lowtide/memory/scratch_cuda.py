@@ -333,7 +333,6 @@ _BOUNDS: dict[Any, Bound] = {
     aten.embedding_dense_backward.default: _rows_gathered,
     aten._embedding_bag_backward.default: _rows_gathered,
     aten._native_multi_head_attention.default: attention.native_scratch,
-    aten._transformer_encoder_layer_fwd.default: attention.layer_scratch,
     aten.multinomial.default: _sampled,
     aten.randperm.default: _in_order,
     **dict.fromkeys(
