@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import layouts, makers, remembered, scratch, scratch_cuda
-from lowtide.memory.composites import is_composite
+from lowtide.memory.composites import is_composite, parts
 from lowtide.memory.elsewhere import Elsewhere
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
@@ -329,7 +329,7 @@ class Ledger(TorchDispatchMode):
             return func(*args, **kwargs)
         if is_composite(func):
             with self:
-                return func.decompose(*args, **kwargs)
+                return parts(func, args, kwargs)
         self._see_node()
         leaves = not self.of_host and self.elsewhere.makes(args, kwargs)
         args, kwargs = self._on_meta(func, args, kwargs)
