@@ -7,8 +7,11 @@ kernels for autocast would give them on, for as long as autocast is on for that 
     with casts.on(), torch.autocast("cpu"):
         F.linear(x, w)             # x, w: float32, on meta   ──►  linear(x as bf16, w as bf16)
 
-Always holds: as in PyTorch, the cast of a leaf that requires grad is kept until autocast ends; it
-is kept here and not in PyTorch's own cache, from which a later call would take what has no values.
+Always holds: as in PyTorch, the cast of a leaf that requires grad is kept until autocast ends,
+unless the block was told to keep none.
+
+Not where functions are called that Dynamo compiles: its guards look at such keys, and it would
+compile them anew.
 
 How: see `memory/spare_key`; the key comes before the device's own, which then finds nothing to
 cast. Which ops autocast has kernels for is asked of PyTorch; what each does with its operands is
@@ -90,14 +93,11 @@ class Casts:
     @contextlib.contextmanager
     def on(self) -> Generator[None]:
         """Inside, on this thread."""
-        keeps = torch.is_autocast_cache_enabled()
         before, _now.casts = _now.casts, self
-        torch.set_autocast_cache_enabled(False)
         try:
             with _key(self._type).on():
                 yield
         finally:
-            torch.set_autocast_cache_enabled(keeps)
             _now.casts = before
 
     def off(self) -> contextlib.AbstractContextManager[None]:
@@ -106,12 +106,12 @@ class Casts:
 
     def add(self, meta: Tensor, real: Tensor) -> None:
         """`meta` stands for `real`, and its cast is kept if that one's is."""
-        if _is_weight(real):
+        if is_weight(real):
             self._weights[meta] = True
 
     def look(self) -> None:
         """Forgets what was kept, if autocast has ended meanwhile."""
-        if self._kept and not _nesting():
+        if self._kept and not nesting():
             self._kept.clear()
 
     @contextlib.contextmanager
@@ -165,8 +165,8 @@ class Casts:
     def _cast(self, x: Tensor, dtype: torch.dtype, is_kept: bool) -> Tensor:
         if not self._is_cast(x) or x.dtype is dtype:
             return x
-        is_weight = x in self._weights or _is_weight(x)
-        if not (is_kept and is_weight and x.dtype is torch.float32):
+        is_kept = is_kept and x.dtype is torch.float32 and torch.is_autocast_cache_enabled()
+        if not (is_kept and (x in self._weights or is_weight(x))):
             return x.to(dtype)
         found = self._kept.get(id(x))
         if found is None:
@@ -175,11 +175,12 @@ class Casts:
         return found[1]
 
 
-def _is_weight(x: Tensor) -> bool:
+def is_weight(x: Tensor) -> bool:
+    """Whether PyTorch would keep its cast."""
     return x.requires_grad and x.is_leaf and not x._is_view()
 
 
-def _nesting() -> int:
+def nesting() -> int:
     """How many blocks of autocast this thread is in."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()

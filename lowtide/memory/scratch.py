@@ -172,10 +172,14 @@ def _contained(args: Sequence[Any], _: Any) -> int:
     return 32 * sum(x.numel() for x in given)
 
 
+_PACKED_BYTES = 1_300_000  # of a product in bfloat16 whose first matrix is turned
+
+
 def _for_blas(args: Sequence[Any], result: torch.Tensor) -> int:
     """Copies of matrices of which neither rows nor columns lie side by side, and of rows that are
     to be conjugated. Of turned ones in half precision, in single precision: what is turned, of
-    float16 alone; without vectors of 16 floats, for which oneDNN has no such products, the sums."""
+    float16 alone, of bfloat16 blocks for each thread; without vectors of 16 floats, for which
+    oneDNN has no such products, the sums."""
     matrices = [x for x in args if isinstance(x, torch.Tensor)][-2:]
     copied = sum(_bytes(x) for x in matrices if not _reads_as_it_lies(x))
     first, second = matrices
@@ -184,7 +188,10 @@ def _for_blas(args: Sequence[Any], result: torch.Tensor) -> int:
         return copied
     if not convolution.has_wide_vectors():
         return copied + 4 * result.numel()
-    return copied + (4 * first.numel() if first.dtype is torch.float16 else 0)
+    if first.dtype is torch.float16:
+        return copied + 4 * first.numel()
+    packed = sum(_bytes(x) for x in matrices)
+    return copied + min(packed, _PACKED_BYTES * torch.get_num_threads())
 
 
 def _reads_as_it_lies(x: torch.Tensor) -> bool:

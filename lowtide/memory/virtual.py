@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.memory.cast_cache import CastCache, is_cast
 from lowtide.memory.casts import Casts
 from lowtide.memory.cudnn_captured import without_state
 from lowtide.memory.ledger import WATCHED, Ledger
@@ -72,7 +73,15 @@ def virtual_for(
     ledger = Ledger(PlayedArena(is_tight, is_used=on_host), of_host=on_host)
     if device != wanted:
         ledger.notes[ELSEWHERE.format(wanted.type)] = None
-    return Virtual(ledger, device, is_compiling)
+    made = Virtual(ledger, device, is_compiling)
+    made.drops = device.type == "cuda" and any(map(_drops, tree_leaves(values)))
+    return made
+
+
+def _drops(value: Any) -> bool:
+    """Whether it has recurrent layers with dropout."""
+    layers = value.modules() if isinstance(value, torch.nn.Module) else ()
+    return any(isinstance(x, torch.nn.RNNBase) and x.dropout for x in layers)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -100,10 +109,10 @@ class Virtual(TorchDispatchMode):
         self.asked = 0  # numbers that only the data know
         self.has_run = False  # an op of Python's own
         self.names = True  # ops, and their lines
-        self.outside: tuple[str, Loc] | None = (
-            None  # the first large one outside of what is compiled
-        )
-        self.casts = Casts(device.type)
+        self.outside: tuple[str, Loc] | None = None  # the first large op of Python's own
+        self.casts = Casts(device.type)  # of what is walked
+        self._cast = CastCache()  # of what Python calls
+        self.drops = False  # whether cuDNN's state of dropout may be asked for
         self._is_compiling = is_compiling
         self._is_aside = False
         self._twins: dict[int, tuple[weakref.ref[Storage], Tensor]] = {}
@@ -124,9 +133,15 @@ class Virtual(TorchDispatchMode):
     @contextlib.contextmanager
     def on(self) -> Generator[None]:
         """Entered, and what stands before PyTorch's ops with it."""
-        layers = without_state() if self.device.type == "cuda" else contextlib.nullcontext()
-        with self.casts.on(), layers, self:
-            yield
+        with without_state() if self.drops else contextlib.nullcontext(), self:
+            try:
+                yield
+            finally:
+                self._cast.clean()
+
+    def forget_casts(self) -> None:
+        """Autocast has ended, as it has where a backward pass begins."""
+        self._cast.ended()
 
     @contextlib.contextmanager
     def aside(self) -> Generator[None]:
@@ -152,6 +167,10 @@ class Virtual(TorchDispatchMode):
             return func(*args, **named)
         self.has_run = True
         self.casts.look()
+        if not is_cast(func):  # within which PyTorch has its cache locked
+            self._cast.clean()
+        if (kept := self._cast.find(func, args, named)) is not None:
+            return over(kept, kept.untyped_storage())
         if self.names:
             self._name(func.overloadpacket.__name__)
         if func is _ASK:
@@ -170,9 +189,13 @@ class Virtual(TorchDispatchMode):
                 found = self.ledger.__torch_dispatch__(func, types, *given)
             finally:
                 self.ledger.is_elsewhere = False
-        if self.names and self.outside is None and where == _CPU and _is_large(found):
-            self.outside = self.ledger.name, self.ledger.loc
-        return _map(lambda x: self.host(x, where), found)
+        is_users = self.names or torch._C._current_autograd_node() is not None  # pyright: ignore
+        if is_users and self.outside is None and where == _CPU and _is_large(found):
+            name = self.ledger.name if self.names else func.overloadpacket.__name__
+            self.outside = name, self.ledger.loc if self.names else UNKNOWN_LOC
+        made = _map(lambda x: self.host(x, where), found)
+        self._cast.keep(func, args, named, made)
+        return made
 
     def _name(self, name: str) -> None:
         frame = user_frame(sys._getframe(2))  # pyright: ignore[reportPrivateUsage]
@@ -390,7 +413,7 @@ class _Joined(torch.autograd.Function):
                 ctx.handed[k] = virtual.released(g) if alone[k] else virtual.twin(g, False)
                 edges.append(ctx.edges[k])
             virtual.ledger.python_has([g for g in ctx.handed if g is not None])
-            with virtual.ledger:
+            with virtual.casts.on(), virtual.ledger:
                 found = _gradients(edges, ctx.operands, [_START] * len(edges), allow_unused=True)
             return None, None, None, *map(virtual.gradient, found)
 

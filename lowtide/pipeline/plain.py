@@ -63,9 +63,12 @@ def autocast_on() -> bool:
     return _any_autocast() and any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
+_AUTOCASTS: Final = ("torch.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
+
+
 def may_cast(function: Function) -> bool:
     """Whether autocast is on, or may be within the program."""
-    return autocast_on() or any("autocast" in str(op.attrs.get("target")) for op in function.walk())
+    return autocast_on() or any(op.attrs.get("target") in _AUTOCASTS for op in function.walk())
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:

@@ -160,7 +160,8 @@ class _Call:
         notes += [_ASKED] * (self.virtual.asked > 0)
         if self.virtual.outside is not None:
             name, loc = self.virtual.outside
-            notes.append(f"{loc}: {_OUTSIDE.format(name)}")
+            place = f"{loc}: " if loc.line else ""
+            notes.append(f"{place}{_OUTSIDE.format(name)}")
         notes += self.virtual.ledger.notes
         return plan_of(self.virtual.ledger, walks, [*notes, *self.notes])
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import lowtide as lt
 from lowtide.pipeline import faults
@@ -79,6 +80,11 @@ def decorated(x: Tensor) -> Tensor:
     return torch.nn.functional.gelu(LINEAR(x))
 
 
+def checkpointed(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", HALF):
+        return checkpoint(lambda t: LINEAR(LINEAR(t).relu()), x, use_reentrant=False)
+
+
 def unused(x: Tensor) -> Tensor:
     with torch.autocast("cpu", HALF):
         LINEAR(x)
@@ -87,7 +93,7 @@ def unused(x: Tensor) -> Tensor:
 
 PROGRAMS = (
     *(cast, switched_off, nested, written_in_place, several_results, one_after_the_other),
-    *(decorated, unused),
+    *(decorated, unused, checkpointed),
 )
 
 
@@ -142,3 +148,21 @@ def test_what_a_rehearsal_has_cast_is_in_no_cache() -> None:
         assert compiled.memory(x).peak_bytes
         assert torch.equal(compiled(x), expected)
         assert torch.equal(LINEAR(x * 2).relu(), expected)
+
+
+def test_a_rehearsal_captures_nothing_anew() -> None:
+    """PyTorch's guards look at its state, autocast's among it, which is the call's in a rehearsal."""
+
+    def doubled(x: Tensor) -> Tensor:
+        return LINEAR(x * 2)
+
+    x = torch.rand(40, 24)
+    for casting in (False, True):
+        torch._dynamo.reset()
+        compiled: Any = lt.compile(doubled)
+        with torch.autocast("cpu", HALF, enabled=casting):
+            for _ in range(2):
+                compiled.memory(x)
+                with torch.compiler.set_stance("fail_on_recompile"):
+                    compiled(x)
+                    compiled.memory(x)

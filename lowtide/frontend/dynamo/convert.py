@@ -175,7 +175,8 @@ class _Writer:
         build.born(block.args)
         with build.inside(block):
             self.nodes(nodes, node)
-            new = [n for n, v in self._values.items() if before.get(n) is not v]
+            here = [(n, v) for n, v in self._values.items() if n.graph is node.graph]
+            new = [n for n, v in here if before.get(n) is not v]
             ends = [n for n in new if not self._seen.issuperset(n.users)]
             values = [self._values[n] for n in ends]
             build.emit("yield", values)
