@@ -151,7 +151,7 @@ def test_what_a_rehearsal_has_cast_is_in_no_cache() -> None:
 
 
 def test_a_rehearsal_captures_nothing_anew() -> None:
-    """PyTorch's guards look at its state, autocast's among it, which is the call's in a rehearsal."""
+    """Its guards look at PyTorch's state, which is the call's in a rehearsal."""
 
     def doubled(x: Tensor) -> Tensor:
         return LINEAR(x * 2)
