@@ -5,7 +5,8 @@ autocast, the tensor that it gave; then PyTorch's own cache is emptied, from whi
 another thread, would take what has no values.
 
 Under a mode nobody can tell a cast of autocast's from one that the program asks for in its block:
-that counts as kept, too.
+that counts as kept, too. Each use of a weight has a gradient of its own in float32 here, where in
+PyTorch one is made of their sum: more is predicted than is there.
 """
 
 from __future__ import annotations
