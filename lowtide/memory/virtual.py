@@ -29,8 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory.cast_cache import CastCache, is_cast
-from lowtide.memory.casts import Casts
+from lowtide.memory.casts import Casts, is_weight, nesting
 from lowtide.memory.cudnn_captured import without_state
 from lowtide.memory.ledger import WATCHED, Ledger
 from lowtide.memory.scopes.births import loc_of, user_frame
@@ -53,6 +52,7 @@ _STATE: Final = (
 TWICE: Final = "gradients of gradients are not counted within what is compiled"
 ELSEWHERE: Final = "counted as on the CPU: what `lt.compile` captures is not rehearsed for {} here"
 _START: Final = torch.empty(0, device="meta")  # where a gradient has no elements
+_CAST: Final = torch.ops.aten._to_copy.default
 _ASK: Final = torch.ops.aten._local_scalar_dense.default
 
 
@@ -111,7 +111,7 @@ class Virtual(TorchDispatchMode):
         self.names = True  # ops, and their lines
         self.outside: tuple[str, Loc] | None = None  # the first large op of Python's own
         self.casts = Casts(device.type)  # of what is walked
-        self._cast = CastCache()  # of what Python calls
+        self._has_cast = False  # a weight, in an op that Python calls
         self.drops = False  # whether cuDNN's state of dropout may be asked for
         self._is_compiling = is_compiling
         self._is_aside = False
@@ -137,11 +137,8 @@ class Virtual(TorchDispatchMode):
             try:
                 yield
             finally:
-                self._cast.clean()
-
-    def forget_casts(self) -> None:
-        """Autocast has ended, as it has where a backward pass begins."""
-        self._cast.ended()
+                if self._has_cast:
+                    torch.clear_autocast_cache()
 
     @contextlib.contextmanager
     def aside(self) -> Generator[None]:
@@ -167,10 +164,6 @@ class Virtual(TorchDispatchMode):
             return func(*args, **named)
         self.has_run = True
         self.casts.look()
-        if not is_cast(func):  # within which PyTorch has its cache locked
-            self._cast.clean()
-        if (kept := self._cast.find(func, args, named)) is not None:
-            return over(kept, kept.untyped_storage())
         if self.names:
             self._name(func.overloadpacket.__name__)
         if func is _ASK:
@@ -190,12 +183,17 @@ class Virtual(TorchDispatchMode):
             finally:
                 self.ledger.is_elsewhere = False
         is_users = self.names or torch._C._current_autograd_node() is not None  # pyright: ignore
-        if is_users and self.outside is None and where == _CPU and _is_large(found):
+        is_new = is_users and where == _CPU and not func._schema.is_mutable
+        if self.outside is None and is_new and _is_large(found):
             name = self.ledger.name if self.names else func.overloadpacket.__name__
             self.outside = name, self.ledger.loc if self.names else UNKNOWN_LOC
-        made = _map(lambda x: self.host(x, where), found)
-        self._cast.keep(func, args, named, made)
-        return made
+        if func is _CAST and nesting() and self._is_weight_of_the_callers(args[0]):
+            # PyTorch keeps what autocast casts, for later calls and for other threads: values, too.
+            self._has_cast = True
+            made = func(*args, **named)
+            self._pair(made.untyped_storage(), found.detach())
+            return made
+        return _map(lambda x: self.host(x, where), found)
 
     def _name(self, name: str) -> None:
         frame = user_frame(sys._getframe(2))  # pyright: ignore[reportPrivateUsage]
@@ -325,6 +323,9 @@ class Virtual(TorchDispatchMode):
 
         ref = weakref.ref(storage, end)
         self._twins[key], self._hosts[meta] = (ref, twin), ref
+
+    def _is_weight_of_the_callers(self, x: Tensor) -> bool:
+        return is_weight(x) and self._key(x) not in self._made
 
     def _key(self, x: Tensor) -> int:
         return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]

@@ -98,7 +98,6 @@ def virtual_backward(virtual: Virtual, result: Any) -> list[str]:
     before = [(x, x.grad) for x in _leaves(tensors)]
     virtual.names = False
     try:
-        virtual.forget_casts()
         with virtual.casts.ended():
             return backward(virtual.ledger, tensors)
     finally:

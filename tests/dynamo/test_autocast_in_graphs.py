@@ -3,6 +3,7 @@ PyTorch does."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -166,3 +167,29 @@ def test_a_rehearsal_captures_nothing_anew() -> None:
                 with torch.compiler.set_stance("fail_on_recompile"):
                     compiled(x)
                     compiled.memory(x)
+
+
+def test_other_threads_take_no_casts_without_values() -> None:
+    @torch.compiler.disable
+    def outside(x: Tensor) -> Tensor:
+        return LINEAR(x)
+
+    compiled: Any = lt.compile(lambda x: outside(x * 2).relu())
+    x = torch.rand(40, 24)
+    done = threading.Event()
+
+    def asks() -> None:
+        with torch.autocast("cpu", HALF):
+            for _ in range(40):
+                compiled.memory(x)
+        done.set()
+
+    with torch.autocast("cpu", HALF):
+        expected = LINEAR(x)
+    compiled.memory(x)
+    thread = threading.Thread(target=asks)
+    thread.start()
+    while not done.is_set():
+        with torch.autocast("cpu", HALF):
+            assert torch.equal(LINEAR(x), expected)
+    thread.join()
