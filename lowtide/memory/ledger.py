@@ -467,7 +467,7 @@ class Ledger(TorchDispatchMode):
         """In a backward pass an op begins where the engine comes to another node."""
         node, number = _current()
         if number not in (-1, self._node):
-            self._begin((heap.BACKWARD, node.metadata.get(_OP)))
+            self._begin((heap.BACKWARD, node.metadata.get(_OP) or node.name()))
             if why := _BY_DATA.get(node.name()):
                 name, loc = self._place()
                 self.notes[f"{loc}: {name} {why}"] = None

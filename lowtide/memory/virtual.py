@@ -22,6 +22,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, Final, cast
 
 import torch
@@ -110,6 +111,8 @@ class Virtual(TorchDispatchMode):
         self.has_run = False  # an op of Python's own
         self.names = True  # ops, and their lines
         self.outside: tuple[str, Loc] | None = None  # the first large op of Python's own
+        self.calls_ops = False  # whether Python calls large ops in the call itself
+        self.goes_back = False  # … and in the backward pass, as hooks do
         self.casts = Casts(device.type)  # of what is walked
         self._has_cast = False  # a weight, in an op that Python calls
         self.drops = False  # whether cuDNN's state of dropout may be asked for
@@ -165,7 +168,7 @@ class Virtual(TorchDispatchMode):
         self.has_run = True
         self.casts.look()
         if self.names:
-            self._name(func.overloadpacket.__name__)
+            self._name(func)
         if func is _ASK:
             if self._key(args[0]) not in self._made:
                 return func(*args)
@@ -184,9 +187,12 @@ class Virtual(TorchDispatchMode):
                 self.ledger.is_elsewhere = False
         is_users = self.names or torch._C._current_autograd_node() is not None  # pyright: ignore
         is_new = is_users and where == _CPU and not func._schema.is_mutable
-        if self.outside is None and is_new and _is_large(found):
+        if is_new and _is_large(found):
             name = self.ledger.name if self.names else func.overloadpacket.__name__
-            self.outside = name, self.ledger.loc if self.names else UNKNOWN_LOC
+            self.outside = self.outside or (name, self.ledger.loc if self.names else UNKNOWN_LOC)
+            self.calls_ops |= self.names
+            caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            self.goes_back |= not self.names and not _is_the_engines(caller)
         if func is _CAST and nesting() and self._is_weight_of_the_callers(args[0]):
             # PyTorch keeps what autocast casts, for later calls and for other threads: values, too.
             self._has_cast = True
@@ -195,12 +201,12 @@ class Virtual(TorchDispatchMode):
             return made
         return _map(lambda x: self.host(x, where), found)
 
-    def _name(self, name: str) -> None:
+    def _name(self, func: Any) -> None:
         frame = user_frame(sys._getframe(2))  # pyright: ignore[reportPrivateUsage]
         loc = UNKNOWN_LOC
         if frame is not None and not frame.f_code.co_filename.startswith("<"):
             loc = loc_of(frame.f_code, frame.f_lasti)
-        self.ledger.at(name, loc)
+        self.ledger.at(func.overloadpacket.__name__, loc, op=func)
         if torch.is_grad_enabled():  # then the op's node is the latest
             number: int = torch._C._autograd._get_sequence_nr() - 1  # pyright: ignore
             self.ledger.places[number] = self.ledger.name, self.ledger.loc
@@ -342,6 +348,11 @@ def _where(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
     _map(found.append, args)  # pyright: ignore[reportArgumentType]
     large = (x.device for x in found if x.dim())
     return next(large, found[0].device if found else _CPU)
+
+
+def _is_the_engines(frame: FrameType) -> bool:
+    """Whether autograd's engine calls the op that this frame has called."""
+    return frame.f_code.co_name == "_engine_run_backward"
 
 
 def _is_large(value: Any) -> bool:

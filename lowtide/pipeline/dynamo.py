@@ -23,7 +23,7 @@ from lowtide import config
 from lowtide.errors import LowtideError
 from lowtide.frontend.dynamo.internals import BACKEND, register
 from lowtide.ir.core import Function
-from lowtide.pipeline import debug, faults, plain, rehearsed, stats
+from lowtide.pipeline import debug, faults, listening, plain, rehearsed, stats
 from lowtide.pipeline.compiled import Compiled, tell_without_budget
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.explain import Explanation
@@ -32,6 +32,7 @@ from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
 
 _reason = plain.reason
+_of_thread = listening.of_thread
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -50,10 +51,7 @@ class CompiledGraph(Compiled):
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        if (
-            rehearsed.of_thread.listeners
-            and (found := rehearsed.hear(self, args)) is not rehearsed.RUN
-        ):
+        if _of_thread.listeners and (found := listening.hear(self, args)) is not listening.RUN:
             return found
         if _reason():
             self.without_budget(_reason())
@@ -97,9 +95,9 @@ class PlainGraph:
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        is_heard = bool(rehearsed.of_thread.listeners)
-        found = rehearsed.hear(self, args)
-        if found is not rehearsed.RUN:
+        is_heard = listening.is_on()
+        found = listening.hear(self, args)
+        if found is not listening.RUN:
             return found
         if not (self._has_told or is_heard or config.current().disable):
             self._has_told = True
@@ -215,11 +213,8 @@ def explain_compiled(
 
     def listener(graph: Graph, given: tuple[Any, ...]) -> Any:
         seen.append((graph, given))
-        return rehearsed.RUN
+        return listening.RUN
 
-    rehearsed.of_thread.listeners.append(listener)
-    try:
+    with listening.by(listener):
         compiled(*args, **kwargs)
-    finally:
-        rehearsed.of_thread.listeners.remove(listener)
     return tuple(g if isinstance(g, PlainGraph) else g.explain(*given) for g, given in seen)

@@ -24,6 +24,7 @@ import torch
 
 from lowtide.memory import watching
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
+from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.pipeline import faults, plain
 from lowtide.runtime import heap, libc
 
@@ -148,13 +149,19 @@ def _key(args: Sequence[Any], count: int) -> Any:
     first = next((x for x in args[count:] if isinstance(x, torch.Tensor) and x.requires_grad), None)
     numbers = tuple(x for x in args[count:] if isinstance(x, bool | int))
     state = torch.is_grad_enabled(), torch.get_num_threads(), numbers
-    return (*state, *plain.surroundings(), _form(first), tuple(map(_form, args[:count])))
+    return (*state, *plain.surroundings(), form(first), form(args[:count]))
 
 
-def _form(value: Any) -> Any:
+def form(value: Any) -> Any:
+    """What of an argument decides what a call takes."""
     if isinstance(value, torch.Tensor):
         has_grad = value.is_leaf and value.grad is not None
         return tuple(value.shape), value.stride(), value.dtype, value.requires_grad, has_grad
     if isinstance(value, tuple | list):
-        return tuple(map(_form, cast("Sequence[Any]", value)))
+        return tuple(map(form, cast("Sequence[Any]", value)))
+    if isinstance(value, dict):
+        return tuple((key, form(x)) for key, x in cast("dict[Any, Any]", value).items())
     return value if isinstance(value, bool | int) else type(cast("object", value))
+
+
+hide_with_callees(heap.Trimmer.before_node)  # a function that Dynamo has compiled may go backward

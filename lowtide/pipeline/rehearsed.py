@@ -12,39 +12,28 @@ graph, is booked op by op; the backward pass goes through all of it, on one ledg
 from __future__ import annotations
 
 import functools
-import threading
+import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+import torch
+
 from lowtide.frontend.dynamo.internals import is_capturing
 from lowtide.memory import watching
 from lowtide.memory.virtual import NO_MEMORY, TWICE, Stopped, Virtual, virtual_for
-from lowtide.pipeline import plain
+from lowtide.pipeline import listening, plain
 from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_of
 from lowtide.pipeline.played import virtual_backward
+from lowtide.pipeline.promised import Promise, Promises
 from lowtide.pipeline.walk import Walk, ineligible
-from lowtide.runtime import arena
+from lowtide.runtime import arena, heap
 
-
-class _OfThread(threading.local):
-    """`listeners` are told of each graph that this thread calls, and its arguments; what one
-    returns is the result instead."""
-
-    def __init__(self) -> None:
-        self.listeners: list[Callable[[Any, tuple[Any, ...]], Any]] = []
-
-
-of_thread: Final = _OfThread()
-RUN: Final = object()  # the graph is to be run
 _ASKED: Final = "Python asks the data for numbers, which are taken to be 1, or False"
-_OUTSIDE: Final = (
-    "Python runs `{}` outside of what is compiled: that is in no budget, and what the C library's "
-    "heap keeps beside it is not counted"
-)
+_OUTSIDE: Final = "Python runs `{}` outside of what is compiled: that is in no budget"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,41 +74,41 @@ class Explanations(tuple[Rehearsal, ...]):
         return {"graphs": [g.to_dict() for g in self.graphs], "left": left}
 
 
-def hear(graph: Any, args: tuple[Any, ...]) -> Any:
-    """Tells the listeners of a call; `RUN`, or its result."""
-    found: Any = RUN
-    for listener in list(of_thread.listeners):
-        given = listener(graph, args)
-        found = given if given is not RUN else found
-    return found
-
-
 def attach(compiled: Any) -> Any:
-    """Gives it the methods, where it has none of these names itself."""
+    """What is to be called in its place: it has the methods, where it had none of these names
+    itself, and keeps what `memory` has promised."""
+    promises = Promises()
+    if isinstance(compiled, torch.nn.Module):
+        compiled.forward = promises.kept(compiled.forward)
+    elif inspect.isfunction(compiled):
+        compiled = promises.kept(compiled)
     for name, method in _METHODS.items():
         if not hasattr(compiled, name):
             with suppress(AttributeError):  # it takes none
                 # Of the wrapper: a module's own `__setattr__` hands on to the wrapped one.
-                object.__setattr__(compiled, name, functools.partial(method, compiled))
+                bound = functools.partial(method, compiled, promises)
+                object.__setattr__(compiled, name, bound)
     return compiled
 
 
-def _memory(compiled: Any, /, *args: Any, **kwargs: Any) -> MemoryPlan:
+def _memory(compiled: Any, promises: Promises, /, *args: Any, **kwargs: Any) -> MemoryPlan:
     """The predicted peak for these inputs (meta tensors too); no graph is run."""
-    return _rehearse(compiled, args, kwargs)[1]
+    return _rehearse(compiled, promises, args, kwargs)[1]
 
 
-def _explain(compiled: Any, /, *args: Any, **kwargs: Any) -> Explanations:
+def _explain(compiled: Any, promises: Promises, /, *args: Any, **kwargs: Any) -> Explanations:
     """For these inputs (meta tensors too), graph by graph: kernels, what PyTorch runs and why."""
-    graphs, plan = _rehearse(compiled, args, kwargs)
+    graphs, plan = _rehearse(compiled, promises, args, kwargs)
     made = Explanations(graphs)
     made.memory = plan
     return made
 
 
-def _stages(compiled: Any, /, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
+def _stages(
+    compiled: Any, promises: Promises, /, *args: Any, **kwargs: Any
+) -> list[tuple[str, str]]:
     """The programs after each stage for these inputs, graph by graph."""
-    walks = [g.walk for g in _rehearse(compiled, args, kwargs)[0] if g.walk is not None]
+    walks = [g.walk for g in _rehearse(compiled, promises, args, kwargs)[0] if g.walk is not None]
     return [stage for walk in walks for stage in walk.stages()]
 
 
@@ -136,6 +125,12 @@ class _Call:
     graphs: list[Rehearsal] = field(default_factory=list[Rehearsal])
     notes: list[str] = field(default_factory=list[str])
     reason: str = ""  # why nothing is compiled just now
+    is_whole: bool = True  # else it ended before its end
+
+    def stop(self, why: str) -> None:
+        """What comes now is not known."""
+        self.is_whole = False
+        self.notes.append(f"{why}; nothing after it is counted")
 
     def hear(self, graph: Any, given: tuple[Any, ...]) -> Any:
         """What the graph gives; where that is not known, what PyTorch gives for it."""
@@ -165,34 +160,50 @@ class _Call:
         notes += self.virtual.ledger.notes
         return plan_of(self.virtual.ledger, walks, [*notes, *self.notes])
 
+    def promise(self, plan: MemoryPlan) -> Promise | None:
+        """What calls like it are held to, where no Driver sees to it."""
+        walks = [g.walk for g in self.graphs if g.walk is not None]
+        is_one = len(walks) == len(self.graphs) == 1 and self.virtual.outside is None
+        if is_one or not self.is_whole or self.virtual.device.type != "cpu":
+            return None
+        strays = self.virtual.asked or any(walk.may_stray for walk in walks)
+        return Promise(
+            peak_bytes=plan.peak_bytes,
+            growths=self.virtual.ledger.growths,
+            calls_ops=self.virtual.calls_ops,
+            goes_back=self.virtual.goes_back,
+            strays=heap.Strays() if strays else None,
+        )
+
 
 def _has_no_values(error: Exception) -> bool:
     """Whether PyTorch says that a tensor has none."""
     return any(words in str(error) for words in NO_MEMORY)
 
 
-def _rehearse(compiled: Any, args: Any, kwargs: Any) -> tuple[list[Rehearsal], MemoryPlan]:
+def _rehearse(
+    compiled: Any, promises: Promises, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Rehearsal], MemoryPlan]:
     call = _Call(
         virtual=virtual_for((args, kwargs, compiled), arena.is_tight(), is_capturing),
         reason=plain.reason(),
     )
     given, named = call.virtual.untouched(args), call.virtual.untouched(kwargs)
-    of_thread.listeners.append(call.hear)
-    try:
-        with watching.aside(), call.virtual.on():
-            try:
-                call.notes += virtual_backward(call.virtual, compiled(*given, **named))
-            except Stopped as why:
-                call.notes.append(f"{why}; nothing after it is counted")
-            except Exception as error:
-                # An op without meta tensors; a number that was taken to be 1; a gradient
-                # that has none itself here.
-                is_guess = call.virtual.asked or TWICE in call.virtual.ledger.notes
-                is_unknown = isinstance(error, NotImplementedError) or _has_no_values(error)
-                if not (is_guess or is_unknown):
-                    raise
-                words = str(error).partition("\n")[0]
-                call.notes.append(f"{type(error).__name__}: {words}; nothing after it is counted")
-    finally:
-        of_thread.listeners.remove(call.hear)
-    return call.graphs, call.plan()
+    with listening.by(call.hear), watching.aside(), call.virtual.on():
+        try:
+            call.notes += virtual_backward(call.virtual, compiled(*given, **named))
+        except Stopped as why:
+            call.stop(str(why))
+        except Exception as error:
+            # An op without meta tensors; a number that was taken to be 1; a gradient
+            # that has none itself here.
+            is_guess = call.virtual.asked or TWICE in call.virtual.ledger.notes
+            is_unknown = isinstance(error, NotImplementedError) or _has_no_values(error)
+            if not (is_guess or is_unknown):
+                raise
+            words = str(error).partition("\n")[0]
+            call.stop(f"{type(error).__name__}: {words}")
+    plan = call.plan()
+    if (promise := call.promise(plan)) is not None:
+        promises.give(args, kwargs, promise)
+    return call.graphs, plan

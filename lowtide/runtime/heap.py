@@ -120,21 +120,30 @@ class Trimmer:
         todo: list[Any] = [x.grad_fn for x in _tensors(results) if x.requires_grad]
         if not todo:
             return
-        before = functools.partial(self._before_node, (BACKWARD, op))
         left = _MOST_NODES
         while todo and left:
             node = todo.pop()
-            if node is None or node in given or _is_leaf(node) or _FOLLOWED in node.metadata:
+            if node is None or node in given or not self.stand_before(node, op):
                 continue
-            node.metadata[_FOLLOWED] = True
-            node.register_prehook(before)
             todo += [below for below, _ in node.next_functions]
             left -= 1
 
-    def _before_node(self, op: object, *_: object) -> None:
+    def stand_before(self, node: Any, op: object) -> bool:
+        """Checks before this node of a backward pass; False where it does, or it is a leaf's."""
+        if _is_leaf(node) or _FOLLOWED in node.metadata:
+            return False
+        node.metadata[_FOLLOWED] = True
+        node.register_prehook(functools.partial(self.before_node, (BACKWARD, op)))
+        return True
+
+    def _make_room_for_node(self, op: object) -> None:
+        self.check(op)
+
+    def before_node(self, op: object, *_: object) -> None:
+        """A backward pass comes to a node."""
         task = _graph_task()
         _now.backward = task, weakref.ref(self)
-        self.check(op)
+        self._make_room_for_node(op)
         if self._mapped.is_on and self._ends_task != task:
             self._ends_task = task
             torch.autograd.Variable._execution_engine.queue_callback(self.end)  # pyright: ignore
@@ -199,6 +208,17 @@ class Guard(Trimmer):
             return
         self._read_ns = time.monotonic_ns()
         self._room_bytes = self._most_bytes - (libc.resident_bytes() - self._start_bytes)
+
+
+class Apart(Guard):
+    """Of such a call whose backward pass runs large ops that nobody stands before, as hooks do:
+    what is not small lies in pages of its own there, from its first node to its end."""
+
+    __slots__ = ()
+
+    def _make_room_for_node(self, op: object) -> None:
+        if not self._mapped.is_on:
+            self._mapped.on()
 
 
 class Observer:

@@ -8,6 +8,7 @@ In: nodes and example values of a captured graph. Out: plain Python facts.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -37,6 +38,14 @@ def register(backend: Callable[..., Any]) -> None:
 
     if BACKEND not in registry._COMPILER_FNS:  # pyright: ignore[reportPrivateUsage]
         registry.register_backend(backend, BACKEND)
+
+
+def wrapped(call: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which calls what `torch.compile` gave, is to PyTorch what that is: it finds the
+    function of the user's in it, where it traces it or compiles it again."""
+    functools.update_wrapper(call, compiled)
+    call._torchdynamo_wrapper_id = id(call)  # pyright: ignore[reportFunctionMemberAccess]
+    return call
 
 
 def example_of(node: Any) -> Any:

@@ -1,0 +1,158 @@
+"""A call of what `lt.compile` gave, made of several parts, holds what `memory()` has told of it.
+
+In: a rehearsal's promise, for arguments of some form. Out: a `heap.Guard` for each later call with
+such arguments, over all its graphs, what Python does between them, and the backward pass.
+
+    c.memory(x)     79.7 MB: kept in mind
+    c(x)            under the Guard, where the heap's holes would else be 30 MB more
+
+A call that is one graph needs none: its Driver looks after it (`pipeline/holes`). Before ops of
+Python's own a mode stands, where some are large; the graphs are run outside of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lowtide.frontend.dynamo.internals import wrapped
+from lowtide.memory.ledger import nodes_of
+from lowtide.memory.scopes.disposed import outside_dispatch_modes
+from lowtide.memory.scopes.hidden import hide, hide_with_callees
+from lowtide.pipeline import holes, listening, plain
+from lowtide.runtime import heap, libc
+
+_MOST_KNOWN: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What a call takes at most, and what each op adds. `calls_ops`, `goes_back`: whether Python
+    calls large ops itself, in the call and in its backward pass. `strays`: where the data decide
+    what is run."""
+
+    peak_bytes: int
+    growths: Mapping[object, int] = field(default_factory=dict[object, int])
+    calls_ops: bool = False
+    goes_back: bool = False
+    strays: heap.Strays | None = None
+
+    def guard(self) -> heap.Guard:
+        """One for a call."""
+        make = heap.Apart if self.goes_back else heap.Guard
+        return make(most_bytes=self.peak_bytes, growths=self.growths, strays=self.strays)
+
+
+class Promises:
+    """Those of one compiled object, by the form of a call's arguments."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Promise] = {}
+
+    def give(self, args: tuple[Any, ...], kwargs: dict[str, Any], promise: Promise) -> None:
+        """Calls with such arguments are held to it from now on."""
+        if not libc.keeps_holes():
+            return
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[_key(args, kwargs)] = promise
+
+    def kept(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, which keeps them."""
+
+        def keeping(*args: Any, **kwargs: Any) -> Any:
+            promise = self._of(args, kwargs) if self._known else None
+            if promise is None:
+                return call(*args, **kwargs)
+            with _Keeping(promise) as kept:
+                result = call(*args, **kwargs)
+                kept.gives(result)
+                return result
+
+        return wrapped(keeping, call)
+
+    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Promise | None:
+        """Which one is to be kept just now."""
+        if listening.is_on() or heap.trimmer() is not None or plain.reason():
+            return None
+        found = self._known.get(_key(args, kwargs))
+        return None if found is None or (found.strays and not found.strays.begin()) else found
+
+
+class _Keeping:
+    """One call."""
+
+    def __init__(self, promise: Promise) -> None:
+        self._promise = promise
+        self._guard = promise.guard()
+        self._on = contextlib.ExitStack()
+
+    def __enter__(self) -> _Keeping:
+        self._on.enter_context(heap.trimming(self._guard))
+        if self._promise.calls_ops:
+            self._on.enter_context(listening.by(_outside))
+            self._on.enter_context(_BeforeOps(self._guard))
+        return self
+
+    def gives(self, result: Any) -> None:
+        """The call's result, with which one may go backward."""
+        results = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        for node in nodes_of(results):
+            self._guard.stand_before(node, node.name())
+        self._guard.hand_out()
+
+    def __exit__(self, *error: Any) -> None:
+        self._on.close()
+
+
+def _outside(graph: Any, args: tuple[Any, ...]) -> Any:
+    """A graph's results, run without the mode, under which it would not be compiled; the user's own
+    stay, and do what they do."""
+    is_alone = torch._C._len_torch_dispatch_stack() == 1  # pyright: ignore
+    with listening.by_nobody(), outside_dispatch_modes() if is_alone else contextlib.nullcontext():
+        return graph(*args)
+
+
+class _BeforeOps(TorchDispatchMode):
+    def __init__(self, guard: heap.Guard) -> None:
+        super().__init__()
+        self._guard = guard
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it PyTorch would import it, which takes seconds
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Captured code runs under this mode."""
+        return True
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self._guard.check(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    state = torch.is_grad_enabled(), torch.get_num_threads()
+    return (*state, *plain.surroundings(), holes.form(args), holes.form(kwargs))
+
+
+hide(sys.modules[__name__])
+for _hidden in (
+    *(Promises._of, _Keeping.__init__, _Keeping.__enter__, _Keeping.gives, _Keeping.__exit__),  # pyright: ignore[reportPrivateUsage]
+    _BeforeOps.__torch_dispatch__,
+):
+    hide_with_callees(_hidden)
