@@ -1,0 +1,108 @@
+"""What calls of several graphs take on the heap as it comes, in a process that does nothing else.
+
+`python -m tests.memory.promised_alone` prints, of each, the predicted peak and the largest of three
+measured ones, in bytes. Nothing is said to the C library about what it keeps of freed memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+import lowtide as lt
+from lowtide.memory.measure import measure_peak
+from tests.quickly import compile_quickly
+
+
+def in_a_loop(x: Tensor) -> Tensor:
+    """Which PyTorch's capture leaves to Python altogether."""
+    for _ in range(5):
+        x = torch.softmax(x.sin(), 1) * x.exp()
+        torch._dynamo.graph_break()
+    return x
+
+
+def written(x: Tensor) -> Tensor:
+    a = x.sin()
+    torch._dynamo.graph_break()
+    a.mul_(2)
+    torch._dynamo.graph_break()
+    b = a.exp()
+    torch._dynamo.graph_break()
+    b.add_(1)
+    return b * b
+
+
+def hooked(x: Tensor) -> Tensor:
+    a = x.sin()
+    torch._dynamo.graph_break()
+    if a.requires_grad:
+        a.register_hook(lambda g: (g * 2).sin() * g.cos())
+    b = a.exp()
+    torch._dynamo.graph_break()
+    return b * a
+
+
+@torch._dynamo.disable
+def outside(x: Tensor) -> Tensor:
+    return torch.softmax((x + 1).cumsum(0).sin() * x, 1)
+
+
+def between(x: Tensor) -> Tensor:
+    return outside(torch.cumsum(x * 2, 1)).exp() * x
+
+
+class Net(nn.Module):
+    """Layers of their own, with a graph break after each, in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(512, 512) for _ in range(4)])
+
+    def forward(self, x: Tensor, *, scales: dict[str, float]) -> Tensor:
+        for layer in self.layers:
+            x = torch.softmax(layer(x), 1) * scales["one"]
+            torch._dynamo.graph_break()
+        return x
+
+
+PROGRAMS: list[Callable[[Tensor], Tensor]] = [in_a_loop, written, hooked, between]
+
+
+def measured(compiled: Any, leaves: Sequence[Tensor], *args: Any, **kwargs: Any) -> dict[str, int]:
+    """Predicted, and then measured."""
+    predicted = compiled.memory(*args, **kwargs).peak_bytes
+
+    def step() -> None:
+        result = compiled(*args, **kwargs)
+        if result.requires_grad:
+            result.backward(torch.ones_like(result))
+
+    peaks: list[int] = []
+    for _ in range(4):
+        peaks.append(measure_peak(step, release=lt.empty_cache)[0].peak_bytes)
+        for leaf in leaves:
+            leaf.grad = None
+    return {"predicted": predicted, "measured": max(peaks[1:])}  # the first call compiles
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    found: dict[str, dict[str, int]] = {}
+    for program in PROGRAMS:
+        x = torch.rand(1024, 1024, requires_grad=True)
+        found[program.__name__] = measured(lt.compile(program), [x], x)
+    net = Net()
+    x = torch.rand(2048, 512)
+    found["Net"] = measured(lt.compile(net), list(net.parameters()), x, scales={"one": 2.0})
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    compile_quickly()
+    main()
