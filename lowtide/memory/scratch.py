@@ -5,6 +5,7 @@ table allocates nothing worth counting. The bounds are those of PyTorch 2.11 to 
 by measuring: `tests/memory/test_prediction.py` compares them with what is resident.
 
     kthvalue(x, k)     a copy of x, and the indices of all
+    x.t().clone()      a square of 60 by 60, through which it is turned
     median(x, dim)     a copy, unless `dim` is the last
     conv2d(x, w)       see `memory/convolution`
     svd(x), inv(x)     see `memory/linalg`
@@ -92,6 +93,16 @@ def _sum(args: Sequence[Any], result: Any) -> int:
 
 def _copy(args: Sequence[Any], _: Any) -> int:
     return _bytes(args[0])
+
+
+def _turned(args: Sequence[Any], result: Any) -> int:
+    """A whole matrix that is copied into rows from columns goes through a square of its own."""
+    x = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else args[0]
+    is_whole = x.dim() == 2 and x.shape == result.shape and x.stride() == (1, x.shape[0])
+    if not (is_whole and x.dtype is result.dtype and result.is_contiguous()):
+        return 0
+    side = 60 if x.dtype is not torch.uint8 else 120
+    return side * side * x.itemsize if x.numel() >= 60 * 60 else 0
 
 
 def _copy_and_indices(args: Sequence[Any], _: Any) -> int:
@@ -315,6 +326,9 @@ _SOFTMAX = {aten._softmax, aten._log_softmax}
 _MASKED = {aten.where, aten.masked_fill, aten.masked_fill_}  # masks are read as they are
 
 _BOUNDS: dict[Any, Bound] = {
+    aten.clone.default: _turned,
+    aten.copy_.default: _turned,
+    aten._to_copy.default: _turned,
     aten.kthvalue.default: _copy_and_indices,
     aten.median.default: _copy,
     aten.nanmedian.default: _copy,

@@ -14,6 +14,7 @@ import lowtide as lt
 from lowtide.memory.convolution import LAYOUTS
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.measure import measure_peak
+from lowtide.memory.scratch import scratch_bytes
 from lowtide.runtime.played_arena import PlayedArena
 
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -74,3 +75,12 @@ def test_images_that_stay_as_they_lie_are_not_copied_by_convolutions() -> None:
         measured, _ = measure_peak(lambda: compiled(x), release=lt.empty_cache)
     assert measured.peak_bytes <= predicted + (1 << 20)
     assert predicted <= 1.1 * measured.peak_bytes + (1 << 22)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.complex128])
+@pytest.mark.parametrize("sizes", [(59, 61), (60, 60), (80, 100)])
+def test_a_matrix_is_turned_through_a_square(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
+    x = torch.zeros(*sizes, dtype=dtype).t()
+    peak, copied = measure_peak(x.contiguous, allocations_only=True)
+    found = scratch_bytes(torch.ops.aten.clone.default, [x], {}, copied)
+    assert found == peak.peak_bytes - copied.nbytes
