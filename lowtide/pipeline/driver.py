@@ -452,6 +452,10 @@ class Driver:
         """The driver that runs a call with these arguments: itself, unless there is a budget."""
         return self
 
+    def planned_bytes(self, args: Sequence[Any]) -> int:
+        """What such a call is planned to take, within a budget; else 0."""
+        return 0
+
     def run_eager(self, args: Sequence[Any]) -> Any:
         """PyTorch runs every op, as it must where gradients are recorded."""
         env = dict(zip(self.function.params, args, strict=True))

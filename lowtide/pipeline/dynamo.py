@@ -75,6 +75,10 @@ class CompiledGraph(Compiled):
         """The operands of the program, for the inputs of the graph."""
         return (*[args[k] for k in self._arguments], *self._captured)
 
+    def planned_bytes(self, args: tuple[Any, ...]) -> int:
+        """What a call is planned to take, within a budget."""
+        return self._driver.planned_bytes(self.bind(args, {}))
+
     def driver(self, args: tuple[Any, ...]) -> Driver:
         """The one program that there is."""
         return self._driver
@@ -95,15 +99,18 @@ class PlainGraph:
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        is_heard = listening.is_on()
         found = listening.hear(self, args)
         if found is not listening.RUN:
             return found
-        if not (self._has_told or is_heard or config.current().disable):
+        if not (self._has_told or listening.is_asked() or config.current().disable):
             self._has_told = True
             tell_without_budget("a captured graph", self.why)
         stats.count("calls_eager")
         return self.forward(*args)
+
+    def planned_bytes(self, args: tuple[Any, ...]) -> int:
+        """Nothing is: it says so when it is called."""
+        return 0
 
     def __str__(self) -> str:
         return f"{self.__name__}: PyTorch runs the captured graph as it is: {self.why}"
@@ -200,7 +207,7 @@ def compile(
         dynamic=dynamic,
         options=cast("Any", options.given()) or None,
     )
-    return rehearsed.attach(made)
+    return rehearsed.attach(made, options.budget_bytes)
 
 
 def explain_compiled(

@@ -18,6 +18,7 @@ Listener = Callable[[Any, tuple[Any, ...]], Any]
 class _OfThread(threading.local):
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
+        self.asking = 0  # of these: those whose own the call is
 
 
 of_thread: Final = _OfThread()
@@ -26,7 +27,18 @@ RUN: Final = object()  # the graph is to be run
 
 @contextlib.contextmanager
 def by(listener: Listener) -> Generator[None]:
-    """Inside, it is told."""
+    """Inside, it is told of the calls that it makes itself."""
+    of_thread.asking += 1
+    try:
+        with along(listener):
+            yield
+    finally:
+        of_thread.asking -= 1
+
+
+@contextlib.contextmanager
+def along(listener: Listener) -> Generator[None]:
+    """Inside, it is told of a call of the user's."""
     of_thread.listeners.append(listener)
     try:
         yield
@@ -36,7 +48,7 @@ def by(listener: Listener) -> Generator[None]:
 
 @contextlib.contextmanager
 def by_nobody() -> Generator[None]:
-    """Inside, nobody is."""
+    """Inside, nobody is told."""
     before, of_thread.listeners = of_thread.listeners, []
     try:
         yield
@@ -44,9 +56,9 @@ def by_nobody() -> Generator[None]:
         of_thread.listeners = before
 
 
-def is_on() -> bool:
-    """Whether somebody is."""
-    return bool(of_thread.listeners)
+def is_asked() -> bool:
+    """Whether the calls of this thread are none of the user's."""
+    return of_thread.asking > 0
 
 
 def hear(graph: Any, args: tuple[Any, ...]) -> Any:

@@ -80,7 +80,7 @@ class Promises:
 
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Promise | None:
         """Which one is to be kept just now."""
-        if listening.is_on() or heap.trimmer() is not None or plain.reason():
+        if listening.is_asked() or heap.trimmer() is not None or plain.reason():
             return None
         found = self._known.get(_key(args, kwargs))
         return None if found is None or (found.strays and not found.strays.begin()) else found
@@ -97,7 +97,7 @@ class _Keeping:
     def __enter__(self) -> _Keeping:
         self._on.enter_context(heap.trimming(self._guard))
         if self._promise.calls_ops:
-            self._on.enter_context(listening.by(_outside))
+            self._on.enter_context(listening.along(_outside))
             self._on.enter_context(_BeforeOps(self._guard))
         return self
 

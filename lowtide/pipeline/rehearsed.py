@@ -29,10 +29,12 @@ from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_of
 from lowtide.pipeline.played import virtual_backward
 from lowtide.pipeline.promised import Promise, Promises
+from lowtide.pipeline.shares import Shares
 from lowtide.pipeline.walk import Walk, ineligible
 from lowtide.runtime import arena, heap
 
 _ASKED: Final = "Python asks the data for numbers, which are taken to be 1, or False"
+_OVER: Final = "the budget is of each captured graph by itself, and the call takes more than it"
 _OUTSIDE: Final = "Python runs `{}` outside of what is compiled: that is in no budget"
 
 
@@ -43,6 +45,7 @@ class Rehearsal:
     name: str
     why: str
     walk: Walk | None = None
+    budget_bytes: int | None = None
 
     def __str__(self) -> str:
         if self.walk is None:
@@ -74,14 +77,19 @@ class Explanations(tuple[Rehearsal, ...]):
         return {"graphs": [g.to_dict() for g in self.graphs], "left": left}
 
 
-def attach(compiled: Any) -> Any:
+def attach(compiled: Any, budget_bytes: int | None = None) -> Any:
     """What is to be called in its place: it has the methods, where it had none of these names
-    itself, and keeps what `memory` has promised."""
+    itself, keeps what `memory` has promised, and says what its budget is not of."""
     promises = Promises()
+
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        kept = promises.kept(call)
+        return kept if budget_bytes is None else Shares(budget_bytes).counted(kept)
+
     if isinstance(compiled, torch.nn.Module):
-        compiled.forward = promises.kept(compiled.forward)
+        compiled.forward = watched(compiled.forward)
     elif inspect.isfunction(compiled):
-        compiled = promises.kept(compiled)
+        compiled = watched(compiled)
     for name, method in _METHODS.items():
         if not hasattr(compiled, name):
             with suppress(AttributeError):  # it takes none
@@ -139,7 +147,10 @@ class _Call:
                 values = graph.bind(given, {})
                 why = self.reason or ineligible(values)
                 walk = Walk(graph.resolve(values)[0].planned(values), values, self.virtual)
-                self.graphs.append(Rehearsal(name=graph.__name__, why=why, walk=walk))
+                budget_bytes = graph.options.budget_bytes
+                self.graphs.append(
+                    Rehearsal(name=graph.__name__, why=why, walk=walk, budget_bytes=budget_bytes)
+                )
                 results = walk.leave()
             if results is not None:
                 return results[0]
@@ -157,6 +168,9 @@ class _Call:
             name, loc = self.virtual.outside
             place = f"{loc}: " if loc.line else ""
             notes.append(f"{place}{_OUTSIDE.format(name)}")
+        budgets = [b for g in self.graphs if (b := g.budget_bytes) is not None]
+        if budgets and self.virtual.ledger.peak_bytes > min(budgets):
+            notes.append(_OVER)
         notes += self.virtual.ledger.notes
         return plan_of(self.virtual.ledger, walks, [*notes, *self.notes])
 

@@ -64,6 +64,11 @@ class BudgetedDriver(Driver):
         plan = self._plan_of(args)
         return self._plain if plan is None else plan.driver
 
+    def planned_bytes(self, args: Sequence[Any]) -> int:
+        """Raises BudgetError."""
+        plan = self._plan_of(args)
+        return 0 if plan is None else plan.peak_bytes
+
     def _plan_of(self, args: Sequence[Any]) -> Plan | None:
         """None where no budget is kept; raises BudgetError."""
         key = _key(args), _sharing(args) if self._writes else ()
