@@ -41,6 +41,7 @@ from lowtide.runtime import heap, libc
 _NODE = "lowtide.place"
 _OP = "lowtide.op"
 _ROOT = "torch::autograd::GraphRoot"  # gives the cotangents, and computes nothing
+THROUGH = "lowtide.through"  # in that of one that only leads to others, as a run has none
 WATCHED = "lowtide.watched"  # in the metadata of a node that `watch` has seen
 _META = torch.device("meta")
 _REST = ("whole blocks", "PyTorch"), ("whole pages, what is kept warm, autograd's nodes", "arena")
@@ -466,7 +467,7 @@ class Ledger(TorchDispatchMode):
     def _see_node(self) -> None:
         """In a backward pass an op begins where the engine comes to another node."""
         node, number = _current()
-        if number not in (-1, self._node):
+        if number not in (-1, self._node) and THROUGH not in node.metadata:
             self._begin((heap.BACKWARD, node.metadata.get(_OP) or node.name()))
             if why := _BY_DATA.get(node.name()):
                 name, loc = self._place()

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.casts import Casts, is_weight, nesting
 from lowtide.memory.cudnn_captured import without_state
-from lowtide.memory.ledger import WATCHED, Ledger
+from lowtide.memory.ledger import THROUGH, WATCHED, Ledger
 from lowtide.memory.scopes.births import loc_of, user_frame
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.memory.stand_ins import over, untouched
@@ -403,6 +403,7 @@ class _Joined(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.virtual, ctx.operands = virtual, operands
+        ctx.metadata[THROUGH] = True
         virtual.ledger.watch(results)
         ctx.handed = [None for _ in results]
         with torch.enable_grad():
@@ -419,15 +420,21 @@ class _Joined(torch.autograd.Function):
             virtual.ledger.notes[TWICE] = None
         with virtual.aside():
             edges: list[Any] = []
+            passed: dict[int, tuple[Tensor, Tensor]] = {}  # who else has them has them still
             for k, g in enumerate(cotangents):
                 if g is None:
                     continue
-                ctx.handed[k] = virtual.released(g) if alone[k] else virtual.twin(g, False)
+                x = virtual.released(g) if alone[k] else virtual.twin(g, False)
+                if not alone[k]:
+                    passed[id(x)] = g, x
+                ctx.handed[k] = x
                 edges.append(ctx.edges[k])
+            x = None  # then the engine alone has it
             virtual.ledger.python_has([g for g in ctx.handed if g is not None])
             with virtual.casts.on(), virtual.ledger:
                 found = _gradients(edges, ctx.operands, [_START] * len(edges), allow_unused=True)
-            return None, None, None, *map(virtual.gradient, found)
+            same = [passed[id(x)][0] if id(x) in passed else virtual.gradient(x) for x in found]
+            return None, None, None, *same
 
 
 class _Handed(torch.autograd.Function):

@@ -440,7 +440,7 @@ class Driver:
             return self._walk(args)
         entry: Entry = first.find(args)
         run: Callable[..., tuple[Any, ...]] | None = entry.run
-        if run is None or not entry.spec.finished:
+        if run is None or not entry.spec.whole:
             return self._walk(args)
         try:
             return run(args, entry.z, entry.sizes)[0]
@@ -468,8 +468,7 @@ class Driver:
         env = dict(zip(self.function.params, args, strict=True))
         if self._holes.are_few() or heap.trimmer() is not None:
             return self.plan.run(env)[0]
-        with self._holes.kept_small(self, args):
-            return self.plan.run(env)[0]
+        return self._holes.run(self, args, lambda: self.plan.run(env))[0]
 
 
 def make_driver(function: Function, options: Options) -> Driver:

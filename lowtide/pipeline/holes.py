@@ -9,18 +9,17 @@ milliseconds, when that call is over: the first eight sizes at once, others when
 since each call may have its own. What stays small is observed once for its sizes, and at some calls
 later on.
 
-    with holes.kept_small(driver, args):
-        ...        call 1: observed, 40 MB; rehearsed        call 2: under a Guard
+    holes.run(driver, args, call)        1: observed, 40 MB; rehearsed        2: under a Guard
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lowtide.memory import watching
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
@@ -76,35 +75,34 @@ class Holes:
         self._calls += 1
         return self._calls < _NOW_AND_THEN
 
-    @contextlib.contextmanager
-    def kept_small(self, driver: Driver, args: Sequence[Any]) -> Generator[None]:
-        """Inside, the call with these arguments is run."""
+    def run(self, driver: Driver, args: Sequence[Any], call: Callable[[], list[Any]]) -> list[Any]:
+        """What the call with these arguments gives."""
         if not libc.keeps_holes():
-            yield
-            return
+            return call()
         key = _key(args, len(driver.function.arguments)) if self._calls < 0 else None
         known = self._known.get(key)
         is_left = known is not None and not known.is_known
         if is_left or (known and known.strays and not known.strays.begin()):
-            yield
-            return
+            return call()
         if known is not None:
             guard = heap.Guard(
                 most_bytes=known.peak_bytes, growths=known.growths, strays=known.strays
             )
             with heap.trimming(guard):
-                yield
+                results = call()
                 guard.hand_out()
-            return
+                return results
         with heap.trimming(seen := heap.Observer()):
-            yield
+            results = call()
         seen.look()
         self._seen_new = _times_new
-        if seen.grown_bytes >= LEAST_BYTES or seen.used_bytes >= LEAST_USED_BYTES:
+        used_bytes = max(seen.used_bytes, _cotangent_bytes(results))
+        if seen.grown_bytes >= LEAST_BYTES or used_bytes >= LEAST_USED_BYTES:
             self._calls = -1
             self._learn(driver, args)
         elif self._calls >= 0:
             self._calls = 0
+        return results
 
     def _learn(self, driver: Driver, args: Sequence[Any]) -> None:
         key = _key(args, len(driver.function.arguments))
@@ -137,6 +135,12 @@ def _predicted(driver: Driver, args: Sequence[Any]) -> _Prediction:
         peak_bytes=walk.ledger.peak_bytes,
         growths=walk.ledger.growths,
     )
+
+
+def _cotangent_bytes(results: Sequence[Any]) -> int:
+    """What the caller takes of the heap to go backward with."""
+    found = (x for x in tree_leaves(results) if isinstance(x, torch.Tensor) and x.requires_grad)
+    return sum(x.nbytes for x in found)
 
 
 def _is_elsewhere(x: Any) -> bool:

@@ -66,6 +66,7 @@ class HostCode:
     `names` are all of `z`, `outputs` what the kernels' outputs stand for, `orders` in which order
     their dims lie. `bind(exe)` gives the `run` function.
 
+    `only_turns`: whether no view is made of what the kernels give, but for such an order.
     `reads_after`: live-ins that are looked at, or handed out, when the kernels are done;
     `may_fail_after`: whether what is done then might raise, so that PyTorch does it all again.
     """
@@ -80,6 +81,7 @@ class HostCode:
     text: str
     outputs: tuple[Abs, ...] = ()
     orders: tuple[Order | None, ...] = ()
+    only_turns: bool = True
     reads_after: frozenset[int] = frozenset()
     may_fail_after: bool = False
 
@@ -118,6 +120,7 @@ def write(
     symbols = tuple(n for n in order if n in _symbols(program))
     scalars = tuple(sorted(_scalars(program)))
     known = {n: Abs(None, place) for n, place in floats.items()} | dict(derived)
+    only_turns = all(map(_ONLY_TURNS.fullmatch, writer.lines))
     head = writer.call(program, tensors, [known[n] for n in scalars], ", a" * records)
     after = [*writer.lines, *written, texts]
     lines = ["def run(a, z, sizes):", *head, *writer.guarded(writer.lines), *written]
@@ -138,7 +141,8 @@ def write(
         outputs=tuple(writer.outputs.values()),
         orders=tuple(map(orders.get, writer.outputs.values())),
         reads_after=frozenset(int(k) for x in after for k in _LIVE_IN.findall(x)),
-        may_fail_after=bool(program.checks) or not all(map(_ONLY_TURNS.fullmatch, writer.lines)),
+        only_turns=only_turns,
+        may_fail_after=bool(program.checks) or not only_turns,
     )
 
 

@@ -60,6 +60,7 @@ Taken = tuple[tuple[str, str], ...]  # results, and the inputs in whose memory t
 @dataclass(slots=True, kw_only=True, eq=False)
 class Specialisation:
     """Ops [start, stop) for one signature. `eager`: why PyTorch runs them, "" if kernels do.
+    `whole`: they are the program, and no view has a gradient that PyTorch computes.
 
     `gradient` and `again` are there where outputs carry gradients: the backward pass, and how
     PyTorch runs the same ops; `places` says where the Program's tensors are among the live-ins.
@@ -71,6 +72,7 @@ class Specialisation:
 
     stop: int
     finished: bool
+    whole: bool
     reason: str
     loc: Loc
     results: list[Value]
@@ -458,6 +460,7 @@ class Region:
         return Specialisation(
             stop=trace.stop,
             finished=finished,
+            whole=finished and (host is None or host.only_turns or not binding.wanted),
             reason=trace.reason,
             loc=trace.loc,
             results=results,
@@ -553,6 +556,7 @@ class Region:
         return Specialisation(
             stop=self.end,
             finished=False,
+            whole=False,
             reason="",
             loc=self.block.ops[self.start].loc,
             results=[],

@@ -122,6 +122,27 @@ def test_other_sizes_are_rehearsed_when_they_come_again(
     assert [type(w) for w in watches] == [heap.Observer, heap.Observer, heap.Guard]
 
 
+def test_a_view_has_a_gradient_that_leaves_holes(
+    watches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call itself takes nothing of the heap, its backward pass does."""
+    grown_to(monkeypatch, 1)
+
+    def spread(x):
+        y = x / 3
+        return y.unsqueeze(1).expand(-1, 4, -1), y
+
+    compiled: Any = lt.script(spread)
+    x = torch.rand(500, 700, requires_grad=True)
+    for _ in range(2):
+        compiled(x)
+    assert [type(w) for w in watches] == [heap.Observer, heap.Guard]
+    watches.clear()
+    with torch.no_grad():
+        compiled(x)
+    assert not watches
+
+
 def test_small_calls_are_hardly_looked_at(
     watches: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

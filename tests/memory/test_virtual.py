@@ -337,3 +337,41 @@ def test_large_ops_outside_of_graphs_are_told() -> None:
     assert "`sort`" in told[0]
     assert "test_virtual.py" in told[0]
     assert not [n for n in compiled.memory(torch.empty(10, 4)).notes if "outside of what" in n]
+
+
+def test_a_gradient_that_the_caller_has_is_copied_for_a_leaf() -> None:
+    """What a graph hands on as it came is the caller's still."""
+
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        v = y * 2
+        torch._dynamo.graph_break()
+        return x.contiguous(), v
+
+    x = torch.rand(2 * 500 + 1, 2 * 900 + 1)[1::2, 1::2].requires_grad_()
+    y = torch.rand(30, 40, requires_grad=True)
+    compiled: Any = lt.compile(program)
+    plan = compiled.memory(x, y)
+
+    def step() -> None:
+        results = compiled(x, y)
+        torch.autograd.backward(results, [torch.ones_like(r) for r in results])
+
+    step()
+    x.grad = y.grad = None
+    found = measure_peak(step, release=lt.empty_cache)[0].peak_bytes
+    assert found <= plan.peak_bytes + NOISE_BYTES, str(plan)
+    assert plan.peak_bytes <= found + NOISE_BYTES, str(plan)
+
+
+def test_what_the_engine_adds_after_a_graph_is_its_last_nodes_growth() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        v = x @ x.t()
+        torch._dynamo.graph_break()
+        return v, 0.5 - x
+
+    compiled: Any = lt.compile(program)
+    x = torch.rand(300, 1350, requires_grad=True)
+    compiled.memory(x)
+    (promise,) = compiled.memory.args[1]._known.values()
+    assert not [op for op in promise.growths if isinstance(op, tuple) and "Joined" in str(op[1])]
+    assert max(n for op, n in promise.growths.items() if isinstance(op, tuple)) >= 2 * x.nbytes
