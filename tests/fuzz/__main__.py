@@ -29,6 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--grad", action="store_true", help="compare gradients, in float64")
     parser.add_argument("--loops", action="store_true", help="programs of loops, with gradients")
     parser.add_argument("--memory", action="store_true", help="peaks predicted and measured")
+    parser.add_argument("--resident", action="store_true", help="… as resident, in new processes")
     parser.add_argument("--lists", action="store_true", help="which list is which, in plain Python")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -62,7 +63,7 @@ def _supervise(args: argparse.Namespace) -> int:
             command += [f"--optimize={args.optimize}", "--stop", str(args.stop)]
             command += ["--keep"] * args.keep + ["--grad"] * args.grad
             command += ["--loops"] * args.loops + ["--memory"] * args.memory
-            command += ["--lists"] * args.lists
+            command += ["--lists"] * args.lists + ["--resident"] * args.resident
             running.append((subprocess.Popen(command, env=environment), mark, last))
 
         for first in range(args.seed, end, share):
@@ -91,6 +92,7 @@ def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
         loop_check,
         loops,
         memory_check,
+        resident_check,
     )
 
     if args.lists:
@@ -99,6 +101,8 @@ def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
         return loops.generate, loop_check
     if args.memory:
         return generate.generate, memory_check
+    if args.resident:
+        return generate.generate, resident_check
     return generate.generate, gradients if args.grad else check
 
 
