@@ -31,6 +31,7 @@ from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import layouts, makers, remembered, scratch, scratch_cuda
 from lowtide.memory.composites import is_composite, parts
 from lowtide.memory.elsewhere import Elsewhere
+from lowtide.memory.graph import nodes_of
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.layouts import is_packed
@@ -264,11 +265,15 @@ class Ledger(TorchDispatchMode):
                 node.metadata[_OP] = self._op
                 todo += [below for below, _ in node.next_functions]
 
-    def watch(self, results: Sequence[torch.Tensor]) -> None:
+    def watch(self, results: Sequence[torch.Tensor], since: int = 0) -> None:
         """From now on it is seen when a node of the backward pass of these results is done."""
-        for node in nodes_of(results):
+        for node in nodes_of(results, since):
             node.register_hook(self._node_is_done)
             node.metadata[WATCHED] = True
+
+    def backward_ends(self) -> None:
+        """The graph may go."""
+        self._done = None
 
     def _node_is_done(self, gradients: object, *_: object) -> None:
         self._done = torch._C._current_autograd_node()  # pyright: ignore
@@ -526,18 +531,6 @@ class Ledger(TorchDispatchMode):
                 del ledger._storages[key]
 
         return end
-
-
-def nodes_of(results: Sequence[torch.Tensor]) -> list[Any]:
-    """Of autograd's graph, those that lead to these results."""
-    found: dict[Any, None] = {}
-    todo: list[Any] = [x.grad_fn for x in results if x.grad_fn is not None]
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in found:
-            found[node] = None
-            todo += [below for below, _ in node.next_functions]
-    return [*found]
 
 
 def _is_recorded(args: Sequence[Any]) -> bool:

@@ -125,10 +125,11 @@ def _mean(args: Sequence[Any], result: Any) -> int:
     return 4 * args[0].numel() if args[0].itemsize < 4 else _converted_first(args, result)
 
 
-def _select_by_mask(args: Sequence[Any], _: Any) -> int:
-    """Where threads share the work: a number for each element, and a sum of those before it."""
-    threads = torch.get_num_threads()
-    return 16 * max(args[0].numel(), args[1].numel()) if threads > 1 else 0
+def _select_by_mask(args: Sequence[Any], result: Any) -> int:
+    """Where threads share the work: a number for each element, and a sum of those before it. One
+    alone counts them first, as numbers, which are gone before there is a result."""
+    count = max(args[0].numel(), args[1].numel())
+    return 16 * count if torch.get_num_threads() > 1 else max(8 * count - _bytes(result), 0)
 
 
 def _source_copy(args: Sequence[Any], _: Any) -> int:

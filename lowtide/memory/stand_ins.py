@@ -11,6 +11,9 @@ import sys
 from typing import Any, Final, cast
 
 import torch
+from torch.utils._pytree import tree_map_only
+
+from lowtide.errors import LowtideError
 
 Tensor = torch.Tensor
 Storage = torch.UntypedStorage
@@ -26,6 +29,30 @@ def like(x: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
         x.shape, x.stride(), dtype=x.dtype, device=META, requires_grad=requires_grad
     )
     return made if x.is_leaf or not requires_grad else from_leaf(made)
+
+
+def with_sizes(value: Any) -> Any:
+    """The same, with meta tensors for those whose sizes are symbols, at the values that these are
+    known to have; raises LowtideError where they have none."""
+    return tree_map_only(torch.Tensor, _with_sizes, value)
+
+
+def _with_sizes(x: Tensor) -> Tensor:
+    if x.layout is not torch.strided or x.is_nested:
+        return x
+    form = [*x.shape, *x.stride()]
+    if all(type(n) is int for n in form):
+        return x
+    found: list[Any] = [
+        n if type(n) is int else getattr(cast("Any", n).node, "hint", None) for n in form
+    ]
+    if None in found:
+        sizes = ", ".join(map(str, x.shape))
+        raise LowtideError(f"the sizes ({sizes}) have no values: give a tensor of the sizes meant")
+    rank = x.dim()
+    return torch.empty_strided(
+        found[:rank], found[rank:], dtype=x.dtype, device=META, requires_grad=x.requires_grad
+    )
 
 
 def from_leaf(leaf: torch.Tensor) -> torch.Tensor:

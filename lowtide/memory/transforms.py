@@ -6,6 +6,8 @@ MKL; `n` is the length of a line, in complex numbers of 8 or 16 bytes:
     fft(z)       1.1 n                     if all factors of n are small
     rfft(x)      1.6 n                     the same; factors of an odd n must be smaller
     both, else   2.5 m + 2 n, and 256 KiB  by a convolution: m is a power of two, from 2 n - 1 on
+
+What is small is less for one thread than for several, and hangs on how often 2 is a factor.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import torch
 aten = torch.ops.aten
 _LARGEST_FACTOR: Final = 5003
 _LARGEST_ODD_FACTOR: Final = 31  # of odd lengths, of real numbers
+_ALONE_LARGEST: Final = 149  # for one thread, of lengths that are even often enough:
+_ALONE_LARGEST_ODD: Final = 47  # … of others
 
 
 def _complex_lines(args: Sequence[Any], _: torch.Tensor) -> int:
@@ -42,12 +46,17 @@ def _to_real(args: Sequence[Any], _: torch.Tensor) -> int:
 
 def _line(length: int, itemsize: int, is_real: bool) -> int:
     """Bytes for one line; `itemsize`: of a complex number."""
-    largest = _largest_factor(length)
-    odd = is_real and length % 2
-    if largest <= (_LARGEST_ODD_FACTOR if odd else _LARGEST_FACTOR):
+    if _largest_factor(length) <= _largest_small_factor(length, is_real):
         return (16 if is_real else 11) * length * itemsize // 10
     convolved = 1 << (2 * length - 2).bit_length()
     return (5 * convolved // 2 + 2 * length) * itemsize + (1 << 18)
+
+
+def _largest_small_factor(length: int, is_real: bool) -> int:
+    """Up to which factors are small."""
+    if torch.get_num_threads() > 1:
+        return _LARGEST_ODD_FACTOR if is_real and length % 2 else _LARGEST_FACTOR
+    return _ALONE_LARGEST if length % (8 if is_real else 4) == 0 else _ALONE_LARGEST_ODD
 
 
 @functools.lru_cache(maxsize=1024)

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.memory import graph
 from lowtide.memory.casts import Casts, is_weight, nesting
 from lowtide.memory.cudnn_captured import without_state
 from lowtide.memory.ledger import THROUGH, WATCHED, Ledger
@@ -107,6 +108,7 @@ class Virtual(TorchDispatchMode):
         super().__init__()
         self.ledger = ledger
         self.device = device
+        self.since = graph.now()  # what is older of autograd's graph is the caller's
         self.asked = 0  # numbers that only the data know
         self.has_run = False  # an op of Python's own
         self.names = True  # ops, and their lines
@@ -310,12 +312,22 @@ class Virtual(TorchDispatchMode):
         return tree_map(self._untouched, value)
 
     def _untouched(self, x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or not (x.is_meta or hasattr(x, "fake_mode")):
+        if not isinstance(x, torch.Tensor):
             return x
+        if not (x.is_meta or hasattr(x, "fake_mode")):
+            return x if x.is_leaf or x.layout is not torch.strided else self._of_an_op(x)
         made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         self.ledger.given([made])
         made = self.host(made).requires_grad_(x.requires_grad)
         return made if x.is_leaf or not x.requires_grad else _over_leaf(made, made)
+
+    def _of_an_op(self, x: Tensor) -> Tensor:
+        """The same tensor, behind which the caller's graph is not seen: going backward lets go of
+        what that has saved."""
+        form = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        with self.ledger.paused():
+            leaf = self.host(form, x.device).requires_grad_()
+        return _over_leaf(leaf, x)
 
     def _pair(self, storage: Storage, twin: Tensor) -> None:
         key, meta = storage._cdata, twin.untyped_storage()._cdata  # pyright: ignore
@@ -329,6 +341,15 @@ class Virtual(TorchDispatchMode):
 
         ref = weakref.ref(storage, end)
         self._twins[key], self._hosts[meta] = (ref, twin), ref
+
+    @property
+    def has_left_any(self) -> bool:
+        """Whether tensors of this mode's making are alive."""
+        return bool(self._made)
+
+    def has_no_values(self, x: Tensor) -> bool:
+        """Whether it is of this mode's making."""
+        return x.layout is torch.strided and not x.is_meta and self._key(x) in self._made
 
     def _is_weight_of_the_callers(self, x: Tensor) -> bool:
         return is_weight(x) and self._key(x) not in self._made

@@ -20,6 +20,7 @@ from lowtide import config
 from lowtide.ir.core import Function
 from lowtide.ir.python_text import python_text
 from lowtide.memory import watching
+from lowtide.memory.stand_ins import with_sizes
 from lowtide.memory.virtual import Virtual, virtual_for
 from lowtide.pipeline import plain
 from lowtide.pipeline.driver import Driver
@@ -107,7 +108,7 @@ class Compiled(ABC):
 
     def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
         with watching.aside():
-            given = self.bind(args, kwargs)
+            given = self.bind(*with_sizes((args, kwargs)))
             driver, values = self.resolve(given)
             plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
             why = plain.reason() or ineligible(plain_values)

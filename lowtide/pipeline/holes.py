@@ -14,14 +14,16 @@ later on.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from lowtide.memory import watching
+from lowtide.memory.leaves import tensors_in
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.pipeline import faults, plain
@@ -35,6 +37,8 @@ LEAST_USED_BYTES: Final = 1 << 20  # the same of what it had of the heap between
 _NOW_AND_THEN: Final = 32  # calls
 _AT_ONCE: Final = 8  # sizes
 _MOST_KNOWN: Final = 256
+_DEEPEST: Final = 8  # of lists in lists
+_MOST_ITEMS: Final = 64
 _times_new = 0
 
 
@@ -139,8 +143,7 @@ def _predicted(driver: Driver, args: Sequence[Any]) -> _Prediction:
 
 def _cotangent_bytes(results: Sequence[Any]) -> int:
     """What the caller takes of the heap to go backward with."""
-    found = (x for x in tree_leaves(results) if isinstance(x, torch.Tensor) and x.requires_grad)
-    return sum(x.nbytes for x in found)
+    return sum(x.nbytes for x in tensors_in(results) if x.requires_grad)
 
 
 def _is_elsewhere(x: Any) -> bool:
@@ -156,16 +159,29 @@ def _key(args: Sequence[Any], count: int) -> Any:
     return (*state, *plain.surroundings(), form(first), form(args[:count]))
 
 
-def form(value: Any) -> Any:
-    """What of an argument decides what a call takes."""
+def form(value: Any, depth: int = 0) -> Any:
+    """What of an argument decides what a call takes: sizes, and what may be a mode; of long lists
+    their length."""
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_nested:
+            return type(value), value.layout
         has_grad = value.is_leaf and value.grad is not None
         return tuple(value.shape), value.stride(), value.dtype, value.requires_grad, has_grad
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    kind = type(cast("object", value))
+    if depth == _DEEPEST:
+        return kind
     if isinstance(value, tuple | list):
-        return tuple(map(form, cast("Sequence[Any]", value)))
+        items = cast("Sequence[Any]", value)
+        return (len(items), *(form(x, depth + 1) for x in items[:_MOST_ITEMS]))
     if isinstance(value, dict):
-        return tuple((key, form(x)) for key, x in cast("dict[Any, Any]", value).items())
-    return value if isinstance(value, bool | int) else type(cast("object", value))
+        whole = cast("dict[Any, Any]", value)
+        rows = itertools.islice(whole.items(), _MOST_ITEMS)
+        return kind, len(whole), tuple((form(k), form(x, depth + 1)) for k, x in rows)
+    if dataclasses.is_dataclass(kind):
+        return kind, form(getattr(value, "__dict__", None), depth + 1)
+    return kind
 
 
 hide_with_callees(heap.Trimmer.before_node)  # a function that Dynamo has compiled may go backward

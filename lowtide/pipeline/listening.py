@@ -19,6 +19,7 @@ class _OfThread(threading.local):
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
         self.asking = 0  # of these: those whose own the call is
+        self.plays: Callable[[Any, Any, Any], Any] | None = None  # scripted functions, in its stead
 
 
 of_thread: Final = _OfThread()
@@ -54,6 +55,17 @@ def by_nobody() -> Generator[None]:
         yield
     finally:
         of_thread.listeners = before
+
+
+@contextlib.contextmanager
+def playing(play: Callable[[Any, Any, Any], Any]) -> Generator[None]:
+    """Inside, it is asked for what a scripted function gives, with the arguments of a call that a
+    mode keeps from being compiled."""
+    before, of_thread.plays = of_thread.plays, play
+    try:
+        yield
+    finally:
+        of_thread.plays = before
 
 
 def is_asked() -> bool:

@@ -30,7 +30,8 @@ def _flag(name: str) -> Callable[..., Any]:
 function_modes_on: Callable[[], bool] = _flag("_is_torch_function_mode_enabled")
 _depth: Callable[[], int] = getattr(_C, "_len_torch_function_stack", lambda: 0)
 _mode_at: Callable[[int], Any] = getattr(_C, "_get_function_stack_at", _never)
-_dispatch_modes = _flag("_len_torch_dispatch_stack")
+_dispatch_modes: Callable[[], int] = _flag("_len_torch_dispatch_stack")
+_dispatch_mode_at: Callable[[int], Any] = _flag("_get_dispatch_stack_at")
 _transform = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 _any_autocast: Callable[[], bool] = getattr(_C, "_is_any_autocast_enabled", lambda: True)
 _keeps_graph: Callable[[], bool] = getattr(
@@ -104,9 +105,17 @@ def _is_harmless(mode: Any) -> bool:
     return type(mode) is DeviceContext or getattr(mode, "may_be_told", False)
 
 
+def _dispatch_modes_on() -> bool:
+    """Whether one is but such as look on (`pipeline/promised`)."""
+    depth = _dispatch_modes()
+    return depth > 0 and not all(
+        getattr(_dispatch_mode_at(k), "looks_on", False) for k in range(depth)
+    )
+
+
 def reason() -> str:
     """Why nothing is compiled just now."""
-    if _dispatch_modes() or (function_modes_on() and not all(map(_is_harmless, _modes()))):
+    if _dispatch_modes_on() or (function_modes_on() and not all(map(_is_harmless, _modes()))):
         return "a TorchFunctionMode or TorchDispatchMode is on"
     if _transform() is not None:
         return "inside a torch.func transform"

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from lowtide.errors import UNKNOWN_LOC
-from lowtide.memory.ledger import Ledger, nodes_of
+from lowtide.memory.graph import edges_out_of, nodes_of
+from lowtide.memory.leaves import tensors_in
+from lowtide.memory.ledger import Ledger
 from lowtide.memory.plan import Event
 from lowtide.memory.virtual import Virtual
 from lowtide.runtime import heap, ours
@@ -70,42 +71,52 @@ def _with_sizes(event: Event, known: Mapping[str, int]) -> Event:
     return Event(held=dataclasses.replace(event.held, formula=text), takes=event.takes)
 
 
-def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
+def backward(ledger: Ledger, results: Sequence[Tensor], since: int = 0) -> list[str]:
     """The backward pass of everything that carries a gradient; notes of what is not counted.
 
     Each result gets a cotangent of its own, which counts; gradients count as what is new of them.
+    Nodes older than `since` are the caller's, and are left alone.
     """
     carrying = [x for x in results if x.requires_grad]
     if not carrying:
         return []
     ledger.at("cotangent", UNKNOWN_LOC, "gradient", heap.COTANGENTS)
-    ledger.watch(carrying)
+    ledger.watch(carrying, since)
     cotangents = [torch.ones_like(x) for x in carrying]
     ledger.python_has(cotangents)  # so that the engine adds nothing to them in their place
+    edges = edges_out_of(carrying, since)
     try:
-        torch.autograd.backward(carrying, cotangents)
+        with torch.autograd.set_detect_anomaly(False):  # which looks for NaN in what has no values
+            if edges:
+                ends: list[Any] = [*_leaves(carrying, since), *edges]
+                torch.autograd.grad(carrying, ends, cotangents, allow_unused=True)
+            else:
+                torch.autograd.backward(carrying, cotangents)
     except (RuntimeError, NotImplementedError) as fault:
         words = re.split(r"[.\n]", str(fault))[0]
         return [f"the backward pass is not counted further than this: {words}"]
+    finally:
+        ledger.backward_ends()
     return []
 
 
 def virtual_backward(virtual: Virtual, result: Any) -> list[str]:
     """The same of tensors without values; the caller's own gradients stay as they are."""
-    tensors = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+    tensors = tensors_in(result)
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
         return []
-    before = [(x, x.grad) for x in _leaves(tensors)]
+    before = [(x, x.grad) for x in _leaves(tensors, virtual.since)]
     virtual.names = False
     try:
         with virtual.casts.ended():
-            return backward(virtual.ledger, tensors)
+            return backward(virtual.ledger, tensors, virtual.since)
     finally:
         for x, grad in before:
             x.grad = grad
 
 
-def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _leaves(tensors: Sequence[Tensor], since: int) -> list[Tensor]:
     """Those to which the backward pass of these leads."""
     found = [x for x in tensors if x.requires_grad and x.is_leaf]
-    return found + [node.variable for node in nodes_of(tensors) if hasattr(node, "variable")]
+    nodes = nodes_of(tensors, since)
+    return found + [node.variable for node in nodes if hasattr(node, "variable")]

@@ -7,12 +7,13 @@ such arguments, over all its graphs, what Python does between them, and the back
     c(x)            under the Guard, where the heap's holes would else be 30 MB more
 
 A call that is one graph needs none: its Driver looks after it (`pipeline/holes`). Before ops of
-Python's own a mode stands, where some are large; the graphs are run outside of that.
+Python's own a mode stands, where some are large.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +21,10 @@ from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lowtide.frontend.dynamo.internals import wrapped
-from lowtide.memory.ledger import nodes_of
-from lowtide.memory.scopes.disposed import outside_dispatch_modes
+from lowtide.memory.graph import nodes_of, now
+from lowtide.memory.leaves import tensors_in
 from lowtide.memory.scopes.hidden import hide, hide_with_callees
 from lowtide.pipeline import holes, listening, plain
 from lowtide.runtime import heap, libc
@@ -55,6 +55,7 @@ class Promises:
 
     def __init__(self) -> None:
         self._known: dict[Any, Promise] = {}
+        self._signature: inspect.Signature | None = None
 
     def give(self, args: tuple[Any, ...], kwargs: dict[str, Any], promise: Promise) -> None:
         """Calls with such arguments are held to it from now on."""
@@ -62,7 +63,8 @@ class Promises:
             return
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        self._known[_key(args, kwargs)] = promise
+        if (key := self._key(args, kwargs)) is not None:
+            self._known[key] = promise
 
     def kept(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The same call, which keeps them."""
@@ -76,13 +78,29 @@ class Promises:
                 kept.gives(result)
                 return result
 
+        self._signature = _signature(call)
         return wrapped(keeping, call)
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same for a call that is written otherwise; None where there is none."""
+        try:
+            given: Any = (args, sorted(kwargs.items()))
+            if self._signature is not None:
+                bound = self._signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                given = [*bound.arguments.items()]
+            state = torch.is_grad_enabled(), torch.get_num_threads()
+            key = (*state, *plain.surroundings(), holes.form(given))
+            hash(key)
+        except Exception:  # an object of the user's that cannot be looked at: then there is none
+            return None
+        return key
 
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Promise | None:
         """Which one is to be kept just now."""
         if listening.is_asked() or heap.trimmer() is not None or plain.reason():
             return None
-        found = self._known.get(_key(args, kwargs))
+        found = self._known.get(self._key(args, kwargs))
         return None if found is None or (found.strays and not found.strays.begin()) else found
 
 
@@ -93,18 +111,17 @@ class _Keeping:
         self._promise = promise
         self._guard = promise.guard()
         self._on = contextlib.ExitStack()
+        self._since = now()
 
     def __enter__(self) -> _Keeping:
         self._on.enter_context(heap.trimming(self._guard))
         if self._promise.calls_ops:
-            self._on.enter_context(listening.along(_outside))
             self._on.enter_context(_BeforeOps(self._guard))
         return self
 
     def gives(self, result: Any) -> None:
         """The call's result, with which one may go backward."""
-        results = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        for node in nodes_of(results):
+        for node in nodes_of(tensors_in(result), self._since):
             self._guard.stand_before(node, node.name())
         self._guard.hand_out()
 
@@ -112,15 +129,9 @@ class _Keeping:
         self._on.close()
 
 
-def _outside(graph: Any, args: tuple[Any, ...]) -> Any:
-    """A graph's results, run without the mode, under which it would not be compiled; the user's own
-    stay, and do what they do."""
-    is_alone = torch._C._len_torch_dispatch_stack() == 1  # pyright: ignore
-    with listening.by_nobody(), outside_dispatch_modes() if is_alone else contextlib.nullcontext():
-        return graph(*args)
-
-
 class _BeforeOps(TorchDispatchMode):
+    looks_on = True  # what is compiled runs under it as ever
+
     def __init__(self, guard: heap.Guard) -> None:
         super().__init__()
         self._guard = guard
@@ -145,9 +156,11 @@ class _BeforeOps(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    state = torch.is_grad_enabled(), torch.get_num_threads()
-    return (*state, *plain.surroundings(), holes.form(args), holes.form(kwargs))
+def _signature(call: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(call)
+    except (TypeError, ValueError):
+        return None
 
 
 hide(sys.modules[__name__])

@@ -12,7 +12,9 @@ graph, is booked op by op; the backward pass goes through all of it, on one ledg
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ import torch
 
 from lowtide.frontend.dynamo.internals import is_capturing
 from lowtide.memory import watching
+from lowtide.memory.left_behind import Before
+from lowtide.memory.stand_ins import with_sizes
 from lowtide.memory.virtual import NO_MEMORY, TWICE, Stopped, Virtual, virtual_for
 from lowtide.pipeline import listening, plain
 from lowtide.pipeline.compiled import Compiled
@@ -34,6 +38,10 @@ from lowtide.pipeline.walk import Walk, ineligible
 from lowtide.runtime import arena, heap
 
 _ASKED: Final = "Python asks the data for numbers, which are taken to be 1, or False"
+_LEFT: Final = (
+    "memory() calls the function on tensors without values, and somebody keeps some of them: what "
+    "is computed from these later is wrong"
+)
 _OVER: Final = "the budget is of each captured graph by itself, and the call takes more than it"
 _OUTSIDE: Final = "Python runs `{}` outside of what is compiled: that is in no budget"
 
@@ -81,10 +89,12 @@ def attach(compiled: Any, budget_bytes: int | None = None) -> Any:
     """What is to be called in its place: it has the methods, where it had none of these names
     itself, keeps what `memory` has promised, and says what its budget is not of."""
     promises = Promises()
+    root = getattr(compiled, "_orig_mod", compiled)
+    name = getattr(root, "__name__", type(root).__name__)
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
         kept = promises.kept(call)
-        return kept if budget_bytes is None else Shares(budget_bytes).counted(kept)
+        return kept if budget_bytes is None else Shares(name, budget_bytes).counted(kept)
 
     if isinstance(compiled, torch.nn.Module):
         compiled.forward = watched(compiled.forward)
@@ -143,20 +153,25 @@ class _Call:
     def hear(self, graph: Any, given: tuple[Any, ...]) -> Any:
         """What the graph gives; where that is not known, what PyTorch gives for it."""
         if isinstance(graph, Compiled):
-            with self.virtual.aside():
-                values = graph.bind(given, {})
-                why = self.reason or ineligible(values)
-                walk = Walk(graph.resolve(values)[0].planned(values), values, self.virtual)
-                budget_bytes = graph.options.budget_bytes
-                self.graphs.append(
-                    Rehearsal(name=graph.__name__, why=why, walk=walk, budget_bytes=budget_bytes)
-                )
-                results = walk.leave()
-            if results is not None:
-                return results[0]
+            found = self.play(graph, given, {})
+            if found is not listening.RUN:
+                return found
         else:
             self.graphs.append(Rehearsal(name=graph.__name__, why=graph.why))
         return cast("Any", graph).forward(*given)
+
+    def play(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What it gives, walked; `RUN` where that is not known."""
+        with self.virtual.aside():
+            driver, values = compiled.resolve(compiled.bind(args, kwargs))
+            why = self.reason or ineligible([x for x in values if not _is_module(x)])
+            walk = Walk(driver.planned(values), values, self.virtual)
+            budget_bytes = compiled.options.budget_bytes
+            self.graphs.append(
+                Rehearsal(name=compiled.__name__, why=why, walk=walk, budget_bytes=budget_bytes)
+            )
+            results = walk.leave()
+        return listening.RUN if results is None else results[0]
 
     def plan(self) -> MemoryPlan:
         """Its peak, Python's own ops counted."""
@@ -190,6 +205,10 @@ class _Call:
         )
 
 
+def _is_module(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module)
+
+
 def _has_no_values(error: Exception) -> bool:
     """Whether PyTorch says that a tensor has none."""
     return any(words in str(error) for words in NO_MEMORY)
@@ -198,25 +217,38 @@ def _has_no_values(error: Exception) -> bool:
 def _rehearse(
     compiled: Any, promises: Promises, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Rehearsal], MemoryPlan]:
+    args, kwargs = with_sizes((args, kwargs))
     call = _Call(
         virtual=virtual_for((args, kwargs, compiled), arena.is_tight(), is_capturing),
         reason=plain.reason(),
     )
     given, named = call.virtual.untouched(args), call.virtual.untouched(kwargs)
-    with listening.by(call.hear), watching.aside(), call.virtual.on():
-        try:
-            call.notes += virtual_backward(call.virtual, compiled(*given, **named))
-        except Stopped as why:
-            call.stop(str(why))
-        except Exception as error:
-            # An op without meta tensors; a number that was taken to be 1; a gradient
-            # that has none itself here.
-            is_guess = call.virtual.asked or TWICE in call.virtual.ledger.notes
-            is_unknown = isinstance(error, NotImplementedError) or _has_no_values(error)
-            if not (is_guess or is_unknown):
-                raise
-            words = str(error).partition("\n")[0]
-            call.stop(f"{type(error).__name__}: {words}")
+    before = Before((getattr(compiled, "_orig_mod", compiled), args, kwargs))
+    try:
+        with (
+            listening.by(call.hear),
+            listening.playing(call.play),
+            watching.aside(),
+            call.virtual.on(),
+        ):
+            try:
+                call.notes += virtual_backward(call.virtual, compiled(*given, **named))
+            except Stopped as why:
+                call.stop(str(why))
+            except Exception as error:
+                # An op without meta tensors; a number that was taken to be 1; a gradient
+                # that has none itself here.
+                is_guess = call.virtual.asked or TWICE in call.virtual.ledger.notes
+                is_unknown = isinstance(error, NotImplementedError) or _has_no_values(error)
+                if not (is_guess or is_unknown):
+                    raise
+                words = str(error).partition("\n")[0]
+                call.stop(f"{type(error).__name__}: {words}")
+    finally:
+        before.put_back(call.virtual.has_no_values)
+        del given, named
+        if call.virtual.has_left_any and gc.collect() and call.virtual.has_left_any:
+            warnings.warn(_LEFT, RuntimeWarning, stacklevel=3)
     plan = call.plan()
     if (promise := call.promise(plan)) is not None:
         promises.give(args, kwargs, promise)

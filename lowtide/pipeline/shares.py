@@ -30,7 +30,8 @@ _MOST_KNOWN: Final = 256
 class Shares:
     """Of one compiled object."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, name: str, budget_bytes: int) -> None:
+        self._name = name
         self._budget_bytes = budget_bytes
         self._has_told = False
         self._known: set[Any] = set()
@@ -44,7 +45,7 @@ class Shares:
             peaks: list[int] = []
             with listening.along(lambda graph, given: _hear(peaks, graph, given)):
                 result = call(*args, **kwargs)
-            self._tell(call.__name__, peaks)
+            self._tell(peaks)
             return result
 
         return wrapped(counting, call)
@@ -52,22 +53,25 @@ class Shares:
     def _is_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if listening.is_asked() or config.current().disable or plain.reason():
             return False
-        key = holes.form(args), holes.form(kwargs)
-        if key in self._known:
+        try:
+            key = holes.form(args), holes.form(kwargs)
+            if key in self._known:
+                return False
+        except Exception:  # an object of the user's that cannot be looked at
             return False
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add(key)
         return True
 
-    def _tell(self, name: str, peaks: list[int]) -> None:
+    def _tell(self, peaks: list[int]) -> None:
         together = sum(peaks)
         if peaks and (len(peaks) == 1 or together <= self._budget_bytes):
             return
         self._has_told = True
         over = OVER.format(count=len(peaks), budget=self._budget_bytes, peak=together)
         frame = user_frame(sys._getframe())  # pyright: ignore[reportPrivateUsage]
-        text = f"{name}: {over if peaks else NONE}"
+        text = f"{self._name}: {over if peaks else NONE}"
         warnings.warn(text, RuntimeWarning, stacklevel=_level(frame))
 
 

@@ -135,7 +135,7 @@ class Walk:
                 self.results = results = self._block(driver.plan, env)
                 if self.records and virtual is None:
                     with self._casts.ended():
-                        self.notes += backward(self.ledger, _tensors(results))
+                        self.notes += backward(self.ledger, self._objects.tensors_in(results))
         except WalkEnds as why:
             self.ends = str(why)
             self.notes.append(self.ends)

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lowtide.ir import object_ops
 from lowtide.ir.core import Op, Value
@@ -52,6 +53,17 @@ class WalkedObjects:
         if key in self._assigned:
             return [self._assigned[key]]
         return [getattr(module, key[1])] if hasattr(module, key[1]) else None
+
+    def tensors_in(self, value: object) -> list[torch.Tensor]:
+        """In order, those of the objects that the walk has made, too."""
+        found: list[torch.Tensor] = []
+        for x in tree_leaves(value):
+            if isinstance(x, torch.Tensor):
+                found.append(x)
+            elif any(x is made for made in self._made):
+                mine = [v for (owner, _), v in self._assigned.items() if owner == id(x)]
+                found += self.tensors_in(mine)
+        return found
 
     def _call(self, op: Op, module: torch.nn.Module, values: list[Any]) -> list[Any] | None:
         try:

@@ -47,7 +47,7 @@ class Trimmer:
 
     __slots__ = (
         "__weakref__", "_ends_task", "_growth_bytes", "_growths", "_mapped", "_most_bytes",
-        "_start_bytes",
+        "_start_bytes", "outer",
     )  # fmt: skip
     takes_heap = True  # whether results may lie over what the heap has, since its pages go back
     _is_tight = True  # whether the arena's free blocks go back, too
@@ -61,9 +61,13 @@ class Trimmer:
         self._start_bytes = libc.resident_bytes()
         self._mapped = Mapped()
         self._ends_task = _NO_TASK  # the backward pass at whose end it is told
+        now = _now.trimmer
+        self.outer = now if isinstance(now, Trimmer) else None  # of the call that it is a part of
 
     def check(self, op: object = None) -> None:
         """Before an op: see `make_room`."""
+        if self.outer is not None:
+            self.outer.check(op)
         self.make_room(self._growths.get(op, self._growth_bytes))
 
     def make_room(self, nbytes: int) -> None:
@@ -137,10 +141,12 @@ class Trimmer:
         return True
 
     def _make_room_for_node(self, op: object) -> None:
-        self.check(op)
+        self.make_room(self._growths.get(op, self._growth_bytes))
 
     def before_node(self, op: object, *_: object) -> None:
         """A backward pass comes to a node."""
+        if self.outer is not None:
+            self.outer.before_node(op)
         task = _graph_task()
         _now.backward = task, weakref.ref(self)
         self._make_room_for_node(op)
@@ -218,6 +224,7 @@ class Apart(Guard):
 
     def _make_room_for_node(self, op: object) -> None:
         if not self._mapped.is_on:
+            self._frees(0)  # what the call has left free
             self._mapped.on()
 
 
@@ -305,9 +312,10 @@ def trimming(made: Watch | None) -> Generator[None]:
 
 def make_room(nbytes: int) -> None:
     """Before what is no op takes memory that is no arena's."""
-    made = _now.trimmer
-    if isinstance(made, Trimmer):
+    made = _now.trimmer if isinstance(_now.trimmer, Trimmer) else None
+    while made is not None:
         made.make_room(nbytes)
+        made = made.outer
 
 
 def _has_room(nbytes: int) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -167,3 +169,103 @@ def test_is_the_function_still() -> None:
     assert compiled.__name__ == "written"
     assert compiled.__module__ == written.__module__
     assert compiled.__doc__ == written.__doc__
+
+
+def test_the_same_call_written_otherwise_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not libc.keeps_holes():
+        pytest.skip("no holes of this C library are known")
+
+    def both(x: Tensor, scale: float = 2.0, *, mode: str = "a") -> Tensor:
+        return outside(x * scale) + (mode == "a")
+
+    made = _guards(monkeypatch)
+    compiled: Any = lt.compile(both)
+    x = torch.rand(512, 1024)
+    compiled.memory(x, mode="a", scale=2.0)
+    for k, call in enumerate(
+        [
+            lambda: compiled(x),
+            lambda: compiled(x, 2.0),
+            lambda: compiled(scale=2.0, mode="a", x=x),
+            lambda: compiled(x, mode="a"),
+        ]
+    ):
+        call()
+        assert len(made) == k + 1
+    compiled(x, mode="b")
+    assert len(made) == 4
+
+
+def test_arguments_of_any_kind_are_taken_still() -> None:
+    compiled: Any = lt.compile(lambda x, _: outside(x * 2) + 1)
+    x = torch.rand(512, 1024)
+    compiled.memory(x, None)
+    itself: list[Any] = [1]
+    itself.append(itself)
+    others = [
+        torch.eye(3).to_sparse(),
+        torch.eye(3).to_sparse_csr(),
+        torch.nested.nested_tensor([torch.rand(2), torch.rand(3)]),
+        {x: 1},
+        itself,
+        {1, 2},
+        object(),
+        [0] * 1000,
+    ]
+    for other in others:
+        torch.testing.assert_close(compiled(x, other), outside(x * 2) + 1)
+
+
+def test_a_tensor_that_is_a_key_is_let_go() -> None:
+    compiled: Any = lt.compile(lambda x, _: outside(x * 2) + 1)
+    x, key = torch.rand(512, 1024), torch.rand(3)
+    alive = weakref.ref(key)
+    compiled.memory(x, {key: 1})
+    del key
+    torch._dynamo.reset()
+    gc.collect()
+    assert alive() is None
+
+
+@lt.script
+def _pairs(x, y):
+    return torch.exp(-((x[:, None] - y[None]) ** 2).sum(-1)).sum(1)
+
+
+def test_scripted_functions_stay_compiled_within() -> None:
+    @torch._dynamo.disable
+    def plain(x: Tensor) -> Tensor:
+        return torch.softmax(x + 1, 1).sum(1) + _pairs(x[:, :3], x[:, 3:6])
+
+    compiled: Any = lt.compile(lambda x: plain(x * 2).exp() + x.sum(1))
+    x = torch.rand(3000, 128)
+    expected = compiled(x)
+    assert compiled.memory(x).peak_bytes < 20_000_000  # all pairs are 108 MB
+    before = lt.cache_stats()
+    torch.testing.assert_close(compiled(x), expected)
+    assert (lt.cache_stats() - before).calls_eager == 0
+
+
+def test_a_graph_within_a_budget_keeps_to_the_whole_call() -> None:
+    asked: list[object] = []
+
+    class Outer(heap.Guard):
+        def check(self, op: object = None) -> None:
+            asked.append(op)
+
+    outer = Outer(most_bytes=1, growths={})
+    with heap.trimming(outer):
+        inner = heap.Trimmer(most_bytes=1 << 40, growth_bytes=0)
+        with heap.trimming(inner), heap.trimming(inner):
+            inner.check("op")
+    assert asked == ["op"]
+    assert heap.trimmer() is None
+
+
+def test_nodes_that_are_older_than_the_call_are_left_alone() -> None:
+    x = torch.rand(512, 1024, requires_grad=True)
+    h = x.exp()
+    compiled: Any = lt.compile(in_a_loop)
+    compiled.memory(h)
+    compiled(h)
+    assert not h.grad_fn.metadata  # pyright: ignore[reportOptionalMemberAccess]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -12,6 +13,12 @@ import pytest
 import torch
 import torch._dynamo
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 
 import lowtide as lt
 from lowtide.memory.ledger import Ledger
@@ -375,3 +382,43 @@ def test_what_the_engine_adds_after_a_graph_is_its_last_nodes_growth() -> None:
     (promise,) = compiled.memory.args[1]._known.values()
     assert not [op for op in promise.growths if isinstance(op, tuple) and "Joined" in str(op[1])]
     assert max(n for op, n in promise.growths.items() if isinstance(op, tuple)) >= 2 * x.nbytes
+
+
+@dataclasses.dataclass
+class Result:
+    y: Tensor
+
+
+def in_an_object(x: Tensor) -> Result:
+    return Result(torch.softmax(torch.cumsum(x * 2, 1), 1))
+
+
+def summed(x: Tensor) -> Tensor:
+    return torch.softmax(torch.cumsum(x * 2, 1), 1)
+
+
+@pytest.mark.parametrize("entry", [lt.script, lt.compile])
+def test_gradients_of_what_is_in_an_object_count(entry: Any) -> None:
+    x = torch.rand(700, 800, requires_grad=True)
+    compiled = entry(in_an_object)
+    assert compiled.memory(x).peak_bytes == entry(summed).memory(x).peak_bytes
+
+
+@pytest.mark.parametrize("entry", [lt.script, lt.compile])
+def test_anomalies_are_not_looked_for(entry: Any) -> None:
+    x = torch.rand(300, 400, requires_grad=True)
+    compiled = entry(summed)
+    with torch.autograd.set_detect_anomaly(True):
+        plan = compiled.memory(x)
+        assert torch.is_anomaly_enabled()
+    assert plan == compiled.memory(x)
+
+
+@pytest.mark.parametrize("entry", [lt.script, lt.compile])
+def test_sizes_that_are_symbols_have_their_values(entry: Any) -> None:
+    symbols = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.empty(300, 400), static_shapes=False, symbolic_context=symbols)
+    assert type(x.shape[0]) is torch.SymInt
+    compiled = entry(summed)
+    assert compiled.memory(x).peak_bytes == compiled.memory(torch.empty(300, 400)).peak_bytes

@@ -101,7 +101,7 @@ def note(tensor: torch.Tensor, frame: FrameType | None) -> Birth:
     while frame is not None:
         key = id(frame.f_code)
         if key not in _passed_codes:
-            if key in USER_CODES or (key not in _keeping_codes and _is_users(frame.f_code)):
+            if key in USER_CODES or (key not in _keeping_codes and is_users(frame.f_code)):
                 break
             is_kept = is_kept or key in _keeping_codes
         frame = frame.f_back
@@ -119,7 +119,7 @@ def unseen(tensor: torch.Tensor) -> Birth:
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The first frame, from `frame` outwards, that is the user's."""
-    while frame is not None and not _is_users(frame.f_code):
+    while frame is not None and not is_users(frame.f_code):
         frame = frame.f_back
     return frame
 
@@ -160,7 +160,7 @@ def _loc(file: str, line: int, function: str) -> Loc:
     return Loc(file=file, line=line, text=text, function=function)
 
 
-def _is_users(code: CodeType) -> bool:
+def is_users(code: CodeType) -> bool:
     """Whether it is the user's, found once."""
     for known in (USER_CODES, _passed_codes, _keeping_codes):
         if id(code) in known:

@@ -1,0 +1,173 @@
+"""`memory()` of what `lt.compile` gave calls Python: afterwards its state is what it was."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+import lowtide as lt
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "error", message=".*tensors without values", category=RuntimeWarning
+        )
+        yield
+
+
+def losses(make: Callable[[nn.Module], Any], asks: bool) -> list[float]:
+    """Of three steps."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    step = lt.compile(make(nn.Linear(64, 64)))
+    x = torch.rand(128, 64)
+    if asks:
+        step.memory(x)  # pyright: ignore
+    return [float(step(x)) for _ in range(3)]
+
+
+def stepping(net: nn.Module, kind: Any, **options: Any) -> Any:
+    optimizer = kind(net.parameters(), 1e-3, **options)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def stepping_in_hooks(net: nn.Module) -> Any:
+    optimizers = {p: torch.optim.SGD([p], 1e-3, momentum=0.9) for p in net.parameters()}
+
+    def hook(p: Tensor) -> None:
+        optimizers[p].step()  # pyright: ignore
+        p.grad = None
+
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(hook)
+
+    def step(x: Tensor) -> Tensor:
+        loss = net(x).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda net: stepping(net, torch.optim.SGD, momentum=0.9),
+        lambda net: stepping(net, torch.optim.AdamW),
+        stepping_in_hooks,
+    ],
+    ids=["sgd", "adamw", "hooks"],
+)
+def test_a_step_within_trains_as_if_nobody_had_asked(make: Any) -> None:
+    assert losses(make, True) == losses(make, False)
+
+
+def test_gradients_are_what_they_were() -> None:
+    net = nn.Linear(4, 4)
+
+    def step(x: Tensor) -> None:
+        net.zero_grad()
+        net(x).sum().backward()
+
+    compiled: Any = lt.compile(step)
+    compiled.memory(torch.rand(3, 4))
+    assert net.weight.grad is None
+    before = net.weight.grad = torch.ones(4, 4)
+    compiled.memory(torch.rand(3, 4))
+    assert net.weight.grad is before
+    assert torch.equal(before, torch.ones(4, 4))
+
+
+def test_attributes_items_and_lists_are_what_they_were() -> None:
+    class State:
+        def __init__(self) -> None:
+            self.last = torch.ones(8)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("mean", torch.ones(8))
+            self.state, self.cache = State(), {"k": torch.ones(8)}
+            self.all: list[Tensor] = [torch.ones(8)]
+            self.recent: deque[Tensor] = deque([torch.ones(8)], maxlen=2)
+            self.count = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            self.mean = 0.9 * self.mean + y.mean(0)
+            self.state.last = y.sum(0)
+            self.cache["k"], self.cache["new"] = y[0] + 1, y[1] * 2
+            self.all.append(y.exp())
+            self.recent.append(y.sin())
+            self.count += 1
+            return y
+
+    net = Net()
+    compiled: Any = lt.compile(net)
+    with torch.no_grad():
+        compiled.memory(torch.rand(3, 8))
+    kept = [net.mean, net.state.last, net.cache["k"], *net.all, *net.recent]
+    assert len(kept) == 5
+    assert "new" not in net.cache
+    for x in kept:
+        assert torch.equal(x, torch.ones(8))
+    assert net.count == 1  # what Python counts it has counted
+
+
+def test_what_nobody_finds_is_told() -> None:
+    @torch._dynamo.disable
+    def keep(x: Tensor) -> Tensor:
+        vars(nn)["lowtide_test"] = y = x + 1
+        return y
+
+    compiled: Any = lt.compile(lambda x: keep(x) * 2)
+    with pytest.raises(RuntimeWarning, match="without values"):
+        compiled.memory(torch.rand(300, 400))
+    del vars(nn)["lowtide_test"]
+
+
+def test_a_graph_of_the_callers_is_left_alone() -> None:
+    w = torch.rand(50, 60, requires_grad=True)
+    h, outer = (w * 2).exp(), (w + 1).exp()
+
+    def f(x: Tensor) -> Tensor:
+        y = x * outer
+        torch._dynamo.graph_break()
+        return y.cumsum(0)
+
+    compiled: Any = lt.compile(f)
+    plan = compiled.memory(h)
+    assert "exp backward" not in str(plan)
+    assert w.grad is None
+    assert not any(x.grad_fn.metadata for x in (h, outer))  # pyright: ignore
+    compiled(h).sum().backward()
+    found, w.grad = w.grad, None
+    ((w * 2).exp() * (w + 1).exp()).cumsum(0).sum().backward()
+    torch.testing.assert_close(found, w.grad)
+
+
+def test_a_result_of_the_callers_ends_the_backward_pass() -> None:
+    w = torch.rand(50, 60, requires_grad=True)
+    h = w.exp()
+    compiled: Any = lt.compile(lambda x: (h, x * 2))
+    compiled.memory(torch.rand(5, 6, requires_grad=True))
+    h.sum().backward()
+    torch.testing.assert_close(w.grad, w.exp().detach())
