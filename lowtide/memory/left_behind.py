@@ -7,57 +7,36 @@ gradient, an attribute, an item of a dict or a list that has one now is what it 
     ...                                         # p.grad, optimizer.state[p], module.h: no values
     before.put_back(has_no_values)
 
-Looked through are the arguments, the function's closure, defaults and globals, those of functions
-of the user's that it names, and the attributes of objects on the way. What has values stays: Python
-that counts steps has counted one.
+What has values stays: Python that counts steps has counted one.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Final, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 
-from lowtide.memory.scopes.births import is_users
-
-_MOST_SEEN: Final = 200_000
-_PLAIN: Final = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
-_LISTS: Final = (list, deque)
-_INTERNALS: Final = ("torch._", "lowtide.")
-_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+from lowtide.memory.reached import LISTS, everything
 
 
 class Before:
     """See the module's text."""
 
     def __init__(self, roots: object) -> None:
-        self._seen: dict[int, Any] = {}
+        self._seen = everything(roots)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
-        todo: list[Any] = [roots]
-        while todo and len(self._seen) < _MOST_SEEN:
-            x = todo.pop()
-            if isinstance(x, (*_PLAIN, type, ModuleType)) or id(x) in self._seen:
-                continue
-            self._seen[id(x)] = x
-            self._note(x)
-            with suppress(Exception):  # the user's objects may do what they like when asked
-                todo += _parts(x)
-
-    def _note(self, x: Any) -> None:
-        if isinstance(x, dict):
-            kept = cast("dict[Any, Any]", x)
-            self._dicts.append((kept, {**kept}))
-        elif issubclass(type(x), _LISTS):
-            self._lists.append((x, [*x]))
-        elif isinstance(x, torch.Tensor) and x.is_leaf and x.grad is not None:
-            self._gradients.append((x, x.grad))
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        for x in self._seen.values():
+            if isinstance(x, dict):
+                kept = cast("dict[Any, Any]", x)
+                self._dicts.append((kept, {**kept}))
+            elif issubclass(type(x), LISTS):
+                self._lists.append((x, [*x]))
+            elif isinstance(x, torch.Tensor) and x.is_leaf:
+                self._gradients.append((x, x.grad))
 
     def put_back(self, has_no_values: Callable[[torch.Tensor], bool]) -> None:
         """Whatever is left of the call."""
@@ -68,73 +47,16 @@ class Before:
                     now[key] = before[key]
                 else:
                     del now[key]
-        for now, before in self._lists:
-            old = set(map(id, before))
+        for now, items in self._lists:
+            old = set(map(id, items))
             if any(id(x) not in old and has_none(x) for x in now):
                 now.clear()
-                now.extend(before)
-        for x in self._seen.values():
-            gradient = x.grad if isinstance(x, torch.Tensor) and x.is_leaf else None
-            if gradient is not None and has_no_values(gradient):
-                x.grad = None
+                now.extend(items)
         for x, gradient in self._gradients:
-            if x.grad is None:
+            if x.grad is not gradient and (x.grad is None or has_no_values(x.grad)):
                 x.grad = gradient
 
     def _has_none(self, has_no_values: Callable[[torch.Tensor], bool], value: Any) -> bool:
         """Whether there is one in a value that was not there before."""
-        seen: set[int] = set()
-        todo: list[Any] = [value]
-        while todo:
-            x = todo.pop()
-            if isinstance(x, (*_PLAIN, type, ModuleType)) or id(x) in seen:
-                continue
-            seen.add(id(x))
-            if isinstance(x, torch.Tensor) and has_no_values(x):
-                return True
-            if id(x) not in self._seen:
-                with suppress(Exception):
-                    todo += _parts(x)
-        return False
-
-
-def _parts(x: Any) -> Iterator[Any]:
-    """What is reached from it in one step."""
-    if isinstance(x, torch.Tensor):
-        for name in _HOOKS:
-            yield getattr(x, name, None)
-        return
-    kind = cast("type[Any]", type(x))
-    if issubclass(kind, FunctionType):
-        if is_users(x.__code__):
-            yield from _of_function(x)
-    elif issubclass(kind, MethodType):
-        yield from (x.__self__, x.__func__)
-    elif issubclass(kind, functools.partial):
-        yield from (x.func, x.args, x.keywords)
-    elif issubclass(kind, Mapping):
-        yield from x
-        yield from x.values()
-    elif issubclass(kind, (*_LISTS, tuple, set, frozenset)):
-        yield from x
-    if not kind.__module__.startswith(_INTERNALS):
-        yield getattr(x, "__dict__", None)
-
-
-def _of_function(x: FunctionType) -> Iterator[Any]:
-    for cell in x.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # it is empty still
-            continue
-    yield x.__defaults__
-    yield x.__kwdefaults__
-    for name in _names(x.__code__):
-        yield x.__globals__.get(name)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _names(const)
+        found = everything(value, lambda x: id(x) not in self._seen)
+        return any(isinstance(x, torch.Tensor) and has_no_values(x) for x in found.values())

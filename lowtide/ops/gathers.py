@@ -2,7 +2,7 @@
 
     embedding(i: [N], w: [V, D])   →   t[n, d] = w[[i[n]], d]
 
-Negative indices do not wrap here; the recorded check finds them.
+Negative indices do not wrap here, but in `take_along_dim`; the recorded check finds them.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def lower_take_along_dim(b: Builder, x: Val, index: Val, dim: Any) -> Val:
         raise Unsupported("take_along_dim of the flattened tensor or of other ranks")
     d = dim_of(b, dim, x.ndim)
     size = x.shape[d]
-    check_index(b, index, size, wraps=False)
+    check_index(b, index, size, wraps=True)
     x_rest = [1 if k == d else s for k, s in enumerate(x.shape)]
     index_rest = [1 if k == d else s for k, s in enumerate(index.shape)]
     shape = list(broadcast(b, x_rest, index_rest))
     shape[d] = index.shape[d]
 
     def at(idx: tuple[Index, ...]) -> list[Index]:
-        pick = gathered(b, index, broadcast_index(b, index.shape, idx), size, wraps=False)
+        pick = gathered(b, index, broadcast_index(b, index.shape, idx), size, wraps=True)
         rest = broadcast_index(b, x_rest, idx)
         return [pick if k == d else i for k, i in enumerate(rest)]
 

@@ -202,6 +202,7 @@ INDICES: list[tuple[Any, ...]] = [
     ("index_select", (6, 7), 0, WHERE), ("embedding", WHERE, (6, 7)),
     ("gather", (6, 7), 0, torch.randint(6, (4, 7), generator=torch.Generator().manual_seed(0))),
     ("take_along_dim", (6, 7), torch.tensor([[0, 6], [1, 1]] * 3), 1),
+    ("take_along_dim", (6, 7), torch.tensor([[0, -1], [-7, 1]] * 3), 1),
     ("getitem", ("tensor",), (6, 7), WHERE),
     ("getitem", ("slice", "tensor"), (6, 7), None, None, None, WHERE),
     ("getitem", ("slice", "int"), (6, 7), 1, None, 2, -1),

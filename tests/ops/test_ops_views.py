@@ -125,6 +125,7 @@ GATHERS: list[tuple[Any, ...]] = [
     ("gather", floats(6, 8), 1, torch.full((6, 1), -1)),
     ("take_along_dim", floats(6, 8), ints(6, 3, low=0, high=8), 1),
     ("take_along_dim", floats(6, 8), ints(1, 3, low=0, high=8), 1),
+    ("take_along_dim", floats(6, 8), ints(6, 3, low=-8, high=8), 1),
     ("embedding", ints(3, 2, low=0, high=9), floats(9, 6)),
     ("embedding", torch.tensor([9]), floats(9, 6)),
     ("embedding", torch.tensor([-1]), floats(9, 6)),

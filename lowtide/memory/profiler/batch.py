@@ -13,14 +13,12 @@ the step reaches by its closure, its globals, its object or its defaults.
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import inspect
 import math
-import types
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -29,7 +27,10 @@ from lowtide.errors import LowtideError
 from lowtide.memory.available import is_out_of_memory
 from lowtide.memory.measure import same_random_numbers
 from lowtide.memory.profiler.profile import profile
+from lowtide.memory.reached import everything
 from lowtide.memory.sizes import budget_bytes
+
+_WITH_STATE: Final = (torch.nn.Module, torch.optim.Optimizer, LRScheduler)
 
 
 def max_batch_size(
@@ -202,46 +203,8 @@ def _module_keeper(module: torch.nn.Module) -> Callable[[], None]:
 
 def _reached_by(step: Any) -> list[Any]:
     """Modules and optimizers that a function reaches by name; those inside others left out."""
-    found: dict[int, Any] = {}
-    _collect(step, found, 0)
-    modules = [thing for thing in found.values() if isinstance(thing, torch.nn.Module)]
+    reached = everything(step, lambda x: not isinstance(x, _WITH_STATE)).values()
+    things = [x for x in reached if isinstance(x, _WITH_STATE)]
+    modules = [thing for thing in things if isinstance(thing, torch.nn.Module)]
     inner = {id(m) for module in modules for m in module.modules() if m is not module}
-    return [thing for key, thing in found.items() if key not in inner]
-
-
-def _collect(thing: Any, found: dict[int, Any], depth: int) -> None:
-    if isinstance(thing, torch.nn.Module | torch.optim.Optimizer | LRScheduler):
-        found[id(thing)] = thing
-    elif depth > 4:
-        return
-    elif isinstance(thing, functools.partial):
-        for inner in (thing.func, *thing.args, *thing.keywords.values()):
-            _collect(inner, found, depth + 1)
-    elif isinstance(thing, types.MethodType):
-        _collect(thing.__self__, found, depth + 1)
-        _collect(thing.__func__, found, depth + 1)
-    elif isinstance(thing, types.FunctionType):
-        for inner in _names_of(thing):
-            _collect(inner, found, depth + 1)
-    elif isinstance(thing, list | tuple):
-        items: list[Any] = list(thing)  # pyright: ignore[reportUnknownArgumentType]
-        for inner in items:
-            _collect(inner, found, depth + 1)
-    elif not isinstance(thing, type | types.ModuleType) and hasattr(thing, "__dict__"):
-        namespace: dict[str, Any] = thing.__dict__
-        for inner in list(namespace.values()):
-            _collect(inner, found, depth + 1)
-
-
-def _names_of(function: types.FunctionType) -> list[Any]:
-    """What a function's closure, defaults and globals hold, as far as its code names them."""
-    code = function.__code__
-    values: list[Any] = [function.__globals__.get(name) for name in code.co_names]
-    values += function.__defaults__ or ()
-    values += (function.__kwdefaults__ or {}).values()
-    for cell in function.__closure__ or ():
-        try:
-            values.append(cell.cell_contents)
-        except ValueError:  # not set yet
-            continue
-    return values
+    return [thing for thing in things if id(thing) not in inner]

@@ -1,0 +1,85 @@
+"""What the user's code may reach, from some of his objects on.
+
+    everything((step, args))        by id: the arguments, the function's closure, defaults and
+                                    globals, those of functions of his that it names, and the items
+                                    and attributes of what is on the way
+
+Left out: numbers and text, types, Python's modules, and what other packages' functions name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.memory.scopes.births import is_users
+
+LISTS: Final = (list, deque)
+_MOST: Final = 200_000
+_PLAIN: Final = (
+    *(int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device),
+    *(type, ModuleType),
+)
+_INTERNALS: Final = ("torch._", "lowtide.")
+_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def everything(roots: object, goes_on: Callable[[Any], bool] = lambda _: True) -> dict[int, Any]:
+    """In the order in which it was found. `goes_on`: whether to look into an object, too."""
+    seen: dict[int, Any] = {}
+    todo: list[Any] = [roots]
+    while todo and len(seen) < _MOST:
+        x = todo.pop()
+        if isinstance(x, _PLAIN) or id(x) in seen:
+            continue
+        seen[id(x)] = x
+        if goes_on(x):
+            with suppress(Exception):  # the user's objects may do what they like when asked
+                todo += _parts(x)
+    return seen
+
+
+def _parts(x: Any) -> Iterator[Any]:
+    """What is reached from it in one step."""
+    if isinstance(x, torch.Tensor):
+        for name in _HOOKS:
+            yield getattr(x, name, None)
+        return
+    kind = cast("type[Any]", type(x))
+    if issubclass(kind, FunctionType):
+        if is_users(x.__code__):
+            yield from _of_function(x)
+    elif issubclass(kind, MethodType):
+        yield from (x.__self__, x.__func__)
+    elif issubclass(kind, functools.partial):
+        yield from (x.func, x.args, x.keywords)
+    elif issubclass(kind, Mapping):
+        yield from x
+        yield from x.values()
+    elif issubclass(kind, (*LISTS, tuple, set, frozenset)):
+        yield from x
+    if not kind.__module__.startswith(_INTERNALS):
+        yield getattr(x, "__dict__", None)
+
+
+def _of_function(x: FunctionType) -> Iterator[Any]:
+    for cell in x.__closure__ or ():
+        with suppress(ValueError):  # it is empty still
+            yield cell.cell_contents
+    yield x.__defaults__
+    yield x.__kwdefaults__
+    for name in _names(x.__code__):
+        yield x.__globals__.get(name)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _names(const)
