@@ -13,7 +13,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, cast
 
 import torch
@@ -52,7 +52,10 @@ def _parts(x: Any) -> Iterator[Any]:
             yield getattr(x, name, None)
         return
     kind = cast("type[Any]", type(x))
-    if issubclass(kind, FunctionType):
+    if issubclass(kind, CellType):
+        with suppress(ValueError):  # it is empty still
+            yield x.cell_contents
+    elif issubclass(kind, FunctionType):
         if is_users(x.__code__):
             yield from _of_function(x)
     elif issubclass(kind, MethodType):
@@ -69,9 +72,7 @@ def _parts(x: Any) -> Iterator[Any]:
 
 
 def _of_function(x: FunctionType) -> Iterator[Any]:
-    for cell in x.__closure__ or ():
-        with suppress(ValueError):  # it is empty still
-            yield cell.cell_contents
+    yield from x.__closure__ or ()
     yield x.__defaults__
     yield x.__kwdefaults__
     for name in _names(x.__code__):
@@ -79,6 +80,7 @@ def _of_function(x: FunctionType) -> Iterator[Any]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
+    """Globals and attributes, those of functions within it, too."""
     yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, CodeType):

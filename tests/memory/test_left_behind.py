@@ -132,6 +132,26 @@ def test_attributes_items_and_lists_are_what_they_were() -> None:
     assert net.count == 1  # what Python counts it has counted
 
 
+HELD: Any = None
+
+
+def test_variables_are_what_they_were() -> None:
+    held = torch.ones(8)
+
+    def step(x: Tensor) -> Tensor:
+        nonlocal held
+        global HELD, HELD_SINCE
+        held = held + x
+        HELD = HELD_SINCE = held * 2
+        return held.exp()
+
+    compiled: Any = lt.compile(step)
+    compiled.memory(torch.rand(8))
+    assert torch.equal(held, torch.ones(8))
+    assert HELD is None
+    assert "HELD_SINCE" not in globals()
+
+
 def test_what_nobody_finds_is_told() -> None:
     @torch._dynamo.disable
     def keep(x: Tensor) -> Tensor:
