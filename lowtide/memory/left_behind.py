@@ -1,92 +1,193 @@
-"""Tensors without values that Python keeps when it is called without being run: put back.
+"""Python that is called without being run has called its own functions: its objects are put back.
 
-In: what such a call may reach, before it; which tensors have no values, after it. Out: nothing. A
-gradient, an attribute, a variable, an item of a dict or a list that has one now is what it was
-before.
+In: what such a call may reach, before it. Out: nothing; afterwards attributes, variables, items of
+dicts, lists and sets, gradients and the data of tensors are what they were.
 
-    before = Before((step, args, kwargs))       # step: zero_grad, forward, backward, optimizer.step
-    ...                                         # p.grad, optimizer.state[p], module.h: no values
+    before = Before((step, args, kwargs), stand_in)
+    ...                     zero_grad, forward, backward, optimizer.step; self.count += 1; h = …
     before.put_back(has_no_values)
 
-What has values stays: Python that counts steps has counted one.
+During the call a `stand_in` is in the place of each tensor that has a graph: going backward through
+that would let go of what it has saved. An attribute that an object did not have stays, unless there
+are tensors without values in it: PyTorch's capture writes some, too.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CellType, FunctionType
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import torch
 
-from lowtide.memory.reached import LISTS, everything
+from lowtide.memory.reached import LISTS, classes_of, everything, names_of
 from lowtide.memory.scopes.births import is_users
 
-_EMPTY: Final = object()  # a cell
+Tensor = torch.Tensor
+HasNone = Callable[[Any], bool]
+_GONE: Final = object()
 
 
 class Before:
     """See the module's text."""
 
-    def __init__(self, roots: object) -> None:
+    def __init__(self, roots: object, stand_in: Callable[[Tensor], Tensor]) -> None:
         self._seen = everything(roots)
-        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        self._lists: list[tuple[Any, list[Any]]] = []
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        self._cells: list[tuple[CellType, Any]] = []
-        modules: set[int] = set()
-        for x in self._seen.values():
-            if isinstance(x, dict):
-                kept = cast("dict[Any, Any]", x)
-                self._dicts.append((kept, {**kept}))
-            elif issubclass(type(x), LISTS):
-                self._lists.append((x, [*x]))
-            elif isinstance(x, CellType):
-                self._cells.append((x, _content(x)))
-            elif isinstance(x, FunctionType) and is_users(x.__code__):
-                names = x.__globals__
-                if id(names) not in modules:
-                    modules.add(id(names))
-                    self._dicts.append((names, {**names}))
-            elif isinstance(x, torch.Tensor) and x.is_leaf:
-                self._gradients.append((x, x.grad))
+        self._kept: list[_Kept] = [*self._found()]
+        self._tensors = [
+            (x, x.grad if x.is_leaf else None, x.detach())
+            for x in self._seen.values()
+            if isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
+        ]
+        made: dict[int, Tensor] = {}
 
-    def put_back(self, has_no_values: Callable[[torch.Tensor], bool]) -> None:
+        def exchange(x: Any) -> Any:
+            if not isinstance(x, Tensor) or x.is_leaf or x.layout is not torch.strided or x.is_meta:
+                return x
+            if id(x) not in made:
+                made[id(x)] = stand_in(x)
+            return made[id(x)]
+
+        for kept in self._kept:
+            kept.exchange(exchange)
+
+    def _found(self) -> Iterator[_Kept]:
+        attributes = {id(getattr(x, "__dict__", None)) for x in self._seen.values()}
+        modules: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        classes: dict[type, None] = {}
+        for x in self._seen.values():
+            kind = cast("Any", type(x))
+            if issubclass(kind, dict):
+                yield _Names(x, None, id(x) in attributes)
+            elif issubclass(kind, (*LISTS, set)):
+                yield _Items(x)
+            elif issubclass(kind, CellType):
+                yield _Cell(x)
+            elif issubclass(kind, FunctionType) and is_users(x.__code__):
+                modules.setdefault(id(x.__globals__), (x.__globals__, set()))[1].update(names_of(x))
+            classes.update(dict.fromkeys(classes_of(x)))
+            names = (name for owner in classes_of(x) for name in _slots(owner))
+            slots = [name for name in names if hasattr(x, name)]
+            if slots:
+                yield _Slots(x, slots)
+        for module, used in modules.values():
+            yield _Names(module, used, True)
+        for owner in classes:
+            values = [(k, v) for k, v in vars(owner).items() if not k.startswith("__")]
+            plain = [k for k, v in values if not (callable(v) or hasattr(v, "__get__"))]
+            yield _Slots(owner, plain)
+
+    def put_back(self, has_no_values: Callable[[Tensor], bool]) -> None:
         """Whatever is left of the call."""
         has_none = functools.partial(self._has_none, has_no_values)
-        for now, before in self._dicts:
-            for key in [
-                k for k, x in [*now.items()] if before.get(k, now) is not x and has_none(x)
-            ]:
-                if key in before:
-                    now[key] = before[key]
-                else:
-                    del now[key]
-        for now, items in self._lists:
-            old = set(map(id, items))
-            if any(id(x) not in old and has_none(x) for x in now):
-                now.clear()
-                now.extend(items)
-        for cell, content in self._cells:
-            now = _content(cell)
-            if now is not content and has_none(now):
-                if content is _EMPTY:
-                    del cell.cell_contents
-                else:
-                    cell.cell_contents = content
-        for x, gradient in self._gradients:
-            if x.grad is not gradient and (x.grad is None or has_no_values(x.grad)):
+        for kept in self._kept:
+            kept.put_back(has_none)
+        for x, gradient, data in self._tensors:
+            if has_no_values(x):
+                x.data = data
+            now = x.grad if x.is_leaf else None
+            if now is not gradient and (now is None or has_no_values(now)):
                 x.grad = gradient
 
-    def _has_none(self, has_no_values: Callable[[torch.Tensor], bool], value: Any) -> bool:
+    def _has_none(self, has_no_values: Callable[[Tensor], bool], value: Any) -> bool:
         """Whether there is one in a value that was not there before."""
         found = everything(value, lambda x: id(x) not in self._seen)
-        return any(isinstance(x, torch.Tensor) and has_no_values(x) for x in found.values())
+        return any(isinstance(x, Tensor) and has_no_values(x) for x in found.values())
 
 
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _EMPTY
+class _Kept(Protocol):
+    def exchange(self, change: Callable[[Any], Any]) -> None: ...
+    def put_back(self, has_none: HasNone) -> None: ...
+
+
+class _Names:
+    """A dict. `used`: of these keys, or all. `grows`: whether it may keep what is new in it."""
+
+    def __init__(self, now: dict[Any, Any], used: set[str] | None, grows: bool) -> None:
+        self._now, self._grows = now, grows
+        self._before = {k: v for k, v in [*now.items()] if used is None or k in used}
+
+    def exchange(self, change: Callable[[Any], Any]) -> None:
+        for key, x in self._before.items():
+            if (other := change(x)) is not x:
+                self._now[key] = other
+
+    def put_back(self, has_none: HasNone) -> None:
+        now, before = self._now, self._before
+        if not self._grows and [*map(id, now)] != [*map(id, before)]:
+            now.clear()
+        for key in [k for k in now if k not in before and has_none(now[k])]:
+            del now[key]
+        for key, x in before.items():
+            if now.get(key, _GONE) is not x:
+                now[key] = x
+
+
+class _Items:
+    """A list, or a set."""
+
+    def __init__(self, now: Any) -> None:
+        self._now, self._before = now, [*now]
+
+    def exchange(self, change: Callable[[Any], Any]) -> None:
+        items = [change(x) for x in self._before]
+        if any(x is not y for x, y in zip(items, self._before, strict=True)):
+            self._set(items)
+
+    def put_back(self, has_none: HasNone) -> None:
+        if [*map(id, self._now)] != [*map(id, self._before)]:
+            self._set(self._before)
+
+    def _set(self, items: list[Any]) -> None:
+        self._now.clear()
+        getattr(self._now, "extend", getattr(self._now, "update", None))(items)  # pyright: ignore
+
+
+class _Cell:
+    """A variable of a function that functions within it have, too."""
+
+    def __init__(self, cell: CellType) -> None:
+        self._cell, self._before = cell, self._content(cell)
+
+    @staticmethod
+    def _content(cell: CellType) -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return _GONE
+
+    def exchange(self, change: Callable[[Any], Any]) -> None:
+        if (other := change(self._before)) is not self._before:
+            self._cell.cell_contents = other
+
+    def put_back(self, has_none: HasNone) -> None:
+        if self._content(self._cell) is self._before:
+            return
+        if self._before is _GONE:
+            del self._cell.cell_contents
+        else:
+            self._cell.cell_contents = self._before
+
+
+class _Slots:
+    """Attributes of an object or a class that has no dict to write into."""
+
+    def __init__(self, owner: Any, names: list[str]) -> None:
+        self._owner = owner
+        self._before = {name: getattr(owner, name) for name in names}
+
+    def exchange(self, change: Callable[[Any], Any]) -> None:
+        for name, x in self._before.items():
+            if (other := change(x)) is not x:
+                setattr(self._owner, name, other)
+
+    def put_back(self, has_none: HasNone) -> None:
+        for name, x in self._before.items():
+            if getattr(self._owner, name, _GONE) is not x:
+                setattr(self._owner, name, x)
+
+
+def _slots(kind: type) -> list[str]:
+    names: Any = vars(kind).get("__slots__", ())
+    return [names] if isinstance(names, str) else [*names]

@@ -4,12 +4,14 @@
                                     globals, those of functions of his that it names, and the items
                                     and attributes of what is on the way
 
-Left out: numbers and text, types, Python's modules, and what other packages' functions name.
+Left out: numbers and text, types, Python's modules and what they name, what is inside of objects
+that Python makes, such as queues and locks.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -69,6 +71,27 @@ def _parts(x: Any) -> Iterator[Any]:
         yield from x
     if not kind.__module__.startswith(_INTERNALS):
         yield getattr(x, "__dict__", None)
+    for owner in classes_of(x):
+        for member in [*vars(owner).values()]:
+            yield getattr(member, "fget", getattr(member, "__func__", member))
+        for name in vars(owner).get("__slots__", ()):
+            yield getattr(x, name, None)
+
+
+def classes_of(x: object) -> list[type]:
+    """The user's, of which it is."""
+    return [kind for kind in type(x).__mro__ if _is_users_class(kind)]
+
+
+@functools.cache
+def _is_users_class(kind: type) -> bool:
+    package = kind.__module__.partition(".")[0]
+    return package not in sys.stdlib_module_names and package not in ("torch", "lowtide")
+
+
+def names_of(x: FunctionType) -> set[str]:
+    """Of globals and attributes, those of functions within it, too."""
+    return {*_names(x.__code__)}
 
 
 def _of_function(x: FunctionType) -> Iterator[Any]:
@@ -80,7 +103,6 @@ def _of_function(x: FunctionType) -> Iterator[Any]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Globals and attributes, those of functions within it, too."""
     yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, CodeType):

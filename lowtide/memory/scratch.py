@@ -34,7 +34,7 @@ Bound = Callable[[Sequence[Any], Any], int]
 
 def scratch_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
     """See the module's text."""
-    bound = _BOUNDS.get(func)
+    bound = _bound(func)
     if bound is not None:
         return bound([*args, *kwargs.values()], result)
     if _is_pointwise(func):
@@ -45,6 +45,11 @@ def scratch_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
     if func.overloadpacket in _SOFTMAX:
         return max(_converted_first(args, result), _made_contiguous(args, result))
     return _converted_first(args, result) if func.overloadpacket in _CONVERT else 0
+
+
+@functools.cache
+def _bound(func: Any) -> Bound | None:
+    return _BOUNDS.get(func) or _BY_NAME.get(str(func))
 
 
 @functools.cache
@@ -326,6 +331,9 @@ _SOFTMAX = {aten._softmax, aten._log_softmax}
 
 _MASKED = {aten.where, aten.masked_fill, aten.masked_fill_}  # masks are read as they are
 
+_BY_NAME: dict[str, Bound] = {  # of what PyTorch has where its compiler was imported
+    "prims.fma.default": lambda _, result: _bytes(result),  # a product, and then a sum
+}
 _BOUNDS: dict[Any, Bound] = {
     aten.clone.default: _turned,
     aten.copy_.default: _turned,

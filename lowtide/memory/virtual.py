@@ -124,7 +124,8 @@ class Virtual(TorchDispatchMode):
         self._hosts: dict[int, weakref.ref[Storage]] = {}
         self._starts: dict[int, Tensor] = {}  # where the graph of a program ends, by operand
         self._given: dict[int, Any] = {}  # the node of each operand, as it came
-        self._made: set[int] = set()  # storages without values
+        self._made: dict[int, weakref.ref[Storage]] = {}  # storages without values
+        self._written: set[int] = set()  # numbers of the caller's that were written, here only
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -172,9 +173,11 @@ class Virtual(TorchDispatchMode):
         if self.names:
             self._name(func)
         if func is _ASK:
-            if self._key(args[0]) not in self._made:
+            if self._key(args[0]) not in (self._made.keys() | self._written):
                 return func(*args)
             self._count()
+        if func._schema.is_mutable and args and _is_number(args[0]):
+            self._written.add(self._key(args[0]))
         if func is torch.ops.aten._cudnn_init_dropout_state.default:
             raise Stopped(_STATE)
         if self.ledger.accumulates(func, args):
@@ -264,7 +267,7 @@ class Virtual(TorchDispatchMode):
         host = known() if known is not None else None
         if host is None:
             host = untouched(storage.nbytes(), device or self.device)
-            self._made.add(host._cdata)  # pyright: ignore[reportPrivateUsage]
+            self._note(host)
             self._pair(host, x.detach())
         return over(x, host)
 
@@ -315,13 +318,13 @@ class Virtual(TorchDispatchMode):
         if not isinstance(x, torch.Tensor):
             return x
         if not (x.is_meta or hasattr(x, "fake_mode")):
-            return x if x.is_leaf or x.layout is not torch.strided else self._of_an_op(x)
+            return x if x.is_leaf or x.layout is not torch.strided else self.of_an_op(x)
         made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         self.ledger.given([made])
         made = self.host(made).requires_grad_(x.requires_grad)
         return made if x.is_leaf or not x.requires_grad else _over_leaf(made, made)
 
-    def _of_an_op(self, x: Tensor) -> Tensor:
+    def of_an_op(self, x: Tensor) -> Tensor:
         """The same tensor, behind which the caller's graph is not seen: going backward lets go of
         what that has saved."""
         form = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
@@ -329,13 +332,22 @@ class Virtual(TorchDispatchMode):
             leaf = self.host(form, x.device).requires_grad_()
         return _over_leaf(leaf, x)
 
+    def _note(self, made: Storage) -> None:
+        """It has no values, as long as it lives."""
+        key = made._cdata  # pyright: ignore[reportPrivateUsage]
+
+        def end(ref: object) -> None:
+            if self._made.get(key) is ref:
+                del self._made[key]
+
+        self._made[key] = weakref.ref(made, end)
+
     def _pair(self, storage: Storage, twin: Tensor) -> None:
         key, meta = storage._cdata, twin.untyped_storage()._cdata  # pyright: ignore
 
         def end(ref: object) -> None:
             if self._twins.get(key, (None,))[0] is ref:
                 del self._twins[key]
-                self._made.discard(key)
             if self._hosts.get(meta) is ref:
                 del self._hosts[meta]
 
@@ -369,6 +381,10 @@ def _where(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
     _map(found.append, args)  # pyright: ignore[reportArgumentType]
     large = (x.device for x in found if x.dim())
     return next(large, found[0].device if found else _CPU)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not x.dim() and x.layout is torch.strided
 
 
 def _is_the_engines(frame: FrameType) -> bool:

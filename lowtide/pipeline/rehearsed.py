@@ -193,7 +193,8 @@ class _Call:
         """What calls like it are held to, where no Driver sees to it."""
         walks = [g.walk for g in self.graphs if g.walk is not None]
         is_one = len(walks) == len(self.graphs) == 1 and self.virtual.outside is None
-        if is_one or not self.is_whole or self.virtual.device.type != "cpu":
+        is_whole = self.is_whole and not any(walk.ends for walk in walks)
+        if is_one or not is_whole or self.virtual.device.type != "cpu":
             return None
         strays = self.virtual.asked or any(walk.may_stray for walk in walks)
         return Promise(
@@ -223,7 +224,8 @@ def _rehearse(
         reason=plain.reason(),
     )
     given, named = call.virtual.untouched(args), call.virtual.untouched(kwargs)
-    before = Before((getattr(compiled, "_orig_mod", compiled), args, kwargs))
+    root = getattr(compiled, "_orig_mod", compiled)
+    before = Before((root, args, kwargs), call.virtual.of_an_op)
     try:
         with (
             listening.by(call.hear),
@@ -246,9 +248,11 @@ def _rehearse(
                 call.stop(f"{type(error).__name__}: {words}")
     finally:
         before.put_back(call.virtual.has_no_values)
-        del given, named
-        if call.virtual.has_left_any and gc.collect() and call.virtual.has_left_any:
-            warnings.warn(_LEFT, RuntimeWarning, stacklevel=3)
+    del given, named, before
+    if call.virtual.has_left_any:
+        gc.collect()
+    if call.virtual.has_left_any:
+        warnings.warn(_LEFT, RuntimeWarning, stacklevel=3)
     plan = call.plan()
     if (promise := call.promise(plan)) is not None:
         promises.give(args, kwargs, promise)

@@ -42,7 +42,7 @@ from lowtide.pipeline.played import backward, play
 from lowtide.pipeline.signature import CPU, Ineligible, exact_key
 from lowtide.pipeline.stand_ins import NUMBERS, UNKNOWN, stand_ins
 from lowtide.pipeline.stopping import about_a_loop, static_reason
-from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects
+from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects, is_pytorchs
 from lowtide.pipeline.walked_steps import KernelStep, Step, TorchStep
 from lowtide.runtime import arena, ours
 from lowtide.runtime.played_arena import PlayedArena
@@ -318,7 +318,7 @@ class Walk:
             scratch.update(zip(op.operands, given, strict=True))
             if is_whole:
                 self._guess(f"{op.loc}: {DEPENDS.format(_name(op))}")
-        runs = op.name not in OBJECT_OPS or op.name in PURE_OPS or _is_method(op, scratch)
+        runs = op.name not in OBJECT_OPS or op.name in PURE_OPS or is_pytorchs(op, scratch)
         why = _IS_PYTHON if op.name in _CALLS_PYTHON else _DATA_DECIDE
         if runs and not _asks_the_run(op, scratch):
             for road in (contextlib.nullcontext(), self.ledger.answering()):
@@ -562,12 +562,6 @@ def _forms(values: Sequence[Any]) -> list[Any]:
 
 def _is_torch(op: Op) -> bool:
     return op.name in ("call_torch", "mutate") or op.name.startswith("torch.")
-
-
-def _is_method(op: Op, env: Env) -> bool:
-    """Is it a method of PyTorch's on a tensor whose type the program does not tell?"""
-    is_tensor = op.name == "py.call_method" and type(env[op.operands[0]]) is torch.Tensor
-    return is_tensor and hasattr(torch.Tensor, str(op.attrs["name"]))
 
 
 def _is_unseen(op: Op) -> bool:

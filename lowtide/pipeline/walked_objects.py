@@ -11,19 +11,40 @@ In: an op and its operands. Out: its results, or None where only the run knows t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from lowtide.ir import object_ops
+from lowtide.ir import object_ops, python_objects
 from lowtide.ir.core import Op, Value
 from lowtide.memory.cudnn import Places
 
 OBJECT_OPS: Final = tuple(object_ops.RUN)
+_NAMESPACES: Final = ("aten", "prims")
 PURE_OPS: Final = ("enum.const", "enum.get", "py.isinstance")  # may be run as they are
+
+
+def is_pytorchs(op: Op, env: Mapping[Value, Any]) -> bool:
+    """Is it a method of PyTorch's on a tensor whose type the program does not tell, or one of its
+    operators by name, which writes into nothing?"""
+    if op.name == "py.call_method":
+        is_tensor = type(env[op.operands[0]]) is torch.Tensor
+        return is_tensor and hasattr(torch.Tensor, str(op.attrs["name"]))
+    if op.name != "py.call":
+        return False
+    called = python_objects.find(str(op.attrs["target"]))
+    found = [getattr(called, name) for name in _overloads(called)] or [called]
+    schemas = [getattr(x, "_schema", None) for x in found]
+    is_ours = getattr(found[0], "namespace", "") in _NAMESPACES
+    return is_ours and all(x is not None and not x.is_mutable for x in schemas)
+
+
+def _overloads(called: object) -> list[str]:
+    is_packet = isinstance(called, torch._ops.OpOverloadPacket)  # pyright: ignore
+    return called.overloads() if is_packet else []
 
 
 class WalkedObjects:
