@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, cast
 
 import torch
 
-from lowtide.memory.reached import LISTS, classes_of, everything, names_of
+from lowtide.memory.reached import LISTS, MOST, classes_of, everything, names_of
 from lowtide.memory.scopes.births import is_users
 
 Tensor = torch.Tensor
@@ -51,6 +51,11 @@ class Before:
 
         for kept in self._kept:
             kept.exchange(exchange)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether that is all that may be reached, and not only the first of it."""
+        return len(self._seen) < MOST
 
     def _found(self) -> Iterator[_Kept]:
         attributes = {id(getattr(x, "__dict__", None)) for x in self._seen.values()}

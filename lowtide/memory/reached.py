@@ -23,7 +23,7 @@ import torch
 from lowtide.memory.scopes.births import is_users
 
 LISTS: Final = (list, deque)
-_MOST: Final = 200_000
+MOST: Final = 200_000
 _PLAIN: Final = (
     *(int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device),
     *(type, ModuleType),
@@ -36,7 +36,7 @@ def everything(roots: object, goes_on: Callable[[Any], bool] = lambda _: True) -
     """In the order in which it was found. `goes_on`: whether to look into an object, too."""
     seen: dict[int, Any] = {}
     todo: list[Any] = [roots]
-    while todo and len(seen) < _MOST:
+    while todo and len(seen) < MOST:
         x = todo.pop()
         if isinstance(x, _PLAIN) or id(x) in seen:
             continue

@@ -25,6 +25,7 @@ import torch
 from lowtide.frontend.dynamo.internals import is_capturing
 from lowtide.memory import watching
 from lowtide.memory.left_behind import Before
+from lowtide.memory.reached import MOST
 from lowtide.memory.stand_ins import with_sizes
 from lowtide.memory.virtual import NO_MEMORY, TWICE, Stopped, Virtual, virtual_for
 from lowtide.pipeline import listening, plain
@@ -41,6 +42,9 @@ _ASKED: Final = "Python asks the data for numbers, which are taken to be 1, or F
 _LEFT: Final = (
     "memory() calls the function on tensors without values, and somebody keeps some of them: what "
     "is computed from these later is wrong"
+)
+_MUCH: Final = (
+    f"the function reaches more than {MOST:,} objects: those beyond are not put back after memory()"
 )
 _OVER: Final = "the budget is of each captured graph by itself, and the call takes more than it"
 _OUTSIDE: Final = "Python runs `{}` outside of what is compiled: that is in no budget"
@@ -226,6 +230,8 @@ def _rehearse(
     given, named = call.virtual.untouched(args), call.virtual.untouched(kwargs)
     root = getattr(compiled, "_orig_mod", compiled)
     before = Before((root, args, kwargs), call.virtual.of_an_op)
+    if not before.is_all:
+        call.notes.append(_MUCH)
     try:
         with (
             listening.by(call.hear),

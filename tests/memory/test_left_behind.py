@@ -13,6 +13,7 @@ import torch._dynamo
 from torch import Tensor, nn
 
 import lowtide as lt
+from lowtide.memory import left_behind, reached
 
 
 @pytest.fixture(autouse=True)
@@ -275,3 +276,12 @@ def test_nothing_is_left_of_large_ones_either() -> None:
 
     compiled: Any = lt.compile(lambda x: doubled(x * 1.5) + 1)
     compiled.memory(torch.randn(900, 900, requires_grad=True))
+
+
+def test_where_too_much_is_reached_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [[k] for k in range(50)]
+    compiled: Any = lt.compile(lambda x: x * len(many))
+    assert not any("objects" in note for note in compiled.memory(torch.rand(3)).notes)
+    for module in (reached, left_behind):
+        monkeypatch.setattr(module, "MOST", 20)
+    assert any("objects" in note for note in compiled.memory(torch.rand(3)).notes)
