@@ -20,6 +20,7 @@ from types import CellType, FunctionType
 from typing import Any, Final, Protocol, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from lowtide.memory.reached import LISTS, MOST, classes_of, everything, names_of
 from lowtide.memory.scopes.births import is_users
@@ -36,9 +37,10 @@ class Before:
         self._seen = everything(roots)
         self._kept: list[_Kept] = [*self._found()]
         self._tensors = [
-            (x, x.grad if x.is_leaf else None, x.detach())
+            (x, x.grad if x.is_leaf else None, x.detach(), x.requires_grad)
             for x in self._seen.values()
-            if isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
+            if isinstance(x, Tensor) and not is_lazy(x)
+            if x.layout is torch.strided and not x.is_nested
         ]
         made: dict[int, Tensor] = {}
 
@@ -88,9 +90,11 @@ class Before:
         has_none = functools.partial(self._has_none, has_no_values)
         for kept in self._kept:
             kept.put_back(has_none)
-        for x, gradient, data in self._tensors:
+        for x, gradient, data, requires_grad in self._tensors:
             if has_no_values(x):
                 x.data = data
+            if x.is_leaf and x.requires_grad != requires_grad:
+                x.requires_grad_(requires_grad)
             now = x.grad if x.is_leaf else None
             if now is not gradient and (now is None or has_no_values(now)):
                 x.grad = gradient

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -268,6 +270,19 @@ def _time_repeated(call: Callable[[], object], count: int) -> float:
         call()
     _settle()
     return (time.perf_counter_ns() - start) / count
+
+
+@contextmanager
+def same_python_random() -> Generator[None]:
+    """The generators of Python and of numpy after as before."""
+    numpy: Any = sys.modules.get("numpy")
+    state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
 
 
 @contextmanager

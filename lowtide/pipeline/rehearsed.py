@@ -25,6 +25,7 @@ import torch
 from lowtide.frontend.dynamo.internals import is_capturing
 from lowtide.memory import watching
 from lowtide.memory.left_behind import Before
+from lowtide.memory.measure import same_python_random
 from lowtide.memory.reached import MOST
 from lowtide.memory.stand_ins import with_sizes
 from lowtide.memory.virtual import NO_MEMORY, TWICE, Stopped, Virtual, virtual_for
@@ -234,6 +235,7 @@ def _rehearse(
         call.notes.append(_MUCH)
     try:
         with (
+            same_python_random(),
             listening.by(call.hear),
             listening.playing(call.play),
             watching.aside(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -285,3 +286,20 @@ def test_where_too_much_is_reached_a_note_says_so(monkeypatch: pytest.MonkeyPatc
     for module in (reached, left_behind):
         monkeypatch.setattr(module, "MOST", 20)
     assert any("objects" in note for note in compiled.memory(torch.rand(3)).notes)
+
+
+def test_draws_of_python_and_what_requires_gradients_are_the_same() -> None:
+    net = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
+
+    def step(x: Tensor) -> Tensor:
+        net[1].weight.requires_grad_(not net[1].weight.requires_grad)
+        return net(x) * random.random()
+
+    compiled: Any = lt.compile(step)
+    random.seed(0)
+    expected = random.random()
+    random.seed(0)
+    compiled.memory(torch.rand(3, 5))
+    assert random.random() == expected
+    assert net[1].weight.requires_grad
+    assert torch.isfinite(compiled(torch.rand(3, 5))).all()

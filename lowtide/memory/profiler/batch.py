@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lowtide.errors import LowtideError
 from lowtide.memory.available import is_out_of_memory
-from lowtide.memory.measure import same_random_numbers
+from lowtide.memory.measure import same_python_random, same_random_numbers
 from lowtide.memory.profiler.profile import profile
 from lowtide.memory.reached import everything
 from lowtide.memory.sizes import budget_bytes
@@ -150,27 +150,12 @@ def _measured(run: Callable[[], None]) -> int:
 def _unchanged(kept: list[Any]) -> Generator[None]:
     """Random generators and the state of `kept` after as before."""
     restores = [_keeper(thing) for thing in kept]
-    with same_random_numbers(), _python_random():
+    with same_random_numbers(), same_python_random():
         try:
             yield
         finally:
             for restore in restores:
                 restore()
-
-
-@contextmanager
-def _python_random() -> Generator[None]:
-    import random
-    import sys
-
-    numpy: Any = sys.modules.get("numpy")
-    state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
-    try:
-        yield
-    finally:
-        random.setstate(state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
 
 
 def _keeper(thing: Any) -> Callable[[], None]:
