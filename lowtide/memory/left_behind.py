@@ -1,15 +1,15 @@
-"""Python that is called without being run has called its own functions: its objects are put back.
+"""Tensors without values that Python keeps when it is called without being run: put back.
 
-In: what such a call may reach, before it. Out: nothing; afterwards attributes, variables, items of
-dicts, lists and sets, gradients and the data of tensors are what they were.
+In: what such a call may reach, before it. Out: nothing; an attribute, a variable, an item of a
+dict, a list or a set, a gradient or the data of a tensor that has no values now is what it was.
+
 
     before = Before((step, args, kwargs), stand_in)
-    ...                     zero_grad, forward, backward, optimizer.step; self.count += 1; h = …
+    ...                     zero_grad, forward, backward, optimizer.step; state["h"] = …
     before.put_back(has_no_values)
 
 During the call a `stand_in` is in the place of each tensor that has a graph: going backward through
-that would let go of what it has saved. An attribute that an object did not have stays, unless there
-are tensors without values in it: PyTorch's capture writes some, too.
+that would let go of what it has saved. What has values stays: Python that counts steps has counted.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ class Before:
         self._tensors = [
             (x, x.grad if x.is_leaf else None, x.detach(), x.requires_grad)
             for x in self._seen.values()
-            if isinstance(x, Tensor) and not is_lazy(x)
-            if x.layout is torch.strided and not x.is_nested
+            if _is_dense(x) and not is_lazy(x)
         ]
         made: dict[int, Tensor] = {}
+        self._stand_ins: set[int] = set()
 
         def exchange(x: Any) -> Any:
-            if not isinstance(x, Tensor) or x.is_leaf or x.layout is not torch.strided or x.is_meta:
+            if not _is_dense(x) or x.is_leaf or x.is_meta:
                 return x
             if id(x) not in made:
                 made[id(x)] = stand_in(x)
+                self._stand_ins.add(id(made[id(x)]))
             return made[id(x)]
 
         for kept in self._kept:
@@ -60,13 +61,12 @@ class Before:
         return len(self._seen) < MOST
 
     def _found(self) -> Iterator[_Kept]:
-        attributes = {id(getattr(x, "__dict__", None)) for x in self._seen.values()}
         modules: dict[int, tuple[dict[str, Any], set[str]]] = {}
         classes: dict[type, None] = {}
         for x in self._seen.values():
             kind = cast("Any", type(x))
             if issubclass(kind, dict):
-                yield _Names(x, None, id(x) in attributes)
+                yield _Names(x, None)
             elif issubclass(kind, (*LISTS, set)):
                 yield _Items(x)
             elif issubclass(kind, CellType):
@@ -79,7 +79,7 @@ class Before:
             if slots:
                 yield _Slots(x, slots)
         for module, used in modules.values():
-            yield _Names(module, used, True)
+            yield _Names(module, used)
         for owner in classes:
             values = [(k, v) for k, v in vars(owner).items() if not k.startswith("__")]
             plain = [k for k, v in values if not (callable(v) or hasattr(v, "__get__"))]
@@ -102,7 +102,9 @@ class Before:
     def _has_none(self, has_no_values: Callable[[Tensor], bool], value: Any) -> bool:
         """Whether there is one in a value that was not there before."""
         found = everything(value, lambda x: id(x) not in self._seen)
-        return any(isinstance(x, Tensor) and has_no_values(x) for x in found.values())
+        return any(
+            id(x) in self._stand_ins or (_is_dense(x) and has_no_values(x)) for x in found.values()
+        )
 
 
 class _Kept(Protocol):
@@ -111,10 +113,10 @@ class _Kept(Protocol):
 
 
 class _Names:
-    """A dict. `used`: of these keys, or all. `grows`: whether it may keep what is new in it."""
+    """A dict. `used`: of these keys, or all."""
 
-    def __init__(self, now: dict[Any, Any], used: set[str] | None, grows: bool) -> None:
-        self._now, self._grows = now, grows
+    def __init__(self, now: dict[Any, Any], used: set[str] | None) -> None:
+        self._now = now
         self._before = {k: v for k, v in [*now.items()] if used is None or k in used}
 
     def exchange(self, change: Callable[[Any], Any]) -> None:
@@ -124,13 +126,11 @@ class _Names:
 
     def put_back(self, has_none: HasNone) -> None:
         now, before = self._now, self._before
-        if not self._grows and [*map(id, now)] != [*map(id, before)]:
-            now.clear()
-        for key in [k for k in now if k not in before and has_none(now[k])]:
-            del now[key]
-        for key, x in before.items():
-            if now.get(key, _GONE) is not x:
-                now[key] = x
+        for key in [k for k, x in [*now.items()] if before.get(k, now) is not x and has_none(x)]:
+            if key in before:
+                now[key] = before[key]
+            else:
+                del now[key]
 
 
 class _Items:
@@ -145,7 +145,8 @@ class _Items:
             self._set(items)
 
     def put_back(self, has_none: HasNone) -> None:
-        if [*map(id, self._now)] != [*map(id, self._before)]:
+        old = set(map(id, self._before))
+        if any(id(x) not in old and has_none(x) for x in [*self._now]):
             self._set(self._before)
 
     def _set(self, items: list[Any]) -> None:
@@ -171,7 +172,8 @@ class _Cell:
             self._cell.cell_contents = other
 
     def put_back(self, has_none: HasNone) -> None:
-        if self._content(self._cell) is self._before:
+        now = self._content(self._cell)
+        if now is self._before or not has_none(now):
             return
         if self._before is _GONE:
             del self._cell.cell_contents
@@ -193,8 +195,16 @@ class _Slots:
 
     def put_back(self, has_none: HasNone) -> None:
         for name, x in self._before.items():
-            if getattr(self._owner, name, _GONE) is not x:
+            now = getattr(self._owner, name, _GONE)
+            if now is not x and has_none(now):
                 setattr(self._owner, name, x)
+
+
+def _is_dense(x: Any) -> bool:
+    try:
+        return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
+    except Exception:  # one that was disposed
+        return False
 
 
 def _slots(kind: type) -> list[str]:

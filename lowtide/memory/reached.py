@@ -4,14 +4,15 @@
                                     globals, those of functions of his that it names, and the items
                                     and attributes of what is on the way
 
-Left out: numbers and text, types, Python's modules and what they name, what is inside of objects
-that Python makes, such as queues and locks.
+Left out: numbers and text, types, Python's modules, and what the functions of installed packages
+name.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -28,6 +29,7 @@ _PLAIN: Final = (
     *(int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device),
     *(type, ModuleType),
 )
+_INSTALLED: Final = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _INTERNALS: Final = ("torch._", "lowtide.")
 _HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -86,7 +88,10 @@ def classes_of(x: object) -> list[type]:
 @functools.cache
 def _is_users_class(kind: type) -> bool:
     package = kind.__module__.partition(".")[0]
-    return package not in sys.stdlib_module_names and package not in ("torch", "lowtide")
+    if package in sys.stdlib_module_names or package in ("torch", "lowtide"):
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return not file.startswith(_INSTALLED)
 
 
 def names_of(x: FunctionType) -> set[str]:
@@ -98,8 +103,9 @@ def _of_function(x: FunctionType) -> Iterator[Any]:
     yield from x.__closure__ or ()
     yield x.__defaults__
     yield x.__kwdefaults__
-    for name in _names(x.__code__):
-        yield x.__globals__.get(name)
+    if not x.__code__.co_filename.startswith(_INSTALLED):
+        for name in _names(x.__code__):
+            yield x.__globals__.get(name)
 
 
 def _names(code: CodeType) -> Iterator[str]:
