@@ -3,7 +3,6 @@
 In: what such a call may reach, before it. Out: nothing; an attribute, a variable, an item of a
 dict, a list or a set, a gradient or the data of a tensor that has no values now is what it was.
 
-
     before = Before((step, args, kwargs), stand_in)
     ...                     zero_grad, forward, backward, optimizer.step; state["h"] = …
     before.put_back(has_no_values)

@@ -48,16 +48,6 @@ def along(listener: Listener) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def by_nobody() -> Generator[None]:
-    """Inside, nobody is told."""
-    before, of_thread.listeners = of_thread.listeners, []
-    try:
-        yield
-    finally:
-        of_thread.listeners = before
-
-
-@contextlib.contextmanager
 def playing(play: Callable[[Any, Any, Any], Any]) -> Generator[None]:
     """Inside, it is asked for what a scripted function gives, with the arguments of a call that a
     mode keeps from being compiled."""

@@ -75,7 +75,7 @@ def backward(ledger: Ledger, results: Sequence[Tensor], since: int = 0) -> list[
     """The backward pass of everything that carries a gradient; notes of what is not counted.
 
     Each result gets a cotangent of its own, which counts; gradients count as what is new of them.
-    Nodes older than `since` are the caller's, and are left alone.
+    Nodes older than `since` are the caller's: where one comes to them, nothing is let go of.
     """
     carrying = [x for x in results if x.requires_grad]
     if not carrying:
@@ -89,7 +89,9 @@ def backward(ledger: Ledger, results: Sequence[Tensor], since: int = 0) -> list[
         with torch.autograd.set_detect_anomaly(False):  # which looks for NaN in what has no values
             if edges:
                 ends: list[Any] = [*_leaves(carrying, since), *edges]
-                torch.autograd.grad(carrying, ends, cotangents, allow_unused=True)
+                torch.autograd.grad(
+                    carrying, ends, cotangents, retain_graph=True, allow_unused=True
+                )
             else:
                 torch.autograd.backward(carrying, cotangents)
     except (RuntimeError, NotImplementedError) as fault:

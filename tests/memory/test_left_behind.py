@@ -221,6 +221,23 @@ def test_a_hidden_state_keeps_its_graph(detach: bool) -> None:
         compiled(x).sum().backward()
 
 
+def test_a_hidden_state_in_a_tuple_keeps_its_graph() -> None:
+    """Where nothing can stand for it."""
+    net, state = nn.Linear(8, 8), {"h": (torch.zeros(4, 8), 1)}
+
+    def step(x: Tensor) -> Tensor:
+        state["h"] = torch.tanh(net(x) + state["h"][0]), 1
+        return state["h"][0]
+
+    compiled: Any = lt.compile(step)
+    x = torch.rand(4, 8)
+    y = compiled(x)
+    compiled.memory(x)
+    assert state["h"][0] is y
+    y.sum().backward()
+    assert net.weight.grad is not None
+
+
 def test_slots_classes_sets_and_data_are_what_they_were() -> None:
     class Kept:
         __slots__ = ("value",)
