@@ -3,7 +3,7 @@
 begin = now()
 y = f(h)                    h = x.exp() was made before, in a graph of the caller's
 nodes_of([y], begin)        those of f
-edges_out_of([y], begin)    the edge to ExpBackward0: through it gradients leave f
+goes_further([y], begin)    True: ExpBackward0 is older
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge
 
 
 def now() -> int:
@@ -32,9 +31,8 @@ def nodes_of(results: Sequence[torch.Tensor], since: int = 0) -> list[Any]:
     return [*found]
 
 
-def edges_out_of(results: Sequence[torch.Tensor], since: int) -> list[GradientEdge]:
-    """By which gradients of these results go on to older nodes."""
-    edges: list[tuple[Any, int]] = [(x.grad_fn, x.output_nr) for x in results]
-    edges += [edge for node in nodes_of(results, since) for edge in node.next_functions]
-    older = [e for e in edges if e[0] is not None and e[0]._sequence_nr() < since]
-    return [GradientEdge(node, k) for node, k in dict.fromkeys(older)]
+def goes_further(results: Sequence[torch.Tensor], since: int) -> bool:
+    """Whether gradients of these results go on to older nodes."""
+    nodes: list[Any] = [x.grad_fn for x in results]
+    nodes += [below for node in nodes_of(results, since) for below, _ in node.next_functions]
+    return any(node is not None and node._sequence_nr() < since for node in nodes)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from lowtide.errors import UNKNOWN_LOC
-from lowtide.memory.graph import edges_out_of, nodes_of
+from lowtide.memory.graph import goes_further, nodes_of
 from lowtide.memory.leaves import tensors_in
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.plan import Event
@@ -27,6 +27,7 @@ from lowtide.texpr.sizes import evaluate
 
 _TRUE = torch.tensor(True, device="cpu")
 Tensor = torch.Tensor
+_FURTHER = "the backward pass goes on into a graph that was there before: none of it is counted"
 
 
 def play(
@@ -75,25 +76,20 @@ def backward(ledger: Ledger, results: Sequence[Tensor], since: int = 0) -> list[
     """The backward pass of everything that carries a gradient; notes of what is not counted.
 
     Each result gets a cotangent of its own, which counts; gradients count as what is new of them.
-    Nodes older than `since` are the caller's: where one comes to them, nothing is let go of.
+    Where it would go on to nodes older than `since`, which are the caller's, none of it is run.
     """
     carrying = [x for x in results if x.requires_grad]
     if not carrying:
         return []
+    if goes_further(carrying, since):
+        return [_FURTHER]
     ledger.at("cotangent", UNKNOWN_LOC, "gradient", heap.COTANGENTS)
     ledger.watch(carrying, since)
     cotangents = [torch.ones_like(x) for x in carrying]
     ledger.python_has(cotangents)  # so that the engine adds nothing to them in their place
-    edges = edges_out_of(carrying, since)
     try:
         with torch.autograd.set_detect_anomaly(False):  # which looks for NaN in what has no values
-            if edges:
-                ends: list[Any] = [*_leaves(carrying, since), *edges]
-                torch.autograd.grad(
-                    carrying, ends, cotangents, retain_graph=True, allow_unused=True
-                )
-            else:
-                torch.autograd.backward(carrying, cotangents)
+            torch.autograd.backward(carrying, cotangents)
     except (RuntimeError, NotImplementedError) as fault:
         words = re.split(r"[.\n]", str(fault))[0]
         return [f"the backward pass is not counted further than this: {words}"]

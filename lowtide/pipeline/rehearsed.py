@@ -242,7 +242,9 @@ def _rehearse(
             call.virtual.on(),
         ):
             try:
-                call.notes += virtual_backward(call.virtual, compiled(*given, **named))
+                ends = virtual_backward(call.virtual, compiled(*given, **named))
+                call.notes += ends
+                call.is_whole = not ends
             except Stopped as why:
                 call.stop(str(why))
             except Exception as error:
