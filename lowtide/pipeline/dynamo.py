@@ -21,13 +21,16 @@ import torch
 
 from lowtide import config
 from lowtide.errors import LowtideError
-from lowtide.frontend.dynamo.internals import BACKEND, register
+from lowtide.frontend.dynamo.internals import BACKEND, breaks, register
 from lowtide.ir.core import Function
 from lowtide.pipeline import debug, faults, listening, plain, rehearsed, stats
+from lowtide.pipeline.budget import allowance
+from lowtide.pipeline.budget.allowance import Place
 from lowtide.pipeline.compiled import Compiled, tell_without_budget
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.explain import Explanation
 from lowtide.pipeline.options import Options, options_of
+from lowtide.pipeline.shares import is_whole_call
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
 
@@ -40,11 +43,13 @@ Model = TypeVar("Model", bound=Callable[..., Any])
 class CompiledGraph(Compiled):
     """One captured graph that became a program. `program` is a `GraphProgram`."""
 
-    def __init__(self, module: torch.fx.GraphModule, program: Any, options: Options) -> None:
+    def __init__(
+        self, module: torch.fx.GraphModule, program: Any, options: Options, place: Place
+    ) -> None:
         self.__name__ = self.__qualname__ = program.function.name
         self.forward: Callable[..., Any] = module.forward
         self.options = options
-        self._driver = make_driver(program.function, options)
+        self._driver = make_driver(program.function, options, place)
         self._arguments: tuple[int, ...] = program.arguments
         self._captured: tuple[Any, ...] = program.captured
         self._sets_grad: bool = program.sets_grad
@@ -75,10 +80,6 @@ class CompiledGraph(Compiled):
         """The operands of the program, for the inputs of the graph."""
         return (*[args[k] for k in self._arguments], *self._captured)
 
-    def planned_bytes(self, args: tuple[Any, ...]) -> int:
-        """What a call is planned to take, within a budget."""
-        return self._driver.planned_bytes(self.bind(args, {}))
-
     def driver(self, args: tuple[Any, ...]) -> Driver:
         """The one program that there is."""
         return self._driver
@@ -102,15 +103,13 @@ class PlainGraph:
         found = listening.hear(self, args)
         if found is not listening.RUN:
             return found
+        if (call := allowance.current()) is not None:
+            call.took(0)
         if not (self._has_told or listening.is_asked() or config.current().disable):
             self._has_told = True
             tell_without_budget("a captured graph", self.why)
         stats.count("calls_eager")
         return self.forward(*args)
-
-    def planned_bytes(self, args: tuple[Any, ...]) -> int:
-        """Nothing is: it says so when it is called."""
-        return 0
 
     def __str__(self) -> str:
         return f"{self.__name__}: PyTorch runs the captured graph as it is: {self.why}"
@@ -128,7 +127,7 @@ def backend(
 ) -> Callable[..., Any]:
     """The `torch.compile` backend: a captured graph as a callable of the same inputs.
 
-    `options`: `budget` and `tune`, as of `lt.compile`; `mode` changes nothing."""
+    `options`: `budget`, here of each graph, and `tune`; `mode` changes nothing."""
     del example_inputs, mode
     return _graph(gm, _asked(**(options or {}))).__call__
 
@@ -145,7 +144,8 @@ def _graph(module: torch.fx.GraphModule, options: Options) -> Graph:
         return PlainGraph(module, fault, options)
     function = program.function
     debug.show("ir", function.name, lambda: str(function))
-    return CompiledGraph(module, program, options)
+    place = "whole call" if is_whole_call(breaks(module)) else "part of a call"
+    return CompiledGraph(module, program, options, place)
 
 
 def _asked(budget: object = None, tune: object = False, **others: object) -> Options:
@@ -187,8 +187,8 @@ def compile(
 
     `fullgraph`: raise where the capture would break the graph. `dynamic`: True makes all sizes
     symbols at once, False none, None those that are seen to change. Both are torch.compile's.
-    `budget`: the bytes that one call of a captured graph may allocate at its peak. `tune`: see
-    `lt.script`.
+    `budget`: the bytes that one call may allocate at its peak, over all graphs that it is captured
+    as. `tune`: see `lt.script`.
 
         fast = lt.compile(model)
         fast(torch.rand(64, 8))
@@ -216,12 +216,13 @@ def explain_compiled(
     """What a call of a compiled function does, graph by graph, as `c.explain` says it of one.
 
     The function is called, since only a run tells which graphs it takes. Each entry prints."""
-    seen: list[tuple[Graph, tuple[Any, ...]]] = []
+    seen: list[Explanation | PlainGraph] = []
 
     def listener(graph: Graph, given: tuple[Any, ...]) -> Any:
-        seen.append((graph, given))
+        with allowance.aside():  # it is told of a graph before that is run
+            seen.append(graph if isinstance(graph, PlainGraph) else graph.explain(*given))
         return listening.RUN
 
     with listening.by(listener):
         compiled(*args, **kwargs)
-    return tuple(g if isinstance(g, PlainGraph) else g.explain(*given) for g, given in seen)
+    return tuple(seen)

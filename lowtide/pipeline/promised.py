@@ -1,7 +1,8 @@
 """A call of what `lt.compile` gave, made of several parts, holds what `memory()` has told of it.
 
-In: a rehearsal's promise, for arguments of some form. Out: a `heap.Guard` for each later call with
-such arguments, over all its graphs, what Python does between them, and the backward pass.
+In: a rehearsal's promise, for arguments of some form. Out: for each later call with such arguments
+its graphs' share of the budget, and a `heap.Guard` over all of them, what Python does between them,
+and the backward pass.
 
     c.memory(x)     79.7 MB: kept in mind
     c(x)            under the Guard, where the heap's holes would else be 30 MB more
@@ -13,20 +14,23 @@ Python's own a mode stands, where some are large.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lowtide.errors import BudgetError
 from lowtide.frontend.dynamo.internals import wrapped
 from lowtide.memory.graph import nodes_of, now
 from lowtide.memory.leaves import tensors_in
 from lowtide.memory.scopes.hidden import hide, hide_with_callees
 from lowtide.pipeline import holes, listening, plain
+from lowtide.pipeline.budget import allowance
 from lowtide.runtime import heap, libc
 
 _MOST_KNOWN: Final = 256
@@ -36,18 +40,28 @@ _MOST_KNOWN: Final = 256
 class Promise:
     """What a call takes at most, and what each op adds. `calls_ops`, `goes_back`: whether Python
     calls large ops itself, in the call and in its backward pass. `strays`: where the data decide
-    what is run."""
+    what is run. `share_bytes`: of each graph, where there is a budget; `refusal`: it is too small.
+    `is_tight`: the arena's free blocks are not counted. `has_heap`: else there are no holes."""
 
     peak_bytes: int
     growths: Mapping[object, int] = field(default_factory=dict[object, int])
     calls_ops: bool = False
     goes_back: bool = False
     strays: heap.Strays | None = None
+    share_bytes: int | None = None
+    refusal: BudgetError | None = None
+    is_tight: bool = False
+    has_heap: bool = True
 
     def guard(self) -> heap.Guard:
         """One for a call."""
         make = heap.Apart if self.goes_back else heap.Guard
-        return make(most_bytes=self.peak_bytes, growths=self.growths, strays=self.strays)
+        return make(
+            most_bytes=self.peak_bytes,
+            growths=self.growths,
+            strays=self.strays,
+            is_tight=self.is_tight,
+        )
 
 
 class Promises:
@@ -60,6 +74,8 @@ class Promises:
     def give(self, args: tuple[Any, ...], kwargs: dict[str, Any], promise: Promise) -> None:
         """Calls with such arguments are held to it from now on."""
         if not libc.keeps_holes():
+            promise = replace(promise, has_heap=False)
+        if not promise.has_heap and promise.share_bytes is None and promise.refusal is None:
             return
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
@@ -70,8 +86,16 @@ class Promises:
         """The same call, which keeps them."""
 
         def keeping(*args: Any, **kwargs: Any) -> Any:
+            mine = allowance.current()
             promise = self._of(args, kwargs) if self._known else None
-            if promise is None:
+            if promise is not None:
+                if promise.refusal is not None:
+                    raise copy.copy(promise.refusal)  # its traceback's frames hold the arguments
+                if mine is not None:
+                    mine.share_bytes = promise.share_bytes
+            elif mine is not None and mine.has_several:
+                promise = _of_budget(mine.budget_bytes)
+            if promise is None or not _is_guarded(promise):
                 return call(*args, **kwargs)
             with _Keeping(promise) as kept:
                 result = call(*args, **kwargs)
@@ -98,10 +122,21 @@ class Promises:
 
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Promise | None:
         """Which one is to be kept just now."""
-        if listening.is_asked() or heap.trimmer() is not None or plain.reason():
+        if listening.is_asked() or plain.reason():
             return None
-        found = self._known.get(self._key(args, kwargs))
-        return None if found is None or (found.strays and not found.strays.begin()) else found
+        return self._known.get(self._key(args, kwargs))
+
+
+def _of_budget(budget_bytes: int) -> Promise:
+    """What can be told of a call that nobody has asked about."""
+    return Promise(peak_bytes=budget_bytes, is_tight=True, has_heap=libc.keeps_holes())
+
+
+def _is_guarded(promise: Promise) -> bool:
+    """Whether the heap is looked after in a call just now, and nobody else does."""
+    if not promise.has_heap or heap.trimmer() is not None:
+        return False
+    return promise.strays is None or promise.strays.begin()
 
 
 class _Keeping:

@@ -11,13 +11,14 @@ graph, is booked op by op; the backward pass goes through all of it, on one ledg
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 import torch
@@ -30,14 +31,19 @@ from lowtide.memory.reached import MOST
 from lowtide.memory.stand_ins import with_sizes
 from lowtide.memory.virtual import NO_MEMORY, TWICE, Stopped, Virtual, virtual_for
 from lowtide.pipeline import listening, plain
+from lowtide.pipeline.budget import allowance
+from lowtide.pipeline.budget.allowance import ALL, Allowance, shares_below
+from lowtide.pipeline.budget.search import refusal
 from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_of
 from lowtide.pipeline.played import virtual_backward
 from lowtide.pipeline.promised import Promise, Promises
-from lowtide.pipeline.shares import Shares
+from lowtide.pipeline.shares import Shares, best
 from lowtide.pipeline.walk import Walk, ineligible
 from lowtide.runtime import arena, heap
+
+_Given = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, by position and by name
 
 _ASKED: Final = "Python asks the data for numbers, which are taken to be 1, or False"
 _LEFT: Final = (
@@ -47,7 +53,10 @@ _LEFT: Final = (
 _MUCH: Final = (
     f"the function reaches more than {MOST:,} objects: those beyond are not put back after memory()"
 )
-_OVER: Final = "the budget is of each captured graph by itself, and the call takes more than it"
+_OVER: Final = (
+    "the call takes more than its budget: what is not known of it cannot be shared among its graphs"
+)
+_OTHERWISE: Final = "called twice, the function does not do the same"
 _OUTSIDE: Final = "Python runs `{}` outside of what is compiled: that is in no budget"
 
 
@@ -58,7 +67,6 @@ class Rehearsal:
     name: str
     why: str
     walk: Walk | None = None
-    budget_bytes: int | None = None
 
     def __str__(self) -> str:
         if self.walk is None:
@@ -90,16 +98,26 @@ class Explanations(tuple[Rehearsal, ...]):
         return {"graphs": [g.to_dict() for g in self.graphs], "left": left}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _About:
+    """What is kept in mind of a compiled object. `shares`: of its budget, if it has one."""
+
+    promises: Promises
+    shares: Shares | None
+
+
 def attach(compiled: Any, budget_bytes: int | None = None) -> Any:
     """What is to be called in its place: it has the methods, where it had none of these names
-    itself, keeps what `memory` has promised, and says what its budget is not of."""
-    promises = Promises()
+    itself, keeps what `memory` has promised, and its graphs share a budget."""
     root = getattr(compiled, "_orig_mod", compiled)
     name = getattr(root, "__name__", type(root).__name__)
+    about = _About(
+        promises=Promises(), shares=None if budget_bytes is None else Shares(name, budget_bytes)
+    )
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
-        kept = promises.kept(call)
-        return kept if budget_bytes is None else Shares(name, budget_bytes).counted(kept)
+        kept = about.promises.kept(call)
+        return kept if about.shares is None else about.shares.given(kept)
 
     if isinstance(compiled, torch.nn.Module):
         compiled.forward = watched(compiled.forward)
@@ -109,29 +127,27 @@ def attach(compiled: Any, budget_bytes: int | None = None) -> Any:
         if not hasattr(compiled, name):
             with suppress(AttributeError):  # it takes none
                 # Of the wrapper: a module's own `__setattr__` hands on to the wrapped one.
-                bound = functools.partial(method, compiled, promises)
+                bound = functools.partial(method, compiled, about)
                 object.__setattr__(compiled, name, bound)
     return compiled
 
 
-def _memory(compiled: Any, promises: Promises, /, *args: Any, **kwargs: Any) -> MemoryPlan:
+def _memory(compiled: Any, about: _About, /, *args: Any, **kwargs: Any) -> MemoryPlan:
     """The predicted peak for these inputs (meta tensors too); no graph is run."""
-    return _rehearse(compiled, promises, args, kwargs)[1]
+    return _rehearse(compiled, about, args, kwargs)[1]
 
 
-def _explain(compiled: Any, promises: Promises, /, *args: Any, **kwargs: Any) -> Explanations:
+def _explain(compiled: Any, about: _About, /, *args: Any, **kwargs: Any) -> Explanations:
     """For these inputs (meta tensors too), graph by graph: kernels, what PyTorch runs and why."""
-    graphs, plan = _rehearse(compiled, promises, args, kwargs)
+    graphs, plan = _rehearse(compiled, about, args, kwargs)
     made = Explanations(graphs)
     made.memory = plan
     return made
 
 
-def _stages(
-    compiled: Any, promises: Promises, /, *args: Any, **kwargs: Any
-) -> list[tuple[str, str]]:
+def _stages(compiled: Any, about: _About, /, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
     """The programs after each stage for these inputs, graph by graph."""
-    walks = [g.walk for g in _rehearse(compiled, promises, args, kwargs)[0] if g.walk is not None]
+    walks = [g.walk for g in _rehearse(compiled, about, args, kwargs)[0] if g.walk is not None]
     return [stage for walk in walks for stage in walk.stages()]
 
 
@@ -142,9 +158,11 @@ _METHODS: Final[dict[str, Callable[..., Any]]] = {
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """A call on tensors without values, as it goes on: its graphs, and what it takes."""
+    """A call on tensors without values, as it goes on: its graphs, and what it takes. `allowed`: of
+    its budget, if there is one."""
 
     virtual: Virtual
+    allowed: Allowance | None = None
     graphs: list[Rehearsal] = field(default_factory=list[Rehearsal])
     notes: list[str] = field(default_factory=list[str])
     reason: str = ""  # why nothing is compiled just now
@@ -154,6 +172,14 @@ class _Call:
         """What comes now is not known."""
         self.is_whole = False
         self.notes.append(f"{why}; nothing after it is counted")
+
+    def not_alike(self) -> _Call:
+        """It, which is not the same when it is called again."""
+        self.is_whole = False
+        self.notes.append(_OTHERWISE)
+        if self.allowed is not None:
+            self.allowed.share_bytes = None
+        return self
 
     def hear(self, graph: Any, given: tuple[Any, ...]) -> Any:
         """What the graph gives; where that is not known, what PyTorch gives for it."""
@@ -171,10 +197,7 @@ class _Call:
             driver, values = compiled.resolve(compiled.bind(args, kwargs))
             why = self.reason or ineligible([x for x in values if not _is_module(x)])
             walk = Walk(driver.planned(values), values, self.virtual)
-            budget_bytes = compiled.options.budget_bytes
-            self.graphs.append(
-                Rehearsal(name=compiled.__name__, why=why, walk=walk, budget_bytes=budget_bytes)
-            )
+            self.graphs.append(Rehearsal(name=compiled.__name__, why=why, walk=walk))
             results = walk.leave()
         return listening.RUN if results is None else results[0]
 
@@ -184,23 +207,51 @@ class _Call:
         notes = [note for walk in walks for note in walk.notes]
         notes += [str(g) for g in self.graphs if g.walk is None]
         notes += [_ASKED] * (self.virtual.asked > 0)
-        if self.virtual.outside is not None:
+        if self.virtual.outside is not None and not self.is_shared:
             name, loc = self.virtual.outside
             place = f"{loc}: " if loc.line else ""
             notes.append(f"{place}{_OUTSIDE.format(name)}")
-        budgets = [b for g in self.graphs if (b := g.budget_bytes) is not None]
-        if budgets and self.virtual.ledger.peak_bytes > min(budgets):
+        if self.allowed is not None and not self.is_shared and self.is_over:
             notes.append(_OVER)
         notes += self.virtual.ledger.notes
         return plan_of(self.virtual.ledger, walks, [*notes, *self.notes])
 
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one graph, and nothing else."""
+        is_compiled = all(g.walk is not None for g in self.graphs)
+        return len(self.graphs) == 1 and is_compiled and self.virtual.outside is None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all that it takes has been seen."""
+        return self.is_whole and not any(g.walk.ends for g in self.graphs if g.walk is not None)
+
+    @property
+    def can_be_shared(self) -> bool:
+        """Whether what it takes with some share tells what calls like it do."""
+        return self.is_known and not self.virtual.asked
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its graphs have been given one share, which is tried for the call."""
+        return self.allowed is not None and self.allowed.share_bytes is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it takes more than its budget."""
+        return self.allowed is not None and self.peak_bytes > self.allowed.budget_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """What it takes."""
+        return self.virtual.ledger.peak_bytes
+
     def promise(self, plan: MemoryPlan) -> Promise | None:
         """What calls like it are held to, where no Driver sees to it."""
-        walks = [g.walk for g in self.graphs if g.walk is not None]
-        is_one = len(walks) == len(self.graphs) == 1 and self.virtual.outside is None
-        is_whole = self.is_whole and not any(walk.ends for walk in walks)
-        if is_one or not is_whole or self.virtual.device.type != "cpu":
+        if self.is_one or not self.is_known:
             return None
+        walks = [g.walk for g in self.graphs if g.walk is not None]
         strays = self.virtual.asked or any(walk.may_stray for walk in walks)
         return Promise(
             peak_bytes=plan.peak_bytes,
@@ -208,6 +259,9 @@ class _Call:
             calls_ops=self.virtual.calls_ops,
             goes_back=self.virtual.goes_back,
             strays=heap.Strays() if strays else None,
+            share_bytes=None if self.allowed is None else self.allowed.share_bytes,
+            is_tight=self.is_shared,
+            has_heap=self.virtual.device.type == "cpu",
         )
 
 
@@ -221,14 +275,56 @@ def _has_no_values(error: Exception) -> bool:
 
 
 def _rehearse(
-    compiled: Any, promises: Promises, args: tuple[Any, ...], kwargs: dict[str, Any]
+    compiled: Any, about: _About, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Rehearsal], MemoryPlan]:
-    args, kwargs = with_sizes((args, kwargs))
+    given, shares = with_sizes((args, kwargs)), about.shares
+    call = _called(compiled, given) if shares is None else _shared(compiled, given, shares)
+    plan = call.plan()
+    refused = None
+    if shares is not None and call.is_shared and call.is_over:
+        refused = refusal(shares.name, shares.budget_bytes, plan)
+    if (promise := call.promise(plan)) is not None:
+        about.promises.give(given[0], given[1], replace(promise, refusal=refused))
+    if refused is not None:
+        raise copy.copy(refused)
+    return call.graphs, plan
+
+
+def _shared(compiled: Any, given: _Given, shares: Shares) -> _Call:
+    """The call with the share of each graph that is best for it, or the least if it is over the
+    budget even so; where that is not known, with those that it has if nobody asks."""
+    first = _called(compiled, given, shares.allowed(ALL))
+    if (first.is_one or first.can_be_shared) and not first.is_over:
+        return first
+    if first.is_one or not first.can_be_shared:
+        return _called(compiled, given, shares.allowed())
+    calls: dict[int, _Call] = {}
+
+    def peak_of(share_bytes: int) -> int:
+        calls[share_bytes] = call = _called(compiled, given, shares.allowed(share_bytes))
+        if [g.name for g in call.graphs] != [g.name for g in first.graphs]:
+            raise _RunsOtherwise
+        return call.peak_bytes
+
+    try:
+        return calls[best(shares_below(first.peak_bytes), shares.budget_bytes, peak_of)]
+    except Exception:  # what went well once: Python has taken the last item of a list, or counts
+        return first.not_alike()
+
+
+class _RunsOtherwise(Exception):
+    """A call takes other graphs than the same call before."""
+
+
+def _called(compiled: Any, given: _Given, allowed: Allowance | None = None) -> _Call:
+    """It, called on tensors without values."""
+    args, kwargs = given
     call = _Call(
         virtual=virtual_for((args, kwargs, compiled), arena.is_tight(), is_capturing),
         reason=plain.reason(),
+        allowed=allowed,
     )
-    given, named = call.virtual.untouched(args), call.virtual.untouched(kwargs)
+    free, named = call.virtual.untouched(args), call.virtual.untouched(kwargs)
     root = getattr(compiled, "_orig_mod", compiled)
     before = Before((root, args, kwargs), call.virtual.of_an_op)
     if not before.is_all:
@@ -239,10 +335,11 @@ def _rehearse(
             listening.by(call.hear),
             listening.playing(call.play),
             watching.aside(),
+            allowance.on(allowed),
             call.virtual.on(),
         ):
             try:
-                ends = virtual_backward(call.virtual, compiled(*given, **named))
+                ends = virtual_backward(call.virtual, compiled(*free, **named))
                 call.notes += ends
                 call.is_whole = not ends
             except Stopped as why:
@@ -258,12 +355,9 @@ def _rehearse(
                 call.stop(f"{type(error).__name__}: {words}")
     finally:
         before.put_back(call.virtual.has_no_values)
-    del given, named, before
+    del free, named, before
     if call.virtual.has_left_any:
         gc.collect()
     if call.virtual.has_left_any:
-        warnings.warn(_LEFT, RuntimeWarning, stacklevel=3)
-    plan = call.plan()
-    if (promise := call.promise(plan)) is not None:
-        promises.give(args, kwargs, promise)
-    return call.graphs, plan
+        warnings.warn(_LEFT, RuntimeWarning, stacklevel=4)
+    return call

@@ -1,83 +1,113 @@
-"""A budget of `lt.compile` is of each captured graph: said once where a call has several.
+"""A budget of `lt.compile` is of the call: its graphs share it, by an `Allowance`.
 
-In: a call of what was compiled, and the graphs that it comes to. Out: nothing, or a warning: their
-peaks together are over the budget, which the call may then pass, as no graph knows of another.
+In: a call of what was compiled. Out: its allowance while it lasts; a warning, once, where what the
+graphs are planned to take might be more than the budget, or where no graph keeps to one.
+In: a call's peak for a share of each graph, as `memory()` rehearses it. Out: the best share.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final
 
 from lowtide import config
 from lowtide.frontend.dynamo.internals import wrapped
-from lowtide.memory.scopes.births import user_frame
+from lowtide.memory.scopes.births import is_users, user_frame
 from lowtide.memory.scopes.hidden import hide, hide_with_callees
-from lowtide.pipeline import holes, listening, plain
+from lowtide.pipeline import listening, plain
+from lowtide.pipeline.budget import allowance
+from lowtide.pipeline.budget.allowance import Allowance
 
 OVER: Final = (
-    "PyTorch captured {count} graphs of one call, each of which keeps to the budget of {budget:,} "
-    "bytes by itself; together they may take {peak:,}: memory() says what the call takes, "
-    "fullgraph=True refuses such code"
+    "PyTorch captured {count} graphs of one call, which may together take {peak:,} bytes, as far "
+    "as one graph tells; the budget is {budget:,}. memory(), asked once with such arguments, looks "
+    "at the whole call: from then on it keeps to the budget, or is refused"
 )
 NONE: Final = "PyTorch captured no graph: Python runs all of it, which keeps to no budget"
-_MOST_KNOWN: Final = 256
 
 
 class Shares:
-    """Of one compiled object."""
+    """Of one compiled object. `name`: what errors call it."""
 
     def __init__(self, name: str, budget_bytes: int) -> None:
-        self._name = name
-        self._budget_bytes = budget_bytes
-        self._has_told = False
-        self._known: set[Any] = set()
+        self.name = name
+        self.budget_bytes = budget_bytes
+        self._has_told = self._has_several = False
 
-    def counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, whose graphs are counted the first time for arguments of some form."""
+    def allowed(self, share_bytes: int | None = None) -> Allowance:
+        """One for a call."""
+        return Allowance(
+            owner=self,
+            budget_bytes=self.budget_bytes,
+            share_bytes=share_bytes,
+            has_several=self._has_several,
+        )
 
-        def counting(*args: Any, **kwargs: Any) -> Any:
-            if self._has_told or not self._is_new(args, kwargs):
-                return call(*args, **kwargs)
-            peaks: list[int] = []
-            with listening.along(lambda graph, given: _hear(peaks, graph, given)):
+    def given(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, whose graphs share the budget."""
+
+        def sharing(*args: Any, **kwargs: Any) -> Any:
+            mine = allowance.current()
+            if mine is None or mine.owner is not self or not listening.is_asked():
+                mine = self.allowed()  # else it is a rehearsal's
+            mine.caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            with allowance.on(mine):
                 result = call(*args, **kwargs)
-            self._tell(peaks)
+            self._has_several |= mine.count > 1
+            if mine.share_bytes is None and not (self._has_told or listening.is_asked()):
+                self._look(mine)
             return result
 
-        return wrapped(counting, call)
+        return wrapped(sharing, call)
 
-    def _is_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if listening.is_asked() or config.current().disable or plain.reason():
-            return False
-        try:
-            key = holes.form(args), holes.form(kwargs)
-            if key in self._known:
-                return False
-        except Exception:  # an object of the user's that cannot be looked at
-            return False
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known.add(key)
-        return True
-
-    def _tell(self, peaks: list[int]) -> None:
-        together = sum(peaks)
-        if peaks and (len(peaks) == 1 or together <= self._budget_bytes):
+    def _look(self, mine: Allowance) -> None:
+        """At a call that nobody has asked `memory()` of."""
+        peak_bytes = mine.planned_bytes
+        is_kept = mine.count and peak_bytes <= self.budget_bytes
+        if is_kept or config.current().disable or plain.reason():
             return
         self._has_told = True
-        over = OVER.format(count=len(peaks), budget=self._budget_bytes, peak=together)
+        over = OVER.format(count=mine.count, budget=self.budget_bytes, peak=peak_bytes)
         frame = user_frame(sys._getframe())  # pyright: ignore[reportPrivateUsage]
-        text = f"{self._name}: {over if peaks else NONE}"
+        text = f"{self.name}: {over if mine.count else NONE}"
         warnings.warn(text, RuntimeWarning, stacklevel=_level(frame))
 
 
-def _hear(peaks: list[int], graph: Any, given: tuple[Any, ...]) -> Any:
-    peaks.append(graph.planned_bytes(given))
-    return listening.RUN
+def is_whole_call(goes_on: bool) -> bool:
+    """Whether the graph that is being captured is all of the current call: Python does not go on
+    after it, and no function of the user's has called the one that it is of."""
+    call = allowance.current()
+    if goes_on or call is None or call.caller is None:
+        return False
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame is not call.caller and not is_users(frame.f_code):
+        frame = frame.f_back
+    return frame is call.caller
+
+
+def best(shares: Sequence[int], budget_bytes: int, peak_of: Callable[[int], int]) -> int:
+    """Of these, the largest first, the first one with which a call's peak is within the budget; if
+    there is none, that with the least peak. `peak_of`: nearly always, less for a smaller share."""
+    peaks: dict[int, int] = {}
+
+    def peak(share: int) -> int:
+        if share not in peaks:
+            peaks[share] = peak_of(share)
+        return peaks[share]
+
+    above, below = -1, len(shares) - 1
+    while below - above > 1:
+        middle = (above + below) // 2
+        if peak(shares[middle]) <= budget_bytes:
+            below = middle
+        else:
+            above = middle
+    if peak(shares[below]) <= budget_bytes:
+        return shares[below]
+    return min(shares, key=peak)
 
 
 def _level(frame: FrameType | None) -> int:
@@ -89,5 +119,5 @@ def _level(frame: FrameType | None) -> int:
 
 
 hide(sys.modules[__name__])
-for _hidden in (Shares._is_new, Shares._tell):  # pyright: ignore[reportPrivateUsage]
-    hide_with_callees(_hidden)
+hide_with_callees(Shares._look)  # pyright: ignore[reportPrivateUsage]
+hide_with_callees(Shares.allowed)

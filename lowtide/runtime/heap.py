@@ -64,11 +64,12 @@ class Trimmer:
         now = _now.trimmer
         self.outer = now if isinstance(now, Trimmer) else None  # of the call that it is a part of
 
-    def check(self, op: object = None) -> None:
-        """Before an op: see `make_room`."""
+    def check(self, op: object = None, known_bytes: int = 0) -> None:
+        """Before an op: see `make_room`. `known_bytes`: what it adds, if nobody here knows."""
+        nbytes = self._growths.get(op, max(self._growth_bytes, known_bytes))
         if self.outer is not None:
-            self.outer.check(op)
-        self.make_room(self._growths.get(op, self._growth_bytes))
+            self.outer.check(op, nbytes)
+        self.make_room(nbytes)
 
     def make_room(self, nbytes: int) -> None:
         """Gives free pages back if so much more might pass the limit beside them, those of the
@@ -140,19 +141,23 @@ class Trimmer:
         node.register_prehook(functools.partial(self.before_node, (BACKWARD, op)))
         return True
 
-    def _make_room_for_node(self, op: object) -> None:
-        self.make_room(self._growths.get(op, self._growth_bytes))
-
     def before_node(self, op: object, *_: object) -> None:
         """A backward pass comes to a node."""
+        self._before(op, 0)
+
+    def _before(self, op: object, known_bytes: int) -> None:
+        nbytes = self._growths.get(op, max(self._growth_bytes, known_bytes))
         if self.outer is not None:
-            self.outer.before_node(op)
+            self.outer._before(op, nbytes)
         task = _graph_task()
         _now.backward = task, weakref.ref(self)
-        self._make_room_for_node(op)
+        self._make_room_for_node(nbytes)
         if self._mapped.is_on and self._ends_task != task:
             self._ends_task = task
             torch.autograd.Variable._execution_engine.queue_callback(self.end)  # pyright: ignore
+
+    def _make_room_for_node(self, nbytes: int) -> None:
+        self.make_room(nbytes)
 
 
 class Strays:
@@ -184,18 +189,23 @@ class Strays:
 
 
 class Guard(Trimmer):
-    """Of a call that has no budget: it is to hold no more than was predicted. Pages go back where
-    that would else be passed. The arena keeps its blocks, which are predicted. `strays`: of a
-    call that may hold more than that, whatever goes back."""
+    """Of a call that is to hold no more than was predicted. Pages go back where that would else be
+    passed. The arena keeps its blocks, which are predicted, but where the call `is_tight`: then
+    they are not. `strays`: of a call that may hold more than that, whatever goes back."""
 
-    __slots__ = ("_read_ns", "_room_bytes", "_strays")
+    __slots__ = ("_is_tight", "_read_ns", "_room_bytes", "_strays")
     takes_heap = False
-    _is_tight = False
 
     def __init__(
-        self, *, most_bytes: int, growths: Mapping[object, int], strays: Strays | None = None
+        self,
+        *,
+        most_bytes: int,
+        growths: Mapping[object, int],
+        strays: Strays | None = None,
+        is_tight: bool = False,
     ) -> None:
         super().__init__(most_bytes=most_bytes, growth_bytes=0, growths=growths)
+        self._is_tight = is_tight
         self._read_ns = self._room_bytes = 0
         self._strays = strays
 
@@ -222,7 +232,7 @@ class Apart(Guard):
 
     __slots__ = ()
 
-    def _make_room_for_node(self, op: object) -> None:
+    def _make_room_for_node(self, nbytes: int) -> None:
         if not self._mapped.is_on:
             self._frees(0)  # what the call has left free
             self._mapped.on()
@@ -240,7 +250,7 @@ class Observer:
         self.grown_bytes = self.used_bytes = self._read_ns = 0
         self._start_bytes, self._used_bytes = libc.resident_bytes(), _used_bytes()
 
-    def check(self, op: object = None) -> None:
+    def check(self, op: object = None, known_bytes: int = 0) -> None:
         """Before an op: a look, unless the last was just now."""
         if not is_fresh(self._read_ns):
             self.look()

@@ -1,14 +1,17 @@
 """What calls of several graphs take on the heap as it comes, in a process that does nothing else.
 
 `python -m tests.memory.promised_alone` prints, of each, the predicted peak and the largest of three
-measured ones, in bytes. Nothing is said to the C library about what it keeps of freed memory.
+measured ones, in bytes; then the same within the least budget that there is, and one half way from
+it to the peak, and, as `asked` 0, where nobody asks for the prediction: there it is the budget.
+Nothing is said to the C library about what it keeps of freed memory.
 """
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._dynamo
@@ -74,9 +77,17 @@ class Net(nn.Module):
 PROGRAMS: list[Callable[[Tensor], Tensor]] = [in_a_loop, written, hooked, between]
 
 
-def measured(compiled: Any, leaves: Sequence[Tensor], *args: Any, **kwargs: Any) -> dict[str, int]:
+def two(x: Tensor) -> Tensor:
+    y = x.sin().cumsum(0)
+    torch._dynamo.graph_break()
+    return y.tanh().cumsum(0)
+
+
+def measured(
+    compiled: Any, leaves: Sequence[Tensor], *args: Any, asks: bool = True, **kwargs: Any
+) -> dict[str, int]:
     """Predicted, and then measured."""
-    predicted = compiled.memory(*args, **kwargs).peak_bytes
+    predicted = compiled.memory(*args, **kwargs).peak_bytes if asks else 0
 
     def step() -> None:
         result = compiled(*args, **kwargs)
@@ -91,6 +102,28 @@ def measured(compiled: Any, leaves: Sequence[Tensor], *args: Any, **kwargs: Any)
     return {"predicted": predicted, "measured": max(peaks[1:])}  # the first call compiles
 
 
+def outside_too(x: Tensor) -> Tensor:
+    y = torch.cumsum(x.sin(), 1)
+    torch._dynamo.graph_break()
+    return outside(y).cumsum(0)
+
+
+def budgets(program: Callable[[Tensor], Tensor], x: Tensor) -> list[tuple[str, int, bool]]:
+    """By name: those that the program is measured within, and whether anybody asks."""
+    torch._dynamo.reset()
+    most = cast("Any", lt.compile(program)).memory(x).peak_bytes
+    try:
+        cast("Any", lt.compile(program, budget=1)).memory(x)
+    except lt.BudgetError as refused:
+        least = refused.least_bytes
+    else:
+        raise AssertionError(program.__name__)
+    half = (least + most) // 2
+    name = program.__name__
+    rows = [(f"{name}, least", least, True), (f"{name}, half", half, True)]
+    return rows if program is outside_too else [*rows, (f"{name}, not asked", half, False)]
+
+
 def main() -> None:
     torch.manual_seed(0)
     found: dict[str, dict[str, int]] = {}
@@ -100,6 +133,14 @@ def main() -> None:
     net = Net()
     x = torch.rand(2048, 512)
     found["Net"] = measured(lt.compile(net), list(net.parameters()), x, scales={"one": 2.0})
+    for program in (two, outside_too):
+        x = torch.rand(1024, 1024, requires_grad=True)
+        for name, budget, asks in budgets(program, x):
+            torch._dynamo.reset()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # asks for it
+                row = measured(lt.compile(program, budget=budget), [x], x, asks=asks)
+            found[name] = row if asks else {"measured": row["measured"], "predicted": budget}
     print(json.dumps(found))
 
 

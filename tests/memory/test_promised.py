@@ -250,15 +250,15 @@ def test_a_graph_within_a_budget_keeps_to_the_whole_call() -> None:
     asked: list[object] = []
 
     class Outer(heap.Guard):
-        def check(self, op: object = None) -> None:
-            asked.append(op)
+        def check(self, op: object = None, known_bytes: int = 0) -> None:
+            asked.append((op, known_bytes))
 
     outer = Outer(most_bytes=1, growths={})
     with heap.trimming(outer):
-        inner = heap.Trimmer(most_bytes=1 << 40, growth_bytes=0)
+        inner = heap.Trimmer(most_bytes=1 << 40, growth_bytes=7)
         with heap.trimming(inner), heap.trimming(inner):
             inner.check("op")
-    assert asked == ["op"]
+    assert asked == [("op", 7)]
     assert heap.trimmer() is None
 
 

@@ -48,6 +48,12 @@ def wrapped(call: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[
     return call
 
 
+def breaks(module: Any) -> bool:
+    """Whether Python goes on after a captured graph; True where that is not known."""
+    why = getattr(module, "compile_subgraph_reason", None)
+    return getattr(why, "graph_break", True)
+
+
 def example_of(node: Any) -> Any:
     """The fake value that the capture computed for a node; None where it has none."""
     meta: dict[str, Any] = node.meta

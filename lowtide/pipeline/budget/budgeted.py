@@ -1,7 +1,8 @@
 """A Driver that keeps to a budget.
 
 In: a Function, a number of bytes. Out: something called as a Driver is. At the first call with
-sizes, dtypes and wanted gradients the plan is searched for; later ones look it up.
+sizes, dtypes and wanted gradients the plan is searched for; later ones look it up. A captured graph
+that is one of several of its call keeps to its share (`allowance`), or is as small as it can be.
 
 Always holds: where no plan fits, BudgetError is raised before anything is run or allocated.
 """
@@ -21,24 +22,34 @@ from lowtide.ir.core import Function
 from lowtide.memory import watching
 from lowtide.pipeline import plain
 from lowtide.pipeline.backend import Tiles
+from lowtide.pipeline.budget import allowance
+from lowtide.pipeline.budget.allowance import Place
 from lowtide.pipeline.budget.candidate import storage_of, tensors_in
-from lowtide.pipeline.budget.search import Plan, search
+from lowtide.pipeline.budget.search import Plan, refusal, search
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.mutation import may_change
 from lowtide.pipeline.signature import Ineligible
 from lowtide.runtime import arena, heap
 
+_Key = tuple[Any, Any, int | None]  # forms, what shares memory, the share of a call's budget
 _MOST_PLANS: Final = 256
 
 
 class BudgetedDriver(Driver):
     """See the module's text."""
 
-    def __init__(self, function: Function, budget_bytes: int, tiles: Tiles = "usual") -> None:
+    def __init__(
+        self,
+        function: Function,
+        budget_bytes: int,
+        tiles: Tiles = "usual",
+        place: Place = "alone",
+    ) -> None:
         super().__init__(function, tiles=tiles)
         self.budget_bytes = budget_bytes
+        self._place: Place = place
         self._plain = Driver(function, tiles=tiles)
-        self._plans: dict[Any, Plan | BudgetError] = {}
+        self._plans: dict[_Key, Plan | BudgetError] = {}
         self._writes = bool(may_change(function))
         self._searching = threading.Lock()
         self._has_told = False
@@ -46,8 +57,6 @@ class BudgetedDriver(Driver):
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function within the budget; raises BudgetError, and what a Driver raises."""
         plan = self._plan_of(args)
-        if plan is None:
-            return self._plain(args)
         if plan.growth_bytes is None:
             return plan.driver(args)
         # not the budget: what `memory()` says is true of a planned call, too
@@ -61,27 +70,39 @@ class BudgetedDriver(Driver):
 
     def planned(self, args: Sequence[Any]) -> Driver:
         """The driver that these arguments are run by; raises BudgetError."""
-        plan = self._plan_of(args)
-        return self._plain if plan is None else plan.driver
+        return self._plan_of(args).driver
 
-    def planned_bytes(self, args: Sequence[Any]) -> int:
+    def _plan_of(self, args: Sequence[Any]) -> Plan:
         """Raises BudgetError."""
-        plan = self._plan_of(args)
-        return 0 if plan is None else plan.peak_bytes
-
-    def _plan_of(self, args: Sequence[Any]) -> Plan | None:
-        """None where no budget is kept; raises BudgetError."""
-        key = _key(args), _sharing(args) if self._writes else ()
+        call = None if self._place == "alone" else allowance.current()
+        share_bytes = None if call is None else call.next_bytes(self._place)
+        key = _key(args), _sharing(args) if self._writes else (), share_bytes
         found = self._plans.get(key)
         if found is None:
             with self._searching:
-                found = self._plans.get(key) or self._found(args)
+                found = (
+                    self._plans.get(key) or self._least_under(key) or self._found(args, share_bytes)
+                )
                 if len(self._plans) >= _MOST_PLANS:
                     self._plans.clear()
                 self._plans[key] = found
         if isinstance(found, BudgetError):
             raise copy.copy(found)  # its traceback's frames hold the arguments
+        if call is not None:
+            call.took(found.peak_bytes)
+            if call.share_bytes is None and found.peak_bytes > self.budget_bytes:
+                raise refusal(self.function.name, self.budget_bytes, found.memory)
         return found
+
+    def _least_under(self, key: _Key) -> Plan | None:
+        """For a share that is too small: what was found for another one that is."""
+        *same, share_bytes = key
+        for (*others, share), plan in self._plans.items():
+            if share_bytes is None or share is None or others != same:
+                continue
+            if isinstance(plan, Plan) and max(share, share_bytes) < plan.peak_bytes:
+                return plan
+        return None
 
     def _tell(self, why: str) -> None:
         """Says once why a call keeps to no budget."""
@@ -91,12 +112,15 @@ class BudgetedDriver(Driver):
                 f"{self.function.name}: its budget is not kept: {why}", RuntimeWarning, stacklevel=6
             )
 
-    def _found(self, args: Sequence[Any]) -> Plan | BudgetError:
+    def _found(self, args: Sequence[Any], share_bytes: int | None) -> Plan | BudgetError:
         if any(x.layout is not torch.strided for x in tensors_in(args)):
             raise Ineligible("a tensor that is not a dense one")  # as a call says it, before plans
         try:
             with watching.aside():
-                plan = search(self._plain, args, self.budget_bytes)
+                if share_bytes is None:
+                    plan = search(self._plain, args, self.budget_bytes)
+                else:
+                    plan = search(self._plain, args, share_bytes, or_least=True)
             arena.keep_tight()
             if plan.ends:
                 self._tell(f"{plan.ends}; up to there it is")

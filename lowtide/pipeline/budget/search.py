@@ -81,8 +81,8 @@ class Plan:
         return self.memory.peak_bytes
 
 
-def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
-    """See the module's text."""
+def search(driver: Driver, args: Sequence[Any], budget_bytes: int, or_least: bool = False) -> Plan:
+    """See the module's text. `or_least`: what comes nearest, where none fits."""
     least: list[_Tried] = []
     for tried in _path(driver, args, budget_bytes):
         if tried.peak_bytes <= budget_bytes + _ALIKE:
@@ -92,7 +92,9 @@ def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
         least = sorted((*least, tried), key=lambda tried: tried.peak_bytes)[:_MOST_ALIKE]
         least = [t for t in least if t.peak_bytes <= least[0].peak_bytes + _ALIKE]
     plan = min(map(_coarser, least), key=lambda plan: plan.peak_bytes)
-    raise _refusal(driver.function.name, budget_bytes, plan)
+    if or_least:
+        return plan
+    raise refusal(driver.function.name, budget_bytes, plan.memory)
 
 
 def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
@@ -410,8 +412,9 @@ def _kept(
     return again, Kept(chunks=counts, products=products)
 
 
-def _refusal(name: str, budget_bytes: int, least: Plan) -> BudgetError:
-    rows = [(b.nbytes, b.name, b.loc if b.loc.line else b.kind) for b in least.memory.buffers]
+def refusal(name: str, budget_bytes: int, least: MemoryPlan) -> BudgetError:
+    """That no plan fits; `least`: what comes nearest."""
+    rows = [(b.nbytes, b.name, b.loc if b.loc.line else b.kind) for b in least.buffers]
     held = [f"{nbytes:>14,}  {name}  {place}" for nbytes, name, place in sorted(rows, key=_largest)]
     return BudgetError(name, budget_bytes, least.peak_bytes, held[:8])
 
