@@ -368,6 +368,8 @@ class Ledger(TorchDispatchMode):
                 self._book(x)
         if self.of_host and _is_recorded(args):
             self._heap.graph_bytes += _node_bytes(args, result)
+        if self._within is not None and scratch.runs_twice(func):
+            self._within.give_back(result.nbytes, self._within.take(result.nbytes))
         kernels = scratch if self.of_host else scratch_cuda
         inside = kernels.scratch_bytes(func, args, kwargs, result)
         if inside:

@@ -53,6 +53,12 @@ def _bound(func: Any) -> Bound | None:
 
 
 @functools.cache
+def runs_twice(func: Any) -> bool:
+    """Whether it leaves a hole like its result before it begins."""
+    return str(func) in _TWICE
+
+
+@functools.cache
 def _is_pointwise(func: Any) -> bool:
     return torch.Tag.pointwise in func.tags
 
@@ -334,6 +340,7 @@ _MASKED = {aten.where, aten.masked_fill, aten.masked_fill_}  # masks are read as
 _BY_NAME: dict[str, Bound] = {  # of what PyTorch has where its compiler was imported
     "prims.fma.default": lambda _, result: _bytes(result),  # a product, and then a sum
 }
+_TWICE: Final = {"prims.fma.default"}  # computes all once before, for the form of its result
 _BOUNDS: dict[Any, Bound] = {
     aten.clone.default: _turned,
     aten.copy_.default: _turned,

@@ -103,6 +103,7 @@ class Walk:
         self.has_guessed = False
         self.may_stray = False  # whether a guess was of more than a number that an op checks inside
         self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
+        self.forward_bytes = 0  # of the peak, before a backward pass
         self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
         is_tight = driver.is_tight or arena.is_tight()
@@ -133,6 +134,7 @@ class Walk:
             )
             with casts, self.ledger, road, over, torch.set_grad_enabled(self.records):
                 self.results = results = self._block(driver.plan, env)
+                self.forward_bytes = self.ledger.peak_bytes
                 if self.records and virtual is None:
                     with self._casts.ended():
                         self.notes += backward(self.ledger, self._objects.tensors_in(results))

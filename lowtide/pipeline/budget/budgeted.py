@@ -90,7 +90,7 @@ class BudgetedDriver(Driver):
             raise copy.copy(found)  # its traceback's frames hold the arguments
         if call is not None:
             call.took(found.peak_bytes)
-            if call.share_bytes is None and found.peak_bytes > self.budget_bytes:
+            if call.share_bytes is None and found.forward_bytes > self.budget_bytes:
                 raise refusal(self.function.name, self.budget_bytes, found.memory)
         return found
 

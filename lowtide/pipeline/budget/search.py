@@ -65,12 +65,14 @@ _MOST_ALIKE: Final = 8  # plans near the least, of which a refusal looks at fewe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A driver that keeps to `memory`; `growth_bytes`: what one op adds at most with its holes,
-    None where the C library's heap holds nothing of it; `growths`: the same by op. `ends`: where
-    and why nothing more is known of the call, "" if all is."""
+    """A driver that keeps to `memory`; `forward_bytes`: the peak before the backward pass, which
+    takes less where it begins with fewer cotangents. `growth_bytes`: what one op adds at most with
+    its holes, None where the C library's heap holds nothing of it; `growths`: the same by op.
+    `ends`: where and why nothing more is known of the call, "" if all is."""
 
     driver: Driver
     memory: MemoryPlan
+    forward_bytes: int
     growth_bytes: int | None
     growths: Mapping[object, int]
     ends: str
@@ -274,6 +276,7 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
     return Plan(
         driver=driver,
         memory=memory,
+        forward_bytes=walk.forward_bytes,
         growth_bytes=ledger.growth_bytes if on_cpu else None,
         growths=ledger.growths,
         ends="" if walk.fails else walk.ends,
