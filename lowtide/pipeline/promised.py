@@ -156,9 +156,10 @@ class _Keeping:
 
     def gives(self, result: Any) -> None:
         """The call's result, with which one may go backward."""
-        for node in nodes_of(tensors_in(result), self._since):
+        tensors = tensors_in(result)
+        for node in nodes_of(tensors, self._since):
             self._guard.stand_before(node, node.name())
-        self._guard.hand_out()
+        self._guard.hand_out(sum(x.nbytes for x in tensors if x.requires_grad))
 
     def __exit__(self, *error: Any) -> None:
         self._on.close()

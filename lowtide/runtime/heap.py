@@ -96,9 +96,10 @@ class Trimmer:
             return True
         return libc.resident_bytes() <= end_bytes
 
-    def hand_out(self) -> None:
-        """After the call's last op, with its results alive: the caller may go backward."""
-        if cotangent_bytes := self._growths.get(COTANGENTS, 0):
+    def hand_out(self, known_bytes: int = 0) -> None:
+        """After the call's last op, with its results alive: the caller may go backward.
+        `known_bytes`: with so much, if that has not been told."""
+        if cotangent_bytes := self._growths.get(COTANGENTS, known_bytes):
             self.make_room(cotangent_bytes)
 
     def end(self) -> None:
