@@ -140,6 +140,10 @@ def _never(_nbytes: int) -> bool:
     return False
 
 
+def _nothing(_nbytes: int) -> None:
+    pass
+
+
 def _is_not() -> bool:
     return False
 
@@ -172,6 +176,7 @@ class _Pool:
         self.is_tight = False  # whether free blocks are unmapped before another is mapped
         self.has_room: Callable[[int], bool] = _never  # unless so many bytes may be beside them
         self.is_short: Callable[[], bool] = _is_not  # whether none may stay
+        self.make_room: Callable[[int], None] = _nothing  # for so many bytes, elsewhere
         self.storages: dict[int, int] = {}  # by address of a block, whose tensor is alive
         self._held_for_fork = False
         self._is_failing = False  # nothing is kept, until something new could be mapped
@@ -270,6 +275,7 @@ class _Pool:
 
     def _take_new(self, block_bytes: int, asked_bytes: int) -> _Block:
         self._read_cap()
+        self.make_room(block_bytes)
         if self.is_tight and not self.has_room(block_bytes):
             self.shrink(0)
         block = self._map(block_bytes)
@@ -542,10 +548,13 @@ def keep_tight() -> None:
     _pool.is_tight = True
 
 
-def set_room(has_room: Callable[[int], bool], is_short: Callable[[], bool]) -> None:
+def set_room(
+    has_room: Callable[[int], bool], is_short: Callable[[], bool], make_room: Callable[[int], None]
+) -> None:
     """Has them asked then: `has_room(nbytes)`, whether this thread may hold so much more, and
-    `is_short()`, whether it can keep nothing that is free."""
-    _pool.has_room, _pool.is_short = has_room, is_short
+    `is_short()`, whether it can keep nothing that is free; `make_room(nbytes)` before so much is
+    mapped, for which others may have to give back what they have."""
+    _pool.has_room, _pool.is_short, _pool.make_room = has_room, is_short, make_room
 
 
 def is_tight() -> bool:

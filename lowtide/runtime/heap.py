@@ -322,7 +322,7 @@ def trimming(made: Watch | None) -> Generator[None]:
 
 
 def make_room(nbytes: int) -> None:
-    """Before what is no op takes memory that is no arena's."""
+    """Before what is no op takes memory, or the arena a block."""
     made = _now.trimmer if isinstance(_now.trimmer, Trimmer) else None
     while made is not None:
         made.make_room(nbytes)
@@ -361,7 +361,7 @@ def _graph_task() -> int:
     return torch._C._current_graph_task_id()  # pyright: ignore
 
 
-arena.set_room(_has_room, _is_short)
+arena.set_room(_has_room, _is_short, make_room)
 
 
 def is_fresh(read_ns: int) -> bool:
