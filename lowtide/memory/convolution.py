@@ -43,6 +43,9 @@ _CHANNELS: Final = 16
 _FEW: Final = 4
 _COLOURS: Final = 3
 _BOTH_AT_ONCE: Final = 3  # the largest depthwise kernel of which both gradients are there at once
+_LARGEST_DEPTHWISE: Final = 5  # kernel whose gradient is not by columns
+_MANY: Final = 256  # channels
+_SINGLE: Final = 4  # bytes
 _LEAST_GROUP: Final = 8
 _VOLUMES: Final = 5  # dims of images of three
 LAYOUTS: Final = {4: torch.channels_last, _VOLUMES: torch.channels_last_3d}
@@ -103,6 +106,8 @@ def forward_scratch(args: Sequence[Any], result: Tensor) -> int:
     if is_point and max(stride) > 1:
         copied += _places_read(x, result)
     first = given + _blocked(result, together) + weights - nbytes(result)
+    if is_point and x.itemsize < _SINGLE and x.shape[1] >= _MANY:  # sums of parts of the channels
+        copied += _of_threads(_SINGLE * result.numel(), x)
     return copied + max(first, _blocked(result, together))
 
 
@@ -133,7 +138,8 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
         return copied + _by_groups(columns, (x, g), x, groups)
     blocked_weights = _blocked_weights(w, groups)
     is_last = _is_channels_last(x, w)
-    turned = _turned_again(g, x, groups) if groups == 1 or is_last else 0
+    at_once = 1 if groups == 1 and not is_transposed else torch.get_num_threads()
+    turned = _turned_again(g, x, groups, at_once) if groups == 1 or is_last else 0
     fills_vectors = is_last and groups >= _LEAST_GROUP
     by_channels = _is_depthwise(x, g, groups) and x.dim() < _VOLUMES and not fills_vectors
     if _has_choice(x, w, 1 if by_channels else groups):
@@ -143,15 +149,23 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
         is_spread = max(dilation) > 1 and max(w.shape[2:]) > 1
         spread = nbytes(g) + nbytes(x) if is_spread else 0
         if _is_depthwise(x, g, groups) and max(w.shape[2:]) > _BOTH_AT_ONCE:
-            in_groups = groups * _CHANNELS**2 * math.prod(w.shape[2:]) * w.itemsize
-            blocked_weights = max(blocked_weights, in_groups // 2)
+            in_groups = groups * _CHANNELS**2 * math.prod(w.shape[2:])
+            blocked_weights = max(blocked_weights, in_groups * w.itemsize // 2)
+            if x.itemsize < 4:  # sums in single precision, and padded channels of an image
+                turned += in_groups * 5 + _CHANNELS * (nbytes(g) + nbytes(x)) // x.shape[0]
         is_at_places = max(stride) > 1 and max(w.shape[2:]) == 1 and not is_transposed
         spread += _places_read(x, g) if is_at_places else 0
-        return _turned(g) + _turned(x) + _turned(w) + 2 * blocked_weights + spread + turned
+        weights = max(2 * blocked_weights, _weight_sums(g, x, blocked_weights))
+        return _turned(g) + _turned(x) + _turned(w) + weights + spread + turned
+    copied += 0 if g.is_contiguous() or not is_dense(g) else nbytes(g)
     if groups > 1:
         columns = _columns_at_once(x, w, g, x if is_transposed else g, groups)
         if not is_transposed:
-            return copied + _grouped(g, x, w, groups, wanted[0], columns) + turned + nbytes(w)
+            made = _grouped(g, x, w, groups, wanted, columns)
+            if max(stride) > 1 and wanted[0]:
+                made = max(made, 2 * nbytes(x))
+            sums = _weight_sums(g, x, blocked_weights, at_once)
+            return copied + made + turned + max(nbytes(w), sums)
         copied += columns if _is_by_columns(x, g, groups) else 0
     if is_transposed:
         g, x = x, g  # the result plays the part of the input
@@ -161,7 +175,8 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     if is_strided and max(w.shape[2:]) == 1 and not is_transposed:
         copied += _places_read(x, g)
     weights = blocked_weights * (2 if max(dilation) > 1 else 1)
-    for_weights = _blocked(g, groups) + of_x + weights
+    sums = max(weights, _weight_sums(g, x, blocked_weights))
+    for_weights = _blocked(g, groups) + of_x + sums
     if not wanted[0]:
         return copied + for_weights + turned
     if is_strided and channels <= _FEW:
@@ -230,13 +245,28 @@ def _places_read(x: Tensor, result: Tensor) -> int:
     return images * _padded(x.shape[1]) * math.prod(result.shape[2:]) * x.itemsize
 
 
-def _grouped(g: Tensor, x: Tensor, w: Tensor, groups: int, wants_x: bool, columns: int) -> int:
+def _weight_sums(g: Tensor, x: Tensor, blocked_weights: int, least: int = 1) -> int:
+    """What the gradient of the weights is summed in: in single precision, and by each thread where
+    the images are more than that, `least` times, whatever there are; 0 where that is the gradient
+    itself."""
+    if x.itemsize == _SINGLE:
+        return 0
+    sums = blocked_weights * _SINGLE // x.itemsize
+    is_of_images = nbytes(g) + nbytes(x) > sums
+    images = max(min(torch.get_num_threads(), x.shape[0]), least)
+    return sums * (images if is_of_images else 1)
+
+
+def _grouped(
+    g: Tensor, x: Tensor, w: Tensor, groups: int, wanted: Sequence[bool], columns: int
+) -> int:
     """In the blocked layout, if oneDNN has a kernel for such groups; else by columns, and one of
     both is copied."""
     both = _blocked(g, groups) + _blocked(x, groups)
     if _is_depthwise(x, g, groups):
         is_large = max(w.shape[2:]) > _BOTH_AT_ONCE
-        return max(both - (nbytes(x) if is_large and wants_x else 0), _blocked(x, groups))
+        blocked = max(both - (nbytes(x) if is_large and wanted[0] else 0), _blocked(x, groups))
+        return max(blocked, _columns_of_one(g, w) if wanted[1] else 0)
     if not _is_by_columns(x, g, groups):
         return both
     if (x.shape[1] // groups) % _LEAST_GROUP == 0:  # some of these have a kernel
@@ -244,6 +274,13 @@ def _grouped(g: Tensor, x: Tensor, w: Tensor, groups: int, wants_x: bool, column
     if x.dim() == _VOLUMES:
         return max(nbytes(g), nbytes(x)) + columns + 2 * _blocked_weights(w, groups)
     return max(nbytes(g), nbytes(x), columns)
+
+
+def _columns_of_one(g: Tensor, w: Tensor) -> int:
+    """Those of one channel of an image, for the gradient of a large depthwise kernel."""
+    if max(w.shape[2:]) <= _LARGEST_DEPTHWISE:
+        return 0
+    return math.prod(w.shape[2:]) * math.prod(g.shape[2:]) * g.itemsize
 
 
 def _is_depthwise(x: Tensor, y: Tensor, groups: int) -> bool:
@@ -272,12 +309,12 @@ def _columns_at_once(
     return each * min(torch.get_num_threads(), x.shape[0])
 
 
-def _turned_again(g: Tensor, x: Tensor, groups: int) -> int:
+def _turned_again(g: Tensor, x: Tensor, groups: int, least: int) -> int:
     """What the gradient of weights in half precision reads: an image for each thread, channels of
-    each group padded."""
+    each group padded; `least` images, whatever there are."""
     if x.itemsize == 4 or _is_depthwise(x, g, groups):
         return 0
-    images = min(torch.get_num_threads(), x.shape[0])
+    images = max(min(torch.get_num_threads(), x.shape[0]), least)
     rows = (math.prod(v.shape[2:]) * _padded(v.shape[1] // groups) * v.itemsize for v in (g, x))
     return images * groups * sum(rows)
 

@@ -112,7 +112,7 @@ def sweep_one(name: str, kind: str) -> dict[str, Any]:
                 least = refused.least_bytes
         search_s = time.monotonic() - begin
         budgets = {least, (least + unbounded) // 2, unbounded * 3 // 4, unbounded // 2, unbounded}
-        for budget in sorted(b for b in budgets if b >= least):
+        for budget in sorted(b for b in budgets if b >= max(least, 1)):
             row: dict[str, Any] = {"budget": budget}
             rows.append(row)
             try:

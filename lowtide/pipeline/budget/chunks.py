@@ -38,6 +38,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lowtide.ir.core import Op
+from lowtide.pipeline import plain
 from lowtide.pipeline.budget.cut import Cut, Form, Plain, Span, form_of, order_of
 from lowtide.pipeline.budget.handing_over import hand_over
 from lowtide.pipeline.budget.operand_gradients import Gradients
@@ -235,7 +236,7 @@ class Chunks:
         size, larger = divmod(extent, count)
         for k in (*range(shown), *range(kept, count)):
             start = k * size + min(k, larger)
-            unseen = kept - shown if k == shown - 1 else 0
+            unseen = 0 if k else kept - shown  # of the one that goes back last: all wait for it
             yield Span(start, size + (k < larger), extent, k >= kept, unseen)
 
     def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
@@ -283,10 +284,14 @@ def known_as(op: Op) -> object:
 
 def started(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
     """The operands of a chunk as the beginnings of a graph of its own."""
-    return [
+    starts = [
         p.detach().requires_grad_(w) if isinstance(p, Tensor) else p
         for p, w in zip(parts, wanted, strict=True)
     ]
+    if not plain.autocast_on():
+        return starts
+    with torch.enable_grad():  # of leaves it would keep the casts of all chunks until it ends
+        return [s.view_as(s) if carries_gradient(s) else s for s in starts]
 
 
 def _ends(results: Sequence[Any]) -> list[GradientEdge | None]:
