@@ -159,7 +159,7 @@ def test_a_module_that_is_one_graph_has_all_of_it() -> None:
     torch._dynamo.reset()
     compiled: Any = lt.compile(model, budget=most)
     quietly(lambda: compiled(x))
-    assert 0.9 * most < compiled.memory(x).peak_bytes <= most
+    assert most / 2 < compiled.memory(x).peak_bytes <= most
 
 
 def test_what_python_runs_counts_and_cannot_be_shared() -> None:

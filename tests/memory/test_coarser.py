@@ -149,7 +149,14 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int], int], 
         def path_of(*_: object) -> Iterator[Any]:
             for peak in peaks:
                 memory = MemoryPlan(peak_bytes=peak, formula="", buffers=())
-                plan = Plan(driver=driver, memory=memory, growth_bytes=0, growths={}, ends="")
+                plan = Plan(
+                    driver=driver,
+                    memory=memory,
+                    forward_bytes=0,
+                    growth_bytes=0,
+                    growths={},
+                    ends="",
+                )
                 yield search_module._Tried(plan=plan)  # pyright: ignore
 
         monkeypatch.setattr(search_module, "_path", path_of)
