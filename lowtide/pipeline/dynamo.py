@@ -25,7 +25,7 @@ from lowtide.frontend.dynamo.internals import BACKEND, breaks, register
 from lowtide.ir.core import Function
 from lowtide.pipeline import debug, faults, listening, plain, rehearsed, stats
 from lowtide.pipeline.budget import allowance
-from lowtide.pipeline.budget.allowance import Place
+from lowtide.pipeline.budget.allowance import Role
 from lowtide.pipeline.compiled import Compiled, tell_without_budget
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.explain import Explanation
@@ -44,12 +44,12 @@ class CompiledGraph(Compiled):
     """One captured graph that became a program. `program` is a `GraphProgram`."""
 
     def __init__(
-        self, module: torch.fx.GraphModule, program: Any, options: Options, place: Place
+        self, module: torch.fx.GraphModule, program: Any, options: Options, role: Role
     ) -> None:
         self.__name__ = self.__qualname__ = program.function.name
         self.forward: Callable[..., Any] = module.forward
         self.options = options
-        self._driver = make_driver(program.function, options, place)
+        self._driver = make_driver(program.function, options, role)
         self._arguments: tuple[int, ...] = program.arguments
         self._captured: tuple[Any, ...] = program.captured
         self._sets_grad: bool = program.sets_grad
@@ -144,8 +144,8 @@ def _graph(module: torch.fx.GraphModule, options: Options) -> Graph:
         return PlainGraph(module, fault, options)
     function = program.function
     debug.show("ir", function.name, lambda: str(function))
-    place = "whole call" if is_whole_call(breaks(module)) else "part of a call"
-    return CompiledGraph(module, program, options, place)
+    role = "whole call" if is_whole_call(breaks(module)) else "part of a call"
+    return CompiledGraph(module, program, options, role)
 
 
 def _asked(budget: object = None, tune: object = False, **others: object) -> Options:

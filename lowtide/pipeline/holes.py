@@ -37,8 +37,8 @@ LEAST_USED_BYTES: Final = 1 << 20  # the same of what it had of the heap between
 _NOW_AND_THEN: Final = 32  # calls
 _AT_ONCE: Final = 8  # sizes
 _MOST_KNOWN: Final = 256
-_DEEPEST: Final = 8  # of lists in lists
-_MOST_ITEMS: Final = 64
+DEEPEST: Final = 8  # of lists in lists
+MOST_ITEMS: Final = 64
 _times_new = 0
 
 
@@ -170,14 +170,14 @@ def form(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     kind = type(cast("object", value))
-    if depth == _DEEPEST:
+    if depth == DEEPEST:
         return kind
     if isinstance(value, tuple | list):
         items = cast("Sequence[Any]", value)
-        return (len(items), *(form(x, depth + 1) for x in items[:_MOST_ITEMS]))
+        return (len(items), *(form(x, depth + 1) for x in items[:MOST_ITEMS]))
     if isinstance(value, dict):
         whole = cast("dict[Any, Any]", value)
-        rows = itertools.islice(whole.items(), _MOST_ITEMS)
+        rows = itertools.islice(whole.items(), MOST_ITEMS)
         return kind, len(whole), tuple((form(k), form(x, depth + 1)) for k, x in rows)
     if dataclasses.is_dataclass(kind):
         return kind, form(getattr(value, "__dict__", None), depth + 1)

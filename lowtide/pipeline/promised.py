@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,13 +35,18 @@ from lowtide.pipeline.budget import allowance
 from lowtide.runtime import heap, libc
 
 _MOST_KNOWN: Final = 256
+_SEEN: Final = (
+    *(torch.Tensor, bool, int, float, complex, str, bytes, type(None)),
+    *(torch.dtype, torch.device, torch.memory_format, type),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
     """What a call takes at most, and what each op adds. `calls_ops`, `goes_back`: whether Python
     calls large ops itself, in the call and in its backward pass. `strays`: where the data decide
-    what is run. `share_bytes`: of each graph, where there is a budget; `refusal`: it is too small.
+    what is run. `share_bytes`: of each graph, where there is a budget, and `planned_bytes`, the sum
+    of their peaks; `refusal`: it is too small.
     `is_tight`: the arena's free blocks are not counted. `has_heap`: else there are no holes."""
 
     peak_bytes: int
@@ -49,6 +55,7 @@ class Promise:
     goes_back: bool = False
     strays: heap.Strays | None = None
     share_bytes: int | None = None
+    planned_bytes: int = 0
     refusal: BudgetError | None = None
     is_tight: bool = False
     has_heap: bool = True
@@ -70,6 +77,7 @@ class Promises:
     def __init__(self) -> None:
         self._known: dict[Any, Promise] = {}
         self._signature: inspect.Signature | None = None
+        self._root: torch.nn.Module | None = None
 
     def give(self, args: tuple[Any, ...], kwargs: dict[str, Any], promise: Promise) -> None:
         """Calls with such arguments are held to it from now on."""
@@ -82,19 +90,20 @@ class Promises:
         if (key := self._key(args, kwargs)) is not None:
             self._known[key] = promise
 
-    def kept(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, which keeps them."""
+    def kept(self, call: Callable[..., Any], root: Any = None) -> Callable[..., Any]:
+        """The same call, which keeps them; `root`: what was compiled, if that is a module."""
 
         def keeping(*args: Any, **kwargs: Any) -> Any:
             mine = allowance.current()
-            promise = self._of(args, kwargs) if self._known else None
-            if promise is not None:
+            is_tried = mine is not None and mine.is_tried
+            promise = self._of(args, kwargs) if self._known and not is_tried else None
+            if promise is not None and (mine is None or not mine.count):  # else within such a call
                 if promise.refusal is not None:
                     raise copy.copy(promise.refusal)  # its traceback's frames hold the arguments
                 if mine is not None:
-                    mine.share_bytes = promise.share_bytes
+                    mine.share_bytes, mine.told_bytes = promise.share_bytes, promise.planned_bytes
             elif mine is not None and mine.has_several:
-                promise = _of_budget(mine.budget_bytes)
+                promise = _up_to(mine.budget_bytes)
             if promise is None or not _is_guarded(promise):
                 return call(*args, **kwargs)
             with _Keeping(promise) as kept:
@@ -102,7 +111,8 @@ class Promises:
                 kept.gives(result)
                 return result
 
-        self._signature = _signature(call)
+        self._root = root if isinstance(root, torch.nn.Module) else None
+        self._signature = _signature(call if self._root is None else self._root.forward)
         return wrapped(keeping, call)
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,7 +124,8 @@ class Promises:
                 bound.apply_defaults()
                 given = [*bound.arguments.items()]
             state = torch.is_grad_enabled(), torch.get_num_threads()
-            key = (*state, *plain.surroundings(), holes.form(given))
+            unseen = [*_unseen(given), *_modes(self._root)]
+            key = (*state, *plain.surroundings(), holes.form(given), *unseen)
             hash(key)
         except Exception:  # an object of the user's that cannot be looked at: then there is none
             return None
@@ -122,19 +133,19 @@ class Promises:
 
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Promise | None:
         """Which one is to be kept just now."""
-        if listening.is_asked() or plain.reason():
+        if plain.reason():
             return None
         return self._known.get(self._key(args, kwargs))
 
 
-def _of_budget(budget_bytes: int) -> Promise:
+def _up_to(budget_bytes: int) -> Promise:
     """What can be told of a call that nobody has asked about."""
     return Promise(peak_bytes=budget_bytes, is_tight=True, has_heap=libc.keeps_holes())
 
 
 def _is_guarded(promise: Promise) -> bool:
     """Whether the heap is looked after in a call just now, and nobody else does."""
-    if not promise.has_heap or heap.trimmer() is not None:
+    if not promise.has_heap or heap.trimmer() is not None or listening.is_asked():
         return False
     return promise.strays is None or promise.strays.begin()
 
@@ -190,6 +201,33 @@ class _BeforeOps(TorchDispatchMode):
     ) -> Any:
         self._guard.check(func)
         return func(*args, **(kwargs or {}))
+
+
+def _unseen(value: Any, depth: int = 0) -> Iterator[int]:
+    """What `holes.form` does not look into: which objects these are."""
+    if isinstance(value, _SEEN):
+        return
+    if isinstance(value, torch.nn.Module):
+        yield from _modes(value)
+        return
+    items: Any = vars(value) if dataclasses.is_dataclass(value) else value
+    if isinstance(items, dict):
+        items = list(cast("dict[Any, Any]", items).values())
+    known = cast("Sequence[Any]", items) if isinstance(items, tuple | list) else None
+    if known is None or depth == holes.DEEPEST or len(known) > holes.MOST_ITEMS:
+        yield id(value)
+        return
+    for x in known:
+        yield from _unseen(x, depth + 1)
+
+
+def _modes(root: torch.nn.Module | None) -> list[int]:
+    """What of a module decides what it runs, and of what there are gradients."""
+    if root is None:
+        return []
+    trained = sum(1 << k for k, m in enumerate(root.modules()) if m.training)
+    wanted = sum(1 << k for k, p in enumerate(root.parameters()) if p.requires_grad)
+    return [trained, wanted]
 
 
 def _signature(call: Callable[..., Any]) -> inspect.Signature | None:

@@ -23,6 +23,7 @@ from typing import Any, Final, cast
 
 import torch
 
+from lowtide.errors import BudgetError
 from lowtide.frontend.dynamo.internals import is_capturing
 from lowtide.memory import watching
 from lowtide.memory.left_behind import Before
@@ -116,7 +117,7 @@ def attach(compiled: Any, budget_bytes: int | None = None) -> Any:
     )
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
-        kept = about.promises.kept(call)
+        kept = about.promises.kept(call, root)
         return kept if about.shares is None else about.shares.given(kept)
 
     if isinstance(compiled, torch.nn.Module):
@@ -228,11 +229,6 @@ class _Call:
         return self.is_whole and not any(g.walk.ends for g in self.graphs if g.walk is not None)
 
     @property
-    def can_be_shared(self) -> bool:
-        """Whether what it takes with some share tells what calls like it do."""
-        return self.is_known and not self.virtual.asked
-
-    @property
     def is_shared(self) -> bool:
         """Whether its graphs have been given one share, which is tried for the call."""
         return self.allowed is not None and self.allowed.share_bytes is not None
@@ -249,7 +245,7 @@ class _Call:
 
     def promise(self, plan: MemoryPlan) -> Promise | None:
         """What calls like it are held to, where no Driver sees to it."""
-        if self.is_one or not self.is_known:
+        if not self.is_known or (self.is_one and not self.is_shared):
             return None
         walks = [g.walk for g in self.graphs if g.walk is not None]
         strays = self.virtual.asked or any(walk.may_stray for walk in walks)
@@ -260,8 +256,9 @@ class _Call:
             goes_back=self.virtual.goes_back,
             strays=heap.Strays() if strays else None,
             share_bytes=None if self.allowed is None else self.allowed.share_bytes,
+            planned_bytes=0 if self.allowed is None else self.allowed.planned_bytes,
             is_tight=self.is_shared,
-            has_heap=self.virtual.device.type == "cpu",
+            has_heap=self.virtual.device.type == "cpu" and not self.is_one,
         )
 
 
@@ -283,7 +280,10 @@ def _rehearse(
     refused = None
     if shares is not None and call.is_shared and call.is_over:
         refused = refusal(shares.name, shares.budget_bytes, plan)
-    if (promise := call.promise(plan)) is not None:
+    promise = call.promise(plan)
+    if refused is not None and call.virtual.asked:
+        promise = None  # another branch may do
+    if promise is not None:
         about.promises.give(given[0], given[1], replace(promise, refusal=refused))
     if refused is not None:
         raise copy.copy(refused)
@@ -293,21 +293,29 @@ def _rehearse(
 def _shared(compiled: Any, given: _Given, shares: Shares) -> _Call:
     """The call with the share of each graph that is best for it, or the least if it is over the
     budget even so; where that is not known, with those that it has if nobody asks."""
-    first = _called(compiled, given, shares.allowed(ALL))
-    if (first.is_one or first.can_be_shared) and not first.is_over:
+
+    def called(share_bytes: int | None) -> _Call:
+        return _called(compiled, given, shares.allowed(share_bytes, is_tried=True))
+
+    first = called(ALL)
+    if not first.is_known:
+        return called(None)
+    if not first.is_over:
         return first
-    if first.is_one or not first.can_be_shared:
-        return _called(compiled, given, shares.allowed())
-    calls: dict[int, _Call] = {}
+    if first.is_one:
+        return called(shares.budget_bytes)
+    calls = {ALL: first}
 
     def peak_of(share_bytes: int) -> int:
-        calls[share_bytes] = call = _called(compiled, given, shares.allowed(share_bytes))
+        if share_bytes not in calls:
+            calls[share_bytes] = called(share_bytes)
+        call = calls[share_bytes]
         if [g.name for g in call.graphs] != [g.name for g in first.graphs]:
             raise _RunsOtherwise
         return call.peak_bytes
 
     try:
-        return calls[best(shares_below(first.peak_bytes), shares.budget_bytes, peak_of)]
+        return calls[best([ALL, *shares_below(first.peak_bytes)], shares.budget_bytes, peak_of)]
     except Exception:  # what went well once: Python has taken the last item of a list, or counts
         return first.not_alike()
 
@@ -349,7 +357,7 @@ def _called(compiled: Any, given: _Given, allowed: Allowance | None = None) -> _
                 # that has none itself here.
                 is_guess = call.virtual.asked or TWICE in call.virtual.ledger.notes
                 is_unknown = isinstance(error, NotImplementedError) or _has_no_values(error)
-                if not (is_guess or is_unknown):
+                if isinstance(error, BudgetError) or not (is_guess or is_unknown):
                     raise
                 words = str(error).partition("\n")[0]
                 call.stop(f"{type(error).__name__}: {words}")

@@ -7,6 +7,7 @@ In: a call's peak for a share of each graph, as `memory()` rehearses it. Out: th
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,8 +23,8 @@ from lowtide.pipeline.budget import allowance
 from lowtide.pipeline.budget.allowance import Allowance
 
 OVER: Final = (
-    "PyTorch captured {count} graphs of one call, which may together take {peak:,} bytes, as far "
-    "as one graph tells; the budget is {budget:,}. memory(), asked once with such arguments, looks "
+    "PyTorch captured {count} of one call, which may together take {peak:,} bytes, as far as one "
+    "graph tells; the budget is {budget:,}. memory(), asked once with such arguments, looks "
     "at the whole call: from then on it keeps to the budget, or is refused"
 )
 NONE: Final = "PyTorch captured no graph: Python runs all of it, which keeps to no budget"
@@ -35,15 +36,18 @@ class Shares:
     def __init__(self, name: str, budget_bytes: int) -> None:
         self.name = name
         self.budget_bytes = budget_bytes
-        self._has_told = self._has_several = False
+        self._told: set[bool] = set()  # of a call that may take more; of one without graphs
+        self._has_several = self._had_one = False
 
-    def allowed(self, share_bytes: int | None = None) -> Allowance:
+    def allowed(self, share_bytes: int | None = None, is_tried: bool = False) -> Allowance:
         """One for a call."""
         return Allowance(
             owner=self,
             budget_bytes=self.budget_bytes,
             share_bytes=share_bytes,
             has_several=self._has_several,
+            expects_one=self._had_one and not self._has_several,
+            is_tried=is_tried,
         )
 
     def given(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,26 +55,37 @@ class Shares:
 
         def sharing(*args: Any, **kwargs: Any) -> Any:
             mine = allowance.current()
-            if mine is None or mine.owner is not self or not listening.is_asked():
+            if mine is not None and mine.owner is self and mine.caller is not None:
+                return call(*args, **kwargs)  # within a call of its own
+            if mine is None or mine.owner is not self:
                 mine = self.allowed()  # else it is a rehearsal's
             mine.caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-            with allowance.on(mine):
-                result = call(*args, **kwargs)
-            self._has_several |= mine.count > 1
-            if mine.share_bytes is None and not (self._has_told or listening.is_asked()):
+            try:
+                with allowance.on(mine):
+                    result = call(*args, **kwargs)
+            finally:
+                mine.caller = None
+            if not mine.is_tried:
+                self._has_several |= mine.count > 1
+                self._had_one |= mine.count == 1
+            if not listening.is_asked():
                 self._look(mine)
             return result
 
         return wrapped(sharing, call)
 
     def _look(self, mine: Allowance) -> None:
-        """At a call that nobody has asked `memory()` of."""
+        """At a call that is over: whether it may have been more than `memory()` has told, if that
+        was asked at all."""
         peak_bytes = mine.planned_bytes
-        is_kept = mine.count and peak_bytes <= self.budget_bytes
-        if is_kept or config.current().disable or plain.reason():
+        is_kept = mine.count and peak_bytes <= max(self.budget_bytes, mine.told_bytes)
+        is_kept = is_kept or (mine.share_bytes is not None and not mine.count)
+        is_none = not mine.count
+        if is_kept or is_none in self._told or config.current().disable or plain.reason():
             return
-        self._has_told = True
-        over = OVER.format(count=mine.count, budget=self.budget_bytes, peak=peak_bytes)
+        self._told.add(is_none)
+        count = "a graph" if mine.count == 1 else f"{mine.count} graphs"
+        over = OVER.format(count=count, budget=self.budget_bytes, peak=peak_bytes)
         frame = user_frame(sys._getframe())  # pyright: ignore[reportPrivateUsage]
         text = f"{self.name}: {over if mine.count else NONE}"
         warnings.warn(text, RuntimeWarning, stacklevel=_level(frame))
@@ -78,12 +93,14 @@ class Shares:
 
 def is_whole_call(goes_on: bool) -> bool:
     """Whether the graph that is being captured is all of the current call: Python does not go on
-    after it, and no function of the user's has called the one that it is of."""
+    after it, and no function of the user's, or module of PyTorch's, has called what it is of."""
     call = allowance.current()
     if goes_on or call is None or call.caller is None:
         return False
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None and frame is not call.caller and not is_users(frame.f_code):
+        if frame.f_code.co_name == "forward":
+            return False
         frame = frame.f_back
     return frame is call.caller
 
@@ -91,12 +108,7 @@ def is_whole_call(goes_on: bool) -> bool:
 def best(shares: Sequence[int], budget_bytes: int, peak_of: Callable[[int], int]) -> int:
     """Of these, the largest first, the first one with which a call's peak is within the budget; if
     there is none, that with the least peak. `peak_of`: nearly always, less for a smaller share."""
-    peaks: dict[int, int] = {}
-
-    def peak(share: int) -> int:
-        if share not in peaks:
-            peaks[share] = peak_of(share)
-        return peaks[share]
+    peak = functools.cache(peak_of)
 
     above, below = -1, len(shares) - 1
     while below - above > 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +153,112 @@ def test_what_is_one_graph_has_all_of_it(asks: bool, grad: bool) -> None:
         assert budget / 2 < graph.peak_bytes <= budget
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_one_graph_with_python_beside_it_has_all_of_it(asks: bool) -> None:
+    said: list[str] = []
+
+    def talking(x: Tensor) -> Tensor:
+        said.append("before")
+        torch._dynamo.graph_break()
+        return one(x)
+
+    x = given(True)
+    budget = fresh(one).memory(x).peak_bytes
+    with pytest.raises(lt.BudgetError):
+        fresh(talking, least_of(one, x) - 1).memory(x)
+    compiled = fresh(talking, budget)
+    if asks:
+        assert budget / 2 < compiled.memory(x).peak_bytes <= budget
+    for _ in range(2):  # nobody knows before the first call
+        quietly(lambda: results(compiled, x))
+    (graph,) = lt.explain_compiled(compiled, x)
+    assert budget / 2 < graph.peak_bytes <= budget
+
+
+def test_what_was_told_of_one_mode_is_not_of_another() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(256, 512), nn.Linear(512, 256)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                x = torch.cat([x, x, x, x])
+            x = self.first(x).softmax(1)
+            torch._dynamo.graph_break()
+            return self.second(x).softmax(1)
+
+    x, model = given(False), Model()
+    with torch.no_grad():
+        torch._dynamo.reset()
+        budget = lt.compile(model.eval()).memory(x).peak_bytes
+        torch._dynamo.reset()
+        compiled: Any = lt.compile(model, budget=budget)
+        with pytest.raises(lt.BudgetError):
+            compiled.train().memory(x)
+        with pytest.raises(lt.BudgetError):
+            compiled(x)
+        compiled.eval()
+        quietly(lambda: compiled(x))
+        compiled.memory(x)
+        with pytest.raises(lt.BudgetError):
+            compiled.train().memory(x=x)
+        with pytest.raises(lt.BudgetError):
+            compiled(x=x)
+
+
+class Holder:
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def test_what_was_told_of_one_object_is_not_of_another() -> None:
+    def held(holder: Holder) -> Tensor:
+        return two(holder.x)
+
+    small, large = Holder(torch.rand(8, 256)), Holder(given(False))
+    least = least_of(two, large.x)
+    compiled = fresh(held, least - 1)
+    with pytest.raises(lt.BudgetError):
+        compiled.memory(large)
+    torch.testing.assert_close(quietly(lambda: compiled(small)), held(small))
+    compiled.memory(small)
+    with pytest.raises(lt.BudgetError):
+        compiled(large)
+
+
+def test_a_call_within_a_call_of_the_same_is_a_part_of_it() -> None:
+    @torch._dynamo.disable
+    def again(x: Tensor, depth: int) -> Tensor:
+        return compiled(x, depth - 1) if depth else x
+
+    def deep(x: Tensor, depth: int) -> Tensor:
+        y = again(x.sin().cumsum(0).tanh(), depth)
+        return y.cumsum(0).tanh()
+
+    x = given(False)
+    torch._dynamo.reset()
+    compiled: Any = lt.compile(deep, budget="1GB")
+    expected = compiled(x, 2)
+    torch._dynamo.reset()
+    compiled = lt.compile(deep, budget=5 * x.nbytes)
+    assert compiled.memory(x, 2).peak_bytes <= 5 * x.nbytes
+    torch.testing.assert_close(quietly(lambda: compiled(x, 2)), expected)
+
+
+def test_nothing_is_held_after_memory_was_asked() -> None:
+    x = given(False)
+    compiled = fresh(two, 10**9)
+    compiled.memory(x)
+    alive = weakref.ref(x)
+    gc.disable()
+    try:
+        del x
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
 def test_a_module_that_is_one_graph_has_all_of_it() -> None:
     model = nn.Sequential(nn.Linear(256, 512), nn.Softmax(1), nn.Linear(512, 8))
     x = torch.rand(SIZE)
@@ -245,7 +353,10 @@ def test_numbers_of_the_data_decide() -> None:
         return y.tanh().cumsum(0) if y.sum() > 0 else y.cos()
 
     x = given(False)
-    least = least_of(two, x)
+    least = least_of(branch, x)
+    with pytest.raises(lt.BudgetError) as again:
+        fresh(branch, least - 1).memory(x)
+    assert again.value.least_bytes == least
     compiled = fresh(branch, least)
     assert any("Python asks the data for numbers" in note for note in compiled.memory(x).notes)
     with warnings.catch_warnings():

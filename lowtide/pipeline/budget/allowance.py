@@ -5,9 +5,10 @@ In: the budget, and what the graphs are planned to take, as they come. Out: what
     budget 80 MB    graph 1: at most 40, takes 30    graph 2: at most half of the other 50    …
 
 A call that is one graph has all of it. Which graphs follow one is not known before they are there,
-so each may take half of what is left, or else its least: all of them together, each of which holds
-no more than its own peak, then stay within the budget. `memory()` sees the whole call and knows
-better: one `share_bytes` for all of its graphs, the largest that keeps the call's peak.
+so each may take half of what is left, or else its least: as long as none needs that, all of them
+together, each of which holds no more than its own peak, stay within the budget. `memory()` sees the
+whole call and knows better: one `share_bytes` for all of its graphs, the largest that keeps its
+peak.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final, Literal
 
-Place = Literal["alone", "whole call", "part of a call"]  # of a program, in what has the budget
+Role = Literal["alone", "whole call", "part of a call"]  # of a program, in what has the budget
 
 ALL: Final = 1 << 62  # as much as it likes
 _STEPS: Final = 4  # shares to each doubling: few, as each is a search, and a program, of its own
@@ -31,22 +32,26 @@ _MOST_STEPS: Final = 5 * _STEPS  # down to a 32nd of the call's peak
 @dataclass(slots=True, kw_only=True, eq=False)
 class Allowance:
     """Of one call. `owner`: whose call it is; `caller`: the frame that it is called from;
-    `has_several`: whether calls before it have been of several graphs. `count`, `planned_bytes`:
-    how many graphs there have been in it, and the sum of their peaks."""
+    `has_several`, `expects_one`: whether calls before it have been of several graphs, or all of
+    one. `is_tried`: in a rehearsal. `count`, `planned_bytes`: how many graphs there have been in
+    it, and the sum of their peaks; `told_bytes`: that sum, where `memory()` has seen the call."""
 
     owner: object
     budget_bytes: int
     share_bytes: int | None = None
     caller: FrameType | None = None
     has_several: bool = False
+    expects_one: bool = False
+    is_tried: bool = False
     count: int = 0
     planned_bytes: int = 0
+    told_bytes: int = 0
 
-    def next_bytes(self, place: Place) -> int | None:
+    def next_bytes(self, role: Role) -> int | None:
         """What the next graph may take, or else its least; None: the budget, and no more."""
         if self.share_bytes is not None:
             return self.share_bytes
-        if place == "whole call" and not self.count:
+        if not self.count and (role == "whole call" or self.expects_one):
             return None
         return floor_to_step((self.budget_bytes - self.planned_bytes) // 2)
 

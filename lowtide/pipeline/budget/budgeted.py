@@ -23,7 +23,7 @@ from lowtide.memory import watching
 from lowtide.pipeline import plain
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget import allowance
-from lowtide.pipeline.budget.allowance import Place
+from lowtide.pipeline.budget.allowance import Role
 from lowtide.pipeline.budget.candidate import storage_of, tensors_in
 from lowtide.pipeline.budget.search import Plan, refusal, search
 from lowtide.pipeline.driver import Driver
@@ -43,11 +43,11 @@ class BudgetedDriver(Driver):
         function: Function,
         budget_bytes: int,
         tiles: Tiles = "usual",
-        place: Place = "alone",
+        role: Role = "alone",
     ) -> None:
         super().__init__(function, tiles=tiles)
         self.budget_bytes = budget_bytes
-        self._place: Place = place
+        self._role: Role = role
         self._plain = Driver(function, tiles=tiles)
         self._plans: dict[_Key, Plan | BudgetError] = {}
         self._writes = bool(may_change(function))
@@ -74,8 +74,10 @@ class BudgetedDriver(Driver):
 
     def _plan_of(self, args: Sequence[Any]) -> Plan:
         """Raises BudgetError."""
-        call = None if self._place == "alone" else allowance.current()
-        share_bytes = None if call is None else call.next_bytes(self._place)
+        call = None if self._role == "alone" else allowance.current()
+        if call is not None and call.budget_bytes != self.budget_bytes:
+            call = None  # of another object, whose graphs have a budget of their own
+        share_bytes = None if call is None else call.next_bytes(self._role)
         key = _key(args), _sharing(args) if self._writes else (), share_bytes
         found = self._plans.get(key)
         if found is None:
@@ -90,7 +92,8 @@ class BudgetedDriver(Driver):
             raise copy.copy(found)  # its traceback's frames hold the arguments
         if call is not None:
             call.took(found.peak_bytes)
-            if call.share_bytes is None and found.forward_bytes > self.budget_bytes:
+            is_tried = call.is_tried or call.share_bytes is not None
+            if found.forward_bytes > self.budget_bytes and not is_tried:
                 raise refusal(self.function.name, self.budget_bytes, found.memory)
         return found
 
