@@ -160,6 +160,8 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     copied += 0 if g.is_contiguous() or not is_dense(g) else nbytes(g)
     if groups > 1:
         columns = _columns_at_once(x, w, g, x if is_transposed else g, groups)
+        if x.itemsize < _SINGLE and columns:
+            columns += nbytes(x) // max(x.shape[0], 1)  # an image's gradient beside its place
         if not is_transposed:
             made = _grouped(g, x, w, groups, wanted, columns)
             if max(stride) > 1 and wanted[0]:
@@ -306,7 +308,7 @@ def _columns_at_once(
     slice_dim = 3 if x.dim() == _VOLUMES else 2
     each = 4 * math.prod(w.shape[1:]) * math.prod(places.shape[slice_dim:])
     each = each if most is None else min(each, most)
-    return each * min(torch.get_num_threads(), x.shape[0])
+    return each * min(torch.get_num_threads(), x.shape[0] * groups)
 
 
 def _turned_again(g: Tensor, x: Tensor, groups: int, least: int) -> int:
