@@ -30,6 +30,7 @@ NONE_KNOWN: Final[Mapping[object, int]] = MappingProxyType({})
 _FOLLOWED: Final = "lowtide.followed"  # in the metadata of a node
 _MOST_NODES: Final = 64  # of one op
 _NO_TASK: Final = -1
+_NOISE_BYTES: Final = 1 << 19  # the kernel counts resident pages on each CPU, and adds up then
 _FRESH_NS: Final = 50_000
 _FRESH_BYTES: Final = 1 << 18  # more new pages no process touches in that time
 _LONG_NS: Final = 500_000  # to count the heap's pieces: that is then not done again
@@ -80,7 +81,7 @@ class Trimmer:
             return
         self._mapped.on()
         now_bytes = libc.resident_bytes()
-        if now_bytes - self._start_bytes > self._most_bytes:
+        if now_bytes - self._start_bytes > self._most_bytes + _NOISE_BYTES:
             # neither of this call nor free: it would be looked for before each op
             self._start_bytes = now_bytes - (self._most_bytes - nbytes)
 
