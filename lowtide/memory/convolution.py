@@ -151,8 +151,9 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
         if _is_depthwise(x, g, groups) and max(w.shape[2:]) > _BOTH_AT_ONCE:
             in_groups = groups * _CHANNELS**2 * math.prod(w.shape[2:])
             blocked_weights = max(blocked_weights, in_groups * w.itemsize // 2)
-            if x.itemsize < 4:  # sums in single precision, and padded channels of an image
-                turned += in_groups * 5 + _CHANNELS * (nbytes(g) + nbytes(x)) // x.shape[0]
+            if x.itemsize < _SINGLE:  # sums, and padded channels of an image
+                images = max(x.shape[0], 1)
+                turned += in_groups * 5 + _CHANNELS * (nbytes(g) + nbytes(x)) // images
         is_at_places = max(stride) > 1 and max(w.shape[2:]) == 1 and not is_transposed
         spread += _places_read(x, g) if is_at_places else 0
         weights = max(2 * blocked_weights, _weight_sums(g, x, blocked_weights))
