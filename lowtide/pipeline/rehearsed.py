@@ -122,6 +122,8 @@ def attach(compiled: Any, budget_bytes: int | None = None) -> Any:
 
     if isinstance(compiled, torch.nn.Module):
         compiled.forward = watched(compiled.forward)
+        copied = functools.partial(_parts, compiled, budget_bytes)
+        object.__setattr__(compiled, "__reduce__", copied)  # see below
     elif inspect.isfunction(compiled):
         compiled = watched(compiled)
     for name, method in _METHODS.items():
@@ -131,6 +133,16 @@ def attach(compiled: Any, budget_bytes: int | None = None) -> Any:
                 bound = functools.partial(method, compiled, about)
                 object.__setattr__(compiled, name, bound)
     return compiled
+
+
+def _parts(compiled: Any, budget_bytes: int | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Of its copies: as PyTorch makes them they have no methods, and a budget of each graph."""
+    made_of: Any = type(compiled).__reduce__
+    return _made_again, (*made_of(compiled), budget_bytes)
+
+
+def _made_again(make: Callable[..., Any], given: tuple[Any, ...], budget_bytes: int | None) -> Any:
+    return attach(make(*given), budget_bytes)
 
 
 def _memory(compiled: Any, about: _About, /, *args: Any, **kwargs: Any) -> MemoryPlan:

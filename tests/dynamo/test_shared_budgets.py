@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import warnings
 import weakref
 from collections.abc import Callable
@@ -44,6 +46,11 @@ def small_first(x: Tensor) -> Tensor:
     y = x[:8].sin().cumsum(0)
     torch._dynamo.graph_break()
     return (x.cumsum(0).tanh() * y.sum(0)).cumsum(0).tanh()
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return two(x)
 
 
 PROGRAMS = two, three, small_first
@@ -362,6 +369,20 @@ def test_numbers_of_the_data_decide() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         torch.testing.assert_close(compiled(x), branch(x))
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, copy.copy, lambda c: pickle.loads(pickle.dumps(c))]
+)
+def test_copies_have_the_budget(copied: Callable[[Any], Any]) -> None:
+    x = given(True)
+    least = least_of(Twice(), x)
+    made = copied(fresh(Twice(), least))
+    assert made.memory(x).peak_bytes == least
+    torch.testing.assert_close(quietly(lambda: made(x)), two(x))
+    with pytest.raises(lt.BudgetError):
+        copied(copied(fresh(Twice(), least // 2))).memory(x)
+    assert copied(fresh(Twice())).memory(x).peak_bytes > least
 
 
 def test_by_name_the_budget_is_of_each_graph() -> None:

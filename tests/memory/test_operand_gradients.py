@@ -167,7 +167,7 @@ def test_a_gradient_is_written_beside_what_lies_in_the_cotangent() -> None:
     values = [torch.zeros(4, 3), torch.zeros(4, 3)]
     g = torch.arange(12.0).view(4, 3)
     expected = g.clone()
-    found = Gradients(values, {0: g})
+    found = Gradients(values, {0: g}, [g])
     cuts = (Cut(0), Cut(0))
     for start in (2, 0):
         span = Span(start, 2, 4)
@@ -182,11 +182,34 @@ def test_a_gradient_is_written_beside_what_lies_in_the_cotangent() -> None:
 
 def test_chunks_that_give_nothing_leave_zeros() -> None:
     x, g = torch.zeros(6), torch.arange(6.0)
-    found = Gradients([x], {0: g})
+    found = Gradients([x], {0: g}, [g])
     for start, part in ((4, torch.ones(2)), (2, None), (0, torch.ones(2))):
         found.add([part], (Cut(0),), Span(start, 2, 6))
     torch.testing.assert_close(found.rows[0], torch.tensor([1.0, 1, 0, 0, 1, 1]))
-    late = Gradients([x], {0: torch.arange(6.0)})
+    g = torch.arange(6.0)
+    late = Gradients([x], {0: g}, [g])
     for start, part in ((4, None), (2, None), (0, torch.ones(2))):
         late.add([part], (Cut(0),), Span(start, 2, 6))
     torch.testing.assert_close(late.rows[0], torch.tensor([1.0, 1, 0, 0, 0, 0]))
+
+
+def test_a_sum_is_made_in_place_where_nobody_else_has_the_first_chunks() -> None:
+    values = [torch.zeros(3) for _ in range(5)]
+    cotangent, both, carried = torch.ones(3), torch.ones(3), torch.ones(3)
+    own, wide = torch.ones(3), torch.ones(1).expand(3)
+    found = Gradients(values, {}, [cotangent])
+    cuts = (None,) * 7
+    first = [own, cotangent, carried, wide, None]
+    found.add(first, cuts[:5], Span(3, 3, 6), [carried])
+    found.add([torch.ones(3)] * 5, cuts[:5], Span(0, 3, 6))
+    for k, x in enumerate(found.rows):
+        assert x is not None
+        torch.testing.assert_close(x, torch.full((3,), 2.0 if k < 4 else 1.0))
+    assert found.rows[0] is own
+    assert not any(found.rows[k] is x for k, x in enumerate(first) if k)
+    assert torch.equal(cotangent, carried)
+    twice = Gradients(values[:2], {}, [])
+    for start in (3, 0):
+        twice.add([both, both] if start else [torch.ones(3)] * 2, cuts[:2], Span(start, 3, 6))
+    torch.testing.assert_close(twice.rows, [torch.full((3,), 2.0)] * 2)
+    assert torch.equal(both, torch.ones(3))

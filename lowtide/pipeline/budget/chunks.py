@@ -144,7 +144,7 @@ class Chunks:
         they may be written."""
         del kept
         over = self._over(values, wanted, cotangents, free, spent)
-        found = Gradients(values, over)
+        found = Gradients(values, over, cotangents)
         for span in reversed(list(self.spans(values))):
             given = self.cotangents(cotangents, span)
             known = self._recorded.pop(span.start, None)

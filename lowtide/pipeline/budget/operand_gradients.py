@@ -9,11 +9,13 @@ In: for each chunk, the gradient of each operand's part. Out: a gradient for eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from lowtide.memory.layouts import is_packed
 from lowtide.pipeline.budget.candidate import storage_of
 from lowtide.pipeline.budget.cut import Cut, Span
 from lowtide.runtime import heap
@@ -23,43 +25,69 @@ Tensor = torch.Tensor
 
 class Gradients:
     """Gradients of operands, as sums over chunks. `over`: cotangents, by the operand whose gradient
-    is written into their memory, each chunk when it is done with its part."""
+    is written into their memory, each chunk when it is done with its part; `cotangents`: all."""
 
-    def __init__(self, values: Sequence[Any], over: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self,
+        values: Sequence[Any],
+        over: Mapping[int, Tensor],
+        cotangents: Sequence[Tensor | None],
+    ) -> None:
         self.rows: list[Tensor | None] = [None] * len(values)
         self._values = values
         self._over = over
         self._written = {storage_of(x) for x in self._over.values()}
         self._own: set[int] = set()  # others may be a cotangent itself, or that of two operands
+        self._others = set(_storages([*values, *cotangents]))
         self._is_first = True
 
-    def add(self, found: Sequence[Tensor | None], cuts: Sequence[Cut | None], span: Span) -> None:
-        """What a chunk gives: a part of a gradient, or something for all of it."""
+    def add(
+        self,
+        found: Sequence[Tensor | None],
+        cuts: Sequence[Cut | None],
+        span: Span,
+        carried: Sequence[Tensor | None] = (),
+    ) -> None:
+        """What a chunk gives: a part of a gradient, or something for all of it. `carried`: what it
+        gives to the next one."""
         apart = [
             g.clone() if g is not None and storage_of(g) in self._written else g for g in found
         ]
+        uses = Counter(_storages([*apart, *carried]))
         for k, (g, cut) in enumerate(zip(apart, cuts, strict=True)):
             if cut is not None:
-                self._add_part(k, g, cut, span)
+                self._add_part(k, g, cut, span, uses)
             elif g is not None:
-                self._add_whole(k, g)
+                self._add_whole(k, g, uses)
         self._is_first = False
 
-    def _add_whole(self, k: int, g: Tensor) -> None:
+    def _add_whole(self, k: int, g: Tensor, uses: Counter[int]) -> None:
         whole = self.rows[k]
         if whole is None:
             self.rows[k] = g
+            if self._is_own(g, uses):
+                self._own.add(k)
+        elif k in self._own:
+            whole.add_(g)
         else:
-            self.rows[k] = whole.add_(g) if k in self._own else whole + g
+            heap.make_room(whole.nbytes)
+            self.rows[k] = whole + g
             self._own.add(k)
 
-    def _add_part(self, k: int, g: Tensor | None, cut: Cut, span: Span) -> None:
+    def _is_own(self, g: Tensor, uses: Counter[int]) -> bool:
+        """Whether it is nothing else, too, and may be added to."""
+        if g.layout is not torch.strided or not is_packed(g):
+            return False
+        storage = storage_of(g)
+        return uses[storage] == 1 and storage not in self._others
+
+    def _add_part(self, k: int, g: Tensor | None, cut: Cut, span: Span, uses: Counter[int]) -> None:
         whole = self.rows[k]
         if whole is None:
             if g is None:
                 return
             if g.shape == self._values[k].shape:
-                self._add_whole(k, g)
+                self._add_whole(k, g, uses)
                 return
             whole = self.rows[k] = self._room(k, cut, span)
         part = cut.of(whole, span.start, span.size)
@@ -76,3 +104,7 @@ class Gradients:
             heap.make_room(like.nbytes)
             return torch.zeros_like(like)
         return over.data
+
+
+def _storages(values: Iterable[Any]) -> list[int]:
+    return [storage_of(x) for x in values if isinstance(x, Tensor) and x.layout is torch.strided]

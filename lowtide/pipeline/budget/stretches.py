@@ -79,7 +79,7 @@ class Stretches(Chunks):
     ) -> list[Tensor | None]:
         """Gradients of the operands, from the last stretch back to the first."""
         del free, spent
-        found = Gradients(values, {})
+        found = Gradients(values, {}, cotangents)
         carried = list(cotangents[self.last])
         for k, span in reversed(list(enumerate(self.spans(values)))):
             start = [x[k - 1] for x in kept] if k else values[self.carried]
@@ -94,7 +94,7 @@ class Stretches(Chunks):
             carried = rows[self.carried]
             if k:
                 rows[self.carried] = [None] * len(carried)
-            found.add(rows, self.cuts, span)
+            found.add(rows, self.cuts, span, carried)
             del rows, given, parts, start  # as above
         return found.rows
 
