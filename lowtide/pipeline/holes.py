@@ -159,13 +159,17 @@ def _key(args: Sequence[Any], count: int) -> Any:
     return (*state, *plain.surroundings(), form(first), form(args[:count]))
 
 
-def form(value: Any, depth: int = 0) -> Any:
+def form(value: Any, depth: int = 0, *, sees_gradients: bool = True) -> Any:
     """What of an argument decides what a call takes: sizes, and what may be a mode; of long lists
-    their length."""
+    their length. `sees_gradients`: else as if none were there yet."""
+
+    def within(inner: Any) -> Any:
+        return form(inner, depth + 1, sees_gradients=sees_gradients)
+
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_nested:
             return type(value), value.layout
-        has_grad = value.is_leaf and value.grad is not None
+        has_grad = sees_gradients and value.is_leaf and value.grad is not None
         return tuple(value.shape), value.stride(), value.dtype, value.requires_grad, has_grad
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -174,13 +178,13 @@ def form(value: Any, depth: int = 0) -> Any:
         return kind
     if isinstance(value, tuple | list):
         items = cast("Sequence[Any]", value)
-        return (len(items), *(form(x, depth + 1) for x in items[:MOST_ITEMS]))
+        return (len(items), *map(within, items[:MOST_ITEMS]))
     if isinstance(value, dict):
         whole = cast("dict[Any, Any]", value)
         rows = itertools.islice(whole.items(), MOST_ITEMS)
-        return kind, len(whole), tuple((form(k), form(x, depth + 1)) for k, x in rows)
+        return kind, len(whole), tuple((form(k), within(x)) for k, x in rows)
     if dataclasses.is_dataclass(kind):
-        return kind, form(getattr(value, "__dict__", None), depth + 1)
+        return kind, within(getattr(value, "__dict__", None))
     return kind
 
 

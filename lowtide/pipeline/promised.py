@@ -115,8 +115,9 @@ class Promises:
         self._signature = _signature(call if self._root is None else self._root.forward)
         return wrapped(keeping, call)
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same for a call that is written otherwise; None where there is none."""
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, sees: bool = True) -> Any:
+        """The same for a call that is written otherwise; None where there is none. `sees`: which
+        gradients are there already."""
         try:
             given: Any = (args, sorted(kwargs.items()))
             if self._signature is not None:
@@ -124,18 +125,21 @@ class Promises:
                 bound.apply_defaults()
                 given = [*bound.arguments.items()]
             state = torch.is_grad_enabled(), torch.get_num_threads()
-            unseen = [*_unseen(given), *_modes(self._root)]
-            key = (*state, *plain.surroundings(), holes.form(given), *unseen)
+            unseen = [*_unseen(given, sees), *_modes(self._root, sees)]
+            known = holes.form(given, sees_gradients=sees)
+            key = (*state, *plain.surroundings(), known, *unseen)
             hash(key)
         except Exception:  # an object of the user's that cannot be looked at: then there is none
             return None
         return key
 
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Promise | None:
-        """Which one is to be kept just now."""
+        """Which one is to be kept just now. Where gradients are there, what was told of a call
+        without holds, too: it is no less."""
         if plain.reason():
             return None
-        return self._known.get(self._key(args, kwargs))
+        found = self._known.get(self._key(args, kwargs))
+        return found or self._known.get(self._key(args, kwargs, sees=False))
 
 
 def _up_to(budget_bytes: int) -> Promise:
@@ -203,12 +207,12 @@ class _BeforeOps(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _unseen(value: Any, depth: int = 0) -> Iterator[int]:
+def _unseen(value: Any, sees: bool, depth: int = 0) -> Iterator[int]:
     """What `holes.form` does not look into: which objects these are."""
     if isinstance(value, _SEEN):
         return
     if isinstance(value, torch.nn.Module):
-        yield from _modes(value)
+        yield from _modes(value, sees)
         return
     items: Any = vars(value) if dataclasses.is_dataclass(value) else value
     if isinstance(items, dict):
@@ -218,16 +222,18 @@ def _unseen(value: Any, depth: int = 0) -> Iterator[int]:
         yield id(value)
         return
     for x in known:
-        yield from _unseen(x, depth + 1)
+        yield from _unseen(x, sees, depth + 1)
 
 
-def _modes(root: torch.nn.Module | None) -> list[int]:
-    """What of a module decides what it runs, and of what there are gradients."""
+def _modes(root: torch.nn.Module | None, sees: bool) -> list[int]:
+    """What of a module decides what it runs, and of what there will be gradients, or are."""
     if root is None:
         return []
     trained = sum(1 << k for k, m in enumerate(root.modules()) if m.training)
-    wanted = sum(1 << k for k, p in enumerate(root.parameters()) if p.requires_grad)
-    return [trained, wanted]
+    parameters = list(enumerate(root.parameters()))
+    wanted = sum(1 << k for k, p in parameters if p.requires_grad)
+    there = sum(1 << k for k, p in parameters if sees and p.grad is not None)
+    return [trained, wanted, there]
 
 
 def _signature(call: Callable[..., Any]) -> inspect.Signature | None:

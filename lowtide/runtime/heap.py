@@ -62,8 +62,7 @@ class Trimmer:
         self._start_bytes = libc.resident_bytes()
         self._mapped = Mapped()
         self._ends_task = _NO_TASK  # the backward pass at whose end it is told
-        now = _now.trimmer
-        self.outer = now if isinstance(now, Trimmer) else None  # of the call that it is a part of
+        self.outer = _around()
 
     def check(self, op: object = None, known_bytes: int = 0) -> None:
         """Before an op: see `make_room`. `known_bytes`: what it adds, if nobody here knows."""
@@ -328,6 +327,16 @@ def make_room(nbytes: int) -> None:
     while made is not None:
         made.make_room(nbytes)
         made = made.outer
+
+
+def _around() -> Trimmer | None:
+    """Of the call that a new one is a part of; in a backward pass, of the call that this is of."""
+    if _now.trimmer is not None:
+        return _now.trimmer if isinstance(_now.trimmer, Trimmer) else None
+    made = _of_budget()
+    while made is not None and made.outer is not None:
+        made = made.outer
+    return made
 
 
 def _has_room(nbytes: int) -> bool:

@@ -83,10 +83,21 @@ def two(x: Tensor) -> Tensor:
     return y.tanh().cumsum(0)
 
 
+def with_hook(x: Tensor, hook: Callable[[Tensor], Tensor]) -> Tensor:
+    y = x.sin().cumsum(0)
+    torch._dynamo.graph_break()
+    y.register_hook(hook)
+    return y.tanh().cumsum(0)
+
+
+def cumulated(x: Tensor) -> Tensor:
+    return x.sin().cumsum(0).tanh()
+
+
 def measured(
     compiled: Any, leaves: Sequence[Tensor], *args: Any, asks: bool = True, **kwargs: Any
 ) -> dict[str, int]:
-    """Predicted, and then measured."""
+    """Predicted, and then measured. `leaves`: whose gradients do not stay from step to step."""
     predicted = compiled.memory(*args, **kwargs).peak_bytes if asks else 0
 
     def step() -> None:
@@ -141,6 +152,13 @@ def main() -> None:
                 warnings.simplefilter("ignore", RuntimeWarning)  # asks for it
                 row = measured(lt.compile(program, budget=budget), [x], x, asks=asks)
             found[name] = row if asks else {"measured": row["measured"], "predicted": budget}
+    for name, hook in (("plain", cumulated), ("compiled", lt.compile(cumulated))):
+        for stays in (False, True):
+            torch._dynamo.reset()
+            x = torch.rand(1024, 1024, requires_grad=True)
+            compiled = lt.compile(with_hook, budget=30 * x.nbytes // 4)
+            row = measured(compiled, [] if stays else [x], x, hook)
+            found[f"{name} hook, gradients that {'stay' if stays else 'go'}"] = row
     print(json.dumps(found))
 
 
