@@ -9,9 +9,11 @@ goes_further([y], begin)    True: ExpBackward0 is older
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+THROUGH: Final = "lowtide.through"  # in a node's metadata: a rehearsal alone has such a node
 
 
 def now() -> int:

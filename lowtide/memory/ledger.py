@@ -31,7 +31,7 @@ from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import layouts, makers, remembered, scratch, scratch_cuda
 from lowtide.memory.composites import is_composite, parts
 from lowtide.memory.elsewhere import Elsewhere
-from lowtide.memory.graph import nodes_of
+from lowtide.memory.graph import THROUGH, nodes_of
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.layouts import is_packed
@@ -42,7 +42,6 @@ from lowtide.runtime import heap, libc
 _NODE = "lowtide.place"
 _OP = "lowtide.op"
 _ROOT = "torch::autograd::GraphRoot"  # gives the cotangents, and computes nothing
-THROUGH = "lowtide.through"  # in that of one that only leads to others, as a run has none
 WATCHED = "lowtide.watched"  # in the metadata of a node that `watch` has seen
 _META = torch.device("meta")
 _REST = ("whole blocks", "PyTorch"), ("whole pages, what is kept warm, autograd's nodes", "arena")

@@ -33,7 +33,8 @@ from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import graph
 from lowtide.memory.casts import Casts, is_weight, nesting
 from lowtide.memory.cudnn_captured import without_state
-from lowtide.memory.ledger import THROUGH, WATCHED, Ledger
+from lowtide.memory.graph import THROUGH
+from lowtide.memory.ledger import WATCHED, Ledger
 from lowtide.memory.scopes.births import loc_of, user_frame
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.memory.stand_ins import over, untouched
@@ -407,6 +408,7 @@ def _over_leaf(leaf: Tensor, like: Tensor) -> Tensor:
 class _OverLeaf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, like: Tensor) -> Tensor:
+        ctx.metadata[THROUGH] = True
         return over(like, like.untyped_storage())
 
     @staticmethod
@@ -419,6 +421,7 @@ class _Written(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, written: Tensor, _: Tensor) -> Tensor:
+        ctx.metadata[THROUGH] = True
         ctx.mark_dirty(written)
         return written
 
