@@ -45,7 +45,7 @@ Tensor = torch.Tensor
 Storage = torch.UntypedStorage
 _OVERLOAD: Final[Any] = type(torch.ops.aten.add.Tensor)
 _CPU: Final = torch.device("cpu")
-_LARGE_BYTES: Final = 1 << 20
+LARGE_BYTES: Final = 1 << 20
 _MOST_NUMBERS: Final = 1024  # that Python may ask for: perhaps it asks until the answer is another
 # In PyTorch's words, where memory is asked for, or values:
 NO_MEMORY: Final = ("access data pointer", "on meta tensors")
@@ -167,7 +167,7 @@ class Virtual(TorchDispatchMode):
         named = dict(kwargs or {})
         if self._is_aside or self._is_compiling() or not isinstance(func, _OVERLOAD):
             return func(*args, **named)
-        if _is_view(func):
+        if is_view(func):
             return func(*args, **named)
         self.has_run = True
         self.casts.look()
@@ -396,7 +396,7 @@ def _is_the_engines(frame: FrameType) -> bool:
 def _is_large(value: Any) -> bool:
     found: list[Tensor] = []
     _map(found.append, value)  # pyright: ignore[reportArgumentType]
-    return any(x.numel() * x.itemsize >= _LARGE_BYTES for x in found)
+    return any(x.numel() * x.itemsize >= LARGE_BYTES for x in found)
 
 
 def _over_leaf(leaf: Tensor, like: Tensor) -> Tensor:
@@ -501,13 +501,13 @@ for _hidden in (Virtual.__torch_dispatch__, _Joined.backward, _OverLeaf.backward
     hide_with_callees(_hidden)
 
 
-def _is_view(func: Any) -> bool:
+def is_view(func: Any) -> bool:
     """Whether it gives views and nothing else, or changes the form of one."""
     returns = func._schema.returns
-    is_view = bool(returns) and all(
+    gives_views = bool(returns) and all(
         r.alias_info is not None and not r.alias_info.is_write for r in returns
     )
-    return is_view or torch.Tag.inplace_view in func.tags
+    return gives_views or torch.Tag.inplace_view in func.tags
 
 
 def _map(change: Callable[[Tensor], Tensor], value: Any) -> Any:

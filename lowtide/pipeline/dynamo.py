@@ -56,8 +56,11 @@ class CompiledGraph(Compiled):
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        if _of_thread.listeners and (found := listening.hear(self, args)) is not listening.RUN:
-            return found
+        if _of_thread.listeners:
+            return listening.run(self, args, self._run)
+        return self._run(*args)
+
+    def _run(self, *args: Any) -> Any:
         if _reason():
             self.without_budget(_reason())
             stats.count("calls_eager")
@@ -100,9 +103,9 @@ class PlainGraph:
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        found = listening.hear(self, args)
-        if found is not listening.RUN:
-            return found
+        return listening.run(self, args, self._run)
+
+    def _run(self, *args: Any) -> Any:
         if (call := allowance.current()) is not None:
             call.took(0)
         if not (self._has_told or listening.is_asked() or config.current().disable):

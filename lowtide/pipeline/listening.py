@@ -3,6 +3,7 @@
 with listening.by(hear):
     compiled(x)             hear(graph, inputs) for each captured graph; what it gives is the
                             graph's result, unless that is `RUN`
+    is_running()            whether a graph that they were told of runs just now
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ Listener = Callable[[Any, tuple[Any, ...]], Any]
 class _OfThread(threading.local):
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
+        self.afterwards: list[Callable[[Any, Any], None]] = []  # are told of a graph's results
+        self.running = 0  # graphs, one within another
         self.asking = 0  # of these: those whose own the call is
         self.plays: Callable[[Any, Any, Any], Any] | None = None  # scripted functions, in its stead
 
@@ -48,6 +51,17 @@ def along(listener: Listener) -> Generator[None]:
 
 
 @contextlib.contextmanager
+def afterwards(listener: Callable[[Any, Any], None]) -> Generator[None]:
+    """Inside, it is told of the results of graphs, and `is_running` holds in these."""
+    of_thread.afterwards.append(listener)
+    try:
+        with along(_runs):
+            yield
+    finally:
+        of_thread.afterwards.remove(listener)
+
+
+@contextlib.contextmanager
 def playing(play: Callable[[Any, Any, Any], Any]) -> Generator[None]:
     """Inside, it is asked for what a scripted function gives, with the arguments of a call that a
     mode keeps from being compiled."""
@@ -63,6 +77,26 @@ def is_asked() -> bool:
     return of_thread.asking > 0
 
 
+def is_running() -> bool:
+    """Whether this thread runs a graph that somebody was told of."""
+    return of_thread.running > 0
+
+
+def run(graph: Any, args: tuple[Any, ...], call: Callable[..., Any]) -> Any:
+    """What the graph gives, by a listener or by its call."""
+    found = hear(graph, args)
+    if found is not RUN:
+        return found
+    of_thread.running += 1
+    try:
+        results = call(*args)
+    finally:
+        of_thread.running -= 1
+    for listener in list(of_thread.afterwards):
+        listener(graph, results)
+    return results
+
+
 def hear(graph: Any, args: tuple[Any, ...]) -> Any:
     """Tells them of a call; `RUN`, or its result."""
     found: Any = RUN
@@ -70,3 +104,7 @@ def hear(graph: Any, args: tuple[Any, ...]) -> Any:
         given = listener(graph, args)
         found = given if given is not RUN else found
     return found
+
+
+def _runs(graph: Any, args: tuple[Any, ...]) -> Any:
+    return RUN

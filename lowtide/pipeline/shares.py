@@ -7,6 +7,7 @@ In: a call's peak for a share of each graph, as `memory()` rehearses it. Out: th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import warnings
@@ -19,14 +20,17 @@ from lowtide.frontend.dynamo.internals import wrapped
 from lowtide.memory.scopes.births import is_users, user_frame
 from lowtide.memory.scopes.hidden import hide, hide_with_callees
 from lowtide.pipeline import listening, plain
+from lowtide.pipeline.beside import Beside
 from lowtide.pipeline.budget import allowance
 from lowtide.pipeline.budget.allowance import Allowance
 
 OVER: Final = (
-    "PyTorch captured {count} of one call, which may together take {peak:,} bytes, as far as one "
-    "graph tells; the budget is {budget:,}. memory(), asked once with such arguments, looks "
+    "PyTorch captured {count} of one call{beside}, which may together take {peak:,} bytes, as far "
+    "as one graph tells; the budget is {budget:,}. memory(), asked once with such arguments, looks "
     "at the whole call: from then on it keeps to the budget, or is refused"
 )
+BESIDE: Final = ", and Python runs more beside ({largest}, …)"
+_LOOKS: Final = 2  # calls: the first may end early, or be another than those that follow
 NONE: Final = "PyTorch captured no graph: Python runs all of it, which keeps to no budget"
 
 
@@ -38,6 +42,7 @@ class Shares:
         self.budget_bytes = budget_bytes
         self._told: set[bool] = set()  # of a call that may take more; of one without graphs
         self._has_several = self._had_one = False
+        self._looks = _LOOKS
 
     def allowed(self, share_bytes: int | None = None, is_tried: bool = False) -> Allowance:
         """One for a call."""
@@ -60,8 +65,9 @@ class Shares:
             if mine is None or mine.owner is not self:
                 mine = self.allowed()  # else it is a rehearsal's
             mine.caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            beside = self._beside(mine)
             try:
-                with allowance.on(mine):
+                with allowance.on(mine), contextlib.nullcontext() if not beside else beside.on():
                     result = call(*args, **kwargs)
             finally:
                 mine.caller = None
@@ -69,15 +75,24 @@ class Shares:
                 self._has_several |= mine.count > 1
                 self._had_one |= mine.count == 1
             if not listening.is_asked():
-                self._look(mine)
+                self._look(mine, beside)
             return result
 
         return wrapped(sharing, call)
 
-    def _look(self, mine: Allowance) -> None:
+    def _beside(self, mine: Allowance) -> Beside | None:
+        """Who looks at what Python runs itself in this call."""
+        if not self._looks or mine.is_tried or listening.is_asked() or plain.reason():
+            return None
+        self._looks -= 1
+        return Beside(self.budget_bytes)
+
+    def _look(self, mine: Allowance, beside: Beside | None) -> None:
         """At a call that is over: whether it may have been more than `memory()` has told, if that
         was asked at all."""
-        peak_bytes = mine.planned_bytes
+        peak_bytes, largest = mine.planned_bytes, ""
+        if beside is not None and mine.share_bytes is None:
+            peak_bytes, largest = peak_bytes + beside.nbytes, beside.largest
         is_kept = mine.count and peak_bytes <= max(self.budget_bytes, mine.told_bytes)
         is_kept = is_kept or (mine.share_bytes is not None and not mine.count)
         is_none = not mine.count
@@ -85,7 +100,8 @@ class Shares:
             return
         self._told.add(is_none)
         count = "a graph" if mine.count == 1 else f"{mine.count} graphs"
-        over = OVER.format(count=count, budget=self.budget_bytes, peak=peak_bytes)
+        more = BESIDE.format(largest=largest) if largest else ""
+        over = OVER.format(count=count, beside=more, budget=self.budget_bytes, peak=peak_bytes)
         frame = user_frame(sys._getframe())  # pyright: ignore[reportPrivateUsage]
         text = f"{self.name}: {over if mine.count else NONE}"
         warnings.warn(text, RuntimeWarning, stacklevel=_level(frame))

@@ -288,6 +288,35 @@ def test_what_python_runs_counts_and_cannot_be_shared() -> None:
     torch.testing.assert_close(quietly(lambda: compiled(x)), in_a_loop(x))
 
 
+@torch._dynamo.disable
+def large_products(x: Tensor) -> Tensor:
+    return x @ torch.rand(x.shape[1], 4 * x.shape[1])
+
+
+inner = lt.compile(one)
+
+
+@torch._dynamo.disable
+def another(x: Tensor) -> Tensor:
+    return inner(x.repeat(4, 1))[: x.shape[0]]
+
+
+@pytest.mark.parametrize("by_python", [large_products, another])
+def test_where_nobody_asks_what_python_runs_is_told(by_python: Any) -> None:
+    def with_python(x: Tensor) -> Tensor:
+        return by_python(x.sin()).cumsum(0)
+
+    x = torch.rand(1024, 512)
+    peak = fresh(with_python).memory(x).peak_bytes
+    name = "mm" if by_python is large_products else "repeat"
+    told = rf"captured 2 graphs of one call, and Python runs .*test_shared_budgets.*`{name}`"
+    compiled = fresh(with_python, peak * 3 // 4)
+    with pytest.warns(RuntimeWarning, match=told):
+        compiled(x)
+    for again in (compiled, fresh(with_python, 4 * peak)):
+        quietly(lambda c=again: c(x))
+
+
 def test_a_hook_counts() -> None:
     x = given(True)
     most, least = fresh(hooked).memory(x).peak_bytes, least_of(hooked, x)
