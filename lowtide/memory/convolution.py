@@ -139,7 +139,10 @@ def backward_scratch(args: Sequence[Any], _: object) -> int:
     blocked_weights = _blocked_weights(w, groups)
     is_last = _is_channels_last(x, w)
     at_once = 1 if groups == 1 and not is_transposed else torch.get_num_threads()
-    turned = _turned_again(g, x, groups, at_once) if groups == 1 or is_last else 0
+    if groups == 1 or is_last:
+        turned = _turned_again(g, x, groups, at_once)
+    else:
+        turned = _turned_groups(g, x, groups)
     fills_vectors = is_last and groups >= _LEAST_GROUP
     by_channels = _is_depthwise(x, g, groups) and x.dim() < _VOLUMES and not fills_vectors
     if _has_choice(x, w, 1 if by_channels else groups):
@@ -320,6 +323,14 @@ def _turned_again(g: Tensor, x: Tensor, groups: int, least: int) -> int:
     images = max(min(torch.get_num_threads(), x.shape[0]), least)
     rows = (math.prod(v.shape[2:]) * _padded(v.shape[1] // groups) * v.itemsize for v in (g, x))
     return images * groups * sum(rows)
+
+
+def _turned_groups(g: Tensor, x: Tensor, groups: int) -> int:
+    """The same of groups that fill vectors, in images that lie in blocks: one image, whatever
+    threads there are."""
+    if x.itemsize == _SINGLE or any(v.shape[1] // groups % _CHANNELS for v in (g, x)):
+        return 0
+    return (nbytes(g) + nbytes(x)) // max(x.shape[0], 1)
 
 
 def _sums_aside(x: Tensor) -> bool:
