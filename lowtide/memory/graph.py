@@ -21,6 +21,11 @@ def now() -> int:
     return torch._C._autograd._get_sequence_nr()  # pyright: ignore
 
 
+def in_backward() -> bool:
+    """Whether a node of a backward pass runs just now, in this thread."""
+    return torch._C._current_autograd_node() is not None  # pyright: ignore
+
+
 def nodes_of(results: Sequence[torch.Tensor], since: int = 0) -> list[Any]:
     """Those that lead to these results, and are no older."""
     found: dict[Any, None] = {}

@@ -192,7 +192,7 @@ class Ledger(TorchDispatchMode):
 
     def play(self, events: Iterable[Event]) -> dict[str, Entry]:
         """What a run of kernels takes and gives back; what it leaves, by name."""
-        self._see_node()
+        self.see_node()
         left: dict[str, Entry] = {}
         for event in events:
             x = event.held
@@ -335,7 +335,7 @@ class Ledger(TorchDispatchMode):
         if is_composite(func):
             with self:
                 return parts(func, args, kwargs)
-        self._see_node()
+        self.see_node()
         leaves = not self.of_host and self.elsewhere.makes(args, kwargs)
         args, kwargs = self._on_meta(func, args, kwargs)
         if func in _ASK and args[0].is_meta:
@@ -470,7 +470,7 @@ class Ledger(TorchDispatchMode):
         self._heap.take(nbytes, _in_backward)
         self.torch_bytes += nbytes
 
-    def _see_node(self) -> None:
+    def see_node(self) -> None:
         """In a backward pass an op begins where the engine comes to another node."""
         node, number = _current()
         if number not in (-1, self._node) and THROUGH not in node.metadata:

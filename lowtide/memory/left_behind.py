@@ -116,6 +116,7 @@ class _Names:
 
     def __init__(self, now: dict[Any, Any], used: set[str] | None) -> None:
         self._now = now
+        self._others = () if used is None else now.keys() - used  # what these hold is not known
         self._before = {k: v for k, v in [*now.items()] if used is None or k in used}
 
     def exchange(self, change: Callable[[Any], Any]) -> None:
@@ -128,7 +129,7 @@ class _Names:
         for key in [k for k, x in [*now.items()] if before.get(k, now) is not x and has_none(x)]:
             if key in before:
                 now[key] = before[key]
-            else:
+            elif key not in self._others:
                 del now[key]
 
 

@@ -4,8 +4,8 @@
                                     globals, those of functions of his that it names, and the items
                                     and attributes of what is on the way
 
-Left out: numbers and text, types, Python's modules, and what the functions of installed packages
-name.
+Left out: numbers and text, Python's modules, types that are not the user's, and what the functions
+of installed packages name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def everything(roots: object, goes_on: Callable[[Any], bool] = lambda _: True) -
     todo: list[Any] = [roots]
     while todo and len(seen) < MOST:
         x = todo.pop()
-        if isinstance(x, _PLAIN) or id(x) in seen:
+        if id(x) in seen or (isinstance(x, _PLAIN) and not classes_of(x)):
             continue
         seen[id(x)] = x
         if goes_on(x):
@@ -71,7 +71,7 @@ def _parts(x: Any) -> Iterator[Any]:
         yield from x.values()
     elif issubclass(kind, (*LISTS, tuple, set, frozenset)):
         yield from x
-    if not kind.__module__.startswith(_INTERNALS):
+    if not (issubclass(kind, type) or kind.__module__.startswith(_INTERNALS)):
         yield getattr(x, "__dict__", None)
     for owner in classes_of(x):
         for member in [*vars(owner).values()]:
@@ -81,8 +81,9 @@ def _parts(x: Any) -> Iterator[Any]:
 
 
 def classes_of(x: object) -> list[type]:
-    """The user's, of which it is."""
-    return [kind for kind in type(x).__mro__ if _is_users_class(kind)]
+    """The user's, of which it is; of a class itself, that and those that it is made of."""
+    kind = cast("type[Any]", x if isinstance(x, type) else type(x))
+    return [owner for owner in kind.__mro__ if _is_users_class(owner)]
 
 
 @functools.cache

@@ -172,6 +172,7 @@ class Virtual(TorchDispatchMode):
         self.has_run = True
         self.casts.look()
         if self.names:
+            self.ledger.see_node()  # what the op adds is known as its own, not as its node's
             self._name(func)
         if func is _ASK:
             if self._key(args[0]) not in (self._made.keys() | self._written):
@@ -191,7 +192,7 @@ class Virtual(TorchDispatchMode):
                 found = self.ledger.__torch_dispatch__(func, types, *given)
             finally:
                 self.ledger.is_elsewhere = False
-        is_users = self.names or torch._C._current_autograd_node() is not None  # pyright: ignore
+        is_users = self.names or graph.in_backward()
         is_new = is_users and where == _CPU and not func._schema.is_mutable
         if is_new and _is_large(found):
             name = self.ledger.name if self.names else func.overloadpacket.__name__

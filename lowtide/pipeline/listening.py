@@ -3,7 +3,9 @@
 with listening.by(hear):
     compiled(x)             hear(graph, inputs) for each captured graph; what it gives is the
                             graph's result, unless that is `RUN`
-    is_running()            whether a graph that they were told of runs just now
+
+with afterwards(told):
+    compiled(x)             told(graph, results); `is_running()` while a graph runs
 """
 
 from __future__ import annotations
@@ -107,4 +109,5 @@ def hear(graph: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _runs(graph: Any, args: tuple[Any, ...]) -> Any:
+    """A listener: where there is none, graphs tell nobody."""
     return RUN

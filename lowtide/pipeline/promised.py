@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import BudgetError
 from lowtide.frontend.dynamo.internals import wrapped
@@ -32,6 +31,7 @@ from lowtide.memory.leaves import tensors_in
 from lowtide.memory.scopes.hidden import hide, hide_with_callees
 from lowtide.pipeline import holes, listening, plain
 from lowtide.pipeline.budget import allowance
+from lowtide.pipeline.looks_on import LooksOn
 from lowtide.runtime import heap, libc
 
 _MOST_KNOWN: Final = 256
@@ -103,7 +103,7 @@ class Promises:
                 if mine is not None:
                     mine.share_bytes, mine.told_bytes = promise.share_bytes, promise.planned_bytes
             elif mine is not None and mine.has_several:
-                promise = _up_to(mine.budget_bytes)
+                promise = _up_to(mine.budget_bytes, mine.calls_ops)
             if promise is None or not _is_guarded(promise):
                 return call(*args, **kwargs)
             with _Keeping(promise) as kept:
@@ -115,9 +115,11 @@ class Promises:
         self._signature = _signature(call if self._root is None else self._root.forward)
         return wrapped(keeping, call)
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, sees: bool = True) -> Any:
-        """The same for a call that is written otherwise; None where there is none. `sees`: which
-        gradients are there already."""
+    def _key(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, sees_gradients: bool = True
+    ) -> Any:
+        """The same for a call that is written otherwise; None where there is none.
+        `sees_gradients`: which are there already; else as if none were."""
         try:
             given: Any = (args, sorted(kwargs.items()))
             if self._signature is not None:
@@ -125,8 +127,8 @@ class Promises:
                 bound.apply_defaults()
                 given = [*bound.arguments.items()]
             state = torch.is_grad_enabled(), torch.get_num_threads()
-            unseen = [*_unseen(given, sees), *_modes(self._root, sees)]
-            known = holes.form(given, sees_gradients=sees)
+            unseen = [*_unseen(given, sees_gradients), *_modes(self._root, sees_gradients)]
+            known = holes.form(given, sees_gradients=sees_gradients)
             key = (*state, *plain.surroundings(), known, *unseen)
             hash(key)
         except Exception:  # an object of the user's that cannot be looked at: then there is none
@@ -135,16 +137,22 @@ class Promises:
 
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Promise | None:
         """Which one is to be kept just now. Where gradients are there, what was told of a call
-        without holds, too: it is no less."""
+        without holds, too, if the function does not ask for them: such a call makes more. It is
+        not refused for that."""
         if plain.reason():
             return None
         found = self._known.get(self._key(args, kwargs))
-        return found or self._known.get(self._key(args, kwargs, sees=False))
+        if found is None:
+            found = self._known.get(self._key(args, kwargs, sees_gradients=False))
+            found = None if found is None or found.refusal is not None else found
+        return found
 
 
-def _up_to(budget_bytes: int) -> Promise:
+def _up_to(budget_bytes: int, calls_ops: bool) -> Promise:
     """What can be told of a call that nobody has asked about."""
-    return Promise(peak_bytes=budget_bytes, is_tight=True, has_heap=libc.keeps_holes())
+    return Promise(
+        peak_bytes=budget_bytes, calls_ops=calls_ops, is_tight=True, has_heap=libc.keeps_holes()
+    )
 
 
 def _is_guarded(promise: Promise) -> bool:
@@ -166,7 +174,7 @@ class _Keeping:
     def __enter__(self) -> _Keeping:
         self._on.enter_context(heap.trimming(self._guard))
         if self._promise.calls_ops:
-            self._on.enter_context(_BeforeOps(self._guard))
+            self._on.enter_context(_BeforeOps(self._guard, guesses=not self._promise.growths))
         return self
 
     def gives(self, result: Any) -> None:
@@ -180,21 +188,13 @@ class _Keeping:
         self._on.close()
 
 
-class _BeforeOps(TorchDispatchMode):
-    looks_on = True  # what is compiled runs under it as ever
+class _BeforeOps(LooksOn):
+    """`guesses`: where nobody knows what ops add, that is taken to be their largest operand."""
 
-    def __init__(self, guard: heap.Guard) -> None:
+    def __init__(self, guard: heap.Guard, *, guesses: bool) -> None:
         super().__init__()
         self._guard = guard
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it PyTorch would import it, which takes seconds
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Captured code runs under this mode."""
-        return True
+        self._guesses = guesses
 
     def __torch_dispatch__(
         self,
@@ -203,16 +203,17 @@ class _BeforeOps(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self._guard.check(func)
+        sizes = [x.numel() * x.itemsize for x in args if isinstance(x, torch.Tensor)]
+        self._guard.check(func, max(sizes, default=0) if self._guesses else 0)
         return func(*args, **(kwargs or {}))
 
 
-def _unseen(value: Any, sees: bool, depth: int = 0) -> Iterator[int]:
+def _unseen(value: Any, sees_gradients: bool, depth: int = 0) -> Iterator[int]:
     """What `holes.form` does not look into: which objects these are."""
     if isinstance(value, _SEEN):
         return
     if isinstance(value, torch.nn.Module):
-        yield from _modes(value, sees)
+        yield from _modes(value, sees_gradients)
         return
     items: Any = vars(value) if dataclasses.is_dataclass(value) else value
     if isinstance(items, dict):
@@ -222,17 +223,17 @@ def _unseen(value: Any, sees: bool, depth: int = 0) -> Iterator[int]:
         yield id(value)
         return
     for x in known:
-        yield from _unseen(x, sees, depth + 1)
+        yield from _unseen(x, sees_gradients, depth + 1)
 
 
-def _modes(root: torch.nn.Module | None, sees: bool) -> list[int]:
+def _modes(root: torch.nn.Module | None, sees_gradients: bool) -> list[int]:
     """What of a module decides what it runs, and of what there will be gradients, or are."""
     if root is None:
         return []
     trained = sum(1 << k for k, m in enumerate(root.modules()) if m.training)
     parameters = list(enumerate(root.parameters()))
     wanted = sum(1 << k for k, p in parameters if p.requires_grad)
-    there = sum(1 << k for k, p in parameters if sees and p.grad is not None)
+    there = sum(1 << k for k, p in parameters if sees_gradients and p.grad is not None)
     return [trained, wanted, there]
 
 

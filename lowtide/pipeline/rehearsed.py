@@ -124,6 +124,9 @@ def attach(compiled: Any, budget_bytes: int | None = None) -> Any:
         compiled.forward = watched(compiled.forward)
         copied = functools.partial(_parts, compiled, budget_bytes)
         object.__setattr__(compiled, "__reduce__", copied)  # see below
+        if hasattr(root, "__deepcopy__"):  # which PyTorch would give for that of `compiled`
+            deeply = functools.partial(_copied_deeply, compiled, budget_bytes)
+            object.__setattr__(compiled, "__deepcopy__", deeply)
     elif inspect.isfunction(compiled):
         compiled = watched(compiled)
     for name, method in _METHODS.items():
@@ -139,6 +142,11 @@ def _parts(compiled: Any, budget_bytes: int | None) -> tuple[Callable[..., Any],
     """Of its copies: as PyTorch makes them they have no methods, and a budget of each graph."""
     made_of: Any = type(compiled).__reduce__
     return _made_again, (*made_of(compiled), budget_bytes)
+
+
+def _copied_deeply(compiled: Any, budget_bytes: int | None, memo: dict[int, Any]) -> Any:
+    _, (make, given, _) = _parts(compiled, budget_bytes)
+    return _made_again(make, copy.deepcopy(given, memo), budget_bytes)
 
 
 def _made_again(make: Callable[..., Any], given: tuple[Any, ...], budget_bytes: int | None) -> Any:

@@ -41,7 +41,7 @@ class Shares:
         self.name = name
         self.budget_bytes = budget_bytes
         self._told: set[bool] = set()  # of a call that may take more; of one without graphs
-        self._has_several = self._had_one = False
+        self._has_several = self._had_one = self._calls_ops = False
         self._looks = _LOOKS
 
     def allowed(self, share_bytes: int | None = None, is_tried: bool = False) -> Allowance:
@@ -52,6 +52,7 @@ class Shares:
             share_bytes=share_bytes,
             has_several=self._has_several,
             expects_one=self._had_one and not self._has_several,
+            calls_ops=self._calls_ops,
             is_tried=is_tried,
         )
 
@@ -62,8 +63,9 @@ class Shares:
             mine = allowance.current()
             if mine is not None and mine.owner is self and mine.caller is not None:
                 return call(*args, **kwargs)  # within a call of its own
+            around = None
             if mine is None or mine.owner is not self:
-                mine = self.allowed()  # else it is a rehearsal's
+                mine, around = self.allowed(), mine  # else it is a rehearsal's
             mine.caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
             beside = self._beside(mine)
             try:
@@ -71,6 +73,8 @@ class Shares:
                     result = call(*args, **kwargs)
             finally:
                 mine.caller = None
+            if around is not None:
+                around.planned_bytes += mine.planned_bytes
             if not mine.is_tried:
                 self._has_several |= mine.count > 1
                 self._had_one |= mine.count == 1
@@ -85,14 +89,15 @@ class Shares:
         if not self._looks or mine.is_tried or listening.is_asked() or plain.reason():
             return None
         self._looks -= 1
-        return Beside(self.budget_bytes)
+        return Beside()
 
     def _look(self, mine: Allowance, beside: Beside | None) -> None:
         """At a call that is over: whether it may have been more than `memory()` has told, if that
         was asked at all."""
         peak_bytes, largest = mine.planned_bytes, ""
+        self._calls_ops |= beside is not None and beside.peak_bytes > 0
         if beside is not None and mine.share_bytes is None:
-            peak_bytes, largest = peak_bytes + beside.nbytes, beside.largest
+            peak_bytes, largest = peak_bytes + beside.peak_bytes, beside.largest
         is_kept = mine.count and peak_bytes <= max(self.budget_bytes, mine.told_bytes)
         is_kept = is_kept or (mine.share_bytes is not None and not mine.count)
         is_none = not mine.count

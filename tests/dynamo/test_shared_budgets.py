@@ -293,28 +293,104 @@ def large_products(x: Tensor) -> Tensor:
     return x @ torch.rand(x.shape[1], 4 * x.shape[1])
 
 
-inner = lt.compile(one)
+inner = lt.compile(lambda x: x.repeat(4, 1).sin())
 
 
 @torch._dynamo.disable
 def another(x: Tensor) -> Tensor:
-    return inner(x.repeat(4, 1))[: x.shape[0]]
+    return inner(x)[: x.shape[0]].sin()
 
 
-@pytest.mark.parametrize("by_python", [large_products, another])
-def test_where_nobody_asks_what_python_runs_is_told(by_python: Any) -> None:
-    def with_python(x: Tensor) -> Tensor:
-        return by_python(x.sin()).cumsum(0)
+@torch._dynamo.disable
+def again_and_again(x: Tensor) -> Tensor:
+    for _ in range(50):
+        x = (x * 1.01).clamp(max=3)
+    return x
 
+
+def with_python(by_python: Program) -> Program:
+    return lambda x: by_python(x.sin()).cumsum(0)
+
+
+@pytest.mark.parametrize(("by_python", "name"), [(large_products, "mm"), (another, "graph")])
+def test_where_nobody_asks_what_python_runs_is_told(by_python: Program, name: str) -> None:
     x = torch.rand(1024, 512)
-    peak = fresh(with_python).memory(x).peak_bytes
-    name = "mm" if by_python is large_products else "repeat"
-    told = rf"captured 2 graphs of one call, and Python runs .*test_shared_budgets.*`{name}`"
-    compiled = fresh(with_python, peak * 3 // 4)
+    program = with_python(by_python)
+    peak = fresh(program).memory(x).peak_bytes
+    compiled = fresh(program, peak * 2 // 3)
+    told = f"captured 2 graphs of one call, and Python runs .*test_shared_budgets.*{name}.*`, …"
     with pytest.warns(RuntimeWarning, match=told):
         compiled(x)
-    for again in (compiled, fresh(with_python, 4 * peak)):
-        quietly(lambda c=again: c(x))
+
+
+@pytest.mark.parametrize("by_python", [large_products, another, again_and_again])
+def test_what_is_gone_again_counts_no_more(by_python: Program) -> None:
+    x = torch.rand(1024, 512)
+    program = with_python(by_python)
+    compiled = fresh(program, 2 * fresh(program).memory(x).peak_bytes)
+    for _ in range(3):
+        torch.testing.assert_close(quietly(lambda: compiled(x)).shape, program(x).shape)
+
+
+def test_what_another_object_takes_counts() -> None:
+    x = torch.rand(1024, 512)
+    peak = fresh(one).memory(x.repeat(4, 1)).peak_bytes
+    torch._dynamo.reset()
+    other = lt.compile(one, budget=peak)
+
+    @torch._dynamo.disable
+    def call(x: Tensor) -> Tensor:
+        return other(x.repeat(4, 1))[: x.shape[0]].clone()
+
+    compiled = lt.compile(with_python(call), budget=peak)
+    with pytest.warns(RuntimeWarning, match="which may together take"):
+        compiled(x)
+
+
+def test_a_backward_pass_within_the_call_is_not_pythons() -> None:
+    weight = nn.Linear(256, 256)
+
+    def step(x: Tensor) -> Tensor:
+        loss = weight(x).tanh().cumsum(0).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    x = torch.rand(4096, 256)
+    compiled = fresh(step, fresh(step).memory(x).peak_bytes * 3 // 2)
+    for _ in range(2):
+        quietly(lambda: compiled(x))
+
+
+def test_sparse_tensors_of_pythons_are_let_through() -> None:
+    @torch._dynamo.disable
+    def sparse(x: Tensor) -> Tensor:
+        return torch.sparse.mm(x.to_sparse(), x.T)
+
+    x = torch.rand(1024, 512)
+    compiled = fresh(with_python(sparse), "1GB")
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), with_python(sparse)(x))
+
+
+def test_what_is_refused_without_gradients_is_not_with_them() -> None:
+    weight = torch.rand(SIZE, requires_grad=True)
+
+    def first_takes_more(x: Tensor, w: Tensor) -> Tensor:
+        y = (x * w).cumsum(0)
+        torch._dynamo.graph_break()
+        return y.tanh() if w.grad is not None else (x @ w.T).exp() @ (w @ x.T).exp() @ y
+
+    x = given(False)
+    weight.grad = torch.zeros(SIZE)
+    enough = fresh(first_takes_more).memory(x, weight).peak_bytes
+    compiled = fresh(first_takes_more, enough)
+    weight.grad = None
+    with pytest.raises(lt.BudgetError):
+        compiled.memory(x, weight)
+    with pytest.raises(lt.BudgetError):
+        compiled(x, weight)
+    weight.grad = torch.zeros(SIZE)
+    torch.testing.assert_close(compiled(x, weight), first_takes_more(x, weight))
 
 
 def test_a_hook_counts() -> None:
@@ -400,18 +476,25 @@ def test_numbers_of_the_data_decide() -> None:
         torch.testing.assert_close(compiled(x), branch(x))
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, copy.copy, lambda c: pickle.loads(pickle.dumps(c))]
-)
-def test_copies_have_the_budget(copied: Callable[[Any], Any]) -> None:
+class CopiesItself(Twice):
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopiesItself:
+        return CopiesItself()
+
+
+COPIES = copy.deepcopy, copy.copy, lambda c: pickle.loads(pickle.dumps(c))
+
+
+@pytest.mark.parametrize("make", [Twice, CopiesItself])
+@pytest.mark.parametrize("copied", COPIES)
+def test_copies_have_the_budget(copied: Callable[[Any], Any], make: type[nn.Module]) -> None:
     x = given(True)
-    least = least_of(Twice(), x)
-    made = copied(fresh(Twice(), least))
+    least = least_of(make(), x)
+    made = copied(fresh(make(), least))
     assert made.memory(x).peak_bytes == least
     torch.testing.assert_close(quietly(lambda: made(x)), two(x))
     with pytest.raises(lt.BudgetError):
-        copied(copied(fresh(Twice(), least // 2))).memory(x)
-    assert copied(fresh(Twice())).memory(x).peak_bytes > least
+        copied(copied(fresh(make(), least // 2))).memory(x)
+    assert copied(fresh(make())).memory(x).peak_bytes > least
 
 
 def test_by_name_the_budget_is_of_each_graph() -> None:

@@ -74,6 +74,19 @@ class Net(nn.Module):
         return x
 
 
+class Step(nn.Module):
+    """A step of training: the backward pass is in the call, and Python's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.net(x, scales={"one": 1.0}).square().mean()
+        loss.backward()
+        return loss.detach()
+
+
 PROGRAMS: list[Callable[[Tensor], Tensor]] = [in_a_loop, written, hooked, between]
 
 
@@ -144,6 +157,8 @@ def main() -> None:
     net = Net()
     x = torch.rand(2048, 512)
     found["Net"] = measured(lt.compile(net), list(net.parameters()), x, scales={"one": 2.0})
+    step = Step()
+    found["Step"] = measured(lt.compile(step), list(step.parameters()), x)
     for program in (two, outside_too):
         x = torch.rand(1024, 1024, requires_grad=True)
         for name, budget, asks in budgets(program, x):

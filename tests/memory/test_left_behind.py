@@ -6,7 +6,7 @@ import random
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -153,6 +153,51 @@ def test_variables_are_what_they_were() -> None:
     assert torch.equal(held, torch.ones(8))
     assert HELD is None
     assert "HELD_SINCE" not in globals()
+
+
+SEEN: list[Any] = []
+
+
+class SeesGradients(torch.autograd.Function):
+    latest: Any = None
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Tensor:
+        SEEN.append(cotangents[0].sum(0))
+        SeesGradients.latest = cotangents[0] + 1
+        return cotangents[0] * 2
+
+
+def test_what_a_backward_pass_of_the_users_keeps_is_what_it_was() -> None:
+    def program(x: Tensor) -> Tensor:
+        return cast("Tensor", SeesGradients.apply(x.sin())).cumsum(0)
+
+    x = torch.rand(64, 32, requires_grad=True)
+    compiled: Any = lt.compile(program)
+    compiled.memory(x)
+    assert SEEN == []
+    assert SeesGradients.latest is None
+    program(x).sum().backward()
+    assert [s.shape for s in SEEN] == [(32,)]
+
+
+HIDDEN: list[Any] = []
+
+
+def test_a_global_that_was_there_stays() -> None:
+    @torch._dynamo.disable
+    def keep(x: Tensor) -> Tensor:
+        globals()["HID" + "DEN"].append(x + 1)
+        return x * 2
+
+    compiled: Any = lt.compile(lambda x: keep(x) * 2)
+    with pytest.raises(RuntimeWarning, match="without values"):
+        compiled.memory(torch.rand(300, 400))
+    assert len(globals()["HID" + "DEN"]) == 1
 
 
 def test_what_nobody_finds_is_told() -> None:

@@ -33,8 +33,9 @@ _MOST_STEPS: Final = 5 * _STEPS  # down to a 32nd of the call's peak
 class Allowance:
     """Of one call. `owner`: whose call it is; `caller`: the frame that it is called from;
     `has_several`, `expects_one`: whether calls before it have been of several graphs, or all of
-    one. `is_tried`: in a rehearsal. `count`, `planned_bytes`: how many graphs there have been in
-    it, and the sum of their peaks; `told_bytes`: that sum, where `memory()` has seen the call."""
+    one; `calls_ops`: Python ran large ops in one. `is_tried`: in a rehearsal. `count`,
+    `planned_bytes`: how many graphs there have been in it, and the sum of their peaks, other
+    objects' counted; `told_bytes`: that sum, where `memory()` has seen the call."""
 
     owner: object
     budget_bytes: int
@@ -42,6 +43,7 @@ class Allowance:
     caller: FrameType | None = None
     has_several: bool = False
     expects_one: bool = False
+    calls_ops: bool = False
     is_tried: bool = False
     count: int = 0
     planned_bytes: int = 0
