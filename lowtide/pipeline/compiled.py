@@ -9,7 +9,6 @@ any, are read from `c.root` (a module's: from itself) by their paths; other fron
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,16 +29,16 @@ from lowtide.pipeline.options import Options
 from lowtide.pipeline.played import virtual_backward
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.walk import Walk, ineligible
+from lowtide.pipeline.warned import warn
 from lowtide.runtime import arena
 
 if TYPE_CHECKING:
     from lowtide.frontend.trace.recorder import Recorder
 
 
-def tell_without_budget(name: str, why: str, stacklevel: int = 4) -> None:
+def tell_without_budget(name: str, why: str) -> None:
     """Says that what was compiled to a budget is PyTorch's own here, which keeps to none."""
-    text = f"{name}: its budget is not kept, for PyTorch runs it as it is: {why}"
-    warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
+    warn(f"{name}: its budget is not kept, for PyTorch runs it as it is: {why}")
 
 
 class Compiled(ABC):
@@ -59,7 +58,7 @@ class Compiled(ABC):
         if self.options.budget_bytes is None or self._has_told or config.current().disable:
             return
         self._has_told = True
-        tell_without_budget(self.__name__, why or "its tensors are not plain ones", 5)
+        tell_without_budget(self.__name__, why or "its tensors are not plain ones")
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

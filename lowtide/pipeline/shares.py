@@ -10,19 +10,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final
 
 from lowtide import config
 from lowtide.frontend.dynamo.internals import wrapped
-from lowtide.memory.scopes.births import is_users, user_frame
+from lowtide.memory.scopes.births import is_users
 from lowtide.memory.scopes.hidden import hide, hide_with_callees
 from lowtide.pipeline import listening, plain
 from lowtide.pipeline.beside import Beside
 from lowtide.pipeline.budget import allowance
 from lowtide.pipeline.budget.allowance import Allowance
+from lowtide.pipeline.warned import warn
 
 OVER: Final = (
     "PyTorch captured {count} of one call{beside}, which may together take {peak:,} bytes, as far "
@@ -107,9 +107,7 @@ class Shares:
         count = "a graph" if mine.count == 1 else f"{mine.count} graphs"
         more = BESIDE.format(largest=largest) if largest else ""
         over = OVER.format(count=count, beside=more, budget=self.budget_bytes, peak=peak_bytes)
-        frame = user_frame(sys._getframe())  # pyright: ignore[reportPrivateUsage]
-        text = f"{self.name}: {over if mine.count else NONE}"
-        warnings.warn(text, RuntimeWarning, stacklevel=_level(frame))
+        warn(f"{self.name}: {over if mine.count else NONE}")
 
 
 def is_whole_call(goes_on: bool) -> bool:
@@ -141,14 +139,6 @@ def best(shares: Sequence[int], budget_bytes: int, peak_of: Callable[[int], int]
     if peak(shares[below]) <= budget_bytes:
         return shares[below]
     return min(shares, key=peak)
-
-
-def _level(frame: FrameType | None) -> int:
-    """How far outwards of the caller this frame is, as `warnings` counts."""
-    level, here = 1, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and here is not frame and here.f_back is not None:
-        level, here = level + 1, here.f_back
-    return level
 
 
 hide(sys.modules[__name__])

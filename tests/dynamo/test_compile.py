@@ -188,8 +188,10 @@ def test_a_graph_that_pytorch_runs_keeps_to_no_budget_and_says_so_once() -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         compiled.memory(X)  # no call of the user's
-    with pytest.warns(RuntimeWarning, match="its budget is not kept, for PyTorch runs it as it is"):
+    told = "its budget is not kept, for PyTorch runs it as it is"
+    with pytest.warns(RuntimeWarning, match=told) as seen:
         compiled(X)
+    assert [w.filename for w in seen] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         compiled(X)

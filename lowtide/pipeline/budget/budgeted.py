@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -29,6 +28,7 @@ from lowtide.pipeline.budget.search import Plan, refusal, search
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.mutation import may_change
 from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.warned import warn
 from lowtide.runtime import arena, heap
 
 _Key = tuple[Any, Any, int | None]  # forms, what shares memory, the share of a call's budget
@@ -111,9 +111,7 @@ class BudgetedDriver(Driver):
         """Says once why a call keeps to no budget."""
         if not self._has_told:
             self._has_told = True
-            warnings.warn(
-                f"{self.function.name}: its budget is not kept: {why}", RuntimeWarning, stacklevel=6
-            )
+            warn(f"{self.function.name}: its budget is not kept: {why}")
 
     def _found(self, args: Sequence[Any], share_bytes: int | None) -> Plan | BudgetError:
         if any(x.layout is not torch.strided for x in tensors_in(args)):

@@ -1,0 +1,24 @@
+"""Warnings that point at the user's line, whatever lies between: PyTorch's capture, a graph's call.
+
+warn("f: its budget is not kept: …")        train.py:12: RuntimeWarning: f: its budget is …
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from lowtide.memory.scopes.births import user_frame
+from lowtide.memory.scopes.hidden import hide
+
+
+def warn(text: str) -> None:
+    """A RuntimeWarning at the innermost line of the user's that has led here."""
+    here = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    frame, level = user_frame(here), 2
+    while frame is not None and here is not frame and here.f_back is not None:
+        level, here = level + 1, here.f_back
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
+
+
+hide(sys.modules[__name__])
