@@ -126,10 +126,11 @@ class _Names:
 
     def put_back(self, has_none: HasNone) -> None:
         now, before = self._now, self._before
-        for key in [k for k, x in [*now.items()] if before.get(k, now) is not x and has_none(x)]:
+        mine = [(k, x) for k, x in [*now.items()] if k not in self._others]
+        for key in [k for k, x in mine if before.get(k, now) is not x and has_none(x)]:
             if key in before:
                 now[key] = before[key]
-            elif key not in self._others:
+            else:
                 del now[key]
 
 
