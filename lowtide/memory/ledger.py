@@ -31,7 +31,7 @@ from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import layouts, makers, remembered, scratch, scratch_cuda
 from lowtide.memory.composites import is_composite, parts
 from lowtide.memory.elsewhere import Elsewhere
-from lowtide.memory.graph import THROUGH, nodes_of
+from lowtide.memory.graph import THROUGH, in_backward, nodes_of
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.layouts import is_packed
@@ -467,7 +467,7 @@ class Ledger(TorchDispatchMode):
 
     def _take_small(self, nbytes: int) -> None:
         """A place in the heap is taken, or is free for others: it stays resident."""
-        self._heap.take(nbytes, _in_backward)
+        self._heap.take(nbytes, in_backward)
         self.torch_bytes += nbytes
 
     def see_node(self) -> None:
@@ -537,7 +537,7 @@ class Ledger(TorchDispatchMode):
 def _is_recorded(args: Sequence[Any]) -> bool:
     """Whether autograd has a node for such an op, which stays; what is computed again in a backward
     pass has its nodes for a moment."""
-    records = torch.is_grad_enabled() and torch._C._current_autograd_node() is None  # pyright: ignore
+    records = torch.is_grad_enabled() and not in_backward()
     return records and any(x.requires_grad for x in _tensors(args))
 
 
@@ -556,10 +556,6 @@ def _current() -> tuple[Any, int]:
     """The node of the backward pass that runs, and its number; None and -1 outside of it."""
     node: Any = torch._C._current_autograd_node()  # pyright: ignore
     return node, -1 if node is None else int(node._sequence_nr())
-
-
-def _in_backward() -> bool:
-    return _current()[0] is not None
 
 
 def _is_number_of_cpu(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

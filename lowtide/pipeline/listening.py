@@ -4,7 +4,7 @@ with listening.by(hear):
     compiled(x)             hear(graph, inputs) for each captured graph; what it gives is the
                             graph's result, unless that is `RUN`
 
-with afterwards(told):
+with listening.afterwards(told):
     compiled(x)             told(graph, results); `is_running()` while a graph runs
 """
 

@@ -203,9 +203,13 @@ class _BeforeOps(LooksOn):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        sizes = [x.numel() * x.itemsize for x in args if isinstance(x, torch.Tensor)]
-        self._guard.check(func, max(sizes, default=0) if self._guesses else 0)
+        self._guard.check(func, _largest_bytes(args) if self._guesses else 0)
         return func(*args, **(kwargs or {}))
+
+
+def _largest_bytes(operands: Sequence[Any]) -> int:
+    sizes = (x.numel() * x.itemsize for x in operands if isinstance(x, torch.Tensor))
+    return max(sizes, default=0)
 
 
 def _unseen(value: Any, sees_gradients: bool, depth: int = 0) -> Iterator[int]:
