@@ -78,7 +78,9 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except (LowtideError, OSError) as fault:
-        return Check(name=name, ok=False, detail=str(fault), remedy=_remedy_of(name))
+        detail, _, _ = str(fault).partition(f"; {toolchain.OTHER}")
+        remedy = toolchain.OTHER if detail != str(fault) else _remedy_of(name)
+        return Check(name=name, ok=False, detail=detail, remedy=remedy)
     except Exception as fault:  # of what is not ours, such as Triton
         detail = f"{type(fault).__name__}: {fault}"
         return Check(name=name, ok=False, detail=detail, remedy=_remedy_of(name))
@@ -108,7 +110,11 @@ def _torch() -> Check:
 def _compiler() -> Check:
     found = toolchain.compiler()
     version = found.version if found.kind != "zig" else f"zig cc, {found.version}"
-    return Check(name="compiler", ok=True, detail=f"{found.kind} {version}, {found.path}")
+    detail = f"{found.kind} {version}, {found.path}\nkeeps the meaning of generated C"
+    unknown = [flag for flag in toolchain.meaning(found.kind) if flag not in found.flags]
+    if unknown:
+        detail += f", without {' '.join(unknown)}, which it does not know"
+    return Check(name="compiler", ok=True, detail=detail)
 
 
 def _vectors() -> Check:

@@ -8,8 +8,9 @@ share one cache folder: it covers path, time, size and version of the compiler, 
     compiler()   Compiler(path='/usr/bin/gcc', kind='gcc', version='12.2.0', …)
     target()     Target(arch='x86_64', vector_bytes=64, features={'avx512f', 'fma', …})
 
-Asking the compiler costs a process (about 20 ms), so its answers are kept in the cache folder;
-with them the first call takes under a millisecond, and those after it nothing.
+Asking the compiler costs a process (about 20 ms), and a program that shows whether it keeps the
+meaning of generated C (`probe`) another 100 ms, so its answers are kept in the cache folder; with
+them the first call takes under a millisecond, and those after it nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowtide import config
 from lowtide.errors import BackendError
-from lowtide.runtime import facts
+from lowtide.runtime import facts, folder, probe
 
 # The one place to choose. Kernels spell their vectors and unrolling out; -O3 adds its own of both.
 OPTIMIZE = "-O2"
@@ -36,15 +38,31 @@ OPTIMIZE = "-O2"
 _FLAGS = (
     "-std=gnu11",
     OPTIMIZE,
-    "-ffp-contract=off",  # a*b+c rounds twice, as in PyTorch; codegen asks for fma by name
+    "-ffp-contract=off",  # a*b+c rounds twice, as in PyTorch; kernels ask for fma by name
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-stack-protector",
     "-fvisibility=hidden",
     "-w",
 )
+# What generated C means beyond the standard's C, by kind of compiler. A flag that a compiler does
+# not know is left out; `probe` shows whether the meaning is kept all the same.
+_NULL = "-fno-delete-null-pointer-checks"
+_MEANING = {
+    "gcc": (
+        _NULL,  # else gcc 12 drops calls of functions that write through an offset from null
+        "-fwrapv",  # int32 and int64 wrap around on overflow, as in PyTorch
+        "-fwrapv-pointer",  # the address before an array's first element may be computed
+        "-fno-strict-aliasing",  # memory that held doubles holds ints in the next kernel
+        "-fexcess-precision=standard",  # a float is rounded at each operation
+    ),
+    "clang": (_NULL, "-fwrapv", "-fwrapv-pointer", "-fno-strict-aliasing"),
+    "zig": (_NULL, "-fwrapv", "-fwrapv-pointer", "-fno-strict-aliasing"),
+}
 REMEDY = "install one: `apt install gcc` or `pip install lowtide[zig]`; or point LOWTIDE_CC at one"
-_FACTS = "targets"  # the kind under which they are kept
+OTHER = "point LOWTIDE_CC at another one, such as clang, or at a later version"
+_FACTS = "targets"  # the kind under which they are kept, with two more than the macros:
+_FLAGS_KNOWN, _VERDICT = "flags", "verdict"
 _PROBE_SECONDS = 120  # the first run of zig unpacks itself
 _COMPILE_SECONDS = 600
 _FEATURE = re.compile(
@@ -93,6 +111,11 @@ def compiler() -> Compiler:
 def target() -> Target:
     """The CPU as the compiler sees it. Raises BackendError if there is no compiler."""
     return compiler().target
+
+
+def meaning(kind: str) -> tuple[str, ...]:
+    """The flags that give generated C its meaning, for a kind of compiler."""
+    return _MEANING[kind]
 
 
 def find_command(asked: str = "") -> tuple[str, ...]:
@@ -155,15 +178,24 @@ def _compiler(asked: str) -> Compiler:
     base = _flags(path, command)
     stat = os.stat(os.path.realpath(path))
     # What the answer of the compiler may depend on; found without running it.
-    parts = ("2", *command, str(stat.st_mtime_ns), str(stat.st_size), *base, cpu_identity())
+    parts = ("3", *command, str(stat.st_mtime_ns), str(stat.st_size), *base, cpu_identity(),
+             str(_MEANING), probe.TEXT)  # fmt: skip
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    macros = _macros(command, base, key)
-    found = _target(macros)
-    flags = base
-    if found.vector_bytes == 64 and found.arch == "x86_64":
-        flags = (*base, "-mprefer-vector-width=512")
-    kind = "zig" if _is_zig(path) else "clang" if "__clang__" in macros else "gcc"
-    version = macros.get("__VERSION__", "").strip('"')
+    known = facts.read(_FACTS, key)
+    if _VERDICT not in known:
+        known = _macros(command, base)
+    found = _target(known)
+    kind = "zig" if _is_zig(path) else "clang" if "__clang__" in known else "gcc"
+    version = known.get("__VERSION__", "").strip('"')
+    wide = found.vector_bytes == 64 and found.arch == "x86_64"
+    flags = (*base, "-mprefer-vector-width=512") if wide else base
+    if _VERDICT not in known:
+        known |= _probed(command, flags, _MEANING[kind])
+        facts.write(_FACTS, key, known)
+    flags = (*flags, *known[_FLAGS_KNOWN].split())
+    if known[_VERDICT]:
+        problem = f"{path} ({kind} {version}) does not compile kernels rightly: {known[_VERDICT]}"
+        raise BackendError(f"{problem}; {OTHER}")
     identity = hashlib.sha256("\0".join((key, kind, version, *flags)).encode()).hexdigest()
     return Compiler(
         command=command,
@@ -174,6 +206,37 @@ def _compiler(asked: str) -> Compiler:
         identity=identity,
         target=found,
     )
+
+
+def _probed(
+    command: tuple[str, ...], flags: tuple[str, ...], meaning: Sequence[str]
+) -> dict[str, str]:
+    """Which flags of `meaning` the compiler knows, and what is wrong in spite of them, if so."""
+    if not all_known(command, meaning):
+        meaning = [flag for flag in meaning if all_known(command, [flag])]
+    verdict = "; ".join(probe_faults(command, (*flags, *meaning)))
+    return {_FLAGS_KNOWN: " ".join(meaning), _VERDICT: verdict}
+
+
+def all_known(command: Sequence[str], flags: Sequence[str]) -> bool:
+    """Whether the compiler takes these flags."""
+    asked = [*command, *flags, "-Werror", "-E", "-x", "c", "-"]
+    return run(asked, _PROBE_SECONDS).returncode == 0
+
+
+def probe_faults(command: Sequence[str], flags: Sequence[str]) -> tuple[str, ...]:
+    """What the probe, compiled so, computes wrongly. Raises BackendError if it does not compile."""
+    stem = os.path.join(folder.private(), f"probe-{time.time_ns()}")
+    with open(f"{stem}.c", "w", encoding="utf-8") as source:
+        source.write(probe.TEXT)
+    result = run([*command, *flags, f"{stem}.c", "-o", f"{stem}.so"], _PROBE_SECONDS)
+    if result.returncode != 0:
+        text = result.stdout.decode(errors="replace")
+        raise BackendError(f"`{shlex.join(command)}` does not work as a C compiler", text)
+    try:
+        return probe.faults(f"{stem}.so")
+    except OSError as fault:
+        raise BackendError(f"the system does not load what {command[0]} makes: {fault}") from fault
 
 
 def _flags(path: str, command: tuple[str, ...]) -> tuple[str, ...]:
@@ -195,11 +258,8 @@ def _is_zig(path: str) -> bool:
     return os.path.basename(os.path.realpath(path)).lower().startswith("zig")
 
 
-def _macros(command: tuple[str, ...], flags: Sequence[str], key: str) -> dict[str, str]:
-    """The macros predefined by the compiler that tell version and CPU, from the cache if there."""
-    kept = facts.read(_FACTS, key)
-    if "__VERSION__" in kept:
-        return kept
+def _macros(command: tuple[str, ...], flags: Sequence[str]) -> dict[str, str]:
+    """The macros predefined by the compiler that tell version and CPU."""
     wanted = [flag for flag in flags if flag.startswith(("-m", "-std"))]
     # A compiler reads "-" as its input; an empty file of the machine's is not there on Windows.
     result = run([*command, *wanted, "-dM", "-E", "-x", "c", "-"], _PROBE_SECONDS)
@@ -211,7 +271,6 @@ def _macros(command: tuple[str, ...], flags: Sequence[str], key: str) -> dict[st
         words = line.split(" ", 2)
         if len(words) >= 2 and words[0] == "#define" and _is_fact(words[1]):
             found[words[1]] = words[2] if len(words) == 3 else ""
-    facts.write(_FACTS, key, found)
     return found
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lowtide import config
-from lowtide.runtime import doctor, launch
+from lowtide.runtime import doctor, launch, probe, toolchain
 
 
 def test_a_good_machine(cache_dir: Path):
@@ -28,6 +28,17 @@ def test_each_trouble_has_a_remedy(cache_dir: Path, monkeypatch: pytest.MonkeyPa
     for name in ("compiler", "vector width", "kernel", "threads", "cache folder"):
         assert (found[name].ok, found[name].remedy != "") == (False, True), found[name]
     assert found["huge pages"].ok
+
+
+def test_the_compilers_verdict_is_shown(cache_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    found = {check.name: check for check in doctor.checks()}["compiler"]
+    assert "\nkeeps the meaning of generated C" in found.detail
+    monkeypatch.setattr(probe, "faults", lambda path: ("it adds wrongly",))
+    monkeypatch.setattr(toolchain, "_MEANING", dict.fromkeys(toolchain._MEANING, ("-fwrapv",)))
+    toolchain._compiler.cache_clear()
+    found = {check.name: check for check in doctor.checks()}["compiler"]
+    assert (found.ok, found.remedy) == (False, toolchain.OTHER)
+    assert found.detail.endswith("does not compile kernels rightly: it adds wrongly")
 
 
 def test_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch):

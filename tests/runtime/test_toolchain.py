@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from lowtide import config
 from lowtide.errors import BackendError
-from lowtide.runtime import cache, toolchain
+from lowtide.runtime import cache, probe, toolchain
 
 
 def test_the_compiler_and_its_target(cache_dir: Path):
@@ -35,6 +36,62 @@ def test_damaged_facts_are_asked_anew(cache_dir: Path):
         facts.write_text(text)
         toolchain._compiler.cache_clear()
         assert toolchain.compiler() == first
+
+
+def without(flag: str) -> list[str]:
+    """The flags of the compiler in use but this one."""
+    return [f for f in toolchain.compiler().flags if f != flag]
+
+
+def test_the_probe_finds_the_fault_of_gcc_12(cache_dir: Path):
+    found = toolchain.compiler()
+    if found.kind != "gcc" or not found.version.startswith("12."):
+        pytest.skip("another compiler")
+    assert toolchain.probe_faults(found.command, found.flags) == ()
+    faults = toolchain.probe_faults(found.command, without("-fno-delete-null-pointer-checks"))
+    assert faults == ("it leaves out calls of functions that write to scratch memory",)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("-fwrapv", "overflow of an int"),
+        ("-fno-strict-aliasing", "an int and a float"),
+        ("-ffp-contract=off", r"rounds a\*b\+c once"),
+    ],
+)
+def test_the_probe_tells_flags_apart(cache_dir: Path, flag: str, words: str):
+    """gcc takes the leave that it is given; others may not."""
+    found = toolchain.compiler()
+    if found.kind != "gcc" or "fma" not in found.target.features:
+        pytest.skip("another compiler, or a CPU without fma")
+    (fault,) = toolchain.probe_faults(found.command, without(flag))
+    assert re.search(words, fault)
+
+
+def test_a_compiler_that_fails_the_probe_is_refused(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(probe, "faults", lambda path: ("it adds wrongly",))
+    words = "gcc .*does not compile kernels rightly: it adds wrongly; point LOWTIDE_CC at another"
+    if toolchain.find_command()[0].rpartition("/")[2] != "gcc":
+        words = words.removeprefix("gcc ")
+    with pytest.raises(BackendError, match=words):
+        toolchain.compiler()
+    monkeypatch.setattr(toolchain, "run", None)  # the verdict is kept: nobody asks again
+    with pytest.raises(BackendError, match=words):
+        toolchain.compiler()
+
+
+def test_flags_that_a_compiler_does_not_know_are_left_out(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        toolchain, "_MEANING", {k: ("-fno-such-thing", *v) for k, v in toolchain._MEANING.items()}
+    )
+    flags = toolchain.compiler().flags
+    assert "-fno-such-thing" not in flags
+    assert {"-fwrapv", "-fno-delete-null-pointer-checks"} <= {*flags}
 
 
 def test_identity_covers_compiler_and_cpu(cache_dir: Path, monkeypatch: pytest.MonkeyPatch):
