@@ -48,7 +48,7 @@ def lower_to_other(b: Builder, x: Val, other: Val, _nb: Any, _copy: Any, _format
     "Tensor.to",
     kind="view",
     eager=lambda x, device, dtype, nb, copy, fmt: x.to(
-        device=device, dtype=dtype, non_blocking=nb, copy=copy
+        device=device, dtype=dtype, non_blocking=nb, copy=copy, memory_format=fmt
     ),
 )
 def lower_to_device(

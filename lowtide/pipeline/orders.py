@@ -16,8 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from lowtide.ir.core import Op
+from lowtide.memory import layouts
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.pipeline.abstract import Abs
@@ -43,7 +46,7 @@ def orders_of(
     if eager is None or any(op.name == "loop" for op in eager.ops):  # they may take long
         return {}
     try:
-        with outside_dispatch_modes(), LikeTheCpu(), torch.no_grad():
+        with outside_dispatch_modes(), LikeTheCpu(), _WithoutData(), torch.no_grad():
             # of a part of a tensor, which is stored without the gaps
             made = eager([_without_data(v) for v in values])
             found = [None if y is None else torch.empty_like(y) for y in made]
@@ -52,6 +55,27 @@ def orders_of(
     pairs = zip(outputs, found, strict=True)
     rows = ((x, order_of(y.shape, y.stride())) for x, y in pairs if y is not None)
     return {x: order for x, order in rows if order is not None}
+
+
+class _WithoutData(TorchDispatchMode):
+    """What the ops make themselves is on the meta device, too, and lies as on the CPU."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs the op."""
+        args, named = cast("Any", tree_map(_on_meta, (args, dict(kwargs or {}))))
+        return layouts.as_it_lies(func, args, func(*args, **named))
+
+
+def _on_meta(x: Any) -> Any:
+    if isinstance(x, torch.device):
+        return torch.device("meta")
+    return _without_data(x) if isinstance(x, torch.Tensor) and x.device.type != "meta" else x
 
 
 def _without_data(value: Any) -> Any:

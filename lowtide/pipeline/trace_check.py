@@ -4,7 +4,7 @@ In: the function, its recording, and the inputs to check with. Out: nothing, or 
 
     the function is run again on copies     other results?     which output, and how far off
                                             another program?   the first line that differs
-    … and once with one more in dim 0       another program?   the size that became a constant
+    … and with one more in each size        another program?   the size that became a constant
 
 Always holds: the inputs, the module's buffers and PyTorch's random state are afterwards what they
 were before. The program is checked op by op in PyTorch, before any kernel is made.
@@ -12,6 +12,7 @@ were before. The program is checked op by op in PyTorch, before any kernel is ma
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,22 +102,21 @@ def _faults(c: Check, call: Call, kept: Sequence[torch.Tensor]) -> Iterator[str]
 
 
 def _frozen_size(c: Check, call: Call) -> str:
-    """Records with one more in dimension 0, where that is possible, and compares the programs."""
-    varied = _varied(call)
-    if varied is None:
-        return ""
-    try:
-        again = c.again(varied)
-    except Exception:  # the function asks for these sizes
-        return ""
-    differs = difference(c.recording.function, again.function)
-    if not differs:
-        return ""
-    return (
-        f"{c.name}() keeps a size of its example inputs as a constant: {differs}. "
-        "Sizes that go through int(), float(), range(), or a float's operator (`1.0 / n`, "
-        "but not `1 / n`) are fixed; lt.script has no such limits"
-    )
+    """Records with one more in a dim, for each size where that is possible, and compares the
+    programs."""
+    for varied in _varied(call):
+        try:
+            again = c.again(varied)
+        except Exception:  # the function asks for these sizes
+            continue
+        differs = difference(c.recording.function, again.function)
+        if differs:
+            return (
+                f"{c.name}() keeps a size of its example inputs as a constant: {differs}. "
+                "Sizes that go through int(), float(), range(), or a float's operator (`1.0 / n`, "
+                "but not `1 / n`) are fixed; lt.script has no such limits"
+            )
+    return ""
 
 
 def _run(traced: TracedFunction, call: Call) -> Any:
@@ -177,22 +177,49 @@ def copied(call: Call) -> Call:
     return _mapped(call, copy)
 
 
-def _varied(call: Call) -> Call | None:
-    """The call with the last row of each input twice, where it has as many as the first input."""
+Dims = frozenset[tuple[int, int]]  # which dims: a tensor's number, and the dim
+_MOST_VARIED = 8  # recordings, each of which runs the function
+
+
+def _varied(call: Call) -> Iterator[Call]:
+    """The call with the last of each input's items along some dims twice, for each size."""
     leaves: list[tuple[str, Any]] = []
     for value in (*call.args, *call.kwargs.values()):
         take_apart(value, "", leaves, (torch.Tensor,))
-    sized = [x for _, x in leaves if x.dim() and x.layout is torch.strided]
-    if not sized or not sized[0].shape[0]:
-        return None
-    size = sized[0].shape[0]
+    for dims in _together([x for _, x in leaves])[:_MOST_VARIED]:
+        numbers = itertools.count()
 
-    def longer(x: torch.Tensor) -> torch.Tensor:
-        if x.layout is not torch.strided or not x.dim() or x.shape[0] != size:
-            return x
-        return torch.cat([x.detach(), x.detach()[-1:]]).requires_grad_(x.requires_grad)
+        def longer(x: torch.Tensor, dims: Dims = dims, numbers: Iterator[int] = numbers) -> Any:
+            number, made = next(numbers), x
+            for d in range(x.dim()):
+                if (number, d) in dims:
+                    made = torch.cat([made.detach(), made.detach().narrow(d, -1, 1)], d)
+            return x if made is x else made.requires_grad_(x.requires_grad)
 
-    return _mapped(call, longer)
+        yield _mapped(call, longer)
+
+
+def _together(tensors: Sequence[torch.Tensor]) -> list[Dims]:
+    """Dims that may have to grow together: dim 0, as the first input has it; all of one size, since
+    operands of a product share one; and those of one size in one place, where another dim of that
+    size belongs to a parameter."""
+    sizes = {
+        (k, d): n
+        for k, x in enumerate(tensors)
+        if x.layout is torch.strided
+        for d, n in enumerate(x.shape)
+        if n
+    }
+    first = next(iter(sizes.values()), 0)
+    found = [frozenset(at for at, n in sizes.items() if at[1] == 0 and n == first)]
+    of_size: dict[int, set[tuple[int, int]]] = {}
+    in_place: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    for at, n in sizes.items():
+        if n > 1:  # what has one item may be there to be broadcast
+            of_size.setdefault(n, set()).add(at)
+            in_place.setdefault((at[1], n), set()).add(at)
+    found += map(frozenset, (*of_size.values(), *in_place.values()))
+    return [dims for dims in dict.fromkeys(found) if dims]
 
 
 def _mapped(call: Call, change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
@@ -201,8 +228,8 @@ def _mapped(call: Call, change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
         nest = take_apart(value, "", leaves, (torch.Tensor,))
         return nest.build(iter([change(x) for _, x in leaves]))
 
-    kwargs = {k: rebuilt(v) for k, v in call.kwargs.items()}
-    return Call(tuple(rebuilt(a) for a in call.args), kwargs, call.names)
+    args = tuple(rebuilt(a) for a in call.args)  # in the order in which tensors are numbered
+    return Call(args, {k: rebuilt(v) for k, v in call.kwargs.items()}, call.names)
 
 
 @contextmanager

@@ -70,9 +70,21 @@ def normed(x):
     return torch.relu(F.group_norm(x, 3))
 
 
+def moved(x):
+    return x.to(memory_format=torch.channels_last) * 2, x.to(x.device, memory_format=LAST) + 1
+
+
+def rolled(x):
+    return torch.roll(x, 1, 2) * 2
+
+
+def with_ones(x):
+    return x * torch.ones(x.shape, dtype=x.dtype), torch.cat([x, torch.ones_like(x)], 1) + 1
+
+
 PROGRAMS = [
     pointwise, both, with_mean, softmaxed, joined, summed, turned, flattened, views, padded,
-    made_so, made_contiguous, normed,
+    made_so, made_contiguous, normed, moved, rolled, with_ones,
 ]  # fmt: skip
 
 
@@ -310,3 +322,34 @@ def test_what_is_turned_lies_as_pytorchs_so_that_masks_are_the_same(program: Any
         got = call(x)
         assert got.stride() == want.stride()
         torch.testing.assert_close(got, want)
+
+
+def test_to_another_format_is_a_copy() -> None:
+    """Of a tensor that lies otherwise; one that lies so already is the caller's own."""
+
+    def added(x):
+        y = x.to(memory_format=torch.channels_last)
+        y.add_(1)
+        return y
+
+    for x in (torch.zeros(2, 3, 4, 5), torch.zeros(2, 3, 4, 5).contiguous(memory_format=LAST)):
+        mine = x.clone(memory_format=torch.preserve_format)
+        want, got = added(x), lt.script(added)(mine)
+        assert got.stride() == want.stride()
+        assert torch.equal(mine, x)
+        assert (got.data_ptr() == mine.data_ptr()) == (want.data_ptr() == x.data_ptr())
+
+
+def test_what_reads_memory_as_it_lies() -> None:
+    def first(x):
+        return (x.to(memory_format=torch.channels_last) * 2).as_strided((4,), (1,))
+
+    x = torch.rand(2, 3, 4, 5)
+    torch.testing.assert_close(lt.script(first)(x), first(x))
+
+
+def test_a_made_tensor_turned_lies_turned() -> None:
+    def joined_and_turned(x):
+        return torch.cat([x, torch.ones(2, 5)], 0).T
+
+    assert lt.script(joined_and_turned)(torch.rand(3, 5)).stride() == (1, 5)

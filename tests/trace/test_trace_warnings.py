@@ -193,6 +193,36 @@ def test_loop_over_a_size() -> None:
         lt.trace(fn, R(4))
 
 
+def test_loop_over_another_size() -> None:
+    def columns(x):
+        total = x[:, 0] * 0
+        for i in range(x.shape[1]):
+            total = total + x[:, i]
+        return total
+
+    def inner(x, y):
+        total = x[:, :1] @ y[:1]
+        for i in range(1, y.shape[0]):
+            total = total + x[:, i : i + 1] @ y[i : i + 1]
+        return total
+
+    with pytest.warns(lt.TracerWarning, match="keeps a size of its example inputs"):
+        lt.trace(columns, (torch.rand(3, 5),))
+    with pytest.warns(lt.TracerWarning, match="keeps a size of its example inputs"):
+        lt.trace(inner, (torch.rand(3, 5), torch.rand(5, 4)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_sizes_that_the_function_asks_for() -> None:
+    linear = torch.nn.Linear(5, 5)
+
+    def fn(x, mask):
+        y, z = linear(x).unbind(-2)
+        return (y + z) * mask[: x.shape[0], None]
+
+    lt.trace(fn, (torch.rand(5, 2, 5), torch.rand(7)))
+
+
 def test_python_randomness() -> None:
     def fn(x):
         return x * random.random()

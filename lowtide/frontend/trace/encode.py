@@ -13,6 +13,8 @@ Raises NotEncodable for what IR has no constant for (an array, a generator, any 
 from __future__ import annotations
 
 import enum
+import functools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import EllipsisType
@@ -163,15 +165,37 @@ def encode_items(known: Known, index: Any) -> Items:
     """The items of `x[index]`."""
     spec: list[str] = []
     operands: list[Value] = []
-    items = cast("tuple[Any, ...]", index if isinstance(index, tuple) else (index,))
-    for item in items:
+    several = isinstance(index, tuple) or (isinstance(index, list) and _stands_for_a_tuple(index))  # pyright: ignore[reportUnknownArgumentType]
+    for item in cast("Sequence[Any]", index if several else (index,)):
         word, values = _item(known, item)
         spec.append(word)
         operands.extend(values)
     return Items(tuple(spec), tuple(operands))
 
 
+_SHORT: Final = 32  # a longer list is always an index tensor
 _WORDS: Final[dict[t.Type, str]] = {t.INT: "int", t.BOOL: "bool"}
+
+
+def _stands_for_a_tuple(index: list[Any]) -> bool:
+    """Whether PyTorch takes this list for a tuple of items, as `x[[[0, 1], [2, 3]]]` for
+    `x[[0, 1], [2, 3]]`: one that is short and holds more than numbers. The rule is that of
+    `treatSequenceAsTuple` in torch/csrc/autograd/python_variable_indexing.cpp."""
+    kinds = (torch.Tensor, np.ndarray, list, tuple, range, slice, EllipsisType, type(None))
+    if len(index) >= _SHORT or not _lists_are_tuples():
+        return False
+    return any(
+        isinstance(x, kinds) or (isinstance(x, Value) and x.type not in (t.INT, t.BOOL, t.FLOAT))
+        for x in index
+    )
+
+
+@functools.cache
+def _lists_are_tuples() -> bool:
+    """Whether this PyTorch still does so: it warns that it is to end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.zeros(2, 2, device="cpu")[[[0], [1]]].dim() == 1
 
 
 def _item(known: Known, item: Any) -> tuple[str, list[Value]]:
@@ -197,7 +221,7 @@ def _item(known: Known, item: Any) -> tuple[str, list[Value]]:
 
 def has_traced(known: Known, x: Any) -> bool:
     """Whether an argument holds a tensor, or a number of this run."""
-    if isinstance(x, torch.Tensor):
+    if isinstance(x, torch.Tensor | Value):
         return True
     if isinstance(x, Traced):
         return known.number(x) is not None
