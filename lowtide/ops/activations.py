@@ -14,7 +14,15 @@ from typing import Any, Final
 import torch
 
 from lowtide.ir import dtypes
-from lowtide.ops.operands import Formula, Term, constant_float, dim_of, pointwise, require_float
+from lowtide.ops.operands import (
+    Formula,
+    Term,
+    check_fits,
+    constant_float,
+    dim_of,
+    pointwise,
+    require_float,
+)  # fmt: skip
 from lowtide.ops.registry import Lower, add_op, op
 from lowtide.ops.slicing import narrow
 from lowtide.texpr.build import Builder, Unsupported, Val
@@ -146,6 +154,14 @@ def _threshold(x: Term, threshold: float, value: float) -> Term:
     return (x <= threshold).where(value, x)
 
 
+# Of some the numbers that PyTorch refuses, and of some those that it converts to the dtype.
+_REFUSED: Final[dict[str, Callable[..., bool]]] = {
+    "celu": lambda alpha: alpha == 0,
+    "hardtanh": lambda low, high: low > high,
+    "softshrink": lambda lambd: not lambd >= 0,
+}
+_CONVERTED: Final = ("hardtanh", "threshold", "hardshrink", "softshrink")
+
 # name · sources · signature of the numbers · formula · has `inplace`
 NUMBERED: Final[list[tuple[str, str, str, Numbers, bool]]] = [
     ("leaky_relu", "F.leaky_relu", "negative_slope: float = 0.01", _leaky_relu, True),
@@ -171,10 +187,14 @@ NUMBERED: Final[list[tuple[str, str, str, Numbers, bool]]] = [
 ]
 
 
-def _numbered(formula: Numbers, count: int) -> Lower:
+def _numbered(name: str, formula: Numbers, count: int) -> Lower:
     def lower(b: Builder, x: Val, *rest: Any) -> Val:
         require_float(x)
         numbers = [constant_float(v) for v in rest[:count]]
+        if name in _REFUSED and _REFUSED[name](*numbers):
+            raise b.error(f"{name} of {numbers}")
+        if name in _CONVERTED:
+            check_fits(x.dtype, *numbers)
         _refuse_inplace(any(rest[count:]))
         return pointwise(b, [x], x.dtype, lambda v: formula(v, *numbers))
 
@@ -187,7 +207,7 @@ for _name, _sources, _numbers, _with, _inplace in NUMBERED:
         f"(input: Tensor, {_numbers}{', inplace: bool = False' if _inplace else ''}) -> Tensor",
         _sources,
         kind="pointwise",
-        lower=_numbered(_with, _numbers.count(":")),
+        lower=_numbered(_name, _with, _numbers.count(":")),
     )
 
 

@@ -18,6 +18,7 @@ from lowtide.ops.operands import (
     Number,
     Operand,
     Term,
+    check_fits,
     is_one,
     pointwise,
     promote,
@@ -87,6 +88,7 @@ def check_alpha(common: DType, alpha: Number) -> None:
     is_float = isinstance(alpha, float) or (isinstance(alpha, Expr) and alpha.dtype.is_float)
     if common is dtypes.boolean or (is_float and not common.is_float):
         raise Unsupported("alpha of another kind than the tensors")
+    check_fits(common, alpha)
 
 
 @op(
@@ -207,6 +209,8 @@ def lower_pow(b: Builder, x: Operand, exponent: Operand) -> Val:
     common = promote(x, exponent)
     if common is dtypes.boolean:
         raise Unsupported("pow of bools")
+    if not isinstance(exponent, Val):
+        check_fits(common, exponent)
     if isinstance(exponent, int | float) and not isinstance(exponent, bool):
         if not common.is_float and exponent < 0:
             raise Unsupported("a negative power of ints")

@@ -98,6 +98,8 @@ def lower_isclose(b: Builder, x: Val, y: Val, rtol: Any, atol: Any, equal_nan: A
     if x.dtype is not y.dtype or not x.dtype.is_float:
         raise Unsupported("isclose of ints or of mixed dtypes")
     relative, absolute = constant_float(rtol), constant_float(atol)
+    if not (relative >= 0 and absolute >= 0):
+        raise b.error("a negative tolerance")
 
     def formula(u: Term, v: Term) -> Term:
         apart = (u - v).fn("abs")

@@ -17,6 +17,7 @@ from lowtide.ir import dtypes
 from lowtide.ops.operands import (
     Number,
     Size,
+    check_fits,
     dim_of,
     is_list,
     number,
@@ -150,6 +151,7 @@ def lower_pad(b: Builder, x: Val, pad: Any, mode: Any, value: Number | None) -> 
             raise Unsupported("pad of an empty dimension, or to a negative size")
         shape.append(new)
     if mode == "constant":
+        check_fits(x.dtype, value)
         return _pad_constant(b, x, shape, border, 0 if value is None else value)
     if mode not in ("reflect", "replicate", "circular"):
         raise b.error(f"pad mode {mode!r}")

@@ -160,6 +160,14 @@ def lower_weight_norm(b: Builder, v: Val, g: Val, dim: Any) -> Val:
 # ---- distances --------------------------------------------------------------------------------
 
 
+_MODES: Final = (
+    None,
+    "use_mm_for_euclid_dist_if_necessary",
+    "use_mm_for_euclid_dist",
+    "donot_use_mm_for_euclid_dist",
+)
+
+
 @op(
     "cdist",
     "(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str? = None) -> Tensor",
@@ -171,7 +179,8 @@ def lower_weight_norm(b: Builder, v: Val, g: Val, dim: Any) -> Val:
 )
 def lower_cdist(b: Builder, x: Val, y: Val, p: Any, compute_mode: Any) -> Val:
     """Distances between the rows of x and of y, by their differences, never by a matmul."""
-    del compute_mode
+    if compute_mode not in _MODES:
+        raise b.error(f"compute_mode {compute_mode!r}")
     require_float(x, y)
     dtype = same_dtype(x, y)
     if x.ndim < 2 or y.ndim < 2:

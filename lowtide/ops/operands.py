@@ -347,6 +347,19 @@ def pointwise(
     return b.tensor(shape, out, body)
 
 
+def check_fits(dtype: DType, *numbers: Operand | None) -> None:
+    """Refuses numbers that PyTorch does not convert to `dtype`, for which it raises: -1e9 as f16.
+    Only ops that convert their numbers ask; arithmetic goes to infinity instead."""
+    if not dtype.is_float:
+        return
+    most = torch.finfo(dtype.torch).max
+    for x in numbers:
+        if isinstance(x, float | int) and most < abs(x) < INF:
+            raise Unsupported(f"{x} does not fit {dtype}")
+        if isinstance(x, Expr) and dtype is dtypes.f16:  # others hold what programs compute
+            raise Unsupported("a number that may not fit f16")
+
+
 def cast_to(b: Builder, x: Val, dtype: DType) -> Val:
     """The tensor in another dtype; itself if it has it."""
     if x.dtype is dtype:

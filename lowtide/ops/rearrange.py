@@ -26,6 +26,8 @@ from lowtide.texpr.index import Index, as_index, floordiv, mod
 def lower_flip(b: Builder, x: Val, dims: Any) -> Val:
     """Dims backwards."""
     back = {dim_of(b, d, x.ndim) for d in size_list(dims)}
+    if len(back) != len(size_list(dims)):
+        raise b.error("a dim is flipped twice")
     return view(
         b,
         x,

@@ -13,6 +13,7 @@ from lowtide.ops.operands import (
     Number,
     Operand,
     Term,
+    check_fits,
     pointwise,
     promote,
     promote_types,
@@ -43,6 +44,7 @@ def lower_clamp(b: Builder, x: Val, low: Operand | None, high: Operand | None) -
     common = promote(x, *bounds)
     if common is dtypes.boolean:
         raise Unsupported("clamp of bools")
+    check_fits(common, *bounds)
 
     def formula(v: Term, *limits: Term) -> Term:
         rest = list(limits)
@@ -117,6 +119,7 @@ def lower_masked_fill(b: Builder, x: Val, mask: Val, value: Operand) -> Val:
     kind = promote_types(promote(value), x.dtype)
     if kind is not x.dtype and not x.dtype.is_float:
         raise Unsupported("masked_fill with a value of a higher kind")
+    check_fits(x.dtype, value)
     return pointwise(b, [x, value], x.dtype, lambda m, u, v: m.where(v, u), conditions=[mask])
 
 

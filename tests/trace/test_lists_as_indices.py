@@ -1,5 +1,5 @@
-"""Lists as indices, traced and compiled: PyTorch takes a short list that holds more than numbers for
-a tuple of items."""
+"""Lists as indices, traced and compiled: PyTorch takes a short list that holds more than numbers
+for a tuple of items."""
 
 from __future__ import annotations
 
