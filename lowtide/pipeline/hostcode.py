@@ -50,6 +50,24 @@ _ONLY_TURNS: Final = re.compile(r" *v\d+ = o\[\d+\]\.permute\([\d, ]+\)")
 NO_ORDERS: Final[Mapping[Abs, Order]] = {}
 
 
+# Parts that are less than one of so many elements are handed out without the rest, and so without
+# gaps; but for parts of what is small.
+_LEAST_PART: Final = 4
+_SMALL: Final = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """Results of whose parts it shows where they lie. `leaving`: the caller's, who may look at
+    strides, or at what shares memory; `asked`: operands of an op that tells."""
+
+    leaving: Sequence[Abs] = ()
+    asked: Sequence[Abs] = ()
+
+
+NO_LAYOUTS: Final = Layouts()
+
+
 class CheckFailed(Exception):
     """A data-dependent index was out of bounds, or a size did not fit; or that cannot be known, as
     a CUDA graph is being captured."""
@@ -102,15 +120,16 @@ def write(
     mutates: bool,
     records: bool = False,
     orders: Mapping[Abs, Order] = NO_ORDERS,
+    seen: Layouts = NO_LAYOUTS,
 ) -> HostCode:
     """The host code of a trace whose `results` outlive it. `writes`: live-ins, and what is written
     there when nothing can fail any more. `mutates`: the function changes tensors in place
     somewhere, so that two views of one tensor must share memory. `records`: the kernels are handed
     all live-ins too, for a backward pass, and what comes of them is turned. `orders`: of outputs,
-    see `HostCode`."""
+    see `HostCode`. `seen`: results of which it shows where their parts lie."""
     ints = [n for n, x in derived.items() if isinstance(x.value, Index)]
     order = {name: k for k, name in enumerate([*numbers, *ints])}
-    kept = _kept([*results, *(new for _, new in writes)], mutates)
+    kept = _kept([*results, *(new for _, new in writes)], mutates, seen)
     writer = _Writer(builder, order, kept, orders, records)
     prepare = writer.preparation([derived[n] for n in ints])
     texts = writer.results(results)
@@ -168,16 +187,23 @@ def _write(x: torch.Tensor, new: torch.Tensor) -> None:
 # ---- which values are stored ------------------------------------------------------------------
 
 
-def _kept(results: Sequence[Abs], mutates: bool) -> set[int]:
+def _kept(results: Sequence[Abs], mutates: bool, seen: Layouts) -> set[int]:
     """Tensors (by id) that exist for real, so that views of them are views: those that leave, and
     those whose views overlap for certain, being larger together; where the function changes
-    tensors, all with several views."""
+    tensors, all with several views; and those of whose views the layout shows."""
     leaves = {id(x): x for r in results for x in tensors_in(r)}
     views: dict[Abs, list[Abs]] = {}
     for leaf in leaves.values():
         views.setdefault(_root(leaf), []).append(leaf)
     several = {root: found for root, found in views.items() if len(found) > 1}
-    return set(leaves) | {id(x) for x, found in several.items() if mutates or _overlap(x, found)}
+    kept = set(leaves) | {id(x) for x, found in several.items() if mutates or _overlap(x, found)}
+    kept |= {id(_root(x)) for r in seen.asked for x in tensors_in(r)}
+    leaving = {id(x) for r in seen.leaving for x in tensors_in(r)}
+    for root, found in views.items():
+        parts = [x for x in found if id(x) in leaving]
+        if parts and _cover(root, parts):
+            kept.add(id(root))
+    return kept
 
 
 def _root(x: Abs) -> Abs:
@@ -192,6 +218,18 @@ def _overlap(base: Abs, views: Sequence[Abs]) -> bool:
     for view in views:
         excess += _count(view)
     return nonnegative(excess - 1)
+
+
+def _cover(base: Abs, views: Sequence[Abs]) -> bool:
+    """Whether the views have a good part of the elements of what they are views of, or that has
+    few."""
+    whole = _count(base)
+    if whole.const is not None and whole.const <= _SMALL:
+        return True
+    excess = -whole
+    for view in views:
+        excess += _count(view) * _LEAST_PART
+    return nonnegative(excess)
 
 
 def _count(x: Abs) -> Index:

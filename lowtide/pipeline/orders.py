@@ -6,13 +6,14 @@ has one of its own. The ops are run on meta tensors, so nothing is computed.
     x: [8, 16, 64, 64], channels_last     y = relu(x * 2)     {y: (0, 2, 3, 1)}
 
 It is asked only where an input is not contiguous, the program says how a tensor is to lie, or an op
-turns its dims: what else comes of an op is nearly always contiguous. It shows: masks of `dropout`
-are drawn in the order in which a tensor lies.
+gives a view that lies otherwise: what else comes of an op is nearly always contiguous. It shows:
+masks of `dropout` are drawn in the order in which a tensor lies, and `view` raises where it would
+have to copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -30,19 +31,45 @@ from lowtide.texpr.orders import Order, order_of
 _TURNING: Final = frozenset(
     ("permute", "transpose", "movedim", "t", "T", "mT", "einsum", "unfold", "diagonal")
 )
+_WITH_GAPS: Final = frozenset(
+    ("getitem", "select", "narrow", "split", "chunk", "unbind", "expand", "expand_as")
+)
+_VIEWS: Final = frozenset(("view", "view_as", "unflatten"))  # that raise where they cannot be views
+# What tells how a tensor lies: of a part, too.
+_LAYOUTS_ASKED: Final = frozenset((
+    "as_strided", "data_ptr", "is_contiguous", "is_set_to", "storage", "storage_offset", "stride",
+    "untyped_storage", "view", "numpy", "__array__",
+))  # fmt: skip
 
 
-def turns(ops: Iterable[Op]) -> bool:
-    """Does one of these give a view whose dims lie in another order?"""
-    return any(
-        op.name.rpartition(".")[2] in _TURNING or any(turns(b.ops) for b in op.blocks) for op in ops
-    )
+class ViewFails(Exception):
+    """Where PyTorch views a tensor, it raises instead."""
+
+
+def is_plain(ops: Sequence[Op]) -> bool:
+    """Is what these ops make of contiguous tensors contiguous, and no view of it refused?"""
+    found = {op.name.rpartition(".")[2] for op in _all(ops)}
+    return found.isdisjoint(_TURNING) and (found.isdisjoint(_VIEWS) or found.isdisjoint(_WITH_GAPS))
+
+
+def _all(ops: Iterable[Op]) -> Iterator[Op]:
+    for op in ops:
+        yield op
+        for block in op.blocks:
+            yield from _all(block.ops)
+
+
+def asks_layouts(op: Op) -> bool:
+    """Whether the op tells how its operands lie, so that their parts must have PyTorch's gaps."""
+    target = str(op.attrs.get("target", "")) if op.name == "call_torch" else ""
+    return op.name == "torch.view.dtype" or target.rpartition(".")[2] in _LAYOUTS_ASKED
 
 
 def orders_of(
     eager: EagerRegion | None, outputs: Sequence[Abs], values: Sequence[Any]
 ) -> dict[Abs, Order]:
-    """See the module's text; nothing where PyTorch cannot tell without the data."""
+    """See the module's text; nothing where PyTorch cannot tell without the data. Raises ViewFails
+    where the ops do not fit how their operands lie."""
     if eager is None or any(op.name == "loop" for op in eager.ops):  # they may take long
         return {}
     try:
@@ -50,6 +77,8 @@ def orders_of(
             # of a part of a tensor, which is stored without the gaps
             made = eager([_without_data(v) for v in values])
             found = [None if y is None else torch.empty_like(y) for y in made]
+    except ViewFails:
+        raise
     except Exception:  # whatever it is, PyTorch says so when the region is run
         return {}
     pairs = zip(outputs, found, strict=True)
@@ -69,6 +98,11 @@ class _WithoutData(TorchDispatchMode):
     ) -> Any:
         """Runs the op."""
         args, named = cast("Any", tree_map(_on_meta, (args, dict(kwargs or {}))))
+        if func is torch.ops.aten.view.default:
+            try:
+                return func(*args, **named)
+            except RuntimeError as why:
+                raise ViewFails from why
         return layouts.as_it_lies(func, args, func(*args, **named))
 
 

@@ -30,7 +30,7 @@ from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.keys import KeyOf, key_function, whole_key
-from lowtide.pipeline.orders import orders_of, turns
+from lowtide.pipeline.orders import ViewFails, asks_layouts, is_plain, orders_of
 from lowtide.pipeline.outgrown import (
     GROWN,
     GROWN_AGAIN,
@@ -442,7 +442,10 @@ class Region:
             results = [v for v in trace.env if v in alive and v in born]
         host = gradient = again = None
         if trace.stop > self.start:
-            host, orders = self._lying(trace, binding, results, values)
+            try:
+                host, orders = self._lying(trace, binding, results, values)
+            except ViewFails as why:
+                return self._eager(f"a view of what lies otherwise: {why.__cause__}")
             gradient = self._gradient(host, binding)
             if gradient is None and binding.wanted:
                 host = self._host(trace, binding, results, False, orders)
@@ -492,8 +495,8 @@ class Region:
         records = bool(binding.wanted)
         host = self._host(trace, binding, results, records)
         says_how = any(isinstance(x.value, torch.memory_format) for x in trace.env.values())
-        is_plain = not says_how and not turns(self.block.ops[self.start : trace.stop])
-        if (binding.is_contiguous and is_plain) or host.is_empty:
+        plain = not says_how and is_plain(self.block.ops[self.start : trace.stop])
+        if (binding.is_contiguous and plain) or host.is_empty:
             return host, hostcode.NO_ORDERS
         orders = orders_of(self._again(trace, binding, host), host.outputs, values)
         return self._host(trace, binding, results, records, orders) if orders else host, orders
@@ -521,7 +524,17 @@ class Region:
             self.mutates,
             records,
             orders,
+            self._seen(trace, results),
         )
+
+    def _seen(self, trace: Trace, results: Sequence[Value]) -> hostcode.Layouts:
+        """Of which values it shows how they lie."""
+        if trace.stop == len(self.block.ops):
+            is_last = self.block.terminator.name == "return"
+            return hostcode.Layouts(leaving=[trace.env[v] for v in results] if is_last else ())
+        op = self.block.ops[trace.stop]
+        asked = set(op.operands) if asks_layouts(op) else set[Value]()
+        return hostcode.Layouts(asked=[trace.env[v] for v in results if v in asked])
 
     def _gradient(self, host: HostCode, binding: Binding) -> Gradient | None:
         """The backward pass, None where no output carries a gradient."""

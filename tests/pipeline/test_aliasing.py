@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import lowtide as lt
 
@@ -165,10 +166,63 @@ def test_gradients_of_overlapping_views() -> None:
     assert got[0].tolist() == [2, 8, 8, 6, 6, 6]
 
 
-def test_disjoint_parts_stay_apart() -> None:
-    a, b = lt.script(lone_halves)(torch.rand(40, 50))
-    assert a.is_contiguous()
-    assert b.is_contiguous()
+def part(x):
+    return (x * 2)[:, :2], (x + 1).T[1], (x * 3).diagonal(), (x * 4).expand(3, *x.shape)
+
+
+def test_parts_lie_as_in_pytorch() -> None:
+    for fn in (lone_halves, part):
+        x = torch.rand(5, 5) if fn is part else torch.rand(40, 50)
+        for got, want in zip(lt.script(fn)(x), fn(x), strict=True):
+            assert got.stride() == want.stride()
+            torch.testing.assert_close(got, want)
+
+
+def test_a_small_part_of_much_lies_alone() -> None:
+    def last(x):
+        return (x * 2)[:, -1]
+
+    got = lt.script(last)(torch.rand(40, 500))
+    assert got.is_contiguous()
+    assert got.untyped_storage().nbytes() == 160
+
+
+def test_what_tells_how_a_part_lies() -> None:
+    def told(x):
+        part = (x * 2)[:, 1:3]
+        return part.as_strided((3,), (1,)), (x * 2)[:, :2].view(torch.int32), part.stride()
+
+    x = torch.rand(5, 4)
+    compiled = lt.script(told)
+    for got, want in zip(compiled(x)[:2], told(x)[:2], strict=True):
+        assert torch.equal(got, want)
+        assert got.stride() == want.stride()
+    assert compiled(x)[2] == told(x)[2]
+
+
+def flat_turned(x):
+    return (x * 2).t().view(-1)
+
+
+def flat_part(x):
+    return (x * 2)[:, :2].view(-1)
+
+
+def flat_expanded(x):
+    return (x * 2).expand(3, x.shape[0], x.shape[1]).view(-1)
+
+
+def flat_halves(x):
+    return torch.cat([x, x]).T.unflatten(1, (2, x.shape[0])).transpose(1, 2).view(-1)
+
+
+@pytest.mark.parametrize("fn", [flat_turned, flat_part, flat_expanded, flat_halves])
+def test_a_view_that_would_copy_raises(fn: Callable[[Tensor], Tensor]) -> None:
+    for x in (torch.rand(5, 4), torch.rand(50, 40)):
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            fn(x)
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            lt.script(fn)(x)
 
 
 def test_mutating_a_result_shows_in_its_views() -> None:
