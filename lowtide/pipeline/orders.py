@@ -97,7 +97,7 @@ class _WithoutData(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Runs the op."""
-        args, named = cast("Any", tree_map(_on_meta, (args, dict(kwargs or {}))))
+        args, named = tree_map(_on_meta, (args, dict(kwargs or {})))
         if func is torch.ops.aten.view.default:
             try:
                 return func(*args, **named)
