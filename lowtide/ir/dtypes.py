@@ -70,6 +70,13 @@ def nearest(value: float, dtype: DType) -> float:
     return rounded if abs(rounded) <= _LARGEST[dtype.name] else math.copysign(math.inf, value)
 
 
+def wrapped(value: int, dtype: DType) -> int:
+    """The number of this int dtype that has the last bits of `value`, as arithmetic wraps."""
+    bits = 8 * dtype.itemsize
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if dtype.is_signed and value >> (bits - 1) else value
+
+
 ALL = (f64, f32, bf16, f16, i64, i32, u8, boolean)
 BY_NAME = {d.name: d for d in ALL}
 _BY_TORCH = {d.torch: d for d in ALL}

@@ -3,7 +3,6 @@
 In and out: an expression of the same value. Float rules keep NaN, infinity and signed zero.
 
     sum[c:2](mul(a[i, c], b[j, c]))  ->  fma(a[i,1], b[j,1], mul(a[i,0], b[j,0]))
-    sum[j](div(e[i, j], l[i]))       ->  div(sum[j](e[i, j]), l[i])
 """
 
 from __future__ import annotations
@@ -94,8 +93,7 @@ def _rule(node: Expr) -> Expr | None:
 def _apply(node: Apply) -> Expr | None:
     if all(isinstance(a, Const) for a in node.args) and node.fn in _FOLD:
         value = _FOLD[node.fn](*(a.value for a in node.args if isinstance(a, Const)))
-        fits = node.dtype.is_float or abs(value) < 2**31
-        return ex.const(value, node.dtype) if fits else None
+        return ex.const(value, node.dtype)  # wraps, or rounds, as the dtype does
     if len(node.args) == 2:
         left, right = node.args
         if isinstance(right, Const) and (node.fn, right.value) in _NEUTRAL_RIGHT:
@@ -113,9 +111,10 @@ def _apply(node: Apply) -> Expr | None:
 def _cast(node: Cast) -> Expr | None:
     arg = node.arg
     if isinstance(arg, Const):
-        wide = node.dtype.name in ("f32", "f64")
-        takes_ints = node.dtype.is_float or node.dtype.name in ("i64", "bool")
-        if wide or (takes_ints and not arg.dtype.is_float):
+        if node.dtype.is_float:
+            exact = arg.dtype.is_float or abs(arg.value) <= 2**53  # else it would be rounded twice
+            return ex.const(arg.value, node.dtype) if exact else None
+        if not arg.dtype.is_float or node.dtype.name == "bool":
             return ex.const(arg.value, node.dtype)
     if isinstance(arg, Cast) and _widens(arg.arg.dtype, arg.dtype):
         return ex.cast(arg.arg, node.dtype)
@@ -140,9 +139,7 @@ def _widens(small: ex.DType, large: ex.DType) -> bool:
 def _reduce(node: Reduce) -> Expr | None:
     if node.fn in ("argmin", "argmax"):
         return None
-    if (written_out := _unroll(node)) is not None:
-        return written_out
-    return _pull_factors(node) if node.fn == "sum" and node.dtype.is_float else None
+    return _unroll(node)
 
 
 def _unroll(node: Reduce) -> Expr | None:
@@ -155,7 +152,7 @@ def _unroll(node: Reduce) -> Expr | None:
             return None
         rest = tuple(a for a in node.axes if a not in small)
         inner = _unroll(ex.reduce(node.fn, small, node.body, node.dtype))
-        return None if inner is None else _rule_again(ex.reduce(node.fn, rest, inner, node.dtype))
+        return None if inner is None else ex.reduce(node.fn, rest, inner, node.dtype)
     count = math.prod(known)
     if count > UNROLL_EXTENT or (count > 1 and count * work(node.body) > UNROLL_WORK):
         return None
@@ -203,10 +200,6 @@ def work(body: Expr) -> int:
     )
 
 
-def _rule_again(node: Reduce) -> Expr:
-    return _reduce(node) or node
-
-
 def _combined(fn: str, terms: Sequence[Expr]) -> Expr:
     total = terms[0]
     for term in terms[1:]:
@@ -215,75 +208,6 @@ def _combined(fn: str, terms: Sequence[Expr]) -> Expr:
         else:
             total = ex.apply(COMBINE[fn], (total, term), total.dtype)
     return total
-
-
-def _pull_factors(node: Reduce) -> Expr | None:
-    """Factors that do not depend on the reduced axes leave the sum."""
-    axes = frozenset(node.axes)
-    inside: list[Expr] = []
-    over: list[Expr] = []
-    under: list[Expr] = []
-
-    def split(e: Expr, inverse: bool) -> None:
-        if not e.free & axes:
-            (under if inverse else over).append(e)
-        elif isinstance(e, Apply) and e.fn == "mul" and not inverse:
-            for a in e.args:
-                split(a, inverse)
-        elif isinstance(e, Apply) and e.fn == "div" and not e.args[1].free & axes:
-            split(e.args[0], inverse)
-            split(e.args[1], not inverse)
-        else:
-            inside.append(e)
-
-    split(node.body, False)
-    if not inside or not (over or under):
-        return None
-    body = inside[0]
-    for e in inside[1:]:
-        body = ex.apply("mul", (body, e), body.dtype)
-    result: Expr = ex.reduce("sum", node.axes, body, node.dtype)
-    for e in over:
-        result = ex.apply("mul", (result, e), result.dtype)
-    for e in under:
-        result = ex.apply("div", (result, e), result.dtype)
-    return result
-
-
-# functions through which a last-bit change of an operand stays a last-bit change
-_SMOOTH = frozenset({
-    "add", "sub", "mul", "neg", "abs", "fma", "exp", "exp2", "sqrt", "tanh", "sigmoid", "minimum",
-    "maximum", "log", "log1p",
-})  # fmt: skip
-
-
-def multiply_by_reciprocal(node: Reduce) -> Reduce:
-    """sum[j](exp(s[j] / c)) -> sum[j](exp(s[j] * (1 / c))), for a c without axes.
-
-    Only where the quotient reaches the reduction through smooth functions: behind a comparison or a
-    rounding the last bit could change the result by a whole step."""
-    if node.fn not in ("sum", "min", "max"):
-        return node
-
-    done: dict[Expr, Expr] = {}
-
-    def visit(e: Expr) -> Expr:
-        found = done.get(e)
-        if found is None:
-            found = done[e] = visited(e)
-        return found
-
-    def visited(e: Expr) -> Expr:
-        if isinstance(e, Apply) and e.fn == "div" and not e.args[1].free:
-            one = ex.apply("div", (ex.const(1, e.dtype), e.args[1]), e.dtype)
-            return ex.apply("mul", (visit(e.args[0]), one), e.dtype)
-        if isinstance(e, Apply) and e.fn == "div":
-            return ex.apply("div", (visit(e.args[0]), e.args[1]), e.dtype)
-        if isinstance(e, Apply) and e.fn in _SMOOTH:
-            return ex.apply(e.fn, [visit(a) for a in e.args], e.dtype)
-        return e
-
-    return ex.reduce(node.fn, node.axes, visit(node.body), node.dtype)
 
 
 def at_indices(expr: Expr, values: dict[Axis, Index]) -> Expr:

@@ -33,7 +33,7 @@ from lowtide.texpr.contribution import (
     summed_terms,
     without_clamps,
 )
-from lowtide.texpr.exact import ExactBody, exact_body
+from lowtide.texpr.exact import exact_sources
 from lowtide.texpr.exchange import exchanged
 from lowtide.texpr.expr import AddAt, Def, Delay, Expr, Input, Load, Program, Reduce, Rewriter
 from lowtide.texpr.formula import F, is_number
@@ -105,16 +105,13 @@ class Differentiation:
         if is_constant(d):
             return
         exact = self._exact(d)
-        if exact is not None and exact.rewritten and isinstance(d.expr, Reduce):
-            e = ex.reduce(d.expr.fn, d.expr.axes, exact.body, d.dtype)
-            self.defs[d.name] = Def(name=d.name, axes=d.axes, expr=e, loc=d.loc, op=d.op)
-        body = exact.body if exact is not None else None
+        body = d.expr.body if exact is not None and isinstance(d.expr, Reduce) else None
         of = replace(d, expr=d.expr.value) if isinstance(d.expr, AddAt) else d
         pulled = pull(of, _seed(d), lambda load: load.source in self._active, body)
         if not pulled.loads:
             return
         if exact is not None:
-            self.must_save |= exact.sources
+            self.must_save |= exact
         self._active |= {d.name, d.adds_to or d.name}
         self._pulled[d.name] = pulled
         self.late |= pulled.late
@@ -185,11 +182,11 @@ class Differentiation:
                 return True
         return False
 
-    def _exact(self, d: Def) -> ExactBody | None:
+    def _exact(self, d: Def) -> frozenset[str] | None:
         if not isinstance(d.expr, Reduce) or d.expr.fn not in ("min", "max"):
             return None
-        found = exact_body(d, self.defs)
-        if found is None or not all(self._fits(self.defs[n]) for n in found.sources):
+        found = exact_sources(d, self.defs)
+        if found is None or not all(self._fits(self.defs[n]) for n in found):
             return None
         return found
 

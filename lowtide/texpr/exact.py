@@ -1,10 +1,10 @@
-"""The body of an extreme, written so that whichever kernel computes it gets the same bits.
+"""Extremes whose body any kernel computes to the same bits.
 
-In: a minimum or maximum, and the definitions before it. Out: its body down to what lies in memory,
-or None if that cannot be had; and the reductions among that, which must be saved.
+In: a minimum or maximum, and the definitions before it. Out: the reductions that its body reads,
+which must be saved; None where the body has sums in it that are too long to be written out.
 
-    t[i] = min[j](d[i, j])           body: fma(x[i, 1] - y[j, 1], x[i, 1] - y[j, 1], ...)
-    m[i] = max[j](s[i, j] / c)       body: s[i, j] * (1 / c), which is what the kernel computes
+    t[i] = min[j](d[i, j])       d is made of x[i, 0] - y[j, 0], ...: any kernel has the same d
+    m[i] = max[j](s[i, j] / c)   s is a sum over many terms, in an order of its kernel: saved
 
 The gradient of an extreme goes to the elements that equal it: they are compared with it later, and
 a sum that is added up in another order would miss it by a bit.
@@ -14,26 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import UNROLL_EXTENT, at_indices, multiply_by_reciprocal, simplify
+from lowtide.texpr.algebra import UNROLL_EXTENT, at_indices, simplify
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
 from lowtide.texpr.index import Axis, Index, as_index
 
 MOST_NODES = 300
 
 
-@dataclass(frozen=True, slots=True)
-class ExactBody:
-    """`sources`: the reductions that are read. `rewritten`: the definition must be given it too."""
-
-    body: Expr
-    sources: frozenset[str]
-    rewritten: bool
-
-
-def exact_body(d: Def, defs: Mapping[str, Def]) -> ExactBody | None:
+def exact_sources(d: Def, defs: Mapping[str, Def]) -> frozenset[str] | None:
     """See the module's text."""
     e = d.expr
     assert isinstance(e, Reduce)
@@ -44,11 +34,7 @@ def exact_body(d: Def, defs: Mapping[str, Def]) -> ExactBody | None:
     nodes = list(ex.walk(plain))
     if len(nodes) > MOST_NODES or any(isinstance(n, Reduce) for n in nodes):
         return None
-    sources = frozenset(load.source for load in ex.loads(plain) if load.source in defs)
-    made = multiply_by_reciprocal(ex.reduce(e.fn, e.axes, plain, e.dtype)).body
-    if made is plain:
-        return ExactBody(e.body, sources, False)
-    return ExactBody(made, sources, True)
+    return frozenset(load.source for load in ex.loads(plain) if load.source in defs)
 
 
 def _written_out(e: Expr, defs: Mapping[str, Def], depth: int = 0) -> Expr | None:

@@ -22,6 +22,7 @@ from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Reduce, Rewriter
 from lowtide.texpr.formula import F
 from lowtide.texpr.index import Axis, as_index, the_axis
+from lowtide.texpr.softmax import has_weights
 
 MOST_FACTORS = 8
 
@@ -118,6 +119,8 @@ def _read_from(
     assert isinstance(s.expr, Reduce)
     own = _product(s.expr.body, defs)
     if len(own.over) + len(own.under) > MOST_FACTORS or len(s.expr.axes) != len(over):
+        return None
+    if not has_weights(own.over, s.expr.axes, defs):
         return None
     for left, binding in _matches(own.over, whole.over, {}):
         for under, axes in _matches(own.under, whole.under, binding):

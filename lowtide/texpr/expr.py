@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.ir.dtypes import DType, nearest
+from lowtide.ir.dtypes import DType, nearest, wrapped
 from lowtide.texpr.index import (
     Atom,
     Axis,
@@ -172,11 +172,11 @@ def load(source: str, index: Sequence[Index], dtype: DType) -> Load:
 
 
 def const(value: float | int | bool, dtype: DType) -> Const:
-    """A number of this dtype: the nearest that it has."""
+    """A number of this dtype: the nearest that it has; an int wraps around."""
     if dtype.is_float:
         value = nearest(float(value), dtype)
     else:
-        value = bool(value) if dtype.name == "bool" else int(value)
+        value = bool(value) if dtype.name == "bool" else wrapped(int(value), dtype)
     return _make(Const, dtype, (repr(value),), value=value)
 
 

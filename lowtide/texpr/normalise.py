@@ -39,6 +39,7 @@ from lowtide.texpr.moved import OffAxes, axes_of, is_costly_at, is_whole
 from lowtide.texpr.narrow import narrowed
 from lowtide.texpr.phases import in_phases
 from lowtide.texpr.sizes import elements, points
+from lowtide.texpr.softmax import with_late_division
 from lowtide.texpr.split import split_axes
 from lowtide.texpr.sums import in_order, merged_sums
 
@@ -132,6 +133,7 @@ def _inlined(
     sums: dict[str, Def] = {}
     whole: dict[str, Def] = {}
     result: list[Def] = []
+    known: dict[str, Def] = {}
 
     def count(axes: tuple[Axis, ...]) -> int:
         return points(axes, hints)
@@ -148,7 +150,7 @@ def _inlined(
             sums[d.name] = whole[d.name] = _renamed(d, expr)  # not written out in another sum
             result.append(whole[d.name])
             continue
-        new = _renamed(d, simplify(expr))
+        new = known[d.name] = _renamed(d, with_late_division(simplify(expr), known))
         result.append(new)
         if d.name in added_to:
             continue

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import multiply_by_reciprocal
 from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
 from lowtide.texpr.normalise import INLINE_NODES, inline
@@ -254,8 +253,6 @@ def _written(d: Def, shared: Shared) -> Def:
     expr = d.expr
     while any(load.source in shared for load in ex.loads(expr)):
         expr = inline(expr, shared)
-    if isinstance(expr, Reduce):
-        expr = multiply_by_reciprocal(expr)
     return Def(name=d.name, axes=d.axes, expr=expr, loc=d.loc, op=d.op)
 
 

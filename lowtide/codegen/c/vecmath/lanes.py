@@ -38,6 +38,34 @@ def _splat(dtype: str) -> Snippet:
     return fixed(f"{vector} splat_{dtype}({SCALARS[dtype]} a) {{ return a - ({vector}){{0}}; }}")
 
 
+def _shared_divisor(dtype: str) -> list[Snippet]:
+    """The quotient by a divisor that all lanes share: a product where that has the same bits."""
+    vector, scalar = f"{dtype}v", SCALARS[dtype]
+    bits, (mantissa, low, high) = dtype.replace("f", "u"), _NORMAL[dtype]
+    return [
+        fixed(
+            f"int ispower_{dtype}({scalar} d) {{\n"
+            f"  union {{ {scalar} d; {SCALARS[bits]} u; }} x = {{d}};\n"
+            f"  d = d < 0 ? -d : d;\n"
+            f"  return !(x.u & {mantissa}) && d >= {low} && d <= {high};\n}}",
+            splits=False,
+        ),
+        fixed(
+            f"{vector} quotient_{dtype}({vector} a, {vector} d, {vector} one_over,\n"
+            f"                       int ispower) {{\n"
+            f"  if (ispower) return a * one_over;\n  return a / d;\n}}",
+            splits=False,
+        ),
+    ]
+
+
+# the bits behind the point; powers of two from which to which 1 / d is one, and no subnormal
+_NORMAL = {
+    "f32": ("0x7fffffu", "0x1p-126f", "0x1p126f"),
+    "f64": ("0xfffffffffffffull", "0x1p-1022", "0x1p1022"),
+}
+
+
 def halves(value: str, lanes: int, fold: str, result: str) -> str:
     """Statements that fold vector `value` in halves.
 
@@ -139,6 +167,7 @@ def _count(name: str, operator: str, predicate: int) -> Snippet:
 
 SNIPPETS: list[Snippet] = [
     *(_count(n, *row) for n, row in COMPARISONS.items()),
+    *(s for t in _NORMAL for s in _shared_divisor(t)),
     *map(_blend, _COMPUTED),
     *map(_select, _COMPUTED),
     *map(_splat, _COMPUTED),

@@ -1,0 +1,145 @@
+"""The weights of a softmax, and its division taken after a sum of products with them.
+
+In:  sums, and the definitions that they read.
+Out: which factors are weights exp(s - max s) over the axes of a sum; the sum with the division by
+     their total behind it.
+
+    m[i] = max[j](s[i, j]), e[i, j] = exp(s[i, j] - m[i]), l[i] = sum[j](e[i, j])
+
+    sum[j](e[i, j] / l[i] * v[j, c])  ->  sum[j](e[i, j] * v[j, c]) / l[i]
+
+So attention reads its scores once. No other factor leaves a sum of floats: `(x / 1000).sum()` is
+finite where `x.sum() / 1000` is not. Each e is in [0, 1] and the largest is 1, so l is in [1, n],
+or both are NaN: no NaN or infinity comes or goes by it, and nothing vanishes. What is added up is
+at most l times the result: it overflows where a |v| is above the largest float over n, as in
+PyTorch's fused attention.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import at_indices
+from lowtide.texpr.expr import Apply, Const, Def, Expr, Load, Reduce, Rewriter, Select
+from lowtide.texpr.index import Axis, Index, as_index
+
+MOST_STEPS = 8  # views and values between a weight and what it is made of
+Defs = Mapping[str, Def]
+
+
+def with_late_division(expr: Expr, defs: Defs) -> Expr:
+    """See the module's text."""
+
+    def visit(node: Expr) -> Expr | None:
+        if not isinstance(node, Reduce) or node.fn != "sum" or not node.dtype.is_float:
+            return None
+        over, under = _factors(node.body, node.axes)
+        for total in under:
+            rest = [e for e in under if e is not total]
+            if any(_adds_up(total, e, node.axes, defs) for e in over):
+                product = functools.reduce(_product, over)
+                for e in rest:
+                    product = ex.apply("div", (product, e), node.dtype)
+                whole = ex.reduce("sum", node.axes, product, node.dtype)
+                return ex.apply("div", (whole, total), node.dtype)
+        return None
+
+    return Rewriter(visit)(expr)
+
+
+def has_weights(over: Sequence[Expr], axes: Collection[Axis], defs: Defs) -> bool:
+    """Is one of these factors a weight along one of the axes?"""
+    return any(_weight(e, axes, defs) is not None for e in over)
+
+
+def _product(a: Expr, b: Expr) -> Expr:
+    return ex.apply("mul", (a, b), a.dtype)
+
+
+def _factors(body: Expr, axes: Collection[Axis]) -> tuple[list[Expr], list[Expr]]:
+    """The factors of a product, and what it is divided by, that being the same at all the axes."""
+    if isinstance(body, Apply) and body.fn == "mul":
+        parts = [_factors(a, axes) for a in body.args]
+        return [e for over, _ in parts for e in over], [e for _, under in parts for e in under]
+    if isinstance(body, Apply) and body.fn == "div" and body.args[1].free.isdisjoint(axes):
+        over, under = _factors(body.args[0], axes)
+        return over, [*under, body.args[1]]
+    return [body], []
+
+
+def _adds_up(total: Expr, e: Expr, axes: Collection[Axis], defs: Defs) -> bool:
+    """Is `total` the sum of the weights e over one of the axes?"""
+    axis = _weight(e, axes, defs)
+    made = _made(total, defs, "sum")
+    if axis is None or made is None or len(made.axes) != 1:
+        return False
+    return _written_out(_along(made, axis), defs) is _written_out(e, defs)
+
+
+def _weight(e: Expr, axes: Collection[Axis], defs: Defs) -> Axis | None:
+    """The axis along which this is exp(s - m), with m the maximum of s along it."""
+    e = _written_out(e, defs)
+    if not isinstance(e, Apply) or e.fn != "exp":
+        return None
+    inner = e.args[0]
+    if not isinstance(inner, Apply) or inner.fn != "sub":
+        return None
+    s, m = inner.args
+    made = _made(m, defs, "max")
+    if made is None or len(made.axes) != 1:
+        return None
+    s = _written_out(s, defs)
+    candidates = (a for a in axes if a in s.free and a.extent is made.axes[0].extent)
+    return next((a for a in candidates if _written_out(_along(made, a), defs) is s), None)
+
+
+def _made(e: Expr, defs: Defs, fn: str) -> Reduce | None:
+    """The reduction that a load reads, at its place; also a maximum that is 0 where infinite."""
+    while isinstance(e, Load | Select):
+        if isinstance(e, Select):
+            if fn != "max" or not _is_zero_if_infinite(e):
+                return None
+            e = e.no
+        elif (d := defs.get(e.source)) is None:
+            return None
+        else:
+            e = at_indices(d.expr, dict(zip(d.axes, e.index, strict=True)))
+    return e if isinstance(e, Reduce) and e.fn == fn else None
+
+
+def _is_zero_if_infinite(e: Select) -> bool:
+    test = e.cond
+    if not isinstance(test, Apply) or test.fn != "eq" or not isinstance(test.args[1], Const):
+        return False
+    asked, zero = test.args[0], isinstance(e.yes, Const) and e.yes.value == 0
+    of = asked.args[0] if isinstance(asked, Apply) and asked.fn == "abs" else asked
+    return zero and of is e.no and math.isinf(test.args[1].value)
+
+
+def _along(made: Reduce, axis: Axis) -> Expr:
+    """What is reduced, at another axis."""
+    places: dict[Axis, Index] = {made.axes[0]: as_index(axis)}
+    return at_indices(made.body, places)
+
+
+def _written_out(e: Expr, defs: Defs) -> Expr:
+    """What is read of pointwise values replaced by what those are, down to where they are read from
+    memory or reduced: two forms of one value become the same."""
+
+    def visit(node: Expr) -> Expr | None:
+        d = defs.get(node.source) if isinstance(node, Load) else None
+        if d is None or not isinstance(node, Load) or isinstance(d.expr, Reduce):
+            return None
+        if any(isinstance(n, Reduce) for n in ex.walk(d.expr)):
+            return None
+        return at_indices(d.expr, dict(zip(d.axes, node.index, strict=True)))
+
+    for _ in range(MOST_STEPS):
+        inner = Rewriter(visit)(e)
+        if inner is e:
+            return e
+        e = inner
+    return e

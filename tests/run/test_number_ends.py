@@ -1,0 +1,222 @@
+"""What a rewrite may change is rounding: no overflow, underflow, NaN or wrap-around comes or goes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.run.number_ends import check_ends
+
+f32, f64, f16 = torch.float32, torch.float64, torch.float16
+
+
+def random(*shape: int, dtype: torch.dtype = f32) -> Tensor:
+    return torch.rand(shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape))) + 0.5
+
+
+# ---- factors stay in sums ----------------------------------------------------------------------
+
+
+def scaled_sum(x: Tensor) -> Tensor:
+    return (x / 1000.0).sum(1)
+
+
+def scaled_mean(x: Tensor) -> Tensor:
+    return (x * 1e-3).mean(1)
+
+
+def scaled_product(x: Tensor, w: Tensor) -> Tensor:
+    return (x / 1e6) @ w
+
+
+def scaled_linear(x: Tensor, w: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x * 1e-6, w)
+
+
+def scaled_einsum(x: Tensor, w: Tensor) -> Tensor:
+    return torch.einsum("ij,jk->ik", x / 1e6, w)
+
+
+def safe_norm(x: Tensor) -> Tensor:
+    k = x.abs().amax(1, keepdim=True)
+    return k[:, 0] * ((x / k) ** 2).sum(1).sqrt()
+
+
+def by_total(x: Tensor, total: Tensor) -> Tensor:
+    return (x / total[:, None]).sum(1)
+
+
+def times(x: Tensor, total: Tensor) -> Tensor:
+    return (x * total[:, None]).sum(1)
+
+
+@pytest.mark.parametrize("dtype", [f32, f64])
+def test_what_is_scaled_down_does_not_overflow(dtype: torch.dtype) -> None:
+    large = random(5, 40, dtype=dtype) * (torch.finfo(dtype).max / 20)
+    check_ends(scaled_sum, large)
+    check_ends(scaled_mean, large)
+    for fn in (scaled_product, scaled_linear, scaled_einsum):
+        check_ends(fn, large, random(40, 40, dtype=dtype))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_a_norm_that_is_scaled_by_the_largest(scale: float) -> None:
+    check_ends(safe_norm, random(5, 40) * scale)
+    check_ends(safe_norm, random(5, 40) * scale, gradients=True)
+
+
+@pytest.mark.parametrize("fn", [by_total, times])
+@pytest.mark.parametrize("total", [0.0, -0.0, math.inf, math.nan, 1e-38, 1e38])
+def test_a_factor_of_a_sum_that_is_no_ordinary_number(fn: Any, total: float) -> None:
+    x = random(4, 40)
+    x[1, 3], x[2], x[3, :2] = 0.0, 0.0, torch.tensor([math.inf, 0.0])
+    check_ends(fn, x, torch.full((4,), total))
+
+
+def weighted(s: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(s, 1) @ v
+
+
+def weighted_by_hand(s: Tensor, v: Tensor) -> Tensor:
+    e = torch.exp(s - s.amax(1, keepdim=True))
+    return (e / e.sum(1, keepdim=True)) @ v
+
+
+def weighted_without_maximum(s: Tensor, v: Tensor) -> Tensor:
+    e = torch.exp(s)
+    return (e / e.sum(1, keepdim=True)) @ v
+
+
+def weighted_by_a_part(s: Tensor, v: Tensor) -> Tensor:
+    e = torch.exp(s - s.amax(1, keepdim=True))
+    return (e / (e * 1e-30).sum(1, keepdim=True)) @ (v * 1e-30)
+
+
+WEIGHTED = [weighted, weighted_by_hand, weighted_without_maximum, weighted_by_a_part]
+
+
+@pytest.mark.parametrize("fn", WEIGHTED)
+def test_weights_of_scores_that_are_infinite(fn: Any) -> None:
+    s, v = random(5, 40) * 20, random(40, 6)
+    s[1], s[2, 4], s[3, :39] = -math.inf, math.nan, -math.inf
+    check_ends(fn, s, v)
+    s[4, 7] = math.inf
+    check_ends(fn, s, v)
+    v[3, 2] = math.inf
+    check_ends(fn, s, v)
+
+
+@pytest.mark.parametrize("fn", WEIGHTED)
+def test_weights_of_scores_that_are_small_and_large(fn: Any) -> None:
+    s, v = random(5, 40), random(40, 6)
+    check_ends(fn, s - 90, v * 1e-20)
+    check_ends(fn, s * 30, v * 1e30, gradients=fn is not weighted_by_a_part)
+
+
+def kernel_mean(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+    k = torch.exp(-(x[:, None] - y[None]).square().sum(-1))
+    return (k @ v) / k.sum(1, keepdim=True)
+
+
+def test_gradients_of_a_kernel_mean_whose_weights_are_tiny() -> None:
+    x, y = random(7, 3) + 4.5, random(40, 3)
+    check_ends(kernel_mean, x, y, random(40, 4) * 1e-10, gradients=True)
+
+
+# ---- quotients stay quotients ------------------------------------------------------------------
+
+
+def rows_with_their_maximum(x: Tensor) -> Tensor:
+    s = x / 3.0
+    return (s == s.amax(1, keepdim=True)).sum(1)
+
+
+def rows_with_their_minimum(x: Tensor) -> Tensor:
+    s = x / math.sqrt(x.shape[1])
+    return (s == s.min(1, keepdim=True).values).sum(1)
+
+
+def maximum_of_quotients(x: Tensor, c: Tensor) -> Tensor:
+    return (x / c).amax(1)
+
+
+@pytest.mark.parametrize("dtype", [f32, f64])
+@pytest.mark.parametrize("fn", [rows_with_their_maximum, rows_with_their_minimum])
+def test_an_extreme_is_one_of_the_elements(fn: Any, dtype: torch.dtype) -> None:
+    check_ends(fn, random(200, 49, dtype=dtype) * 7)
+
+
+def loss_of_the_best(x: Tensor) -> Tensor:
+    s = x / 0.07
+    return torch.logsumexp(s, 1) - s.amax(1)
+
+
+def test_a_loss_of_certain_answers_is_not_negative() -> None:
+    x = random(200, 40) * 30
+    x[torch.arange(200), torch.arange(200) % 40] += 40
+    check_ends(loss_of_the_best, x)
+
+
+@pytest.mark.parametrize("dtype", [f32, f64])
+@pytest.mark.parametrize("divisor", [4.0, -0.5, 0.0, math.inf, 3.0, math.nan])
+def test_quotients_by_one_divisor(divisor: float, dtype: torch.dtype) -> None:
+    info = torch.finfo(dtype)
+    x = random(4, 40, dtype=dtype)
+    x[1] *= info.max
+    x[2] *= info.smallest_normal
+    x[3, :3] = torch.tensor([math.inf, -0.0, -math.inf], dtype=dtype)
+    for c in (divisor, info.max / 2, info.smallest_normal, info.smallest_normal * info.eps * 4):
+        check_ends(maximum_of_quotients, x, torch.tensor(c, dtype=dtype))
+
+
+# ---- constants are folded as tensors are computed ----------------------------------------------
+
+
+def bytes_that_wrap(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    a = torch.full((40,), 200, dtype=torch.uint8)
+    b = torch.zeros(40, dtype=torch.uint8)
+    return (a + 100 > 250) & (x > 0), b - 5, a * 2, -(b + 1)
+
+
+def ints_that_wrap(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    a = torch.full((40,), 2147483647, dtype=torch.int32)
+    b = torch.full((40,), -2147483648, dtype=torch.int32)
+    return (a + 1 > a) & (x > 0), a * a, b.abs(), -b
+
+
+def longs_that_wrap(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    a = torch.full((40,), 9223372036854775807)
+    b = torch.full((40,), -9223372036854775808)
+    return (a + 1 > a) & (x > 0), a * a, b.abs(), (b - 1).float()
+
+
+def floats_that_round(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    a = torch.full((40,), 0.1)
+    b = torch.full((40,), 16777216.0)
+    return a * 3.0 == 0.3, b + 1.0 + x * 0, torch.full((40,), 1e38) * 10 - 1e38
+
+
+def halves_that_round(x: Tensor) -> tuple[Tensor, Tensor]:
+    a = torch.full((40,), 2048.0, dtype=f16)
+    b = torch.full((40,), 256.0, dtype=torch.bfloat16)
+    return a + 1.0 + x.half() * 0, (b + 1.0) - 256.0
+
+
+def truths_that_are_added(x: Tensor) -> tuple[Tensor, Tensor]:
+    a = torch.ones(40, dtype=torch.bool)
+    return a + a, (a * a) & (x > 0)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        bytes_that_wrap, ints_that_wrap, longs_that_wrap, floats_that_round, halves_that_round,
+        truths_that_are_added,
+    ],
+)  # fmt: skip
+def test_constants_are_folded_in_their_dtype(fn: Any) -> None:
+    check_ends(fn, random(40))
