@@ -1,4 +1,4 @@
-"""What a rewrite may change is rounding: no overflow, underflow, NaN or wrap-around comes or goes."""
+"""A rewrite may change rounding: no overflow, underflow, NaN or wrap-around comes or goes by it."""
 
 from __future__ import annotations
 
