@@ -311,7 +311,8 @@ def lower_linspace(b: Builder, start: Number, end: Number, steps: Size, *options
 
 @op("eye", f"(n: int, m: int? = None, {OPTIONS}) -> Tensor", "torch.eye", kind="factory",
     eager=lambda n, m, dtype, layout, device, requires_grad, pin_memory: torch.eye(
-        n, n if m is None else m, dtype=dtype, device=device))  # fmt: skip
+        n, n if m is None else m, dtype=dtype, device=device, requires_grad=requires_grad),
+)  # fmt: skip
 def lower_eye(b: Builder, n: Size, m: Size | None, *options: Any) -> Val:
     """1 on the diagonal, else 0."""
     dtype, layout, device, grad, pin = options

@@ -20,6 +20,7 @@ from lowtide.passes.grown_lists import grow_in_place
 from lowtide.passes.inline_no_grad import inline_no_grad
 from lowtide.passes.last_items import carry_last_items
 from lowtide.passes.last_steps import peel_last_steps
+from lowtide.passes.private_writes import make_private_writes_plain
 from lowtide.passes.reroll import reroll
 from lowtide.passes.rows import read_rows
 from lowtide.passes.run import Pass, about, run
@@ -27,6 +28,7 @@ from lowtide.passes.split_tuples import split_tuples
 from lowtide.passes.truths import simplify_truths
 
 TIDY: tuple[Pass, ...] = (
+    make_private_writes_plain,
     inline_no_grad,
     peel_first_steps,
     fold_constants,  # so that a state which was None, or a tuple, is always one
@@ -55,4 +57,4 @@ def tidy(fn: Function) -> Function:
 
 def tidy_unrolled(fn: Function) -> Function:
     """The same, of a program in which Python's loops have been run: first they are loops again."""
-    return run(fn, (reroll, *TIDY))
+    return run(fn, (make_private_writes_plain, reroll, *TIDY))

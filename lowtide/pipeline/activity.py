@@ -136,5 +136,12 @@ class Activity:
             for d in list(self.builder.program.defs.values())[first:]:
                 self.diff.add(d)
 
+    def carries(self, x: Val, since: int) -> bool:
+        """Does it carry a gradient? Definitions from number `since` on are looked at first."""
+        if self.records:
+            for d in list(self.builder.program.defs.values())[since:]:
+                self.diff.add(d)
+        return self.records and self.diff.carries(x.name)
+
     def _carries(self, x: Abs) -> bool:
         return isinstance(x.value, Val) and self.diff.carries(x.value.name)

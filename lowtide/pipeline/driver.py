@@ -22,6 +22,7 @@ import torch
 
 from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
+from lowtide.ir.aliases import may_change, written_by
 from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
 from lowtide.ir.interpret import Entered, run_block, suppressed
 from lowtide.ir.prepared import Step, prepared
@@ -40,7 +41,7 @@ from lowtide.pipeline.budget.section import run_section
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.holes import Holes
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
-from lowtide.pipeline.mutation import CHANGING, Shared, may_change, statistics
+from lowtide.pipeline.mutation import Shared, statistics
 from lowtide.pipeline.near_constants import with_near_constants
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.region import Entry, Region
@@ -403,7 +404,7 @@ class Driver:
     ) -> None:
         """`inner`: plans of nested blocks that other programs have, too."""
         self.function = function
-        mutates = any(op.name in CHANGING for op in function.walk())
+        mutates = any(written_by(op) for op in function.walk())
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function),
             statistics(function),

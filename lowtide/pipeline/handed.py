@@ -5,7 +5,7 @@ In: abstract operands of an op. Out: the same, fit for `record.lower`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from lowtide.pipeline.abstract import Abs, Origin, Seq, concrete, is_constant, tensors_in
@@ -39,6 +39,17 @@ def elements(x: Abs) -> tuple[Abs, ...]:
     if not isinstance(x.value, Seq):
         raise Unsupported("a sequence that is known only at run time")
     return x.value.elems
+
+
+def item(operands: Sequence[Abs], spec: tuple[str, ...]) -> Abs:
+    """An item of what turned out to be a sequence; raises Unsupported."""
+    elems = elements(operands[0])
+    index = operands[1].value if len(operands) == 2 else None
+    if spec not in (("int",), ("tensor",)) or not isinstance(index, int):
+        raise Unsupported("an item that is known only at run time")
+    if not -len(elems) <= index < len(elems):
+        raise Unsupported("raises IndexError")
+    return elems[index]
 
 
 def is_too_large(x: Abs) -> bool:

@@ -350,6 +350,7 @@ class _Writer:
         val, program, order = x.value, self.builder.program, self.orders.get(x)
         name = val.name
         if name in self.outputs or name not in program.defs:
+            self.builder.op = self.builder.op or "clone"
             val = self.builder.tensor(val.shape, val.dtype, lambda idx: self.builder.load(val, idx))
             name = val.name
         if order is not None:

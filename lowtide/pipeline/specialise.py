@@ -50,6 +50,7 @@ from lowtide.pipeline.handed import (
     frozen,
     has_float,
     is_too_large,
+    item,
     viewed,
     with_floats,
 )
@@ -59,6 +60,7 @@ from lowtide.pipeline.stopping import Stop, ends_region, only_prepares, reads_su
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols, varies
 from lowtide.texpr.index import Index, as_index, nonnegative
+from lowtide.texpr.pullback import OF_THEIR_OWN
 
 MAX_GUARDS: Final = 12
 MOST_SCALE: Final = 8  # of the size of a region that records gradients
@@ -292,6 +294,8 @@ class _Specialiser:
         else:
             results = self._python(op, operands)
         env.update(zip(op.results, results, strict=True))
+        if self.b.op in OF_THEIR_OWN:
+            self.b.op = ""  # what is made between ops hands its gradient on
 
     def _python(self, op: Op, operands: list[Abs]) -> list[Abs]:
         match op.name:
@@ -331,7 +335,10 @@ class _Specialiser:
             case "py.call_method":
                 return self._late(op, f"Tensor.{op.attrs['name']}", operands)
             case "py.isinstance":
-                return [self._isinstance(operands[0], str(op.attrs["type"]))]
+                found = late.is_instance(operands[0], t.parse_type(str(op.attrs["type"])))
+                if found is None:
+                    raise Stop("looks at a type that is known only at run time")
+                return [Abs(found)]
             case "py.format":
                 if any(tensors_in(x) for x in operands):
                     raise Stop("prints a tensor")
@@ -396,6 +403,16 @@ class _Specialiser:
             bound[flag] = constant(False)
         return self._lowered(op, record, "pointwise", (), [frozen(x) for x in bound])[0]
 
+    def made_again(self, record: Any, operands: Sequence[Abs]) -> Any:
+        """A view of what its base is now; what it hands on of gradients, it goes on to."""
+        before, self.b.op = self.b.op, record.name
+        first = len(self.b.program.defs)
+        try:
+            found = record.lower(self.b, *[raw(x) for x in operands])
+            return self.activity.after(record.name, found, first)
+        finally:
+            self.b.op = before
+
     def refresh(self, values: Iterable[Abs]) -> None:
         for x in values:
             for tensor in tensors_in(x):
@@ -409,12 +426,6 @@ class _Specialiser:
             raise Stop("is known only at run time")
         record, bound = found
         return self._lowered(op, record, record.kind, (), [frozen(x) for x in bound])
-
-    def _isinstance(self, x: Abs, type_text: str) -> Abs:
-        found = late.is_instance(x, t.parse_type(type_text))
-        if found is None:
-            raise Stop("looks at a type that is known only at run time")
-        return Abs(found)
 
     def _attribute(self, op: Op, x: Abs, name: str) -> Abs:
         if isinstance(x.value, Val):
@@ -436,22 +447,12 @@ class _Specialiser:
             return self._lowered(op, record, record.kind, (), [frozen(x) for x in operands])
         spec = cast("tuple[str, ...]", op.attrs["spec"])
         if isinstance(operands[0].value, Seq):
-            return [self._item(operands, spec)]
+            return [item(operands, spec)]
         if not isinstance(operands[0].value, Val):
             raise Unsupported("items of what is no tensor")
         by_data = any(isinstance(x.value, Val) and x.value.ndim for x in operands[1:])
         kind = "gather" if by_data or "bool" in spec else "view"
         return self._lowered(op, record, kind, (constant(spec),), [frozen(x) for x in operands])
-
-    def _item(self, operands: list[Abs], spec: tuple[str, ...]) -> Abs:
-        """An item of what turned out to be a sequence."""
-        elems = elements(operands[0])
-        index = operands[1].value if len(operands) == 2 else None
-        if spec not in (("int",), ("tensor",)) or not isinstance(index, int):
-            raise Unsupported("an item that is known only at run time")
-        if not -len(elems) <= index < len(elems):
-            raise Unsupported("raises IndexError")
-        return elems[index]
 
     def _lowered(
         self, op: Op, record: Any, kind: str, leading: tuple[Abs, ...], operands: list[Abs]

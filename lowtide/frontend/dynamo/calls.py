@@ -4,7 +4,7 @@ In: a call node, its arguments as values. Out: the value of the node; for severa
 
     torch.add(x, 1)          →  torch.add                     a record
     x.cumsum(1)              →  call_torch {target="Tensor.cumsum"}
-    y.add_(1), y[0] = z      →  mutate; from there on the node of y stands for the result
+    y.add_(1), y[0] = z      →  mutate
     s77 * 2, math.sqrt(s77)  →  py.mul, math.sqrt
     mylib.op(x), cond(…)     →  py.call of the Python object
 
@@ -14,8 +14,6 @@ a `py.call`, which end a region.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +22,11 @@ from typing import Any, cast
 import torch
 
 from lowtide.frontend.dynamo.internals import SET_GRAD
-from lowtide.frontend.dynamo.names import INPLACE, number_op, source_of
+from lowtide.frontend.dynamo.names import number_op, source_of
 from lowtide.frontend.script.binding import bind, emit, records_of
-from lowtide.frontend.script.mutation import is_inplace
+from lowtide.frontend.script.mutation import writing_op
 from lowtide.frontend.torch_schemas import is_attribute
 from lowtide.frontend.trace.encode import Known, NotEncodable, encode, encode_items
-from lowtide.frontend.trace.inplace import plain_form
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
@@ -48,41 +45,33 @@ class Call:
     result: Type
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """What a call became. `changed`: the first argument's node now stands for this value."""
-
-    result: Result
-    changed: Value | None = None
-
-
-def call_function(known: Known, target: Any, call: Call) -> Emitted:
+def call_function(known: Known, target: Any, call: Call) -> Result:
     """A call of a Python function."""
     args = call.args
     first: Type | None = args[0].type if args and isinstance(args[0], Value) else None
     if target is operator.getitem and first is not None:
-        return Emitted(_getitem(known, args[0], args[1], call.result))
+        return _getitem(known, args[0], args[1], call.result)
     if target is operator.setitem and first == t.TENSOR:
         return _setitem(known, *args)
     if target is getattr and first is not None:
         return _attribute(known, args[0], str(args[1]), call.result)
     if target is torch.Size and args and isinstance(args[0], list | tuple):
-        return Emitted(tuple(encode(known, a) for a in cast("Sequence[Any]", args[0])))
+        return tuple(encode(known, a) for a in cast("Sequence[Any]", args[0]))
     number = number_op(target)
     if number is not None and not call.kwargs and not _has_tensor(args):
         found = known.builder.py(number, *(encode(known, a) for a in args))
         if found is not None:
-            return Emitted(found)
+            return found
     source = None if target is SET_GRAD else source_of(target)
     if source is None or (source[0].startswith("operator.") and not _has_tensor(args)):
-        return Emitted(_object_call(known, target, call))
+        return _object_call(known, target, call)
     name, swapped = source
     if swapped:
         args = (args[1], args[0], *args[2:])
     return torch_call(known, name, Call(args, call.kwargs, call.result))
 
 
-def call_method(known: Known, name: str, call: Call) -> Emitted:
+def call_method(known: Known, name: str, call: Call) -> Result:
     """A call of a method of the first argument."""
     receiver = call.args[0]
     if not isinstance(receiver, Value) or receiver.type != t.TENSOR:
@@ -90,13 +79,13 @@ def call_method(known: Known, name: str, call: Call) -> Emitted:
         op = known.builder.emit(
             "py.call_method", operands, [call.result], name=name, kwnames=kwnames
         )
-        return Emitted(op.result)
+        return op.result
     source, swapped = f"Tensor.{name}", False
     if name.startswith("__"):
         source, swapped = source_of(callable_of(source)) or (source, False)
     args = call.args
     if source == "Tensor.__getitem__":
-        return Emitted(_getitem(known, args[0], args[1], call.result))
+        return _getitem(known, args[0], args[1], call.result)
     if source == "Tensor.__setitem__":
         return _setitem(known, *args)
     if swapped:
@@ -104,30 +93,24 @@ def call_method(known: Known, name: str, call: Call) -> Emitted:
     return torch_call(known, source, Call(args, call.kwargs, call.result))
 
 
-def torch_call(known: Known, source: str, call: Call) -> Emitted:
+def torch_call(known: Known, source: str, call: Call) -> Result:
     """A call of a PyTorch function by its source name."""
     builder = known.builder
     values = [encode(known, a) for a in call.args]
     named = {k: encode(known, a) for k, a in call.kwargs.items()}
-    mutates = _changes(known, source, values, named)
-    if mutates:
-        bound = plain_form(builder, source, values, named)
-    else:
-        bound = bind(records_of(source), values, named)
+    operands, kwnames = [*values, *named.values()], tuple(named)
+    writing = writing_op(builder, source, values, named)
+    if writing == "mutate":
+        op = builder.emit("mutate", operands, [call.result], target=source, kwnames=kwnames)
+        return op.result
+    bound = None if writing else bind(records_of(source), values, named)
     if bound is not None and bound.record.name != "getitem":
         results = tuple(emit(builder, bound))
-        changed = results[0] if mutates else None
-        return Emitted(results[0] if len(results) == 1 else results, changed)
-    operands, kwnames = [*values, *named.values()], tuple(named)
-    if mutates:
-        op = builder.emit("mutate", operands, [call.result], target=source, kwnames=kwnames)
-        is_first = "out" not in named and call.result == t.TENSOR
-        return Emitted(op.result, op.result if is_first else None)
-    types = _spread(call.result)
-    results = tuple(
-        builder.emit("call_torch", operands, types, target=source, kwnames=kwnames).results
-    )
-    return Emitted(results[0] if len(results) == 1 else results)
+    else:
+        types = _spread(call.result)
+        op = builder.emit("call_torch", operands, types, target=source, kwnames=kwnames)
+        results = tuple(op.results)
+    return results[0] if len(results) == 1 else results
 
 
 def _spread(result: Type) -> Sequence[Type]:
@@ -135,40 +118,6 @@ def _spread(result: Type) -> Sequence[Type]:
     if isinstance(result, TupleType) and len(result.elems) > 1:
         return result.elems
     return [result]
-
-
-def _changes(
-    known: Known, source: str, values: Sequence[Value], named: Mapping[str, Value]
-) -> bool:
-    """Whether the call writes into a tensor that it is given."""
-    root, _, name = source.rpartition(".")
-    if name.removeprefix("__").removesuffix("__") in INPLACE:
-        return True
-    if root != "operator" and is_inplace(name):  # not `operator.and_`
-        return True
-    if "out" in named and named["out"].type != t.NONE:
-        return True
-    given = _given(source, values, named)
-    flags = (given.get("inplace"), given.get("max_norm"))  # F.embedding renormalises its weight
-    return any(v is not None and known.builder.constant(v) not in (False, None) for v in flags)
-
-
-def _given(source: str, values: Sequence[Value], named: Mapping[str, Value]) -> Mapping[str, Value]:
-    """The arguments by the names of a Python function's parameters."""
-    try:
-        signature = _signature(source)
-        return named if signature is None else signature.bind(*values, **named).arguments
-    except TypeError:
-        return named
-
-
-@functools.cache
-def _signature(source: str) -> inspect.Signature | None:
-    """None for a builtin, or what Python does not say of it."""
-    try:
-        return inspect.signature(callable_of(source))
-    except (AttributeError, TypeError, ValueError):
-        return None
 
 
 def _getitem(known: Known, x: Value, index: Any, result: Type) -> Value:
@@ -187,7 +136,7 @@ def _getitem(known: Known, x: Value, index: Any, result: Type) -> Value:
     return builder.emit("py.call", [x, at], [result], target=target, kwnames=()).result
 
 
-def _setitem(known: Known, x: Value, index: Any, value: Any) -> Emitted:
+def _setitem(known: Known, x: Value, index: Any, value: Any) -> Result:
     items = encode_items(known, index)
     op = known.builder.emit(
         "mutate",
@@ -197,17 +146,17 @@ def _setitem(known: Known, x: Value, index: Any, value: Any) -> Emitted:
         kwnames=(),
         spec=items.spec,
     )
-    return Emitted(op.result, op.result)
+    return op.result
 
 
-def _attribute(known: Known, x: Value, name: str, result: Type) -> Emitted:
+def _attribute(known: Known, x: Value, name: str, result: Type) -> Result:
     if x.type == t.TENSOR and is_attribute(name):
         descriptor: Any = getattr(torch.Tensor, name)
         source, _ = source_of(descriptor.__get__) or (f"Tensor.{name}", False)
         return torch_call(known, source, Call((x,), {}, result))
     if isinstance(x.type, TupleType):
         raise NotEncodable(f"the field {name!r} of a tuple")
-    return Emitted(known.builder.emit("attr.get", [x], [result], name=name).result)
+    return known.builder.emit("attr.get", [x], [result], name=name).result
 
 
 def _object_call(known: Known, target: Any, call: Call) -> Value:

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from lowtide.errors import UNKNOWN_LOC
-from lowtide.frontend.dynamo.calls import Call, Emitted, call_function, call_method
+from lowtide.frontend.dynamo.calls import Call, Result, call_function, call_method
 from lowtide.frontend.dynamo.internals import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
@@ -210,10 +210,9 @@ class _Writer:
                 self._values[node] = self._checkpoint(node)
             case _:
                 self.sets_grad |= node.target is SET_GRAD
-                emitted = self._call(node)
-                self._bind(node, emitted)
+                self._bind(node, self._call(node))
 
-    def _call(self, node: fx.Node) -> Emitted:
+    def _call(self, node: fx.Node) -> Result:
         args = cast("tuple[Any, ...]", self._resolved(node.args))
         kwargs = cast("Mapping[str, Any]", {k: self._resolved(v) for k, v in node.kwargs.items()})
         call = Call(tuple(args), kwargs, type_of_example(example_of(node)))
@@ -221,16 +220,12 @@ class _Writer:
             return call_method(self, str(node.target), call)
         return call_function(self, node.target, call)
 
-    def _bind(self, node: fx.Node, emitted: Emitted) -> None:
-        result = emitted.result
+    def _bind(self, node: fx.Node, result: Result) -> None:
         if isinstance(result, tuple):
             result = self.builder.tuple_make(result)
         elif not result.name and isinstance(result.type, t.NamedType):
             result.name = node.name
         self._values[node] = result
-        first = node.args[0] if node.args else None
-        if emitted.changed is not None and isinstance(first, fx.Node):
-            self._values[first] = emitted.changed
 
     def _body(self, node: fx.Node) -> fx.Graph:
         """The graph that a node calls."""

@@ -19,15 +19,10 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.frontend.script.mutation import INPLACE_OPERATORS
 from lowtide.frontend.trace.names import name_of
 from lowtide.ir import opdefs
 
-INPLACE: Final = frozenset(
-    {
-        *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"),
-        *("iand", "ior", "ixor", "ilshift", "irshift"),
-    }
-)
 _SYM: Final = {
     "sym_int": "py.int", "sym_float": "py.float", "sym_max": "py.max", "sym_min": "py.min",
     "sym_not": "py.not", "sym_sum": "py.sum", "_sym_sqrt": "math.sqrt",
@@ -50,7 +45,7 @@ def number_op(target: object) -> str | None:
         getattr(operator, name, None) is not target and getattr(builtins, name, None) is not target
     ):
         return None
-    elif name in INPLACE:
+    elif name in INPLACE_OPERATORS:
         name = name[1:]  # numbers do not change: `n += 1` is `n + 1`
     found = f"{family}.{name.strip('_')}"
     return found if opdefs.find(found) is not None else None

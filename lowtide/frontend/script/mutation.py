@@ -13,11 +13,17 @@ import ast
 import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from typing import Final, cast
 
-import torch.nn.functional
-
+from lowtide.ir.aliases import writes_another
+from lowtide.ir.builder import Builder
 from lowtide.ir.core import Value
+from lowtide.ops.registry import resolve
+
+INPLACE_OPERATORS: Final = frozenset({
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"),
+    *("iand", "ior", "ixor", "ilshift", "irshift"),
+})  # fmt: skip
 
 
 def stored_names(nodes: Sequence[ast.AST]) -> set[str]:
@@ -68,21 +74,47 @@ def is_inplace(method: str) -> bool:
     return method.endswith("_") and not method.endswith("__")
 
 
-def flag_of(source: str, args: Sequence[Value], named: Mapping[str, Value]) -> Value | None:
-    """What a call of PyTorch says of `inplace`: `F.relu(x, True)`; None if nothing."""
-    position = _flag_position(source)
-    by_position = args[position] if position is not None and position < len(args) else None
-    return named.get("inplace", by_position)
+def writing_op(
+    builder: Builder, source: str, args: Sequence[Value], named: Mapping[str, Value]
+) -> str:
+    """The op for a call of PyTorch that may write into a tensor that it is given; "" if it writes
+    into none.
+
+        x.add_(1), x += 1, F.relu(x, True)              "mutate": its first operand
+        torch.add(x, y, out=z), F.embedding(i, w, …)    "call_torch", see `aliases.writes_another`
+    """
+    if not _writes(builder, source, args, named):
+        return ""
+    return "call_torch" if writes_another(source, named) else "mutate"
 
 
-@functools.lru_cache(maxsize=256)
-def _flag_position(source: str) -> int | None:
-    root, _, name = source.partition(".")
-    function = getattr(torch.nn.functional, name, None)
-    if root != "F" or not inspect.isfunction(function):
-        return None
-    names = list(inspect.signature(function).parameters)
-    return names.index("inplace") if "inplace" in names else None
+def _writes(
+    builder: Builder, source: str, args: Sequence[Value], named: Mapping[str, Value]
+) -> bool:
+    root, _, name = source.rpartition(".")
+    if name.removeprefix("__").removesuffix("__") in INPLACE_OPERATORS:
+        return True
+    if root != "operator" and is_inplace(name):  # not `operator.and_`
+        return True
+    given = _given(source, args, named)
+    asks = (given[k] for k in ("inplace", "max_norm", "out") if k in given)
+    return any(builder.constant(v) not in (False, None) for v in asks)
+
+
+def _given(source: str, args: Sequence[Value], named: Mapping[str, Value]) -> Mapping[str, Value]:
+    """The arguments by the names of the parameters, as far as Python tells."""
+    names = _parameters(source)
+    return {**dict(zip(names, args, strict=False)), **named}
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(source: str) -> Sequence[str]:
+    """The names of a function's parameters, none for a builtin."""
+    function = resolve(source) if source.partition(".")[0] in ("torch", "F", "Tensor") else None
+    try:
+        return tuple(inspect.signature(function).parameters) if function is not None else ()
+    except (TypeError, ValueError):
+        return ()
 
 
 def after(loop: ast.AST, function: ast.AST) -> list[list[ast.AST]]:

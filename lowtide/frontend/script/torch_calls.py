@@ -21,7 +21,7 @@ import torch
 from lowtide.frontend import torch_schemas
 from lowtide.frontend.script.binding import Bound, Default, Gather, Slot, bind
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.mutation import flag_of, is_inplace
+from lowtide.frontend.script.mutation import writing_op
 from lowtide.frontend.script.nodes import Method, Node, PythonObject
 from lowtide.frontend.script.remedies import member
 from lowtide.ir import types as t
@@ -62,13 +62,9 @@ def torch_call(
     """Compiles a call of a PyTorch function or method; see the module's text."""
     values = [_argument(c, node, a) for a in args]
     named = {k: _argument(c, node, a) for k, a in keywords.items()}
-    name = source.rpartition(".")[2]
-    operator = source.startswith("operator.")  # `operator.and_` ends so because `and` is taken
-    if (is_inplace(name) and not operator) or "out" in named:
-        return _call(c, "mutate", source, values, named)
-    flag = flag_of(source, values, named)
-    if flag is not None and c.builder.constant(flag) is not False:
-        return _call(c, "mutate", source, values, named)
+    writing = writing_op(c.builder, source, values, named)
+    if writing:
+        return _call(c, writing, source, values, named)
     bound = bind(registry.lookup(source), values, named)
     if bound is not None and bound.record.name != "getitem":
         return _record_call(c, source, bound)

@@ -23,10 +23,10 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script.binding import Bound, bind, emit, records_of
 from lowtide.frontend.trace.captures import Captures
 from lowtide.frontend.trace.encode import Items, NotEncodable, encode, encode_items
-from lowtide.frontend.trace.inplace import plain_form
 from lowtide.frontend.trace.numbers import Traced, traced_number
 from lowtide.frontend.trace.places import Place, here, warn_frozen
 from lowtide.ir import types as t
+from lowtide.ir.aliases import writes_another
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Value
 from lowtide.ir.types import ListType, TupleType
@@ -141,14 +141,11 @@ class Recorder:
         except NotEncodable as what:
             problem = f"{source} is called with {what}, which a recorded program cannot hold"
             raise self.error(place, problem, _REMEDIES.get(str(what), _ENCODABLE)) from None
-        if mutates and not self.grad_off:
-            bound = plain_form(self.builder, source, values, named)
-        else:
-            bound = None if mutates else bind(records_of(source), values, named)
+        bound = None if mutates else bind(records_of(source), values, named)
         if bound is not None and bound.record.name != "getitem":
             self._record(bound, result)
             return
-        op_name = "mutate" if mutates else "call_torch"
+        op_name = "mutate" if mutates and not writes_another(source, named) else "call_torch"
         operands = [*values, *named.values()]
         self._plain(op_name, operands, result, target=source, kwnames=tuple(named))
 

@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.errors import BudgetError
+from lowtide.ir.aliases import may_change
 from lowtide.ir.core import Function
 from lowtide.memory import watching
 from lowtide.pipeline import plain
@@ -26,7 +27,6 @@ from lowtide.pipeline.budget.allowance import Role
 from lowtide.pipeline.budget.candidate import storage_of, tensors_in
 from lowtide.pipeline.budget.search import Plan, refusal, search
 from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.mutation import may_change
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.warned import warn
 from lowtide.runtime import arena, heap

@@ -16,10 +16,10 @@ import torch
 
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
+from lowtide.ir.aliases import CHANGING
 from lowtide.ir.core import Block, Op, Value, free_values, walk
 from lowtide.pipeline.budget.chunks import carries_gradient
 from lowtide.pipeline.budget.section import SECTION
-from lowtide.pipeline.mutation import CHANGING
 
 NOT_AGAIN: Final = (
     "it writes into tensors from outside, or reads or gives lists or objects, which hide gradients"

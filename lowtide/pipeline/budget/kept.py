@@ -16,8 +16,8 @@ import torch
 
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
+from lowtide.ir.aliases import CHANGING
 from lowtide.ir.core import Function, Op, Value, free_values, walk
-from lowtide.pipeline.mutation import CHANGING
 
 _FAMILIES: Final = ("torch", "const", "cast", "tuple", "list", "dict", "unpack", "py", "math")
 _STRUCTURE: Final = ("call_torch", "mutate", "if", "loop", "with", "yield", "undef")

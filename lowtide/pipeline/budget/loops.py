@@ -25,12 +25,12 @@ import torch
 
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
+from lowtide.ir.aliases import CHANGING
 from lowtide.ir.core import Block, Function, Op, Value, clone_block, free_values, walk, with_block
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.making import Makers, constant, make_constant, makers_of
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
 from lowtide.pipeline.budget.cut import Cut
-from lowtide.pipeline.mutation import CHANGING
 from lowtide.pipeline.signature import SMALL
 
 Tensor = torch.Tensor

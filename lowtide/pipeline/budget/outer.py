@@ -15,6 +15,7 @@ import torch
 
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
+from lowtide.ir.aliases import CHANGING, may_change, written_by
 from lowtide.ir.core import Op, Value, free_values, walk
 from lowtide.pipeline.budget.candidate import Candidate, storage_of, tensors_in
 from lowtide.pipeline.budget.cut import Form, Plain, form_of
@@ -22,7 +23,6 @@ from lowtide.pipeline.budget.independence import is_pointwise_write
 from lowtide.pipeline.budget.kept import kept_values
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.followed import Followed
-from lowtide.pipeline.mutation import CHANGING, may_change
 from lowtide.pipeline.signature import CPU
 
 Tensor = torch.Tensor
@@ -120,9 +120,8 @@ class Outer:
         inner = [o for op in ops for block in op.blocks for o in walk(block)]
         changed = set(may_change(self.function, inner))
         for op in ops:
-            if op.name in CHANGING:
-                changed.update(op.operands[:1] if op.name == "mutate" else op.operands)
-            changed.update(self.statistics(op))
+            is_norm = op.name in opdefs.STATISTICS
+            changed.update(self.statistics(op) if is_norm else written_by(op))
         return {storage_of(x) for v in changed for x in self.tensors(v)}
 
     def statistics(self, op: Op) -> list[Value]:

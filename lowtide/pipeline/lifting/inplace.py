@@ -28,11 +28,12 @@ from lowtide.ops.indexing import lower_getitem
 from lowtide.ops.operands import broadcast_index, cast_to
 from lowtide.ops.registry import lookup
 from lowtide.pipeline.abstract import Abs, raw, tensors_in
+from lowtide.pipeline.activity import Activity
 from lowtide.pipeline.lifting import updates
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, as_index, deep_atoms
-from lowtide.texpr.pullback import DETACHED, OF_THEIR_OWN
+from lowtide.texpr.pullback import DETACHED
 
 # Views that are never copies.
 ALIASING: Final = frozenset({
@@ -62,12 +63,14 @@ class Host(Protocol):
     """What the specialiser offers here."""
 
     b: Builder
+    activity: Activity
     views: dict[Abs, Made]
     blocked: set[Abs]
 
     def change(self, x: Abs, value: object) -> None: ...
     def decide(self, index: Index) -> bool | None: ...
     def bound(self, op: Op, source: str, operands: Sequence[Abs]) -> Abs: ...
+    def made_again(self, record: Any, operands: Sequence[Abs]) -> Any: ...
 
 
 def out_of_place(op: Op) -> str:
@@ -109,15 +112,15 @@ def refresh(host: Host, x: Abs) -> None:
     refresh(host, made.base)
     if made.base.value is made.base_value and x.value is made.value:
         return
-    found = made.record.lower(host.b, *[raw(o) for o in made.operands])
+    found = host.made_again(made.record, made.operands)
     host.change(x, found if x.item is None else found[x.item])
     host.views[x] = Made(made.record, made.operands, made.base, made.base.value, x.value)
 
 
 def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
     """Runs the op on abstract values; raises Unsupported where PyTorch must."""
-    x, source = operands[0], out_of_place(op) or addition(op)
-    if host.b.op in OF_THEIR_OWN:  # of the op before: the write itself hands its gradient on
+    x, source, since = operands[0], out_of_place(op) or addition(op), len(host.b.program.defs)
+    if not host.b.op:
         host.b.loc, host.b.op = op.loc, str(op.attrs["target"])
     root = _writable(host, x)
     others = [t for other in operands[1:] for t in tensors_in(other)]
@@ -145,12 +148,24 @@ def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
         value = filled(host.b, view.shape, view.dtype, 0)
     else:
         value = _computed(host, op, source, view, operands)
-    if view.name == root.value.name:
-        host.change(root, value)
-    elif _has_elements(host, view):
-        host.change(root, updates.write(host.b, root.value, view, value))
+    if view.name != root.value.name:
+        if not _has_elements(host, view):
+            return x
+        value = updates.write(host.b, root.value, view, value)
+    check_gradient(host, root.value, value, since)
+    host.change(root, value)
     refresh(host, x)
     return x
+
+
+def check_gradient(host: Host, before: object, after: object, since: int) -> None:
+    """Raises Unsupported if a tensor's new value carries no gradient, and the one before did:
+    PyTorch's tensor goes on to require gradients, which are 0. `since`: the first definition that
+    is new."""
+    if not isinstance(before, Val) or not isinstance(after, Val):
+        return
+    if host.activity.carries(before, since) and not host.activity.carries(after, since):
+        raise Unsupported("writes over all of a tensor that has a gradient")
 
 
 def _has_elements(host: Host, view: Val) -> bool:

@@ -26,7 +26,7 @@ from lowtide.pipeline import varying
 from lowtide.pipeline.abstract import Abs, Map, Origin, Seq, is_constant
 from lowtide.pipeline.activity import Full
 from lowtide.pipeline.lifting import branches, closing, ending, scan, tables
-from lowtide.pipeline.lifting.inplace import root_of
+from lowtide.pipeline.lifting.inplace import check_gradient, root_of
 from lowtide.pipeline.lifting.match import Carried, Carry, NotLifted
 from lowtide.pipeline.lifting.ragged import Steps
 from lowtide.pipeline.lifting.rows import Chunk, Growing, Item, Rows, pieces_of, turned
@@ -101,6 +101,8 @@ class Lift:
                 self._check_numbers(derived, mark)
                 results = self._finish(yields, mark)
                 self.run.activity.again(mark[0])
+                for x, before in self._before(mark[3]).items():
+                    check_gradient(self.run, before, x.value, mark[0])
                 return results
             raise NotLifted("what it carries does not settle")
         except (NotLifted, Unsupported, ShapeError, NeedConst) as why:

@@ -1,0 +1,157 @@
+"""Which values may share memory, which ops write, and whether a write can be seen.
+
+In: a Function, or an op in a block. Out: storage classes, freshness, privacy. Front ends record a
+write as the `mutate` that it is; whoever wants to move, merge, keep or forget something asks here.
+
+    %y = torch.add(%x, %1)             fresh: memory of its own
+    %v = torch.view(%y, %n)            one class: %y, %v, %z
+    %z = mutate(%y) {"Tensor.relu_"}   seen by %v, if that is read later
+    %c = torch.clone(%y)               fresh
+
+Always holds: without knowledge of an op its results may share memory with all of its operands, and
+it may keep them. `mutate` of an in-place activation gives the very tensor that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, cast
+
+from lowtide.ir import opdefs
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
+
+# what may write into a tensor
+CHANGING: Final = ("mutate", "py.call", "py.call_method", "call_module")
+_FRESH: Final = ("pointwise", "reduction", "contraction", "composite", "copy", "factory", "size")
+_VIEW_AT_TIMES: Final = ("torch.einsum",)  # "ij->ji"
+# of what has no record here, ops whose results never are views of an operand, nor it itself
+_FRESH_CALLS: Final = frozenset(
+    f"{space}.{name}{dims}d"
+    for space in ("torch", "F")
+    for name in ("conv", "conv_transpose", "max_pool", "avg_pool", "adaptive_max_pool")
+    for dims in (1, 2, 3)
+)
+# of ops without a block, those that keep nothing: what they give is all that knows of an operand
+_STRUCTURE: Final = ("tuple.make", "tuple.get", "list.make", "list.get", "unpack", "cast", "use")
+_WRITE_ANOTHER: Final = ("F.embedding", "F.embedding_bag")  # max_norm: they scale their weight
+# what a block is given, and gives, is one operand, or result, each
+_IN_ORDER: Final = ("section", "recalled")
+_MODES: Final = ("set_grad_enabled", "set_autocast")  # for all that follows
+
+
+def is_fresh(op: Op) -> bool:
+    """Do its results share no memory with its operands?"""
+    if op.name in _VIEW_AT_TIMES:
+        return False
+    return opdefs.has_kind(op.name, _FRESH) or op.attrs.get("target") in _FRESH_CALLS
+
+
+def written_by(op: Op) -> Sequence[Value]:
+    """Tensors, or what holds them, that an op without blocks may write into."""
+    target = str(op.attrs.get("target", ""))
+    if op.name == "mutate" and not target.startswith("torch._"):
+        return op.operands[:1]
+    if op.name in CHANGING or (op.name == "call_torch" and writes_another(target, _named(op))):
+        return op.operands
+    return [op.operands[k] for k in opdefs.STATISTICS.get(op.name, ())]
+
+
+def writes_another(target: str, named: Iterable[str]) -> bool:
+    """Does a call of PyTorch that writes write into something else than its first operand? It is a
+    `call_torch` then. `named`: the keywords of the call."""
+    return "out" in named or target in _WRITE_ANOTHER
+
+
+def _named(op: Op) -> tuple[str, ...]:
+    return cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
+
+
+def is_seen(block: Block, k: int) -> bool:
+    """May what op `k` of the block, which gives what it writes into, be told from a plain op, whose
+    result takes the place of its first operand from there on? It may not if that operand was made
+    in this block, in memory of its own, under the same modes, and no other name of it is left."""
+    x = block.ops[k].operands[0]
+    made = next((i for i, op in enumerate(block.ops[:k]) if x in op.results), None)
+    if made is None or not is_fresh(block.ops[made]):
+        return True
+    names = {x}
+    for op in block.ops[made + 1 : k]:
+        if any(map(_switches_modes, walk(Block([], [op])))):
+            return True
+        if names.isdisjoint(free_values([op])) or is_fresh(op):
+            continue
+        if not (op.name.startswith("torch.") or op.name in _STRUCTURE):
+            return True  # it may keep it, or write into it
+        names.update(r for r in op.results if holds_tensors(r))
+    return not names.isdisjoint(v for v in free_values(block.ops[k + 1 :]) if v is not x)
+
+
+def _switches_modes(op: Op) -> bool:
+    """Does it change, for what follows, whether gradients are recorded, or in which dtype?"""
+    target = str(op.attrs.get("target", op.attrs.get("name", "")))
+    return any(mode in target for mode in _MODES)
+
+
+def may_change(function: Function, writers: Iterable[Op] | None = None) -> frozenset[Value]:
+    """Values whose memory some op may write into, or one of `writers`."""
+    ops = list(function.walk() if writers is None else writers)
+    changed = [v for op in ops for v in written_by(op)]
+    if not changed:
+        return frozenset()
+    classes = Classes(function.block)
+    roots = {classes.root(v) for v in changed}
+    return frozenset(v for v in classes.members() if classes.root(v) in roots)
+
+
+class Classes:
+    """Storage classes of a block's values: disjoint sets of those that may share memory."""
+
+    def __init__(self, block: Block) -> None:
+        self._parent: dict[Value, Value] = {}
+        self._block(block)
+
+    def root(self, v: Value) -> Value:
+        """One value of the class, the same for all of it."""
+        parent = self._parent.setdefault(v, v)
+        while parent is not v:
+            grand = self._parent[parent]
+            self._parent[v] = grand
+            v, parent = parent, grand
+        return v
+
+    def members(self) -> Iterable[Value]:
+        """Every value that may share memory with another one, or was asked for."""
+        return list(self._parent)
+
+    def _block(self, block: Block) -> None:
+        for op in block.ops:
+            for inner in op.blocks:
+                self._block(inner)
+            for group in _groups(op):
+                self._unite(group)
+
+    def _unite(self, values: Iterable[Value]) -> None:
+        roots = [self.root(v) for v in values if holds_tensors(v)]
+        for other in roots[1:]:
+            self._parent[self.root(other)] = self.root(roots[0])
+
+
+def _groups(op: Op) -> Iterator[Sequence[Value]]:
+    """Values that may share memory because of this op."""
+    if op.name in _IN_ORDER:
+        for inner in op.blocks:
+            yield from zip(op.operands, inner.args, strict=False)
+            yield from zip(op.results, inner.terminator.operands, strict=False)
+        if op.name == "recalled":  # it gives what it is given
+            yield [*op.operands, *op.results]
+    elif op.blocks:
+        inner = [v for b in op.blocks for v in (*b.args, *b.terminator.operands)]
+        yield [*op.operands, *op.results, *inner]
+    elif not is_fresh(op):
+        yield [*op.operands, *op.results]
+
+
+def holds_tensors(v: Value) -> bool:
+    """Is it a tensor, or may one be in it?"""
+    return v.type not in (t.INT, t.FLOAT, t.BOOL, t.STR, t.NONE)
