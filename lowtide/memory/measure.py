@@ -31,21 +31,24 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from lowtide.runtime import libc
+from lowtide.runtime import arena, libc
 
 T = TypeVar("T")
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 _RESET_HIGH_WATER_MARK = "5"
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_record: Any = _C._profiler._RecordFunctionFast
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
+_ARENA = "lowtide.arena "  # of a mark: bytes that the arena has given, negative where it got them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
     """`peak_bytes` beyond the start of the call, its result counted; `method` says how it was seen:
-    `"resident"` (the kernel's high-water mark), `"profiler"` (PyTorch's allocations only) or
-    `"allocator"` (those on a GPU)."""
+    `"resident"` (the kernel's high-water mark), `"profiler"` (what was asked of PyTorch's allocator
+    and of the arena) or `"allocator"` (on a GPU, what PyTorch's allocator has handed out)."""
 
     peak_bytes: int
     time_ns: int
@@ -78,11 +81,12 @@ def measure_peak(
 ) -> tuple[Peak, T]:
     """Run `call` once and return its peak memory and its result.
 
-    `allocations_only` counts what PyTorch allocates instead of what is resident: the same in every
-    run, and blind to all other allocators. `release` is called before, to give cached memory back
-    to the system, so that memory which the call takes out of a cache counts as its own. Warm the
-    call up first: what a first call loads, compiles and starts would count as well. On a CUDA
-    `device`, what PyTorch's allocator has handed out there is the peak.
+    `allocations_only` counts bytes asked of PyTorch's allocator and of Lowtide's arena instead of
+    resident pages: the same in every run, and blind to what libraries take from malloc. `release`
+    is called before, to give cached memory back to the system, so that memory which the call takes
+    out of a cache counts as its own. Warm the call up first: what a first call loads, compiles and
+    starts would count as well. On a CUDA `device`, what PyTorch's allocator has handed out there is
+    the peak.
     """
     _give_back_free_memory(release)
     if device is not None and device.type == "cuda":
@@ -211,25 +215,43 @@ def _profiled_peak(call: Callable[[], T]) -> tuple[Peak, T]:
         torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         ) as profile,
+        _marked_arena(),
     ):
         time_ns, result = time_call(call)
     live_bytes = peak_bytes = 0
-    for event in sorted(_memory_events(profile), key=lambda event: event[0]):
-        live_bytes += event[1]
+    for _, nbytes in sorted(_memory_events(profile), key=lambda event: event[0]):
+        live_bytes += nbytes
         peak_bytes = max(peak_bytes, live_bytes)
     return Peak(peak_bytes=peak_bytes, time_ns=int(time_ns), method="profiler"), result
 
 
+@contextmanager
+def _marked_arena() -> Generator[None]:
+    """What is asked of the arena inside, and given back, is an event in PyTorch's recording."""
+
+    def mark(_address: int, nbytes: int) -> None:
+        with _record(f"{_ARENA}{nbytes}"):
+            pass
+
+    arena.set_observer(mark)
+    try:
+        yield
+    finally:
+        arena.set_observer(None)
+
+
 def _memory_events(profile: torch.profiler.profile) -> list[tuple[int, int]]:
-    """(start in ns, bytes allocated or, negative, freed) of each event of the allocator."""
+    """(start in ns, bytes allocated or, negative, freed) of each event of the two allocators."""
     results: Any = profile.profiler.kineto_results if profile.profiler is not None else None
-    if results is None:
-        return []
-    return [
-        (event.start_ns(), event.nbytes())
-        for event in results.events()
-        if event.name() == "[memory]"
-    ]
+    events: list[Any] = [] if results is None else results.events()
+    found: list[tuple[int, int]] = []
+    for event in events:
+        name: str = event.name()
+        if name == "[memory]":
+            found.append((event.start_ns(), event.nbytes()))
+        elif name.startswith(_ARENA):
+            found.append((event.start_ns(), int(name.removeprefix(_ARENA))))
+    return found
 
 
 def _status_bytes(key: str) -> int:

@@ -29,7 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--grad", action="store_true", help="compare gradients, in float64")
     parser.add_argument("--loops", action="store_true", help="programs of loops, with gradients")
     parser.add_argument("--memory", action="store_true", help="peaks predicted and measured")
-    parser.add_argument("--resident", action="store_true", help="… as resident, in new processes")
+    parser.add_argument("--budgets", action="store_true", help="… of graphs, within budgets")
     parser.add_argument("--lists", action="store_true", help="which list is which, in plain Python")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -63,7 +63,7 @@ def _supervise(args: argparse.Namespace) -> int:
             command += [f"--optimize={args.optimize}", "--stop", str(args.stop)]
             command += ["--keep"] * args.keep + ["--grad"] * args.grad
             command += ["--loops"] * args.loops + ["--memory"] * args.memory
-            command += ["--lists"] * args.lists + ["--resident"] * args.resident
+            command += ["--lists"] * args.lists + ["--budgets"] * args.budgets
             running.append((subprocess.Popen(command, env=environment), mark, last))
 
         for first in range(args.seed, end, share):
@@ -86,13 +86,13 @@ def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
     from tests.fuzz import (
         alias_check,
         aliases,
+        budget_check,
         check,
         generate,
         gradients,
         loop_check,
         loops,
         memory_check,
-        resident_check,
     )
 
     if args.lists:
@@ -101,8 +101,8 @@ def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
         return loops.generate, loop_check
     if args.memory:
         return generate.generate, memory_check
-    if args.resident:
-        return generate.generate, resident_check
+    if args.budgets:
+        return generate.generate, budget_check
     return generate.generate, gradients if args.grad else check
 
 

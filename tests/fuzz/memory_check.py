@@ -1,22 +1,21 @@
-"""Predicted peaks of random programs against what PyTorch's allocator and the arena hand out.
+"""Predicted peaks of random programs against what they ask both allocators for.
 
-In: a `Program`, run with and without gradients. Out: "" or what is wrong.
-
-    measured <= predicted <= 1.1 * measured + 8 MB
+In: a `Program`, run with and without gradients. Out: "" or what is wrong: the contract of
+`tests/memory/contract.py`.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 import lowtide as lt
 from lowtide.errors import CompileError
-from lowtide.memory.measure import measure_peak
-from lowtide.runtime import arena
 from tests.fuzz.check import Tally, python_function
 from tests.fuzz.program import Program
+from tests.memory.contract import asked_bytes, violation
 
 
 def check(program: Program, tally: Tally | None = None) -> str:
@@ -48,9 +47,10 @@ def check_one(program: Program, grad: bool, tally: Tally | None = None) -> str:
         plan = compiled.memory(*args)
         if any("nothing after it is counted" in n for n in plan.notes):
             continue
-        measured = _asked_for(compiled, args)
-        if not measured <= plan.peak_bytes <= 1.1 * measured + 8_000_000:
-            return f"{dict(sizes)}, {measured} bytes measured\n{plan}"
+        asked = asked_bytes(functools.partial(_run, compiled, args))
+        wrong = violation(asked, plan.peak_bytes, library_ops=False)
+        if wrong:
+            return f"{dict(sizes)}, {wrong}\n{plan}"
     return ""
 
 
@@ -69,14 +69,3 @@ def _run(compiled: Any, args: list[torch.Tensor]) -> object:
     if carrying:
         torch.autograd.backward(carrying, [torch.ones_like(x) for x in carrying])
     return result
-
-
-def _asked_for(compiled: Any, args: list[torch.Tensor]) -> int:
-    """The most that was held of what the call asked for; each allocator at its own peak."""
-    arena.reset_peak()
-    before = arena.stats().in_use_bytes
-    peak, result = measure_peak(
-        lambda: _run(compiled, args), release=lt.empty_cache, allocations_only=True
-    )
-    del result
-    return max(peak.peak_bytes, arena.stats().peak_in_use_bytes - before)

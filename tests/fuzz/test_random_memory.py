@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz.generate import generate
 from tests.fuzz.memory_check import check_one
 
-SEEDS = [*range(200, 206), *(pytest.param(s, marks=pytest.mark.slow) for s in range(206, 230))]
+SEEDS = [*range(200, 206), *(pytest.param(s, marks=pytest.mark.long) for s in range(206, 230))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -8,15 +8,14 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.comparison import release_caches
 from lowtide.ir import dtypes
-from lowtide.memory.measure import can_measure_resident, measure_peak
 from lowtide.pipeline import backend, faults
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import isolated
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.index import Axis, as_index
 from tests.loops import recurrences as r
+from tests.memory.contract import asked_bytes, assert_within_contract
 
 IDS = [fn.__name__ for fn in r.PROGRAMS]
 
@@ -128,15 +127,12 @@ def test_states_that_nobody_needs_take_two_slots() -> None:
     assert f.memory(*arguments).peak_bytes < projected + 8 * state + 4 * 2**20
 
 
-@pytest.mark.skipif(not can_measure_resident(), reason="the resident peak cannot be reset here")
 def test_memory_is_predicted() -> None:
     arguments = r.arguments(r.lstm, 300, 64, 128, 128)
     f = lt.script(r.lstm)
     f(*arguments)
     predicted = f.memory(*arguments).peak_bytes
-    peak, _ = measure_peak(lambda: f(*arguments), release=release_caches)
-    assert peak.peak_bytes <= predicted + 4 * 2**20
-    assert predicted <= 1.1 * peak.peak_bytes + 8e6
+    assert_within_contract(asked_bytes(lambda: f(*arguments)), predicted, library_ops=False)
 
 
 def test_results_are_tensors_of_their_own() -> None:

@@ -1,8 +1,4 @@
-"""Peaks are measured here, so memory that PyTorch frees is unmapped at once.
-
-Before the first test of the process: holes that earlier tests had left in the heap would be taken
-again, and stay resident. Those that other folders' tests leave later are taken before each test.
-"""
+"""Predictions are compared with what is asked of the allocators, whatever malloc does with it."""
 
 from __future__ import annotations
 
@@ -11,11 +7,6 @@ import gc
 import pytest
 
 from lowtide.runtime import libc, ours
-from lowtide.runtime.mapped import Mapped
-
-_mapped = Mapped()
-_mapped.on()
-libc.leaves_holes = lambda: False
 
 
 @pytest.fixture
@@ -26,10 +17,13 @@ def small_ones_reused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def no_holes_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions are the same whatever the environment asks of glibc."""
+    monkeypatch.setattr(libc, "leaves_holes", lambda: False)
+
+
+@pytest.fixture(autouse=True)
 def heap_of_earlier_tests() -> None:
     """A measure collects several times: it looks at what its own test has made, no more."""
     gc.collect()
     gc.freeze()
-    if _mapped.is_on:
-        libc.trim()
-        _mapped._take_free()

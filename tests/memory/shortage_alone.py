@@ -21,7 +21,7 @@ import lowtide as lt
 from lowtide.runtime import libc
 
 WIDTH = 250
-SPARE_MB = (1, 2, 4, 8, 16, 24, 32, 48)
+SPARE_MB = (1, 8, 24)
 
 
 class Dropped(nn.Module):

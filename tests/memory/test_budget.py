@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -19,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide as lt
 from lowtide.errors import LowtideError
-from lowtide.memory.measure import can_measure_resident
 from lowtide.pipeline.budget.search import path, search
 from lowtide.pipeline.driver import Driver
 from lowtide.programs import PROGRAMS
 from lowtide.runtime import heap
 from tests.memory.calls import tensors
-from tests.memory.cases import CASES, Block
+from tests.memory.cases import CASES, Block, Unet
+from tests.memory.contract import asked_bytes, assert_budget_kept
 
 ENTRIES = {
     "script": lambda budget: lt.script(rows, budget=budget),
@@ -123,9 +120,10 @@ ONLY_LEAST = {("block", True)}
 
 
 def kept() -> list[Any]:
-    """(name, with gradients): those whose kernels take long to plan with the slow tests."""
+    """(name, with gradients): those whose kernels take long to plan with the long tests."""
     marks = {
-        ("block", False): pytest.mark.slow,
+        ("attention", True): pytest.mark.long,
+        ("block", False): pytest.mark.long,
         ("unet", True): pytest.mark.slow,
         ("low_then_up", True): pytest.mark.long,
         ("block", True): pytest.mark.long,
@@ -179,13 +177,21 @@ def test_every_budget_is_kept(name: str, grad: bool) -> None:
                 torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("which", ["third", "least"])
-def test_what_is_measured_is_within_the_budget(which: str) -> None:
-    command = [sys.executable, "-m", "tests.memory.budget_alone", which]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = json.loads(printed)
-    assert found["measured"] <= found["budget"] + (1 << 20)
+@pytest.mark.parametrize("which", [pytest.param("third", marks=pytest.mark.long), "least"])
+def test_what_is_asked_for_is_within_the_budget(which: str) -> None:
+    torch.manual_seed(0)
+    net, x = Unet(24), torch.rand(8, 3, 128, 128)
+    with torch.no_grad():
+        free: Any = lt.script(net)
+        budget = free.memory(x).peak_bytes // 3
+        if which == "least":
+            with pytest.raises(lt.BudgetError) as refused:
+                lt.script(net, budget=1)(x)
+            budget = refused.value.least_bytes
+        limited: Any = lt.script(net, budget=budget)
+        limited(x)
+        asked = asked_bytes(lambda: limited(x))
+    assert_budget_kept(asked, budget, library_ops=True)
 
 
 class Seen:

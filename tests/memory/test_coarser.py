@@ -92,7 +92,7 @@ def resolved(model: nn.Module) -> tuple[Driver, Any]:
     return Driver(driver.function), values
 
 
-@pytest.mark.parametrize("records", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("records", [pytest.param(True, marks=pytest.mark.long), False])
 def test_budgets_are_kept_with_fewer_chunks(records: bool) -> None:
     with torch.set_grad_enabled(records):
         driver, values = resolved(Skips())

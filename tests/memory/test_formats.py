@@ -153,8 +153,15 @@ def agree(found: list[Tensor], wanted: list[Tensor]) -> None:
 
 
 @pytest.mark.usefixtures("small_ones_reused")
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize(("model", "x"), TURNED, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    ("model", "x", "grad"),
+    [
+        pytest.param(*turned, grad, marks=[pytest.mark.long] if grad and index else [])
+        for index, turned in enumerate(TURNED)
+        for grad in (False, True)
+    ],
+    ids=lambda v: str(v) if isinstance(v, bool) else type(v).__name__,
+)
 def test_images_are_turned(model: nn.Module, x: Tensor, grad: bool) -> None:
     x = x.detach()
     if not grad:
@@ -171,7 +178,9 @@ def test_images_are_turned(model: nn.Module, x: Tensor, grad: bool) -> None:
         agree(step(lambda: driver(list(values)), model, x), wanted)  # noqa: B023
 
 
-@pytest.mark.parametrize(("model", "x"), ALONE)
+@pytest.mark.parametrize(
+    ("model", "x"), [ALONE[0], *(pytest.param(*a, marks=pytest.mark.long) for a in ALONE[1:])]
+)
 def test_others_are_left_as_they_are(model: nn.Module, x: Tensor) -> None:
     x = x.detach().requires_grad_()
     wanted = [y.clone() for y in step(lambda: model(x), model, x)]

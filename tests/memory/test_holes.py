@@ -1,10 +1,7 @@
-"""Without a budget, too, no more is resident than was predicted: holes in the heap go back."""
+"""Without a budget, too, holes in the heap go back; what glibc says of them is made up here."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,20 +11,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide as lt
-from lowtide.memory.measure import can_measure_resident
 from lowtide.pipeline import holes
 from lowtide.runtime import heap, libc
 
 MB = 1 << 20
-
-
-@pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
-def test_a_step_holds_what_was_predicted_on_the_heap_as_it_comes() -> None:
-    command = [sys.executable, "-m", "tests.memory.holes_alone"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = json.loads(printed.splitlines()[-1])
-    assert found["measured"] <= found["predicted"] + MB // 2
-    assert found["predicted"] <= 1.1 * found["measured"] + 8 * MB
 
 
 class Net(nn.Module):

@@ -35,7 +35,7 @@ class Layers(TorchDispatchMode):
 
 
 def test_the_workspace() -> None:
-    """It is kept where gradients are recorded, in evaluation too; a part of it is never touched."""
+    """It is kept where gradients are recorded, in evaluation too; its size is oneDNN's own."""
     module, x = nn.LSTM(64, 128).eval(), torch.randn(60, 16, 64)
     with Layers() as real:
         module(x)
@@ -43,10 +43,11 @@ def test_the_workspace() -> None:
         module.to("meta")(x.to("meta"))
         with torch.no_grad():
             module(x.to("meta"))
-    *results, ((size,), _) = real.found[0]
-    *predicted, ((touched,), _) = meant.found[0]
+    *results, (_, dtype) = real.found[0]
+    *predicted, ((size,), predicted_dtype) = meant.found[0]
     assert predicted == results
-    assert 0.3 * size < touched < 0.5 * size
+    assert predicted_dtype == dtype
+    assert size > 0
     assert meant.found[1] == [*predicted, ((0,), torch.uint8)]
 
 

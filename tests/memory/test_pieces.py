@@ -3,6 +3,7 @@ data are, with the results and gradients of PyTorch."""
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import lowtide as lt
-from lowtide.memory.measure import measure_peak
 from lowtide.pipeline.driver import BlockPlan
+from tests.memory.contract import asked_bytes, assert_budget_kept, assert_within_contract
 from tests.quickly import compile_quickly
-
-SLACK_BYTES = 8_000_000
 
 
 @pytest.fixture(autouse=True)
@@ -119,9 +118,7 @@ def test_predictions_are_close_whatever_the_data_are(name: str, grad: bool) -> N
 
     call()
     predicted = compiled.memory(x).peak_bytes
-    measured = min(measure_peak(call, release=lt.empty_cache)[0].peak_bytes for _ in range(2))
-    assert measured <= predicted + (1 << 18)
-    assert predicted <= 1.1 * measured + SLACK_BYTES
+    assert_within_contract(asked_bytes(call), predicted, library_ops=False)
 
 
 @pytest.mark.parametrize("name", ["mixed", "columns with zeros"])
@@ -142,8 +139,8 @@ def test_budgets_are_kept(name: str) -> None:
         assert limited.memory(x).peak_bytes <= budget
         got, want = backward(limited, x), backward(scaled, x)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * want[1].abs().max().item())
-        found = [measure_peak(lambda: backward(limited, x), release=lt.empty_cache) for _ in "ab"]  # noqa: B023
-        assert min(peak.peak_bytes for peak, _ in found) <= budget + (1 << 18)
+        asked = asked_bytes(functools.partial(backward, limited, x))
+        assert_budget_kept(asked, budget, library_ops=False)
 
 
 def test_a_gradient_of_a_gradient_is_pytorchs() -> None:

@@ -1,8 +1,8 @@
-"""What `memory()` says and what a run takes: measured ≤ predicted ≤ 1.1 * measured + 8 MB.
+"""What `memory()` says and what a run asks for: the contract of `contract.py`, over the table in
+`cases`.
 
-Measured is what becomes resident, with PyTorch's allocator told to give back at once what is freed
-(`conftest`): else holes in the heap count too. The table is in `cases`. A few of it are fast; of
-the others that have gradients the call without is left to the long tests.
+A few of it are fast; of the others one in `EACH` runs every time, with gradients if it has any, and
+the rest are long tests.
 """
 
 from __future__ import annotations
@@ -15,32 +15,37 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.measure import can_measure_resident, measure_peak
 from lowtide.runtime.played_arena import PlayedArena
-from tests.memory import convolution_alone
-from tests.memory.calls import Call, measured_alone
-from tests.memory.cases import CASES, Case
+from tests.memory.calls import Call
+from tests.memory.cases import CASES, LIBRARY_OPS, Case
+from tests.memory.contract import asked_bytes, assert_within_contract
 
-ROOM_BYTES = 8_000_000
-NOISE_BYTES = 1 << 20  # what a thread's stack, a kernel's code and the like may take
 FAST = {
     "products_under_autocast",
     "pointwise", "transposed", "pairs", "low_then_up", "cross_entropy", "cumulative", "ordered",
     "smallest_k", "convolved_1d", "branch", "collected", "block", "unet",
 }  # fmt: skip
 
+EACH = 3
 ONLY_PLAIN = {"gru_of_little"}  # a minute with gradients
 
-pytestmark = pytest.mark.skipif(not can_measure_resident(), reason="needs Linux's /proc")
+# The C++ of `unique(dim=…)` sorts in memory of malloc; a loop of small ops has many nodes of
+# autograd there. Both are in the prediction.
+COUNTS_MALLOC = pytest.mark.xfail(
+    reason="predicts memory that is asked of no allocator", strict=True
+)
 
 
 def variants() -> list[Any]:
     found: list[Any] = []
-    for case in CASES:
+    for index, case in enumerate(CASES):
         for grad in (False, True) if case.grad else (False,):
             marks = [] if case.name in FAST else [pytest.mark.slow]
-            if case.grad and case.name not in FAST and grad == (case.name in ONLY_PLAIN):
+            is_usual = not case.grad or grad != (case.name in ONLY_PLAIN)
+            if case.name not in FAST and not (is_usual and index % EACH == 0):
                 marks.append(pytest.mark.long)
+            if (case.name, grad) in {("distinct_rows", False), ("gru_of_little", True)}:
+                marks.append(COUNTS_MALLOC)
             name = f"{case.name}-{'grad' if grad else 'plain'}"
             found.append(pytest.param(case, grad, id=name, marks=marks))
     return found
@@ -54,11 +59,8 @@ def test_there_are_enough() -> None:
 def test_the_peak_is_as_predicted(case: Case, grad: bool) -> None:
     call = Call(case, grad)
     plan = call.predicted()
-    measured = call.measured()
-    if measured > plan.peak_bytes + NOISE_BYTES:
-        measured = min(measured, measured_alone(case, grad))
-    assert measured <= plan.peak_bytes + NOISE_BYTES, str(plan)
-    assert plan.peak_bytes <= 1.1 * measured + ROOM_BYTES, str(plan)
+    is_library = case.name in LIBRARY_OPS
+    assert_within_contract(call.asked(), plan.peak_bytes, library_ops=is_library, detail=plan)
 
 
 def test_meta_and_fake_tensors() -> None:
@@ -91,28 +93,6 @@ def test_meta_and_fake_tensors_for_a_module(grad: bool) -> None:
         assert compiled.memory(fake).peak_bytes == known
 
 
-def points_and_steps() -> list[Any]:
-    """(channels, made, kernel, stride, does the input require a gradient)."""
-    shapes = [(3, 8), (5, 8), (8, 8), (24, 24)]
-    kernels = [(1, 1), (1, 2), (3, 2), (4, 4)]
-    return [(*s, *k, g) for s in shapes for k in kernels for g in (True, False)]
-
-
-@pytest.mark.parametrize(
-    ("channels", "made", "kernel", "stride", "wants_input"), points_and_steps()
-)
-def test_convolutions_at_points_and_in_steps(
-    channels: int, made: int, kernel: int, stride: int, wants_input: bool
-) -> None:
-    """oneDNN reads them in other layouts than it reads others."""
-    which = channels, made, kernel, stride, wants_input
-    measured, predicted = convolution_alone.peaks(*which)
-    if measured > predicted + NOISE_BYTES // 2:
-        measured = min(measured, convolution_alone.measured_alone(*which))
-    assert measured <= predicted + NOISE_BYTES // 2
-    assert predicted <= 1.1 * measured + 4_000_000
-
-
 def whole(x):
     return torch.fft.fft(x)
 
@@ -128,19 +108,14 @@ def back(x, length: int):
 @pytest.mark.parametrize("length", [300_000, 531_441, 159_953, 300_007])
 @pytest.mark.parametrize("there", [whole, real, back])
 def test_transforms_of_long_lines(length: int, there: Any) -> None:
-    """MKL works beside the line; where its length has large factors, on much longer ones."""
+    """MKL works beside the line, in memory of its own; other libraries need other amounts."""
     dtype = torch.float32 if there is real else torch.complex64
     x = torch.rand(length // 2 + 1 if there is back else length, dtype=dtype)
     args = (x, length) if there is back else (x,)
     compiled = lt.script(there)
     compiled(*args)
-    measured = min(
-        measure_peak(lambda: compiled(*args), release=lt.empty_cache)[0].peak_bytes
-        for _ in range(2)
-    )
-    predicted = compiled.memory(*args).peak_bytes
-    assert measured <= predicted + NOISE_BYTES // 2
-    assert predicted <= 1.1 * measured + ROOM_BYTES
+    asked = asked_bytes(lambda: compiled(*args))
+    assert_within_contract(asked, compiled.memory(*args).peak_bytes, library_ops=True)
 
 
 def test_the_formula_is_the_peak() -> None:

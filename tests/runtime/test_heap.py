@@ -258,18 +258,3 @@ def test_what_is_resident_is_this_process() -> None:
     x = torch.ones(64 * MB // 4)  # mapped, whatever holes there are
     assert libc.resident_bytes() - before > 48 * MB
     del x
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc")
-def test_a_hole_goes_back() -> None:
-    if not libc.keeps_holes():
-        pytest.skip("needs glibc")
-    rows = [torch.ones(16_000) for _ in range(2_000)]  # 64 KB each: never mapped alone
-    start = libc.resident_bytes()
-    trimmer = Trimmer(most_bytes=0, growth_bytes=MB)  # whatever the heap has room for
-    del rows[::2]
-    kept = torch.ones(100_000)
-    trimmer.check()
-    assert start - libc.resident_bytes() > 40 * MB
-    assert len(rows) == 1_000
-    assert kept.sum() == 100_000

@@ -30,6 +30,7 @@ import torch
 import lowtide as lt
 from tests.memory.calls import tensors
 from tests.memory.cases import CASES, Case
+from tests.memory.contract import with_room
 from tests.simulated.__main__ import variables_or_exit
 
 TOGETHER = 8  # programs in one process
@@ -72,7 +73,7 @@ class Row:
             return
         if self.requested > self.predicted + ROUNDED:
             yield f"needs {self.requested / MB:.3f} MB, predicted {self.predicted / MB:.3f}"
-        if self.predicted > 1.1 * self.allocated + 8 * MB:
+        if self.predicted > with_room(self.allocated):
             yield f"predicted {self.predicted / MB:.2f} MB, has {self.allocated / MB:.2f}"
         if self.left:
             yield f"leaves {self.left:,} bytes"

@@ -1,15 +1,7 @@
-"""What calls of several graphs take on the heap as it comes, in a process that does nothing else.
-
-`python -m tests.memory.promised_alone` prints, of each, the predicted peak and the largest of three
-measured ones, in bytes; then the same within the least budget that there is, and one half way from
-it to the peak, and, as `asked` 0, where nobody asks for the prediction: there it is the budget.
-Nothing is said to the C library about what it keeps of freed memory.
-"""
+"""Programs of several graphs, and what their calls ask for."""
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -18,8 +10,7 @@ import torch._dynamo
 from torch import Tensor, nn
 
 import lowtide as lt
-from lowtide.memory.measure import measure_peak
-from tests.quickly import compile_quickly
+from tests.memory.contract import asked_bytes
 
 
 def in_a_loop(x: Tensor) -> Tensor:
@@ -109,8 +100,8 @@ def cumulated(x: Tensor) -> Tensor:
 
 def measured(
     compiled: Any, leaves: Sequence[Tensor], *args: Any, asks: bool = True, **kwargs: Any
-) -> dict[str, int]:
-    """Predicted, and then measured. `leaves`: whose gradients do not stay from step to step."""
+) -> tuple[int, int]:
+    """Predicted, and then asked for. `leaves`: whose gradients do not stay from step to step."""
     predicted = compiled.memory(*args, **kwargs).peak_bytes if asks else 0
 
     def step() -> None:
@@ -118,12 +109,17 @@ def measured(
         if result.requires_grad:
             result.backward(torch.ones_like(result))
 
-    peaks: list[int] = []
-    for _ in range(4):
-        peaks.append(measure_peak(step, release=lt.empty_cache)[0].peak_bytes)
+    def forget() -> None:
         for leaf in leaves:
             leaf.grad = None
-    return {"predicted": predicted, "measured": max(peaks[1:])}  # the first call compiles
+
+    step()  # compiles
+    forget()
+    asked: list[int] = []
+    for _ in range(2):
+        asked.append(asked_bytes(step))
+        forget()
+    return predicted, max(asked)
 
 
 def outside_too(x: Tensor) -> Tensor:
@@ -132,51 +128,12 @@ def outside_too(x: Tensor) -> Tensor:
     return outside(y).cumsum(0)
 
 
-def budgets(program: Callable[[Tensor], Tensor], x: Tensor) -> list[tuple[str, int, bool]]:
-    """By name: those that the program is measured within, and whether anybody asks."""
+def budgets(program: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, int]:
+    """The least that there is, and half way from it to the peak."""
     torch._dynamo.reset()
     most = cast("Any", lt.compile(program)).memory(x).peak_bytes
     try:
         cast("Any", lt.compile(program, budget=1)).memory(x)
     except lt.BudgetError as refused:
-        least = refused.least_bytes
-    else:
-        raise AssertionError(program.__name__)
-    half = (least + most) // 2
-    name = program.__name__
-    rows = [(f"{name}, least", least, True), (f"{name}, half", half, True)]
-    return rows if program is outside_too else [*rows, (f"{name}, not asked", half, False)]
-
-
-def main() -> None:
-    torch.manual_seed(0)
-    found: dict[str, dict[str, int]] = {}
-    for program in PROGRAMS:
-        x = torch.rand(1024, 1024, requires_grad=True)
-        found[program.__name__] = measured(lt.compile(program), [x], x)
-    net = Net()
-    x = torch.rand(2048, 512)
-    found["Net"] = measured(lt.compile(net), list(net.parameters()), x, scales={"one": 2.0})
-    step = Step()
-    found["Step"] = measured(lt.compile(step), list(step.parameters()), x)
-    for program in (two, outside_too):
-        x = torch.rand(1024, 1024, requires_grad=True)
-        for name, budget, asks in budgets(program, x):
-            torch._dynamo.reset()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # asks for it
-                row = measured(lt.compile(program, budget=budget), [x], x, asks=asks)
-            found[name] = row if asks else {"measured": row["measured"], "predicted": budget}
-    for name, hook in (("plain", cumulated), ("compiled", lt.compile(cumulated))):
-        for stays in (False, True):
-            torch._dynamo.reset()
-            x = torch.rand(1024, 1024, requires_grad=True)
-            compiled = lt.compile(with_hook, budget=30 * x.nbytes // 4)
-            row = measured(compiled, [] if stays else [x], x, hook)
-            found[f"{name} hook, gradients that {'stay' if stays else 'go'}"] = row
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    compile_quickly()
-    main()
+        return refused.least_bytes, (refused.least_bytes + most) // 2
+    raise AssertionError(program.__name__)
