@@ -100,7 +100,6 @@ def test_gradients_that_python_has_given_are_not_added_in_place() -> None:
     x.grad = None
     predicted = compiled.memory(x).peak_bytes
     assert_within_contract(asked, predicted, library_ops=False)
-    assert predicted <= asked + 4 * MB
 
 
 def test_the_peak_has_the_holes_of_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
