@@ -17,7 +17,8 @@ LIBRARY_OPS = {
     "convolved_twice_with_channels_last", "convolved_up_in_halves",
     "convolved_up_with_channels_last", "frequencies", "frequencies_and_back", "groups of channels",
     "gru", "gru_of_little", "inverse", "larger", "larger_nearest", "least_squares", "lstm",
-    "lstm_deep", "lstm_double", "lstm_of_one", "own_vectors", "products_under_autocast", "sdpa",
+    "lstm_deep", "lstm_double", "lstm_of_one", "middle_columns", "own_vectors",
+    "products_under_autocast", "sdpa",
     "singular", "singular_parts", "smaller", "solved", "solved_by_its_root", "transformer layer",
     "unet",
 }  # fmt: skip

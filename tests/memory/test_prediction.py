@@ -18,7 +18,7 @@ from lowtide.memory.ledger import Ledger
 from lowtide.runtime.played_arena import PlayedArena
 from tests.memory.calls import Call
 from tests.memory.cases import CASES, LIBRARY_OPS, Case
-from tests.memory.contract import asked_bytes, assert_within_contract
+from tests.memory.contract import asked_bytes, assert_budget_kept, assert_within_contract
 
 FAST = {
     "products_under_autocast",
@@ -108,14 +108,14 @@ def back(x, length: int):
 @pytest.mark.parametrize("length", [300_000, 531_441, 159_953, 300_007])
 @pytest.mark.parametrize("there", [whole, real, back])
 def test_transforms_of_long_lines(length: int, there: Any) -> None:
-    """MKL works beside the line, in memory of its own; other libraries need other amounts."""
+    """MKL works beside the line, in memory of malloc that is predicted, too: there is no more."""
     dtype = torch.float32 if there is real else torch.complex64
     x = torch.rand(length // 2 + 1 if there is back else length, dtype=dtype)
     args = (x, length) if there is back else (x,)
     compiled = lt.script(there)
     compiled(*args)
     asked = asked_bytes(lambda: compiled(*args))
-    assert_within_contract(asked, compiled.memory(*args).peak_bytes, library_ops=True)
+    assert_budget_kept(asked, compiled.memory(*args).peak_bytes, library_ops=True)
 
 
 def test_the_formula_is_the_peak() -> None:
