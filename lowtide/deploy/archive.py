@@ -10,6 +10,7 @@ bytes. Tensors are stored, text is deflated. A path is written beside itself, th
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -43,9 +44,15 @@ _END_MAGIC: Final = b"PK\5\6"
 def write(f: Target, entries: Iterable[tuple[str, Content]]) -> None:
     """Writes all entries. A path is replaced only once the whole file is there."""
     if not isinstance(f, str | os.PathLike):
+        if not callable(getattr(f, "write", None)):
+            raise TypeError(f"lt.save takes a path or a binary file, not {f!r}")
         _write_zip(f, entries)
         return
     path = os.path.abspath(os.fspath(cast("str", f)))
+    if not os.path.isdir(os.path.dirname(path)):
+        raise FileNotFoundError(errno.ENOENT, "the folder of the file does not exist", str(f))
+    if not str(f) or os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(f))
     handle, temporary = tempfile.mkstemp(prefix=".lowtide-", dir=os.path.dirname(path))
     try:
         with os.fdopen(handle, "wb") as file:

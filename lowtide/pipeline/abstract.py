@@ -158,6 +158,8 @@ def raw(x: Abs, computes: bool = False) -> Any:
         dtype = x.value.dtype
         if dtype is dtypes.boolean or not (computes or dtype.is_float):
             raise Unsupported("a number or truth that is another one in each iteration")
+    if isinstance(x.value, complex):
+        raise Unsupported("a complex number")
     return x.value
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import io
 import os
+import re
 import traceback
 import warnings
 import zipfile
@@ -677,3 +678,15 @@ def test_special_methods_are_no_entry_points(tmp_path: Path) -> None:
     lt.save(scripted, tmp_path / "words.lt")
     loaded: Any = lt.load(tmp_path / "words.lt")
     assert [loaded(w) for w in ("a", "b")] == [2, 0]
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    made = lt.script(torch.nn.Linear(2, 2))
+    missing = tmp_path / "missing" / "model.lt"
+    with pytest.raises(FileNotFoundError, match=r"folder .* does not exist.*missing"):
+        lt.save(made, missing)
+    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
+        lt.save(made, tmp_path)
+    with pytest.raises(TypeError, match="a path or a binary file, not None"):
+        lt.save(made, None)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())

@@ -142,3 +142,13 @@ def test_a_backend_error_is_the_users_to_see() -> None:
     backend.use(failing)
     with faults.strict(False), pytest.raises(lt.BackendError, match="kept"):
         lt.script(mismatch)(torch.rand(40), torch.rand(40))
+
+
+@pytest.mark.filterwarnings("error")
+def test_complex_constants_are_pytorchs() -> None:
+    def turned(a, b):
+        return torch.exp(1j * (a * b)), (a + 1j).abs() * 2
+
+    a, b = torch.rand(4), torch.rand(4)
+    for got, want in zip(lt.script(turned)(a, b), turned(a, b), strict=True):
+        torch.testing.assert_close(got, want)
