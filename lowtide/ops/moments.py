@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.ir.dtypes import DType
 from lowtide.ops.extremes import require_elements
 from lowtide.ops.operands import (
     INF,
@@ -21,10 +22,11 @@ from lowtide.ops.operands import (
     dims_of,
     require_float,
     to_float,
+    wide_on,
 )
 from lowtide.ops.reductions import (
     count,
-    mean_over,
+    divide_by_count,
     merge_index,
     reduce_over,
     reduced_shape,
@@ -40,11 +42,17 @@ from lowtide.texpr.index import Index, as_index
 def variance(
     b: Builder, x: Val, dims: Sequence[int], keepdim: bool, correction: float, root: bool
 ) -> tuple[Val, Val]:
-    """Variance (or its root) and mean over dims, in the dtype of x."""
+    """Variance (or its root) and mean over dims, in the dtype of x. Of f32 it is taken in f64 on
+    the CPU, as PyTorch's is: squares of 1e30 are finite, and a mean of 1e5 takes no digits away."""
     require_float(x)
-    within = compute(x.dtype)
-    mean = mean_over(b, x, dims, True, within)
+    within = wide_on(b, x.dtype)
     n = count(x, dims)
+
+    def mean_in(kept: bool, dtype: DType) -> Val:
+        finish = divide_by_count(b, x, dims)
+        return reduce_over(b, x, dims, kept, "sum", within=within, result=dtype, finish=finish)
+
+    mean = mean_in(True, within)
 
     def finish(total: Term) -> Term:
         size = Term(b, b.cast(b.at(n), within))
@@ -58,7 +66,7 @@ def variance(
     spread = reduce_over(
         b, x, dims, keepdim, "sum", within=within, result=x.dtype, term=squared, finish=finish
     )
-    return spread, mean_over(b, x, dims, keepdim, x.dtype)
+    return spread, mean_in(keepdim, x.dtype)
 
 
 # name → (the root of it, the mean too)

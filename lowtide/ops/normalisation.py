@@ -26,6 +26,7 @@ from lowtide.ops.operands import (
     require_float,
     same_dtype,
     size_list,
+    wide_on,
 )
 from lowtide.ops.reductions import mean_over, reduce_over
 from lowtide.ops.registry import Lower, add_op, op
@@ -235,7 +236,7 @@ def _batch_statistics(
     """Mean and reciprocal root of (variance + eps) of each channel, in the compute dtype. What the
     running mean and variance become is written. Sums of f32 are f64 on the CPU, as PyTorch's."""
     within = compute(x.dtype)
-    wide = dtypes.f64 if x.dtype is dtypes.f32 and b.device.type == "cpu" else within
+    wide = wide_on(b, x.dtype)
     dims = [0, *range(2, x.ndim)]
     n = product(x.shape[d] for d in dims)
     if not b.at_least(n, 2) or not b.at_least(x.shape[1], 1):

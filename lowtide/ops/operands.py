@@ -130,6 +130,11 @@ def compute(dtype: DType) -> DType:
     return dtypes.u8 if dtype is dtypes.boolean else dtypes.BY_NAME[dtype.compute]
 
 
+def wide_on(b: Builder, dtype: DType) -> DType:
+    """Where PyTorch takes moments: those of f32 in f64 on the CPU, else in the compute dtype."""
+    return dtypes.f64 if dtype is dtypes.f32 and b.device.type == "cpu" else compute(dtype)
+
+
 def from_torch(dtype: torch.dtype) -> DType:
     """The record of a torch dtype; raises Unsupported for complex, int16, ..."""
     found = dtypes.from_torch(dtype)

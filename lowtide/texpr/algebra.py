@@ -1,6 +1,8 @@
 """Local rewrites of expressions: constants folded, neutral elements dropped, short sums unrolled.
 
-In and out: an expression of the same value. Float rules keep NaN, infinity and signed zero.
+In and out: an expression of the same value, bit for bit. Sums that are written out are rounded
+otherwise: a product that is added by `fma` is not rounded by itself. What a rewrite may change is
+in docs/ARCHITECTURE.md, "Rewrites and what they may change".
 
     sum[c:2](mul(a[i, c], b[j, c]))  ->  fma(a[i,1], b[j,1], mul(a[i,0], b[j,0]))
 """
@@ -91,6 +93,8 @@ def _rule(node: Expr) -> Expr | None:
 
 
 def _apply(node: Apply) -> Expr | None:
+    """Constants folded as their dtype computes: ints wrap around, floats are rounded after each
+    operation. `x * 1` and `x / 1` are x, NaN and -0 too; `x + 0` only of ints, for -0 + 0 is 0."""
     if all(isinstance(a, Const) for a in node.args) and node.fn in _FOLD:
         value = _FOLD[node.fn](*(a.value for a in node.args if isinstance(a, Const)))
         return ex.const(value, node.dtype)  # wraps, or rounds, as the dtype does
@@ -109,6 +113,7 @@ def _apply(node: Apply) -> Expr | None:
 
 
 def _cast(node: Cast) -> Expr | None:
+    """Constants cast as the kernel would, and casts through a dtype that loses nothing left out."""
     arg = node.arg
     if isinstance(arg, Const):
         if node.dtype.is_float:
@@ -143,6 +148,7 @@ def _reduce(node: Reduce) -> Expr | None:
 
 
 def _unroll(node: Reduce) -> Expr | None:
+    """The terms one after the other; of floats the order of addition is the kernel's choice."""
     extents = [a.extent.const for a in node.axes]
     known = [e for e in extents if e is not None]
     if len(known) < len(extents):
@@ -201,6 +207,7 @@ def work(body: Expr) -> int:
 
 
 def _combined(fn: str, terms: Sequence[Expr]) -> Expr:
+    """`fma` adds a product unrounded: within the bound of the sum, and never less finite."""
     total = terms[0]
     for term in terms[1:]:
         if fn == "sum" and term.dtype.is_float and isinstance(term, Apply) and term.fn == "mul":

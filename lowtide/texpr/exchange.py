@@ -8,7 +8,9 @@ Out: the definitions; a sum over j of products with a sum over c reads a known s
     d[i]    = sum[j](q[i, j] * p[i, j])     ->   d[i] = sum[c](g[i, c] * o[i, c])
 
 This is what the gradient of softmax(s) @ v needs of each row: without it, all pairs once more. Only
-in f32 and f64, where o has no less digits than q.
+for the weights p of a softmax (`texpr/softmax`): o is then at most n times the largest v, and what
+vanishes in it is small beside that. Where all p may be tiny, as in a kernel mean, g is large and o
+vanishes where d does not. And only in f32 and f64, where o has no less digits than q.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Long reductions with few results, in two steps: for machines that need many independent tasks.
 
 In:  a normalised `Program`. Out: the same, where each such reduction is first taken of parts.
-Always: an extreme stays the first of equals; parts of half precision are kept in single.
+Always: an extreme stays the first of equals; parts of half precision are kept in single; of sums
+only the order of addition changes.
 
     r = sum[i, j](f(d[i, j]))      p[i] = sum[j](f(d[i, j]))            an axis after the other, or
                               ->   r    = sum[i](p[i])

@@ -10,6 +10,7 @@ Out: the sum over the places of the window, or over those that divide.
     sum[k:3](select((y - k) % 2 == 0 and ..., g[clamp((y - k) // 2, n)] * w[k], 0))
     -> sum[m:2](select(2*m + y%2 < 3 and ..., g[clamp(y//2 - m, n)] * w[clamp(2*m + y%2, 3)], 0))
 
+The terms left out are 0 by their condition, so nothing changes but the order of addition.
 So the gradient of a convolution with a stride, and a transposed one however it is written, take the
 terms that there are. What is divided here is an axis of its own afterwards (`phases`).
 """

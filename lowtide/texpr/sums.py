@@ -6,7 +6,8 @@ In, out: an expression, and definitions that nobody else reads.
     x[y]    = sum[k](select(y >= k, t[y - k, k], 0))  ->                  g[o, y - k] * w[o, k], 0))
 
 So the gradient of an image is a convolution, and no columns are stored. A sum that is read at plain
-axes is left to fusion, which has both in one kernel as they are.
+axes is left to fusion, which has both in one kernel as they are. Only the order of addition
+changes.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ of the result and of factors that know its columns.
     dh[i, j] = sum[k](a[i, k] * u[j, k]          p0[i, j] = sum[k](a[i, k] * u[j, k])
                     + b[i, k] * v[j, k])    ->   p1[i, j] = sum[k](b[i, k] * v[j, k])
                                                  dh[i, j] = p0[i, j] + p1[i, j]
+
+Only the order of addition changes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ Out: which sums may be kept at the scale of the running maximum `m`, and the fac
     l = sum[j](exp(s - m) * g)    ->        l = l * exp(old - m) + sum of exp(s - m) * g
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018. The maximum is
--inf while only -inf was seen; then nothing was added yet, and 0 is used in its place.
+-inf while only -inf was seen; then nothing was added yet, and 0 is used in its place. Weights are
+at most 1 at any moment: sums overflow only where a |g| is above the largest float over n.
 """
 
 from __future__ import annotations

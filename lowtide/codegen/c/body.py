@@ -209,11 +209,15 @@ class Body:
         self.names.library.update(dict.fromkeys(pw.uses(e.fn, dtype)))
         if e.fn == "floordiv" and dtype.is_float:
             self.names.floordivs.add(pw.REGISTER[dtype.name])
-        if e.fn == "div" and e.free and not e.args[1].free and not isinstance(e.args[1], Const):
+        if e.fn == "div" and self.nest.vector in e.free and self._is_unknown_number(e.args[1]):
             return self._quotient(e, point)
         return self._lanes_compared(e, point) or pw.call(
             e.fn, dtype, [self.value(a, point) for a in e.args]
         )
+
+    def _is_unknown_number(self, e: Expr) -> bool:
+        """The same for all points, and only the run knows what."""
+        return not e.free and not isinstance(e, Const)
 
     def _quotient(self, e: Apply, point: Point) -> str:
         """A quotient by one divisor for all points, to the bit: sizes have square roots such as 8,
