@@ -7,7 +7,7 @@ interpreter   Triton's interpreter   the same kernels on CPU tensors, to check t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.normalise import normalise
 from lowtide.texpr.terms import products_apart
 from lowtide.tile.group import group
+from lowtide.tile.summation import two_orders
 from lowtide.tile.target import BLOCK_TILINGS, TILINGS
 
 CPU, CUDA, INTERPRETER = "cpu", "cuda", "interpreter"
@@ -37,13 +38,16 @@ class Kind:
         return tuple(TILINGS if self.machine == CPU else BLOCK_TILINGS)
 
 
-def fused(program: Program, hints: Mapping[str, int], kind: Kind) -> Fusion:
-    """A Program in groups, not planned yet; `hints` are likely sizes."""
+def fused(
+    program: Program, hints: Mapping[str, int], kind: Kind, once: Set[str] = frozenset()
+) -> Fusion:
+    """A Program in groups, not planned yet; `hints` are likely sizes. `once`: what no second kernel
+    may compute again."""
     apart = kind.machine != CPU
     normal = normalise(program, hints)
     if apart:
         normal = products_apart(in_two_steps(normal, hints), hints)
-    groups = group(normal, hints, torch.get_num_threads(), apart=apart)
+    groups = group(normal, hints, torch.get_num_threads(), apart=apart, once=once)
     return Fusion(program=program, normal=normal, groups=groups)
 
 
@@ -56,9 +60,14 @@ def executable(
     moving: Iterable[str] = (),
     updated: Mapping[str, str] | None = None,
 ) -> Executable:
-    """A fused Program as kernels; see `Executable`."""
+    """A fused Program as kernels; see `Executable`. A sum that several of them would add up in
+    different orders is stored."""
     if kind.machine == CPU:
-        return HostExecutable(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
+        made = HostExecutable(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
+        if differing := two_orders(made.plans, fusion.groups):
+            fusion = fused(fusion.program, hints, kind, once=differing)
+            made = HostExecutable(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
+        return made
     from lowtide.codegen.triton.executable import BlockExecutable  # few programs need it
 
     return BlockExecutable(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)

@@ -16,7 +16,7 @@ image processing and deep learning in Halide", 2018).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lowtide.errors import UNKNOWN_LOC, Loc
@@ -288,8 +288,14 @@ def recording(forward: Program, diff: Differentiation, saved: Collection[str]) -
             outputs=[*forward.outputs, *extra],
             checks=list(forward.checks),
             equalities=list(forward.equalities),
+            again=_sums(diff.defs, {*forward.outputs, *saved}),
         )
     )
+
+
+def _sums(defs: Mapping[str, Def], at_hand: Container[str]) -> frozenset[str]:
+    """What the backward pass adds up again, where it needs that."""
+    return frozenset(n for n, d in defs.items() if d.is_rounded and n not in at_hand)
 
 
 def backward(
@@ -323,6 +329,7 @@ def backward(
         delays={**_delays(diff), **cots.delays},
         defs=ex.ordered({**forward, **cots.defs}),
         outputs=[*filter(None, gradients.values()), *scattered],
+        again=_sums(forward, ()),
     )
     return Backward(program=ex.pruned(program), gradients=gradients, scatters=tuple(cots.scatters))
 

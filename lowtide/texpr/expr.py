@@ -246,6 +246,12 @@ class Def:
         return tuple(a.extent for a in self.axes)
 
     @property
+    def is_rounded(self) -> bool:
+        """Does its value depend on the order in which its terms are combined?"""
+        e = self.expr
+        return isinstance(e, Reduce) and e.fn in ("sum", "prod") and e.dtype.is_float
+
+    @property
     def adds_to(self) -> str:
         """The tensor that it is added to, "" if it is a value."""
         return self.expr.place.source if isinstance(self.expr, AddAt) else ""
@@ -293,7 +299,8 @@ class Program:
 
     `outputs` are what is asked for, also what is only added to one of them (`AddAt`). `checks`
     names bool scalars that must come out true (data-dependent indices in bounds); `equalities` are
-    pairs of sizes, with a message, to be compared before the run."""
+    pairs of sizes, with a message, to be compared before the run. `again`: float sums that another
+    Program computes, too, in the same order (`tile/summation`)."""
 
     inputs: dict[str, Input] = field(default_factory=dict[str, Input])
     delays: dict[str, Delay] = field(default_factory=dict[str, Delay])
@@ -303,6 +310,7 @@ class Program:
     equalities: list[tuple[Index, Index, str]] = field(
         default_factory=list[tuple[Index, Index, str]]
     )
+    again: frozenset[str] = frozenset()
 
     def additions(self, to: Container[str]) -> list[str]:
         """Definitions that are added to these values."""
@@ -323,7 +331,7 @@ class Program:
         user's files included."""
         return (
             tuple(self.inputs.values()), tuple(self.delays.values()), tuple(self.defs.values()),
-            tuple(self.outputs), tuple(self.checks), tuple(self.equalities),
+            tuple(self.outputs), tuple(self.checks), tuple(self.equalities), self.again,
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -25,17 +25,16 @@ from lowtide.texpr.algebra import at_indices, simplify
 from lowtide.texpr.along_memory import along_memory
 from lowtide.texpr.borders import with_borders
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter, Select
+from lowtide.texpr.few_elements import few_elements
 from lowtide.texpr.index import (
-    Atom,
     Axis,
     FloorDiv,
-    Index,
     Mod,
     as_index,
     deep_atoms,
     numbered,
 )
-from lowtide.texpr.moved import OffAxes, axes_of, is_costly_at, is_whole
+from lowtide.texpr.moved import OffAxes, is_costly_at
 from lowtide.texpr.narrow import narrowed
 from lowtide.texpr.phases import in_phases
 from lowtide.texpr.sizes import elements, points
@@ -56,7 +55,7 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     room += sum(points(d.axes, hints) for d in current if d.name in roots and not d.adds_to)
     current, bordered = with_borders(split_axes(_inlined(current, roots, hints, room, added_to)))
     current = _extracted(current, added_to)
-    current = _cloned(current, roots, hints, bordered, room, added_to)
+    current = _few_elements(current, roots, hints, bordered, room, added_to)
     current = [in_order(d) for d in split_axes(current)]
     if not program.delays:  # steps come first in what is carried
         strides = {n: i.strides for n, i in program.inputs.items()}
@@ -69,6 +68,7 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
         outputs=program.outputs,
         checks=program.checks,
         equalities=program.equalities,
+        again=program.again,
     )
 
 
@@ -272,10 +272,10 @@ def _over_numbers(e: Expr, axes: Sequence[Axis]) -> Expr:
     return at_indices(e, {a: as_index(numbered(k, a.extent)) for k, a in enumerate(axes)})
 
 
-# ---- a reduction read at a few places only is computed there -----------------------------------
+# ---- a reduction that is read at a few places only is not stored for them ----------------------
 
 
-def _cloned(
+def _few_elements(
     defs: list[Def],
     roots: Mapping[str, None],
     hints: Mapping[str, int],
@@ -283,85 +283,11 @@ def _cloned(
     room: int,
     added_to: Set[str],
 ) -> list[Def]:
-    """`logits[n, target[n]]`: n dot products instead of a stored n × v matrix. A product of which
-    disjoint parts are read (the gates of an LSTM) is these parts."""
+    """What is read at other than plain axes, written in; then see `few_elements`."""
     defs = _live({d.name: d for d in defs}, roots)
     kept = kept | added_to
     free = {d.name: d for d in defs if d.name not in kept}
     written = _live({d.name: d for d in defs}, roots, OffAxes(free, roots, hints, room))
     # A sum that has lost a factor by that is no longer alone.
     written = _extracted(written, added_to)
-    large = {d.name for d in written if points(d.axes, hints) > room}
-    by_name = {
-        d.name: d
-        for d in written
-        if d.name not in kept and large.isdisjoint(load.source for load in ex.loads(d.expr))
-    }  # two parts of a sum over pairs would read stored ones
-    parts = {
-        name: list(found.values())
-        for name, found in _read_parts(written).items()
-        if name not in roots and name in by_name and isinstance(by_name[name].expr, Reduce)
-    }
-    apart = {n for n, found in parts.items() if _are_apart(by_name[n], found, hints)}
-    few = {n for n, found in parts.items() if _are_few(by_name[n], found, hints)}
-    result: list[Def] = []
-    made: dict[tuple[str, tuple[Index, ...]], str] = {}
-    for d in written:
-
-        def visit(node: Expr) -> Expr | None:
-            if not isinstance(node, Load) or node.source not in parts:
-                return None
-            producer = by_name[node.source]
-            if node.source not in apart and (node.source not in few or is_whole(node, producer)):
-                return None
-            key = (node.source, _canonical(node))
-            if key not in made:
-                made[key] = f"{producer.name}at{len(result)}"
-                result.append(_part(made[key], producer, node))
-            return ex.load(made[key], [as_index(a) for a in axes_of(node)], node.dtype)
-
-        result.append(_renamed(d, Rewriter(visit)(d.expr)))
-    return result
-
-
-def _part(name: str, producer: Def, node: Load) -> Def:
-    """The elements of a reduction that one load reads."""
-    assert isinstance(producer.expr, Reduce)
-    fresh = {a: Axis(a.name, a.extent) for a in (*axes_of(node), *producer.expr.axes)}
-    moved = {a: as_index(b) for a, b in fresh.items()}
-    at = Rewriter(atoms=dict[Atom, Index](moved.items()))
-    index = [at.index(i) for i in node.index]
-    expr = at_indices(producer.expr, {**moved, **dict(zip(producer.axes, index, strict=True))})
-    axes = tuple(fresh[a] for a in axes_of(node))
-    return Def(name=name, axes=axes, expr=expr, loc=producer.loc, op=producer.op)
-
-
-def _read_parts(defs: list[Def]) -> dict[str, dict[tuple[Index, ...], Load]]:
-    """Which elements of each definition are read, each set of them once."""
-    known = {d.name for d in defs}
-    found: dict[str, dict[tuple[Index, ...], Load]] = {}
-    for d in defs:
-        for load in ex.loads(d.expr):
-            if load.source in known:
-                found.setdefault(load.source, {}).setdefault(_canonical(load), load)
-    return found
-
-
-def _are_apart(d: Def, parts: Sequence[Load], hints: Mapping[str, int]) -> bool:
-    """Are these several parts of one shape, that together are no more than the whole?"""
-    shapes = {tuple(a.extent for a in axes_of(load)) for load in parts}
-    total = len(parts) * points(axes_of(parts[0]), hints)
-    return len(parts) > 1 and len(shapes) == 1 and total <= points(d.axes, hints)
-
-
-def _are_few(d: Def, parts: Sequence[Load], hints: Mapping[str, int]) -> bool:
-    """Are the elements that are read at other than plain axes few, taken together?"""
-    off = [points(axes_of(load), hints) for load in parts if not is_whole(load, d)]
-    return sum(off) * 4 <= points(d.axes, hints)
-
-
-def _canonical(node: Load) -> tuple[Index, ...]:
-    """The index with axes that depend only on their order and extent."""
-    names = {a: as_index(numbered(k, a.extent)) for k, a in enumerate(axes_of(node))}
-    at = Rewriter(atoms=dict[Atom, Index](names.items()))
-    return tuple(at.index(i) for i in node.index)
+    return few_elements(written, {*roots, *kept}, hints, room)

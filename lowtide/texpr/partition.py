@@ -19,7 +19,8 @@ Where loops turn within a loop (`nests`), its step is a Program with delays, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -96,13 +97,23 @@ def partition(program: Program, hints: Mapping[str, int], level: int = 0) -> Par
         made = _Partition(_settled(_forwarded(split)), even, hints, level)
         left = (even.keys() & looped.keys()) - made.in_blocks - apart
         if not left:
-            return Parts(tuple(made.parts()), made.same)
+            return Parts(tuple(_alike(made.parts(), program.again)), made.same)
         apart |= left  # its parts are not alike after all
 
 
 def _loads(program: Program) -> dict[str, set[str]]:
     """What each definition reads."""
     return {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
+
+
+def _alike(parts: Sequence[Part | Loop], again: frozenset[str]) -> Sequence[Part | Loop]:
+    """The parts, each with what others add up, too, or the row of one step of that."""
+    made = [n.removesuffix(OF_STEP) for p in parts for n in p.program.defs]
+    several = again | {n for n, count in Counter(made).items() if count > 1}
+    for p in parts:
+        names = (n for n in p.program.defs if n.removesuffix(OF_STEP) in several)
+        p.program = replace(p.program, again=frozenset(names))
+    return parts
 
 
 class _Partition:

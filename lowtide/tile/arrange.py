@@ -83,8 +83,10 @@ class Arrangement:
         target: Target,
         name: str,
         in_loop: bool,
+        alike: Set[str] = frozenset(),
     ) -> None:
         self.name = name
+        self.alike = alike  # sums that other kernels compute, too: in this order
         self.in_loop = in_loop  # a step's values are no larger than what the loop carries
         self.hints = hints
         self.target = target
@@ -276,7 +278,8 @@ class Arrangement:
         everything = [*items, *self.local.values()]
         for item in everything:
             alike = [i for i in everything if self._side_by_side(i, item)]
-            item.vector = choose_vector(alike, self.ctx)
+            others = {a for i in alike if i.name in self.alike for a in i.over}
+            item.vector = choose_vector(alike, self.ctx, others)
         for item in everything:
             item.staged = choose_staged(item, self.ctx)
         return items
@@ -336,6 +339,8 @@ class Arrangement:
         for a in tiles:
             if heavy and all(a in i.over for i in self.all_items() if a in i.loops):
                 cut(a, self.target.reduced_tile)
+        for a in [a for i in self.all_items() if i.name in self.alike for a in i.over]:
+            cut(a, self.target.reduced_tile)
         for item in self.all_items():
             if is_register_tile(item, self.ctx):
                 self._few_lines([a for a in item.over if a in tiles], tiles)

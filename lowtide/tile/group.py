@@ -22,7 +22,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
 from lowtide.texpr.normalise import INLINE_NODES, inline
-from lowtide.texpr.sizes import likely
+from lowtide.texpr.sizes import elements, likely
 from lowtide.tile.apart import may_share
 from lowtide.tile.axes import (
     apart_axes,
@@ -85,16 +85,21 @@ class Group:
 
 
 def group(
-    program: Program, hints: Mapping[str, int], threads: int, apart: bool = False
+    program: Program,
+    hints: Mapping[str, int],
+    threads: int,
+    apart: bool = False,
+    once: Set[str] = frozenset(),
 ) -> list[Group]:
     """Merge greedily, twice: where nothing is lost or values of pairs would have to be stored, then
-    where a merge is merely possible. `apart`: what runs a tile keeps nothing for the next one."""
+    where a merge is merely possible. `apart`: what runs a tile keeps nothing for the next one;
+    `once`: what no second kernel may compute."""
     roots = set(program.outputs) | set(program.checks)
     shared = _shared(program, roots, 2 * threads, hints, apart)
     groups = [Group({d.name: d}) for d in program.defs.values() if d.name not in shared]
     for careful in (True, False):
         groups = _in_order(_merge_all(groups, shared, hints, careful), shared)
-    groups = _recomputed(groups, program, shared, roots, hints)
+    groups = _recomputed(groups, program, shared, roots | once, hints)
     full = [
         Group({n: _inlined(g.defs[n], shared) for n in _program_order(g, program)}) for g in groups
     ]
@@ -144,13 +149,12 @@ def _recomputed(
             d = made.get(name)
             if d is None or name in roots or not isinstance(d.expr, Reduce):
                 continue
-            if _elements(d.shape, hints) <= shared.held or len(_large_axes(own_axes(d), hints)) < 2:
+            if elements(d.shape, hints) <= shared.held or len(_large_axes(own_axes(d), hints)) < 2:
                 continue
-            copy = Def(name=name + AGAIN, axes=d.axes, expr=d.expr, loc=d.loc, op=d.op)
-            reader = Group(
-                {n: _reading(_inlined(m, shared), name, copy.name) for n, m in g.defs.items()}
-            )
-            merged = _merged(Group({copy.name: copy}), reader, shared, hints, careful=False)
+            again = name + AGAIN
+            copy = Group({again: Def(name=again, axes=d.axes, expr=d.expr, loc=d.loc, op=d.op)})
+            defs = {n: _reading(_inlined(m, shared), name, again) for n, m in g.defs.items()}
+            merged = _merged(copy, Group(defs), shared, hints, careful=False)
             if merged is not None:
                 g = merged
         result.append(g)
@@ -159,13 +163,9 @@ def _recomputed(
 
 def elements_held(program: Program, roots: set[str], hints: Mapping[str, int]) -> int:
     """The elements of all inputs and outputs."""
-    inputs = sum(_elements(i.shape, hints) for i in program.inputs.values())
+    inputs = sum(elements(i.shape, hints) for i in program.inputs.values())
     made = (program.defs[n] for n in roots if n in program.defs)
-    return inputs + sum(_elements(d.shape, hints) for d in made if not d.adds_to)
-
-
-def _elements(shape: tuple[Index, ...], hints: Mapping[str, int]) -> int:
-    return math.prod(likely(size, hints) for size in shape)
+    return inputs + sum(elements(d.shape, hints) for d in made if not d.adds_to)
 
 
 def _reading(d: Def, old: str, new: str) -> Def:
@@ -226,7 +226,7 @@ def _shared(
     program: Program, roots: set[str], tasks: int, hints: Mapping[str, int], apart: bool
 ) -> Shared:
     held = elements_held(program, roots, hints)
-    large = (d for d in program.defs.values() if _elements(d.shape, hints) > held)
+    large = (d for d in program.defs.values() if elements(d.shape, hints) > held)
     strides = memory_strides(program.inputs, program.defs)
     found = Shared(tasks, held, {d.name for d in large if is_long(d, hints)}, apart, strides)
     loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
@@ -236,7 +236,7 @@ def _shared(
             continue
         if sum(1 for _ in ex.walk(d.expr)) > INLINE_NODES:
             continue
-        if _elements(d.shape, hints) <= held and cost(_inlined(d, found).expr) > INLINE_COST:
+        if elements(d.shape, hints) <= held and cost(_inlined(d, found).expr) > INLINE_COST:
             continue
         found[d.name] = d
     return found
@@ -516,7 +516,7 @@ def _is_done_again(
         return False
     readers = list(_readers(d, defs))
     first = {u.name for u in readers if swept & set(reduced_axes(u))}
-    if not first or _elements(d.shape, hints) > shared.held:
+    if not first or elements(d.shape, hints) > shared.held:
         return False
     followed = rescaled({n: u for n, u in defs.items() if n in first}, lambda _: True)
     return any(waits(u, first, defs, followed) for u in readers)

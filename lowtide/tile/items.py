@@ -10,7 +10,7 @@ Out: `Item`s: one loop nest's worth of work each, with the axis that goes along 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -161,14 +161,16 @@ class Context:
         return e.free - self.fixed
 
 
-def choose_vector(items: list[Item], ctx: Context) -> Axis | None:
+def choose_vector(items: list[Item], ctx: Context, others: Set[Axis] = frozenset()) -> Axis | None:
     """The axis for the lanes of items that run over the same points: least cost of loads and
-    stores, whole vectors, kept before reduced, later axes first."""
+    stores, whole vectors, kept before reduced, later axes first. None of `others`, if there is
+    one beside them."""
     best: tuple[float, int] | None = None
     chosen = long_sum(items[0], ctx) if len(items) == 1 else None
-    if chosen is not None and chosen not in ctx.fixed:
+    if chosen is not None and chosen not in ctx.fixed and chosen not in others:
         return chosen
-    for position, a in enumerate(a for a in items[0].loops if a not in ctx.fixed):
+    loops = [a for a in items[0].loops if a not in ctx.fixed]
+    for position, a in enumerate([a for a in loops if a not in others] or loops):
         n = ctx.extent(a) if a.extent.const is not None else max(ctx.extent(a), 8 * ctx.lanes)
         waste = math.ceil(n / ctx.lanes) * ctx.lanes / n
         key = (round(sum(_lane_cost(i, a, ctx) for i in items) * waste, 3), -position)

@@ -233,7 +233,8 @@ class _Cutter:
         ordered = {n: defs[n] for n in self.program.defs if n in defs}
         checks = [n for n in self.program.checks if n in roots]
         outputs = [n for n in roots if n not in checks or n in self.program.outputs]
-        return Program(inputs=inputs, defs=ordered, outputs=[*outputs, *checks])
+        outputs = [*outputs, *checks]
+        return Program(inputs=inputs, defs=ordered, outputs=outputs, again=self.program.again)
 
     def _is_written_again(self, name: str, d: Def) -> bool:
         if name not in self.below and name in self.added_to:
@@ -268,7 +269,12 @@ class _Cutter:
                     inputs[load.source] = self._input(load.source)
         kept = self._kept()
         return Strips(
-            program=Program(inputs=inputs, defs=defs, outputs=[n for n in defs if n in kept]),
+            program=Program(
+                inputs=inputs,
+                defs=defs,
+                outputs=[n for n in defs if n in kept],
+                again=self.program.again,
+            ),
             extent=self.extent,
             count=self.count,
             totals=totals,

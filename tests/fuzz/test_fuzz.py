@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz import alias_check, aliases, gradients, loop_check, loops
+from tests.fuzz import alias_check, aliases, gradients, loop_check, loops, same_value
 from tests.fuzz.check import check
 from tests.fuzz.generate import generate
 
@@ -38,4 +38,11 @@ def test_loops_of_a_random_program(seed: int) -> None:
 def test_lists_of_a_random_program(seed: int) -> None:
     program = aliases.generate(seed)
     wrong = alias_check.check(program)
+    assert not wrong, f"{wrong}\n{program}"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_value_equals_itself(seed: int) -> None:
+    program = same_value.generate(seed)
+    wrong = same_value.check(program)
     assert not wrong, f"{wrong}\n{program}"

@@ -23,6 +23,7 @@ from lowtide.tile.group import Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.plan import plan
 from lowtide.tile.schedule import schedule
+from lowtide.tile.summation import computed_again, order_of
 from lowtide.tile.target import target_for
 
 _small_scratch = arena.SmallScratch()
@@ -125,10 +126,14 @@ class HostExecutable(Executable):
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]
         n, target = self.normal, self.target
+        alike = computed_again(self.groups, self.program.again)
         arrangement = Arrangement(
-            g, stores, n.inputs, n.defs, hints, target, name, bool(self.moving)
+            g, stores, n.inputs, n.defs, hints, target, name, bool(self.moving), alike
         )
-        return schedule(plan(arrangement, self.moving), hints, target, self.strides)
+        made = schedule(plan(arrangement, self.moving), hints, target, self.strides)
+        for d in arrangement.reductions.values():
+            order_of(made, d)
+        return made
 
     def _sources(self, vector_bytes: int) -> dict[int, str]:
         by_lanes: dict[int, list[KernelText]] = {}

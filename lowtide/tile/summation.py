@@ -1,0 +1,123 @@
+"""In which order kernels add up a float sum: two kernels that do it alike get the same bits.
+
+In:  a scheduled kernel and a definition of its group.
+Out: an `Order`, which is equal where each result is the same terms, combined in the same order by
+     the same operations; whatever else the kernels do.
+
+    for k by 144                                   (k by 144), k, fma
+      nest (j vector x3, i unroll 8, k)       ->   whichever of i and j lies along the lanes: a lane
+        t = sum[k](a[i, k] * b[k, j])              has one result
+
+    nest (i unroll 4, k vector x1)            ->   k in 8 lanes: each of them has an eighth of a sum
+      t = sum[k](a[i, k] * b[i, k])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+
+from lowtide.errors import VerifyError
+from lowtide.texpr.expr import Apply, Def, Reduce
+from lowtide.texpr.index import Axis
+from lowtide.tile.group import AGAIN, Group
+from lowtide.tile.ir import Accumulate, Buffer, Kernel, Nest, Stage, paths
+
+KEPT = "kept"  # a loop over results, within one over the terms of each
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`sweeps`: tiles of the grid and of sweeps that part a sum, from outside; `loops`: those of
+    its nest, and what of them runs along the lanes; `fma`: is a product added without rounding it?
+    `in_parts`: has each tile its own sum; `rescaled`: does the sum follow a running maximum?"""
+
+    sweeps: tuple[tuple[int, int], ...]
+    loops: tuple[tuple[object, ...], ...]
+    fma: bool
+    in_parts: bool
+    rescaled: bool
+    dtype: str
+
+
+def computed_again(groups: Iterable[Group], elsewhere: Set[str]) -> frozenset[str]:
+    """Values that several groups compute, by all their names, or that other programs compute, or
+    sums that stood in one of those."""
+    names = [n for g in groups for n in g.defs]
+    copied = {n.removesuffix(AGAIN) for n in names if n.endswith(AGAIN)}
+    return frozenset(
+        n
+        for n in names
+        if n.removesuffix(AGAIN) in copied or n in elsewhere or n.rpartition("r")[0] in elsewhere
+    )
+
+
+def two_orders(kernels: Iterable[Kernel], groups: Iterable[Group]) -> set[str]:
+    """Sums that several kernels add up, in orders that differ."""
+    found: dict[str, set[Order | None]] = {}
+    for kernel, g in zip(kernels, groups, strict=True):
+        for d in g.defs.values():
+            if d.is_rounded:
+                name = d.name.removesuffix(AGAIN)
+                found.setdefault(name, set()).add(order_of(kernel, d))
+    return {name for name, orders in found.items() if len(orders) > 1}
+
+
+def order_of(kernel: Kernel, d: Def) -> Order | None:
+    """The order in which a kernel adds up a definition, None if it is no float sum, or the kernel
+    has none of it. Raises VerifyError where two nests of the kernel differ in it."""
+    if not d.is_rounded or d.name not in kernel.values:
+        return None
+    found = list(dict.fromkeys(_orders(kernel, d)))
+    if len(found) > 1:
+        raise VerifyError(f"kernel {kernel.name} adds up {d.name} in two orders")
+    return found[0] if found else None
+
+
+def _orders(kernel: Kernel, d: Def) -> Iterator[Order]:
+    assert isinstance(d.expr, Reduce)
+    number = {a: k for k, a in enumerate(d.expr.axes)}
+    whole = kernel.values[d.name]
+    part = kernel.values.get(f"{d.name}_part")
+    grid = [(number[t.axis], t.tile or 0) for t in kernel.grid if t.axis in number]
+    rescaled = part is None and any(
+        isinstance(w, Stage) and w.buffer is whole for n, _ in paths(kernel.body) for w in n.writes
+    )
+    for nest, around in paths(kernel.body):
+        for w in nest.writes:
+            if isinstance(w, Accumulate) and _is_one_of(w.buffer, whole, part):
+                swept = [(number[s.axis], s.tile) for s in around if s.axis in number]
+                yield Order(
+                    sweeps=(*grid, *swept),
+                    loops=_loops(nest, w, number, kernel),
+                    fma=_is_product(nest, w),
+                    in_parts=w.buffer is not whole,
+                    rescaled=rescaled,
+                    dtype=w.buffer.dtype.name,
+                )
+
+
+def _is_one_of(b: Buffer, whole: Buffer, part: Buffer | None) -> bool:
+    return b is whole or b is part
+
+
+def _loops(
+    nest: Nest, w: Accumulate, number: Mapping[Axis, int], kernel: Kernel
+) -> tuple[tuple[object, ...], ...]:
+    """The loops of a nest from the first over terms on; those over results say only that they are
+    there, for an inner one means that sums are kept in memory."""
+    found: list[tuple[object, ...]] = []
+    for a in nest.order:
+        if a not in w.over:
+            if found and found[-1] != (KEPT,):
+                found.append((KEPT,))
+        elif a is nest.vector:
+            found.append((number.get(a), kernel.lanes, nest.vectors))
+        else:
+            found.append((number.get(a), nest.unroll.get(a, 1)))
+    return tuple(found)
+
+
+def _is_product(nest: Nest, w: Accumulate) -> bool:
+    e = w.expr
+    return isinstance(e, Apply) and e.fn == "mul" and e not in nest.reads
