@@ -1,25 +1,29 @@
 """The table of ops on Python values, and the way to the records of torch ops.
 
-In: an op's name. Out: what it computes (`run`), the type of its result, whether it may be moved.
+In: an op, or its name. Out: what it computes (`run`), the type of its result, and whether it may be
+shared, or removed.
 
     find("py.add").run(2, 3)            ==  5
     find("py.add").result([INT, FLOAT]) ==  FLOAT       None: Python would raise TypeError
     torch_record("torch.sum")                           the record of `lowtide.ops.registry`
+    effects_of(op)                      ==  Effects.DRAWS | Effects.RAISES       of torch.dropout
 
-Always holds: a pure op gives the same result for the same operands and changes none of them; it
-may raise, as `py.floordiv` by 0 does. Lists, dicts and objects are references, as in Python: an op
-that reads one is not pure, and one that `writes` is an effect.
+Lists, dicts and objects are references, as in Python: an op that reads one reads what may change,
+and one that gives one makes something with an identity, whatever its row declares.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import operator
 from collections.abc import Callable, Collection, Sequence
+from types import MappingProxyType
 from typing import ClassVar, cast
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value
+from lowtide.ir.effects import Effects, Makers, constant, own_effects
 from lowtide.ir.python_ops import TABLE
 from lowtide.ir.python_ops.row import OpDef
 from lowtide.ir.signature import RecordLike
@@ -108,47 +112,59 @@ def _own_records() -> Callable[[str], RecordLike]:
     return cast("Callable[[str], RecordLike]", registry.by_name)
 
 
-PURE_KINDS = ("pointwise", "reduction", "view", "contraction", "size")
-_REMOVABLE_KINDS = (*PURE_KINDS, "factory", "copy")
-_PURE = ("const", "enum.const", "tuple.make", "tuple.get", "unpack", "cast", "py.format")
-_REMOVABLE = (*_PURE, "undef", "list.make", "dict.make", "set.make", "torch.getitem", "attr.get")
+_NO_MAKERS: Makers = MappingProxyType({})
 
 
-def is_shareable(op: Op, fixed: Collection[Value] = ()) -> bool:
-    """Whether an equal op with the same operands could stand for this one: it is pure, and neither
-    reads what may change in between (other than a tensor's values) nor makes something that has an
-    identity. `fixed`: lists that nothing changes, such as a shape."""
-    if op.name == "torch.getitem":
-        return op.operands[0].type == t.TENSOR
-    if has_kind(op.name, PURE_KINDS):
-        return True
+def effects_of(op: Op, makers: Makers = _NO_MAKERS, fixed: Collection[Value] = ()) -> Effects:
+    """What the op may do, as its table declares it; of one with blocks, what these may do, too.
+
+    `makers`: ops by their results, so that a rule may ask for constants (`training=False`).
+    `fixed`: lists that nothing changes, such as a shape."""
+    if op.blocks:
+        inner = (effects_of(x, makers, fixed) for b in op.blocks for x in b.ops[:-1])
+        return functools.reduce(operator.or_, inner, own_effects(op))
+    if op.name.startswith("torch."):
+        return _of_record(op, makers)
     definition = TABLE.get(op.name)
-    if op.name not in _PURE and (definition is None or definition.writes):
-        return False
-    operands = [v for v in op.operands if v.type != t.TENSOR and v not in fixed]
-    return all(t.is_immutable(v.type) for v in (*operands, *op.results))
+    found = own_effects(op) if definition is None else definition.effects
+    read = [v for v in op.operands if v.type != t.TENSOR and v not in fixed]
+    if not all(t.is_immutable(v.type) for v in read):
+        found |= Effects.READS
+    if not all(t.is_immutable(v.type) for v in op.results):
+        found |= Effects.MAKES
+    return found
 
 
-def is_removable(op_name: str) -> bool:
-    """Whether the op may go when its results are not used."""
-    definition = TABLE.get(op_name)
-    if op_name in _REMOVABLE or (definition is not None and not definition.writes):
-        return True
-    return has_kind(op_name, _REMOVABLE_KINDS)
+def _of_record(op: Op, makers: Makers) -> Effects:
+    try:
+        record = torch_record(op.name)
+    except KeyError:
+        return Effects.ALL
+    if op.name == "torch.getitem" and op.operands[0].type != t.TENSOR:
+        return Effects.RAISES | Effects.READS
+    return record.effects_of([constant(v, makers) for v in op.operands])
+
+
+_CHANGING = Effects.DRAWS | Effects.WRITES | Effects.MUTATES | Effects.ACTS
+
+
+def is_shareable(op: Op, makers: Makers = _NO_MAKERS, fixed: Collection[Value] = ()) -> bool:
+    """Whether an equal op with the same operands could stand for this one: it changes nothing, and
+    neither reads what may change in between (other than a tensor's values) nor makes something
+    that has an identity. `makers`, `fixed`: as `effects_of` takes them."""
+    found = effects_of(op, makers, fixed)
+    return not found & (_CHANGING | Effects.READS | Effects.MAKES)
+
+
+def is_removable(op: Op, makers: Makers = _NO_MAKERS) -> bool:
+    """Whether the op may go when its results are not used; where it may also raise, a user may
+    count on that."""
+    return not effects_of(op, makers) & _CHANGING
 
 
 def may_raise(op: Op) -> bool:
-    """Whether a removable op may raise, so that a user who ignores its result still counts on it.
-    A pointwise op of one tensor never does."""
-    if has_kind(op.name, ("pointwise",)):
-        return sum(v.type == t.TENSOR for v in op.operands) > 1
-    return op.name in _RAISING or has_kind(op.name, ("view", "reduction", "contraction", "copy"))
-
-
-_RAISING = (
-    *("torch.getitem", "unpack", "list.get", "list.index", "dict.item", "py.int", "py.float"),
-    *("py.truediv", "py.floordiv", "py.mod"),
-)
+    """Whether the op may raise, so that a user who ignores its result still counts on it."""
+    return Effects.RAISES in effects_of(op)
 
 
 def writes(op_name: str) -> bool:

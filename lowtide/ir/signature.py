@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lowtide.ir import types as t
+from lowtide.ir.effects import Effects
 from lowtide.ir.types import ListType, OptionalType, TupleType, Type, UnionType
 
 
@@ -37,6 +38,7 @@ class RecordLike(Protocol):
     def kind(self) -> str: ...
     @property
     def eager(self) -> Callable[..., object]: ...
+    def effects_of(self, operands: Sequence[object]) -> Effects: ...
 
 
 _LEAF: dict[str, tuple[Type, ...]] = {

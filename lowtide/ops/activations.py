@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from lowtide.ir import dtypes
+from lowtide.ir.effects import Effects
 from lowtide.ops.operands import (
     Formula,
     Term,
@@ -110,6 +111,7 @@ for _name, _sources, _formula, _ints, _inplace in PLAIN:
         else "(input: Tensor) -> Tensor",
         _sources,
         kind="pointwise",
+        effects=Effects.NONE,
         lower=_plain(_formula, _ints),
     )
 
@@ -219,6 +221,7 @@ for _name, _sources, _numbers, _with, _inplace in NUMBERED:
     "(input: Tensor, *, approximate: str = 'none') -> Tensor",
     "F.gelu",
     kind="pointwise",
+    effects=Effects.NONE,
 )
 def lower_gelu(b: Builder, x: Val, approximate: Any) -> Val:
     """x times the normal distribution function, exact or by tanh."""

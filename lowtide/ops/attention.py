@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from lowtide.ir import dtypes
+from lowtide.ir.effects import Effects, when
 from lowtide.ops.operands import (
     INF,
     Size,
@@ -37,6 +38,7 @@ from lowtide.texpr.index import Index, as_index
     "enable_gqa: bool = False) -> Tensor",
     "F.scaled_dot_product_attention",
     kind="composite",
+    effects=when(4, (0, 0.0), Effects.DRAWS),
 )
 def lower_attention(
     b: Builder,

@@ -7,16 +7,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
 from lowtide.ir import dtypes
+from lowtide.ir.effects import Effects
 from lowtide.ops.factories import check_device
 from lowtide.ops.operands import cast_to, from_torch
 from lowtide.ops.registry import Lower, add_op, op
 from lowtide.texpr.build import Builder, Unsupported, Val
 
+_FORMAT: Final = ", *, memory_format: any? = None"
 _FLAGS: Final = "non_blocking: bool = False, copy: bool = False, *, memory_format: any? = None"
 
 
@@ -128,11 +131,11 @@ def lower_positive(b: Builder, x: Val) -> Val:
     return x
 
 
-# name · operands after self · sources · kind
-IDENTITIES: Final[list[tuple[str, str, str, str]]] = [
-    ("contiguous", ", *, memory_format: any? = None", "Tensor.contiguous", "view"),
-    ("clone", ", *, memory_format: any? = None", "torch.clone Tensor.clone", "copy"),
-    ("detach", "", "torch.detach Tensor.detach", "view"),
+# name · operands after self · sources · kind · effects
+IDENTITIES: Final[list[tuple[str, str, str, str, Effects]]] = [
+    ("contiguous", _FORMAT, "Tensor.contiguous", "view", Effects.NONE),
+    ("clone", _FORMAT, "torch.clone Tensor.clone", "copy", Effects.MAKES),
+    ("detach", "", "torch.detach Tensor.detach", "view", Effects.NONE),
 ]
 
 
@@ -143,8 +146,22 @@ def lower_cpu(b: Builder, x: Val) -> Val:
     return x
 
 
-for _name, _more, _sources, _kind in IDENTITIES:
-    add_op(_name, f"(self: Tensor{_more}) -> Tensor", _sources, kind=_kind, lower=_same)
+for _name, _more, _sources, _kind, _effects in IDENTITIES:
+    add_op(
+        _name,
+        f"(self: Tensor{_more}) -> Tensor",
+        _sources,
+        kind=_kind,
+        effects=_effects,
+        lower=_same,
+    )
+
+
+def _of_dropout(operands: Sequence[object]) -> Effects:
+    """It draws one mask for each call, unless it is known to drop nothing."""
+    _, p, training, _ = operands
+    drops_nothing = training is False or (isinstance(p, int | float) and p == 0)
+    return Effects.RAISES if drops_nothing else Effects.RAISES | Effects.DRAWS
 
 
 @op(
@@ -152,6 +169,7 @@ for _name, _more, _sources, _kind in IDENTITIES:
     "(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor",
     "F.dropout",
     kind="view",
+    effects=_of_dropout,
 )
 def lower_dropout(b: Builder, x: Val, p: Any, training: Any, _inplace: Any) -> Val:
     """Dropout that drops nothing; what is random stays PyTorch's."""

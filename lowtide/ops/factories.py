@@ -16,6 +16,7 @@ import torch
 
 from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
+from lowtide.ir.effects import Effects
 from lowtide.ops.operands import (
     Number,
     Size,
@@ -127,6 +128,7 @@ for _name, _value in _VALUE.items():
         f"(*size: int[], {OPTIONS}) -> Tensor",
         f"torch.{_name}",
         kind="factory",
+        effects=Effects.MAKES | Effects.RAISES,
         lower=_sized(_value),
     )
     add_op(
@@ -134,6 +136,7 @@ for _name, _value in _VALUE.items():
         f"(self: Tensor, {LIKE}) -> Tensor",
         f"torch.{_name}_like",
         kind="factory",
+        effects=Effects.MAKES | Effects.RAISES,
         lower=_like(_value),
     )
     add_op(
@@ -141,6 +144,7 @@ for _name, _value in _VALUE.items():
         f"(self: Tensor, *size: int[], {OPTIONS}) -> Tensor",
         f"Tensor.new_{_name}",
         kind="factory",
+        effects=Effects.MAKES | Effects.RAISES,
         lower=_new(_value),
     )
 
@@ -150,6 +154,7 @@ for _name, _value in _VALUE.items():
     f"(size: int[], fill_value: Scalar, {OPTIONS}) -> Tensor",
     "torch.full",
     kind="factory",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_full(
     b: Builder, size: Any, value: Number, dtype: Any, layout: Any, device: Any, grad: Any, pin: Any
@@ -165,6 +170,7 @@ def lower_full(
     f"(self: Tensor, fill_value: Scalar, {LIKE}) -> Tensor",
     "torch.full_like",
     kind="factory",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_full_like(
     b: Builder, x: Val, value: Number, dtype: Any, layout: Any, device: Any, grad: Any, rest: Any
@@ -180,6 +186,7 @@ def lower_full_like(
     f"(self: Tensor, size: int[], fill_value: Scalar, {OPTIONS}) -> Tensor",
     "Tensor.new_full",
     kind="factory",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_new_full(
     b: Builder, x: Val, size: Any, value: Number, dtype: Any, layout: Any, device: Any, grad: Any,
@@ -196,6 +203,7 @@ def lower_new_full(
     " -> Tensor",
     "torch.tensor",
     kind="factory",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_tensor(b: Builder, value: Number, dtype: Any, device: Any, grad: Any) -> Val:
     """A single number; `torch.tensor` of a list is left to PyTorch."""
@@ -259,7 +267,13 @@ def _arange_ints(b: Builder, start: Index, end: Index, step: Index, dtype: DType
     )
 
 
-@op("arange.end", f"(end: Scalar, {OPTIONS}) -> Tensor", "torch.arange", kind="factory")
+@op(
+    "arange.end",
+    f"(end: Scalar, {OPTIONS}) -> Tensor",
+    "torch.arange",
+    kind="factory",
+    effects=Effects.MAKES | Effects.RAISES,
+)
 def lower_arange_end(b: Builder, end: Number, *options: Any) -> Val:
     """0, 1, ... below end."""
     return _arange(b, 0, end, 1, options)
@@ -270,6 +284,7 @@ def lower_arange_end(b: Builder, end: Number, *options: Any) -> Val:
     f"(start: Scalar, end: Scalar, step: Scalar = 1, {OPTIONS}) -> Tensor",
     "torch.arange",
     kind="factory",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_arange(b: Builder, start: Number, end: Number, step: Number, *options: Any) -> Val:
     """start, start + step, ... before end."""
@@ -281,6 +296,7 @@ def lower_arange(b: Builder, start: Number, end: Number, step: Number, *options:
     f"(start: Scalar, end: Scalar, steps: int, {OPTIONS}) -> Tensor",
     "torch.linspace",
     kind="factory",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_linspace(b: Builder, start: Number, end: Number, steps: Size, *options: Any) -> Val:
     """`steps` numbers from start to end, counted from the nearer one."""
@@ -310,6 +326,7 @@ def lower_linspace(b: Builder, start: Number, end: Number, steps: Size, *options
 
 
 @op("eye", f"(n: int, m: int? = None, {OPTIONS}) -> Tensor", "torch.eye", kind="factory",
+    effects=Effects.MAKES | Effects.RAISES,
     eager=lambda n, m, dtype, layout, device, requires_grad, pin_memory: torch.eye(
         n, n if m is None else m, dtype=dtype, device=device, requires_grad=requires_grad),
 )  # fmt: skip

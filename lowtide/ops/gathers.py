@@ -7,11 +7,13 @@ Negative indices do not wrap here, but in `take_along_dim`; the recorded check f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from lowtide.ir import dtypes
+from lowtide.ir.effects import Effects
 from lowtide.ops.indexing import check_index, gathered
 from lowtide.ops.operands import broadcast, broadcast_index, dim_of
 from lowtide.ops.registry import op
@@ -27,6 +29,7 @@ from lowtide.texpr.index import Index, as_index
     "(self: Tensor, dim: int, index: Tensor) -> Tensor",
     "torch.index_select Tensor.index_select",
     kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_index_select(b: Builder, x: Val, dim: Any, index: Val) -> Val:
     """The slices that a vector of indices names."""
@@ -48,6 +51,7 @@ def lower_index_select(b: Builder, x: Val, dim: Any, index: Val) -> Val:
     "(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor",
     "torch.gather Tensor.gather",
     kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_gather(b: Builder, x: Val, dim: Any, index: Val, sparse_grad: Any) -> Val:
     """t[.., k, ..] = x[.., index[.., k, ..], ..]."""
@@ -72,6 +76,7 @@ def lower_gather(b: Builder, x: Val, dim: Any, index: Val, sparse_grad: Any) -> 
     "(self: Tensor, indices: Tensor, dim: int? = None) -> Tensor",
     "torch.take_along_dim Tensor.take_along_dim",
     kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_take_along_dim(b: Builder, x: Val, index: Val, dim: Any) -> Val:
     """gather, with the other dims broadcast."""
@@ -93,12 +98,20 @@ def lower_take_along_dim(b: Builder, x: Val, index: Val, dim: Any) -> Val:
     return view(b, x, shape, at)
 
 
+def _of_embedding(operands: Sequence[object]) -> Effects:
+    """`max_norm`: rows of the weight that are too long are shortened in place."""
+    is_plain = operands[3] is None
+    made = Effects.MAKES | Effects.RAISES
+    return made if is_plain else made | Effects.WRITES
+
+
 @op(
     "embedding",
     "(input: Tensor, weight: Tensor, padding_idx: int? = None, max_norm: float? = None, "
     "norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor",
     "F.embedding",
     kind="copy",
+    effects=_of_embedding,
     eager="F.embedding",
 )
 def lower_embedding(

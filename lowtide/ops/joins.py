@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lowtide.ir import dtypes
+from lowtide.ir.effects import Effects
 from lowtide.ops.operands import (
     Number,
     Size,
@@ -43,6 +44,7 @@ def _common(xs: Sequence[Val]) -> Any:
     "(tensors: Tensor[], dim: int = 0) -> Tensor",
     "torch.cat torch.concat torch.concatenate",
     kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_cat(b: Builder, tensors: Any, dim: Any) -> Val:
     """Tensors one after another along a dim."""
@@ -79,7 +81,13 @@ def lower_cat(b: Builder, tensors: Any, dim: Any) -> Val:
     return b.tensor([*first.shape[:d], total, *first.shape[d + 1 :]], dtype, body)
 
 
-@op("stack", "(tensors: Tensor[], dim: int = 0) -> Tensor", "torch.stack", kind="copy")
+@op(
+    "stack",
+    "(tensors: Tensor[], dim: int = 0) -> Tensor",
+    "torch.stack",
+    kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
+)
 def lower_stack(b: Builder, tensors: Any, dim: Any) -> Val:
     """Tensors of one shape along a new dim."""
     xs: list[Val] = list(tensors)
@@ -111,7 +119,13 @@ def _at_least_2d(b: Builder, x: Val) -> Val:
     return view(b, x, shape, lambda idx: idx[2 - x.ndim :])
 
 
-@op("hstack", "(tensors: Tensor[]) -> Tensor", "torch.hstack", kind="copy")
+@op(
+    "hstack",
+    "(tensors: Tensor[]) -> Tensor",
+    "torch.hstack",
+    kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
+)
 def lower_hstack(b: Builder, tensors: Any) -> Val:
     """Along dim 1; vectors end to end."""
     xs: list[Val] = list(tensors)
@@ -120,7 +134,13 @@ def lower_hstack(b: Builder, tensors: Any) -> Val:
     return lower_cat(b, xs, 0 if xs and xs[0].ndim == 1 else 1)
 
 
-@op("vstack", "(tensors: Tensor[]) -> Tensor", "torch.vstack torch.row_stack", kind="copy")
+@op(
+    "vstack",
+    "(tensors: Tensor[]) -> Tensor",
+    "torch.vstack torch.row_stack",
+    kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
+)
 def lower_vstack(b: Builder, tensors: Any) -> Val:
     """Along dim 0; vectors as rows."""
     return lower_cat(b, [_at_least_2d(b, x) for x in tensors], 0)
@@ -134,6 +154,7 @@ def lower_vstack(b: Builder, tensors: Any) -> Val:
     "(input: Tensor, pad: int[], mode: str = 'constant', value: Scalar? = None) -> Tensor",
     "F.pad",
     kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
     eager="F.pad",
 )
 def lower_pad(b: Builder, x: Val, pad: Any, mode: Any, value: Number | None) -> Val:
@@ -225,6 +246,7 @@ def _triangle(name: str, keep: str) -> None:
         "(self: Tensor, diagonal: int = 0) -> Tensor",
         f"torch.{name} Tensor.{name}",
         kind="copy",
+        effects=Effects.MAKES | Effects.RAISES,
     )
     def lower(  # pyright: ignore[reportUnusedFunction]
         b: Builder, x: Val, diagonal: Any
@@ -249,6 +271,7 @@ _triangle("triu", "ge")
     "(self: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor",
     "torch.diag_embed Tensor.diag_embed",
     kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_diag_embed(b: Builder, x: Val, offset: Any, dim1: Any, dim2: Any) -> Val:
     """The last dim on the diagonal of two new ones, the rest 0."""
@@ -277,6 +300,7 @@ def lower_diag_embed(b: Builder, x: Val, offset: Any, dim1: Any, dim2: Any) -> V
     "(self: Tensor, diagonal: int = 0) -> Tensor",
     "torch.diag Tensor.diag",
     kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_diag(b: Builder, x: Val, diagonal: Any) -> Val:
     """The diagonal of a matrix, or the diagonal matrix of a vector."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lowtide.ir import dtypes
+from lowtide.ir.effects import Effects
 from lowtide.ops.operands import (
     Size,
     Term,
@@ -275,6 +276,13 @@ def _batch_statistics(
     return near, root
 
 
+def _of_statistics(operands: Sequence[object]) -> Effects:
+    """In training it writes the running statistics, if there are any."""
+    _, mean, var, _, _, of_the_batch, *_ = operands
+    writes = of_the_batch is not False and not mean is var is None
+    return Effects.RAISES | Effects.WRITES if writes else Effects.RAISES
+
+
 @op(
     "batch_norm",
     "(input: Tensor, running_mean: Tensor?, running_var: Tensor?, weight: Tensor? = None, "
@@ -282,6 +290,7 @@ def _batch_statistics(
     "-> Tensor",
     "F.batch_norm",
     kind="composite",
+    effects=_of_statistics,
 )
 def lower_batch_norm(
     b: Builder,
@@ -362,6 +371,7 @@ def lower_group_norm(
     "momentum: float = 0.1, eps: float = 1e-05) -> Tensor",
     "F.instance_norm",
     kind="composite",
+    effects=_of_statistics,
 )
 def lower_instance_norm(
     b: Builder,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lowtide.ir.effects import Effects
 from lowtide.ops.operands import Size, dim_of, size_list
 from lowtide.ops.registry import op
 from lowtide.ops.views import reshape, view
@@ -22,6 +23,7 @@ from lowtide.texpr.index import Index, as_index, floordiv, mod
     "(self: Tensor, *dims: int[]) -> Tensor",
     "torch.flip Tensor.flip",
     kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_flip(b: Builder, x: Val, dims: Any) -> Val:
     """Dims backwards."""
@@ -36,13 +38,25 @@ def lower_flip(b: Builder, x: Val, dims: Any) -> Val:
     )
 
 
-@op("fliplr", "(self: Tensor) -> Tensor", "torch.fliplr Tensor.fliplr", kind="copy")
+@op(
+    "fliplr",
+    "(self: Tensor) -> Tensor",
+    "torch.fliplr Tensor.fliplr",
+    kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
+)
 def lower_fliplr(b: Builder, x: Val) -> Val:
     """Dim 1 backwards."""
     return lower_flip(b, x, [1])
 
 
-@op("flipud", "(self: Tensor) -> Tensor", "torch.flipud Tensor.flipud", kind="copy")
+@op(
+    "flipud",
+    "(self: Tensor) -> Tensor",
+    "torch.flipud Tensor.flipud",
+    kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
+)
 def lower_flipud(b: Builder, x: Val) -> Val:
     """Dim 0 backwards."""
     return lower_flip(b, x, [0])
@@ -53,6 +67,7 @@ def lower_flipud(b: Builder, x: Val) -> Val:
     "(self: Tensor, shifts: int[], dims: int[] = ()) -> Tensor",
     "torch.roll Tensor.roll",
     kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_roll(b: Builder, x: Val, shifts: Any, dims: Any) -> Val:
     """Elements moved on, those that fall off come back at the front."""
@@ -77,7 +92,13 @@ def lower_roll(b: Builder, x: Val, shifts: Any, dims: Any) -> Val:
     return view(b, x, x.shape, index)
 
 
-@op("repeat", "(self: Tensor, *repeats: int[]) -> Tensor", "Tensor.repeat", kind="copy")
+@op(
+    "repeat",
+    "(self: Tensor, *repeats: int[]) -> Tensor",
+    "Tensor.repeat",
+    kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
+)
 def lower_repeat(b: Builder, x: Val, repeats: Any) -> Val:
     """The tensor laid side by side, so many times along each dim."""
     times = size_list(repeats)
@@ -99,7 +120,13 @@ def lower_repeat(b: Builder, x: Val, repeats: Any) -> Val:
     return view(b, x, sizes, index)
 
 
-@op("tile", "(self: Tensor, *dims: int[]) -> Tensor", "torch.tile Tensor.tile", kind="copy")
+@op(
+    "tile",
+    "(self: Tensor, *dims: int[]) -> Tensor",
+    "torch.tile Tensor.tile",
+    kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
+)
 def lower_tile(b: Builder, x: Val, dims: Any) -> Val:
     """As repeat, missing counts being 1."""
     times = size_list(dims)
@@ -111,6 +138,7 @@ def lower_tile(b: Builder, x: Val, dims: Any) -> Val:
     "(self: Tensor, repeats: int, dim: int? = None) -> Tensor",
     "torch.repeat_interleave Tensor.repeat_interleave",
     kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_repeat_interleave(b: Builder, x: Val, repeats: Any, dim: Any) -> Val:
     """Each element so many times in a row."""

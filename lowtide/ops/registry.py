@@ -25,6 +25,8 @@ from typing import Any, Final
 import torch
 import torch.nn.functional
 
+from lowtide.ir.effects import Declared, Effects
+
 Lower = Callable[..., Any]
 Eager = Callable[..., Any]
 # The same, spelt out so that the parameters of a lambda in a row are typed.
@@ -91,7 +93,8 @@ class Param:
 class OpRecord:
     """One operation; see the module's text.
 
-    `kind` "view": in eager PyTorch the result may alias the first operand."""
+    `kind` says how it is lowered, not what it may do; "view": in eager PyTorch the result may alias
+    the first operand. `effects` says what it may do: a set, or a rule that takes operands."""
 
     name: str
     params: tuple[Param, ...]
@@ -99,9 +102,18 @@ class OpRecord:
     sources: tuple[str, ...]
     kind: str
     eager: Eager
+    effects: Declared = Effects.RAISES
     result_names: tuple[str, ...] = ()
     lower: Lower | None = None
     doc: str = ""
+
+    def effects_of(self, operands: Sequence[object]) -> Effects:
+        """What it may do with these operands, of which `...` stands for one that is no constant."""
+        found = self.effects if isinstance(self.effects, Effects) else self.effects(operands)
+        places = [k for k, p in enumerate(self.params) if p.name == "inplace"]
+        if any(operands[k] is not False for k in places):
+            found |= Effects.WRITES
+        return found
 
     @property
     def signature(self) -> str:
@@ -168,16 +180,26 @@ def op(
     sources: str,
     *,
     kind: str,
+    effects: Declared = Effects.RAISES,
     eager: str | _EagerRow | None = None,
 ) -> Callable[[Lower], Lower]:
     """Registers the decorated function as the `lower` of a new op.
 
     `sources` are separated by blanks; `eager` is a source too, or a callable of the canonical
-    operands; by default the first source.
+    operands; by default the first source. `effects`: by default it may raise, and no more.
     """
 
     def decorate(lower: Lower) -> Lower:
-        add_op(name, signature, sources, kind=kind, eager=eager, lower=lower, doc=lower.__doc__)
+        add_op(
+            name,
+            signature,
+            sources,
+            kind=kind,
+            effects=effects,
+            eager=eager,
+            lower=lower,
+            doc=lower.__doc__,
+        )
         return lower
 
     return decorate
@@ -189,6 +211,7 @@ def add_op(
     sources: str,
     *,
     kind: str,
+    effects: Declared = Effects.RAISES,
     eager: str | _EagerRow | None = None,
     lower: Lower | None = None,
     doc: str | None = None,
@@ -206,6 +229,7 @@ def add_op(
             result_names=result_names,
             sources=names,
             kind=kind,
+            effects=effects,
             eager=eager,
             lower=lower,
             doc=(doc or "").strip(),

@@ -13,6 +13,7 @@ import torch
 
 from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
+from lowtide.ir.effects import Effects
 from lowtide.ops.operands import (
     INF,
     Formula,
@@ -128,6 +129,7 @@ for _name, _sources, _rule, _formula in UNARY:
         "(self: Tensor) -> Tensor",
         _sources,
         kind="pointwise",
+        effects=Effects.NONE,
         lower=_unary(_rule, _formula),
     )
 
@@ -137,6 +139,7 @@ for _name, _sources, _rule, _formula in UNARY:
     "(self: Tensor, *, decimals: int = 0) -> Tensor",
     "torch.round Tensor.round",
     kind="pointwise",
+    effects=Effects.NONE,
 )
 def lower_round(b: Builder, x: Val, decimals: Any) -> Val:
     """Half to even."""
@@ -150,6 +153,7 @@ def lower_round(b: Builder, x: Val, decimals: Any) -> Val:
     "(self: Tensor) -> Tensor",
     "torch.sinc Tensor.sinc torch.special.sinc",
     kind="pointwise",
+    effects=Effects.NONE,
 )
 def lower_sinc(b: Builder, x: Val) -> Val:
     """sin(pi x) / (pi x), 1 at 0."""
@@ -166,6 +170,7 @@ def lower_sinc(b: Builder, x: Val) -> Val:
     "(self: Tensor, eps: float? = None) -> Tensor",
     "torch.logit Tensor.logit torch.special.logit",
     kind="pointwise",
+    effects=Effects.NONE,
 )
 def lower_logit(b: Builder, x: Val, eps: Any) -> Val:
     """log(x / (1 - x)), x first held to [eps, 1 - eps]."""
@@ -184,6 +189,7 @@ def lower_logit(b: Builder, x: Val, eps: Any) -> Val:
     "(self: Tensor, nan: float? = None, posinf: float? = None, neginf: float? = None) -> Tensor",
     "torch.nan_to_num Tensor.nan_to_num",
     kind="pointwise",
+    effects=Effects.NONE,
 )
 def lower_nan_to_num(b: Builder, x: Val, nan: Any, posinf: Any, neginf: Any) -> Val:
     """NaN and the infinities become numbers, the dtype's largest by default."""

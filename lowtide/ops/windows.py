@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lowtide.ir.effects import Effects
 from lowtide.ops.joins import lower_pad
 from lowtide.ops.operands import Size, is_list, unravel
 from lowtide.ops.registry import op
@@ -30,6 +31,7 @@ def _pair(b: Builder, value: Any, least: int) -> tuple[int, int]:
     " -> Tensor",
     "F.unfold",
     kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
 )
 def lower_unfold_windows(
     b: Builder, x: Val, kernel_size: Any, dilation: Any, padding: Any, stride: Any

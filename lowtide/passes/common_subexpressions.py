@@ -1,7 +1,8 @@
 """Computes what is computed twice once.
 
-In, out: a Function. Always holds: only pure ops are shared (see `opdefs.is_shareable`), and results
-of torch ops only where nothing in the function changes a tensor in place; its size counts as fixed.
+In, out: a Function. Always holds: only ops that change nothing are shared, so that two dropouts are
+two masks (see `opdefs.is_shareable`); and results of torch ops only where nothing in the function
+changes a tensor in place; its size counts as fixed.
 Tensors that leave the function stay as many as they were: a caller may change one of two.
 
     %1: int = const {value=1}
@@ -17,13 +18,13 @@ round.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.ir.literals import print_literal
-from lowtide.passes.making import kinds_written, may_change
+from lowtide.passes.making import changes_in, makers_of, may_change
 
 Key = tuple[object, ...]
 
@@ -31,12 +32,19 @@ Key = tuple[object, ...]
 def eliminate_common_subexpressions(fn: Function) -> Function:
     """The function with equal pure ops computed once."""
     result = clone(fn)
-    unsafe = kinds_written(result)
+    makers = makers_of(result)
+    changes = changes_in(result, makers)
     fixed = {
         v for op in result.walk() if op.name.startswith("torch.") for v in op.results
     }  # PyTorch's tuples and sizes, whatever their type says
     leaving = _leaving(result)
-    _share(result.block, ChainMap[Key, list[Value]](), {}, unsafe, fixed, leaving)
+
+    def key(op: Op) -> Key | None:
+        if op.blocks or not opdefs.is_shareable(op, makers, fixed) or may_change(op, changes):
+            return None
+        return None if _is_lent(op, leaving) else _key(op)
+
+    _share(result.block, ChainMap[Key, list[Value]](), {}, key)
     return result
 
 
@@ -69,16 +77,15 @@ def _share(
     block: Block,
     known: ChainMap[Key, list[Value]],
     stand_ins: MutableMapping[Value, Value],
-    unsafe: tuple[str, ...],
-    fixed: set[Value],
-    leaving: set[Value],
+    key_of: Callable[[Op], Key | None],
 ) -> None:
+    """`key_of`: equal for ops of which one may stand for the other; None where none may."""
     kept: list[Op] = []
     for op in block.ops:
         op.operands = [stand_ins.get(v, v) for v in op.operands]
         for inner in op.blocks:
-            _share(inner, known.new_child(), stand_ins, unsafe, fixed, leaving)
-        key = None if _is_lent(op, leaving) else _key(op, unsafe, fixed)
+            _share(inner, known.new_child(), stand_ins, key_of)
+        key = key_of(op)
         if key is not None and key in known:
             stand_ins.update(zip(op.results, known[key], strict=True))
             continue
@@ -94,11 +101,7 @@ def _is_lent(op: Op, leaving: set[Value]) -> bool:
     return made and not leaving.isdisjoint(op.results)
 
 
-def _key(op: Op, unsafe: tuple[str, ...], fixed: set[Value]) -> Key | None:
-    if op.blocks or not opdefs.is_shareable(op, fixed):
-        return None
-    if may_change(op, unsafe):
-        return None
+def _key(op: Op) -> Key:
     attrs = tuple((k, print_literal(v)) for k, v in op.attrs.items())
     types = tuple(r.type for r in op.results)
     return (op.name, tuple(id(v) for v in op.operands), attrs, types)

@@ -14,7 +14,7 @@ The first step may be unconditional: `while True`, left by `if k >= n: break`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,11 +22,12 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.passes.making import (
+    Changes,
     Makers,
     ahead_of,
+    changes_in,
     constant,
     drop,
-    kinds_written,
     make_constant,
     makers_of,
     may_change,
@@ -59,24 +60,24 @@ class _Counter:
 def count_loops(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
-    _count(result.block, makers_of(result), kinds_written(result))
+    makers = makers_of(result)
+    _count(result.block, makers, changes_in(result, makers))
     return result
 
 
-def _count(block: Block, makers: Makers, unsafe: Sequence[str]) -> None:
-    """`unsafe`: as `kinds_written` gives them."""
+def _count(block: Block, makers: Makers, changes: Changes) -> None:
     kept: list[Op] = []
     for op in block.ops:
-        counter = _counter(op, makers, unsafe) if op.name == "loop" else None
+        counter = _counter(op, makers, changes) if op.name == "loop" else None
         if counter is not None:
             kept += _counted(op, counter)
         for inner in op.blocks:
-            _count(inner, makers, unsafe)
+            _count(inner, makers, changes)
         kept.append(op)
     block.ops = kept
 
 
-def _counter(loop: Op, makers: Makers, unsafe: Sequence[str]) -> _Counter | None:
+def _counter(loop: Op, makers: Makers, changes: Changes) -> _Counter | None:
     """What the loop counts, where it is of this form."""
     trips, going = loop.operands[:2]
     (body,) = loop.blocks
@@ -87,7 +88,7 @@ def _counter(loop: Op, makers: Makers, unsafe: Sequence[str]) -> _Counter | None
     for test, after, limit in _sides(again):
         bound = _known(limit, makers)
         hoisted: list[Op] = []
-        if isinstance(bound, Value) and not _hoist(bound, loop, makers, unsafe, hoisted):
+        if isinstance(bound, Value) and not _hoist(bound, loop, makers, changes, hoisted):
             continue
         for start, step in _steps(loop, after, makers):
             if not _ends(test, step):
@@ -109,7 +110,7 @@ def _counter(loop: Op, makers: Makers, unsafe: Sequence[str]) -> _Counter | None
     return None
 
 
-def _hoist(value: Value, loop: Op, makers: Makers, unsafe: Sequence[str], ops: list[Op]) -> bool:
+def _hoist(value: Value, loop: Op, makers: Makers, changes: Changes, ops: list[Op]) -> bool:
     """Whether it is the same in all steps; adds the ops of a step that make it."""
     (body,) = loop.blocks
     maker = makers.get(value)
@@ -117,12 +118,12 @@ def _hoist(value: Value, loop: Op, makers: Makers, unsafe: Sequence[str], ops: l
         return value not in body.args
     sizes = [v for v in maker.operands if v in makers and makers[v].name == "torch.shape"]
     may_go = (
-        opdefs.is_shareable(maker, sizes)
+        opdefs.is_shareable(maker, makers, sizes)
         and not opdefs.has_kind(maker.name, ("pointwise",))
-        and not may_change(maker, unsafe)
+        and not may_change(maker, changes)
     )
     inner = maker.operands
-    if may_go and all(_hoist(v, loop, makers, unsafe, ops) for v in inner) and maker not in ops:
+    if may_go and all(_hoist(v, loop, makers, changes, ops) for v in inner) and maker not in ops:
         ops.append(maker)
     return may_go and maker in ops
 

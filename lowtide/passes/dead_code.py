@@ -13,10 +13,12 @@ A carried value that the body hands on unchanged is replaced by what it was befo
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from typing import Final
 
 from lowtide.ir import opdefs
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
+from lowtide.passes.making import Makers, makers_of
 
 _TYPED: Final = ("tuple.make", "list.make", "dict.make", "loop", "yield", "return")
 
@@ -24,21 +26,20 @@ _TYPED: Final = ("tuple.make", "list.make", "dict.make", "loop", "yield", "retur
 def eliminate_dead_code(fn: Function) -> Function:
     """The function without ops that have no effect on what it returns or does."""
     result = clone(fn)
+    makers = makers_of(result)
+    lasting = {op for op in result.walk() if _is_lasting(op, makers)}
     while True:
         typed = Counter(v for op in result.walk() if op.name in _TYPED for v in op.operands)
         _forward_unchanged(result.block, {}, typed)
-        used = _used_values(result.block)
-        if not _sweep(result.block, used):
+        used = _used_values(result.block, lasting)
+        if not _sweep(result.block, used, lasting):
             return result
 
 
-def _has_effect(op: Op) -> bool:
-    if op.name == "with":
-        return True
-    if op.blocks:
-        endless = op.name == "loop" and _may_be_endless(op)
-        return endless or any(_has_effect(o) for b in op.blocks for o in b.ops[:-1])
-    return not opdefs.is_removable(op.name)
+def _is_lasting(op: Op, makers: Makers) -> bool:
+    """Does it do more than give results?"""
+    endless = op.name == "loop" and _may_be_endless(op)
+    return endless or not opdefs.is_removable(op, makers)
 
 
 def _may_be_endless(op: Op) -> bool:
@@ -48,34 +49,34 @@ def _may_be_endless(op: Op) -> bool:
     return not any(o.name == "const" and condition in o.results for o in block.ops)
 
 
-def _used_values(block: Block) -> set[Value]:
+def _used_values(block: Block, lasting: Set[Op]) -> set[Value]:
     """Values that something with an effect, or the result, needs: marked from the end backwards."""
     used: set[Value] = set()
-    _mark(block, used, set(block.terminator.operands))
+    _mark(block, used, set(block.terminator.operands), lasting)
     return used
 
 
-def _mark(block: Block, used: set[Value], wanted: set[Value]) -> None:
+def _mark(block: Block, used: set[Value], wanted: set[Value], lasting: Set[Op]) -> None:
     used |= wanted
     for op in reversed(block.ops):
-        if op is block.terminator or not (_has_effect(op) or any(r in used for r in op.results)):
+        if op is block.terminator or not (op in lasting or any(r in used for r in op.results)):
             continue
         if op.name == "loop":
-            _mark_loop(op, used)
+            _mark_loop(op, used, lasting)
         elif op.name == "if":
             used.add(op.operands[0])
             for inner in op.blocks:
                 ends = zip(op.results, inner.terminator.operands, strict=True)
-                _mark(inner, used, {v for r, v in ends if r in used})
+                _mark(inner, used, {v for r, v in ends if r in used}, lasting)
         elif op.name == "with":
             used.update(op.operands)
             for inner in reversed(op.blocks):
-                _mark(inner, used, set(inner.terminator.operands))
+                _mark(inner, used, set(inner.terminator.operands), lasting)
         else:
             used.update(op.operands)
 
 
-def _mark_loop(op: Op, used: set[Value]) -> None:
+def _mark_loop(op: Op, used: set[Value], lasting: Set[Op]) -> None:
     (block,) = op.blocks
     used.update(op.operands[:2])
     condition, *yielded = block.terminator.operands
@@ -85,7 +86,7 @@ def _mark_loop(op: Op, used: set[Value]) -> None:
         for result, arg, value in zip(op.results, block.args[1:], yielded, strict=True):
             if result in used or arg in used:
                 needed.add(value)
-        _mark(block, used, needed)
+        _mark(block, used, needed, lasting)
         if len(used) == before:
             break
     for result, arg, value in zip(op.results, block.args[1:], op.operands[2:], strict=True):
@@ -93,12 +94,12 @@ def _mark_loop(op: Op, used: set[Value]) -> None:
             used.add(value)
 
 
-def _sweep(block: Block, used: set[Value]) -> bool:
+def _sweep(block: Block, used: set[Value], lasting: Set[Op]) -> bool:
     """Drops what is not used; tells whether anything went."""
     changed = False
     kept: list[Op] = []
     for op in block.ops:
-        is_needed = op is block.terminator or _has_effect(op) or any(r in used for r in op.results)
+        is_needed = op is block.terminator or op in lasting or any(r in used for r in op.results)
         if not is_needed:
             changed = True
             continue
@@ -107,7 +108,7 @@ def _sweep(block: Block, used: set[Value]) -> bool:
         elif op.name == "loop":
             changed |= _shrink_loop(op, used)
         for inner in op.blocks:
-            changed |= _sweep(inner, used)
+            changed |= _sweep(inner, used, lasting)
         kept.append(op)
     block.ops = kept
     return changed

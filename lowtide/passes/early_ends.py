@@ -67,7 +67,7 @@ def _flag(loop: Op, makers: Makers) -> _Flag | None:
         return None
     (choice,) = choices
     others = [op for op in body.ops[:-1] if op is not choice]
-    if any(op.blocks or not opdefs.is_removable(op.name) for op in others):
+    if any(op.blocks or not opdefs.is_removable(op, makers) for op in others):
         return None
     found = _truth_of(choice.operands[0], body, makers)
     for answer, idle in zip((True, False), reversed(choice.blocks), strict=True):

@@ -101,7 +101,7 @@ def _is_harmless(op: Op, makers: Makers) -> bool:
     if opdefs.has_kind(op.name, ("factory",)):
         flags = (v for v in op.operands if v.type == t.BOOL)
         return all(constant(v, makers) is False for v in flags)  # `requires_grad`
-    known = opdefs.is_removable(op.name) or opdefs.has_kind(op.name, ("composite",))
+    known = op.name.startswith("torch.") or opdefs.is_removable(op, makers)
     return known or bool(op.blocks) or op.name == "yield"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TypeAlias
@@ -9,6 +10,7 @@ from typing import TypeAlias
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_op, walk
+from lowtide.ir.effects import Effects, constant, own_effects
 
 Makers: TypeAlias = dict[Value, Op]
 Users: TypeAlias = defaultdict[Value, list[Op]]
@@ -53,32 +55,32 @@ def with_inner(*ops: Op) -> Iterator[Op]:
     return walk(Block([], list(ops)))
 
 
-def constant(value: Value, makers: Makers) -> object:
-    """The value of a constant; `...` for what is none."""
-    maker = makers.get(value)
-    return maker.attrs["value"] if maker is not None and maker.name == "const" else ...
+class Changes(enum.Flag):
+    """What something in a function may change of tensors that are there."""
+
+    NONE = 0
+    VALUES = enum.auto()
+    SIZES = enum.auto()
 
 
-def kinds_written(fn: Function) -> tuple[str, ...]:
-    """Kinds of torch ops that may give another result later, of the same operands, since something
-    in the function writes into tensors or changes their sizes."""
-    makers = makers_of(fn)
-    norms = (op for op in fn.walk() if op.name in opdefs.STATISTICS)
-    writes = any(constant(op.operands[opdefs.OF_THE_BATCH], makers) is not False for op in norms)
-    targets = {str(op.attrs["target"]) for op in fn.walk() if "target" in op.attrs}
-    if targets & RESIZING:
-        return opdefs.PURE_KINDS
-    return tuple(k for k in opdefs.PURE_KINDS if k != "size") if targets or writes else ()
+def changes_in(fn: Function, makers: Makers) -> Changes:
+    """What its ops may change of tensors, whichever."""
+    found = Changes.NONE
+    for op in fn.walk():
+        done = own_effects(op) if op.blocks else opdefs.effects_of(op, makers)
+        if Effects.WRITES in done:
+            found |= Changes.VALUES
+        if op.attrs.get("target") in RESIZING or f"Tensor.{op.attrs.get('name')}" in RESIZING:
+            found |= Changes.SIZES
+    return found
 
 
-def may_change(op: Op, written: Sequence[str]) -> bool:
-    """Whether the op may give another result later; `written`: as `kinds_written` gives them."""
-    if not written:
-        return False
-    reads = op.name == "torch.getitem" or not op.name.startswith("torch.")
-    if reads and any(v.type == t.TENSOR for v in op.operands):
-        return True
-    return opdefs.has_kind(op.name, written)
+def may_change(op: Op, changes: Changes) -> bool:
+    """Whether the op may give another result later, since it reads tensors that may change."""
+    if opdefs.has_kind(op.name, ("size",)):
+        return Changes.SIZES in changes
+    reads = op.name.startswith("torch.") or any(v.type == t.TENSOR for v in op.operands)
+    return reads and Changes.VALUES in changes
 
 
 def ahead_of(number: Value, step: Value, makers: Makers) -> int | None:

@@ -21,15 +21,14 @@ from typing import Final, cast
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value, walk
+from lowtide.ir.effects import Effects, own_effects
 from lowtide.ir.literals import print_literal
 
 FEWEST: Final = 4  # iterations of a loop
 NUMBERS: Final = ("const", "tuple.make", "py.add", "py.sub", "py.mul")
 _VIEWS: Final = ("torch.select", "torch.getitem", "list.get", "torch.size.dim")
-_STILL: Final = (  # ops that are no effect on tensors
-    *("call_torch", "use", "return", "yield", "if", "loop", "raise", "assert"),
-    *("list.append", "list.extend", "list.insert"),
-)
+# what writes into a tensor is `mutate`; lists of rows stay as they are
+_STILL: Final = ("call_torch", "list.append", "list.extend", "list.insert")
 _DEEPEST: Final = 30  # `k = k + n`, for long, is no expression of an index
 _BASIC: Final = {"int", "slice", "none", "ellipsis"}
 
@@ -191,7 +190,7 @@ def _floating(block: Block) -> dict[Value, Op]:
     found: dict[Value, Op] = {}
     depth: dict[Value, int] = {}
     made = {r: op for op in block.ops for r in op.results}
-    is_still = not any(_changes(o) for o in walk(block))
+    is_still = not any(_changes(o, made) for o in walk(block))
     groups = Counter((op.name, op.operands[0]) for op in block.ops if op.name in _VIEWS)
     for op in block.ops:
         if op.name in NUMBERS:
@@ -234,6 +233,7 @@ def _is_view(op: Op, made: Mapping[Value, Op]) -> bool:
     return True
 
 
-def _changes(op: Op) -> bool:
+def _changes(op: Op, makers: Mapping[Value, Op]) -> bool:
     """May it change a tensor, or how PyTorch computes?"""
-    return op.name not in _STILL and not opdefs.is_removable(op.name)
+    done = own_effects(op) if op.blocks else opdefs.effects_of(op, makers)
+    return op.name not in _STILL and bool(done & (Effects.WRITES | Effects.MUTATES))

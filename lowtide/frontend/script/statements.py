@@ -125,7 +125,7 @@ def _use(c: Context, value: Node, targets: Sequence[ast.expr]) -> None:
     while waiting:
         made = waiting.pop()
         maker = c.builder.makers.get(made)
-        if made in seen or maker is None or not opdefs.is_removable(maker.name):
+        if made in seen or maker is None or not opdefs.is_removable(maker, c.builder.makers):
             continue
         seen.add(made)
         if opdefs.may_raise(maker):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowtide.ir import types as t
+from lowtide.ir.effects import Effects
 from lowtide.ir.python_ops.row import OpDef, always, lenient
 from lowtide.ir.types import DictType, ListType, Type
 
@@ -133,10 +134,15 @@ def _pair(type_: Type) -> Type | None:
     return t.tuple_of(type_.key, type_.value) if isinstance(type_, DictType) else None
 
 
+_RAISING: dict[str, Effects] = dict.fromkeys(("dict.item",), Effects.RAISES)
+
 ROWS = [
-    *(OpDef(name=n, run=run, result=lenient(rule)) for n, (run, rule) in _READING.items()),
     *(
-        OpDef(name=n, run=run, result=lenient(rule), writes=True)
+        OpDef(name=n, run=run, result=lenient(rule), effects=_RAISING.get(n, Effects.NONE))
+        for n, (run, rule) in _READING.items()
+    ),
+    *(
+        OpDef(name=n, run=run, result=lenient(rule), effects=Effects.MUTATES | Effects.RAISES)
         for n, (run, rule) in _WRITING.items()
     ),
     OpDef(name="dict.of", run=dict, result=_of),

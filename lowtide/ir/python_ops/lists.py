@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from lowtide.ir import types as t
+from lowtide.ir.effects import Effects
 from lowtide.ir.python_ops.row import OpDef, always, element, joined_list, lenient
 from lowtide.ir.types import ListType, Type
 
@@ -146,10 +147,15 @@ _WRITING: dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type
     "list.repeat": (_repeat, _none_for_list),
 }
 
+_RAISING: dict[str, Effects] = dict.fromkeys(("list.get", "list.index"), Effects.RAISES)
+
 ROWS = [
-    *(OpDef(name=n, run=run, result=lenient(rule)) for n, (run, rule) in _READING.items()),
     *(
-        OpDef(name=n, run=run, result=lenient(rule), writes=True)
+        OpDef(name=n, run=run, result=lenient(rule), effects=_RAISING.get(n, Effects.NONE))
+        for n, (run, rule) in _READING.items()
+    ),
+    *(
+        OpDef(name=n, run=run, result=lenient(rule), effects=Effects.MUTATES | Effects.RAISES)
         for n, (run, rule) in _WRITING.items()
     ),
 ]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from lowtide.ir import types as t
+from lowtide.ir.effects import Effects
 from lowtide.ir.python_ops.row import OpDef, ResultType, Run, always, element, joined_list, lenient
 from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
 
@@ -246,7 +247,12 @@ def _rows() -> list[OpDef]:
         rows |= {f"math.{n}": (getattr(math, n), always(result)) for n in names}
     rows |= {f"math.{n}": (getattr(math, n), always(r)) for n, r in _MATH_OTHERS.items()}
     rows |= {f"cmath.{n}": (getattr(cmath, n), always(r)) for n, r in _CMATH.items()}
-    return [OpDef(name=n, run=run, result=rule) for n, (run, rule) in rows.items()]
+    raising = ("int", "float", "truediv", "floordiv", "mod")
+    effects = {f"py.{name}": Effects.RAISES for name in raising}
+    return [
+        OpDef(name=n, run=run, result=rule, effects=effects.get(n, Effects.NONE))
+        for n, (run, rule) in rows.items()
+    ]
 
 
 ROWS = _rows()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lowtide.ir import types as t
+from lowtide.ir.effects import Effects
 from lowtide.ir.types import (
     ClassType,
     DictType,
@@ -23,12 +24,17 @@ Run = Callable[..., object]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpDef:
     """One op: the operands go positionally to `run`; `result` is None where Python would raise
-    TypeError. `writes`: it changes its first operand."""
+    TypeError. One that MUTATES changes its first operand."""
 
     name: str
     run: Run
     result: ResultType
-    writes: bool = False
+    effects: Effects = Effects.NONE
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes its first operand."""
+        return Effects.MUTATES in self.effects
 
 
 def always(result: Type) -> ResultType:
