@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import operator
 from collections.abc import Callable, Collection, Sequence
 from types import MappingProxyType
 from typing import ClassVar, cast
@@ -121,8 +120,10 @@ def effects_of(op: Op, makers: Makers = _NO_MAKERS, fixed: Collection[Value] = (
     `makers`: ops by their results, so that a rule may ask for constants (`training=False`).
     `fixed`: lists that nothing changes, such as a shape."""
     if op.blocks:
-        inner = (effects_of(x, makers, fixed) for b in op.blocks for x in b.ops[:-1])
-        return functools.reduce(operator.or_, inner, own_effects(op))
+        found = own_effects(op)
+        for inner in (x for b in op.blocks for x in b.ops[:-1]):
+            found |= effects_of(inner, makers, fixed)
+        return found
     if op.name.startswith("torch."):
         return _of_record(op, makers)
     definition = TABLE.get(op.name)

@@ -1,8 +1,8 @@
 """`with Recomputed(asked…)`: ops that keep only what they read, and run again for their gradients.
 
-In: `asked`, tensors one of which must want a gradient for the ops to be recorded; if none are
-given, they are recorded as ever. Out: a context manager, which keeps all where PyTorch runs the
-program.
+In: `asked`, the arguments of a reentrant checkpoint, of which a tensor must want a gradient for the
+ops to be recorded; if it is not reentrant, they are recorded as ever. Out: a context manager, which
+keeps all where PyTorch runs the program.
 
     %m: Any = call_torch() {target="lowtide.Recomputed", kwnames=()}
     %y: Tensor = with(%m)
@@ -23,14 +23,20 @@ TARGET: Final = "lowtide.Recomputed"
 class Recomputed:
     """See the module's text."""
 
-    def __init__(self, *asked: object) -> None:
+    def __init__(
+        self, *asked: object, reentrant: bool | None = None, early_stop: bool | None = None
+    ) -> None:
+        """`reentrant`: by default, whether something is asked. `early_stop`: whether the block runs
+        again only as far as something is saved; by default, if it is not reentrant."""
         self.asked = asked
+        self.reentrant = bool(asked) if reentrant is None else reentrant
+        self.early_stop = not self.reentrant if early_stop is None else early_stop
         self._outer: list[bool] = []
 
     def records(self) -> bool:
         """Whether gradients go through the block."""
         wanted = (x.requires_grad for x in self.asked if isinstance(x, torch.Tensor))
-        return torch.is_grad_enabled() and (not self.asked or any(wanted))
+        return torch.is_grad_enabled() and (not self.reentrant or any(wanted))
 
     def __enter__(self) -> None:
         records = self.records()

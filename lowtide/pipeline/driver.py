@@ -19,6 +19,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
 
 import torch
+import torch.utils.checkpoint
 
 from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
@@ -46,7 +47,7 @@ from lowtide.pipeline.near_constants import with_near_constants
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.reuse import owned
-from lowtide.pipeline.signature import Ineligible
+from lowtide.pipeline.signature import CPU, Ineligible
 from lowtide.pipeline.stopping import ends_region, static_reason
 from lowtide.runtime import arena, heap
 from lowtide.runtime.blocks import KernelFault
@@ -362,6 +363,7 @@ class BlockPlan:
             section = as_section(op, env, self.sections)
             if section is not None:
                 return self._section(section, env, alive)
+            return self._checkpointed(op, env, alive, early_stop=manager.early_stop)
         block, *leaving = op.blocks
         plan = self.inner(block)
         inner = {v: env[v] for v in plan.live_at[0] if v in env}
@@ -374,6 +376,26 @@ class BlockPlan:
                 return run_block(block, inner)
             return plan.run(inner)
         raise suppressed(op)
+
+    def _checkpointed(self, op: Op, env: Env, alive: set[Value], *, early_stop: bool) -> list[Any]:
+        """A block that writes what is outside of it, or hands over lists, as PyTorch's checkpoint
+        runs it: what it does, it does a second time in the backward pass, up to the last tensor
+        that is saved with `early_stop`, as without `use_reentrant`."""
+        (block,) = op.blocks
+        plan = self.inner(block)
+        outer = {v: env[v] for v in plan.live_at[0] if v in env}
+        _drop(env, alive, tuple(env))
+
+        def run(*_: Any) -> list[Any]:
+            return plan.run({**outer, block.args[0]: None})
+
+        # What is handed over tells whose random state is kept. It is saved, too, so that it must
+        # not be what the block writes.
+        devices = {x.device for x in outer.values() if isinstance(x, torch.Tensor)} - {CPU}
+        told = [torch.empty(0, device=device) for device in devices]
+        return torch.utils.checkpoint.checkpoint(  # pyright: ignore[reportUnknownVariableType]
+            run, *told, use_reentrant=False, early_stop=early_stop
+        )
 
     def _leaving(self, block: Block, env: Env) -> Callable[..., object]:
         plan = self.inner(block)

@@ -140,9 +140,19 @@ def write(
     scalars = tuple(sorted(_scalars(program)))
     known = {n: Abs(None, place) for n, place in floats.items()} | dict(derived)
     only_turns = all(map(_ONLY_TURNS.fullmatch, writer.lines))
-    head = writer.call(program, tensors, [known[n] for n in scalars], ", a" * records)
+    more, written_early = ", a" * records, list[str]()
+    if records and written:  # see `Recorder`
+        written_early = ["    def written(o):", *(f"    {line}" for line in written)]
+        more += ", written"
+    head = writer.call(program, tensors, [known[n] for n in scalars], more)
     after = [*writer.lines, *written, texts]
-    lines = ["def run(a, z, sizes):", *head, *writer.guarded(writer.lines), *written]
+    lines = [
+        "def run(a, z, sizes):",
+        *written_early,
+        *head,
+        *writer.guarded(writer.lines),
+        *written,
+    ]
     text = "\n".join([*lines, f"    return {texts}"])
 
     def bind(exe: Any) -> Callable[..., tuple[Any, ...]]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch.utils.checkpoint import _StopRecomputationError  # pyright: ignore[reportPrivateUsage]
 
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
@@ -159,14 +160,32 @@ class Recorder:
         )
 
     def __call__(
-        self, tensors: list[Tensor], sizes: Sequence[int], numbers: Sequence[float], a: Values
+        self,
+        tensors: list[Tensor],
+        sizes: Sequence[int],
+        numbers: Sequence[float],
+        a: Values,
+        written: Callable[[Sequence[Tensor]], None] | None = None,
     ) -> Sequence[Tensor]:
+        """`written`: given what is returned, writes the running statistics, where the caller does
+        not come to it: PyTorch's checkpoint ends the run of its function for the backward pass at
+        the last tensor that is saved, and a norm has written its statistics by then."""
         for k in self.copied:
             tensors[k] = copied(tensors[k])
         for k in self.apart:
             tensors[k] = tensors[k].detach()
         call = _Call(self, tuple(sizes), tuple(numbers), a)
-        return _Region.apply(call, *tensors)  # pyright: ignore[reportUnknownVariableType]
+        if written is None:
+            return _Region.apply(call, *tensors)  # pyright: ignore[reportUnknownVariableType]
+        call.made = []
+        try:
+            return _Region.apply(call, *tensors)  # pyright: ignore[reportUnknownVariableType]
+        except _StopRecomputationError:
+            if all(map(bool, call.made[len(self.gradient.program.results) :])):
+                written(call.made)
+            raise
+        finally:
+            call.made = None  # the call lives until the backward pass
 
 
 def copied(x: Tensor) -> Tensor:
@@ -182,7 +201,7 @@ class _Call:
     """One forward run, for its backward pass: sizes, numbers, and live-ins that are no tensors."""
 
     __slots__ = (
-        *("aliases", "live_ins", "numbers", "recorder", "rules", "saved", "sizes"),
+        *("aliases", "live_ins", "made", "numbers", "recorder", "rules", "saved", "sizes"),
         "versions",
     )
 
@@ -195,6 +214,7 @@ class _Call:
         self.live_ins = [_without_data(v) for v in a]
         self.rules = ours.rules()
         self.saved: tuple[str, ...] = ()
+        self.made: list[Tensor] | None = None  # results and checks, where they are asked for
         self.aliases: dict[str, Tensor] = {}  # outputs that the backward pass reads, and …
         self.versions: dict[str, int] = {}  # … how often each had been changed in place
 
@@ -238,6 +258,8 @@ class _Region(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         dead = [o for o, carries in zip(outputs, g.carrying, strict=True) if not carries]
         ctx.mark_non_differentiable(*dead, *checks)
+        if call.made is not None:
+            call.made += (*outputs, *checks)
         return (*outputs, *checks)
 
     @staticmethod

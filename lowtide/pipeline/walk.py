@@ -33,7 +33,7 @@ from lowtide.memory.like_cuda import LikeCuda
 from lowtide.memory.stand_ins import like
 from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
-from lowtide.pipeline.budget.checkpoint import NOT_AGAIN, as_section
+from lowtide.pipeline.budget.checkpoint import BY_PYTORCH, as_section
 from lowtide.pipeline.budget.chunks import RunBlock, known_as
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import SECTION, run_section
@@ -403,7 +403,10 @@ class Walk:
             if section is not None:
                 self.notes.append(f"{op.loc}: a checkpoint: run again in the backward pass")
                 return self._section(plan, section, env, alive)
-            self.notes.append(f"{op.loc}: a checkpoint whose values are kept: {NOT_AGAIN}")
+            self.notes.append(
+                f"{op.loc}: a checkpoint that PyTorch runs again; its values are counted as if they"
+                f" were kept: {BY_PYTORCH}"
+            )
         return self._under(plan, op, env)
 
     def _under(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:

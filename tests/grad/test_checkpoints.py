@@ -271,7 +271,7 @@ def test_captured_values_and_gradients() -> None:
 
 def test_why_one_is_kept_is_told() -> None:
     x, w = torch.randn(5, 40, requires_grad=True), torch.randn(40, 40)
-    assert "a checkpoint whose values are kept" in str(lt.script(of_a_list).explain(x, w))
+    assert "a checkpoint that PyTorch runs again" in str(lt.script(of_a_list).explain(x, w))
 
 
 def scaled_if_cast(x, w):

@@ -237,7 +237,10 @@ class _Writer:
         as in `frontend/script/checkpoints`."""
         build, loc, outer = self.builder, self.builder.loc, self.module
         operands = [encode(self, self._resolved(a)) for a in node.args[1:]]
-        manager = build.emit("call_torch", [], [t.ANY], target=recomputed.TARGET, kwnames=()).result
+        early = [build.const(node.kwargs.get("use_reentrant") is False)]
+        manager = build.emit(
+            "call_torch", early, [t.ANY], target=recomputed.TARGET, kwnames=("early_stop",)
+        ).result
         graph = self._body(node)
         inputs = [n for n in graph.nodes if n.op == "placeholder"]
         self._values.update(zip(inputs, operands, strict=True))

@@ -20,7 +20,7 @@ from typing import Final, cast
 import torch.utils.checkpoint
 
 from lowtide.frontend.script.builtin_calls import BUILTINS
-from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.context import UNKNOWN, Context
 from lowtide.frontend.script.flow import run_inside
 from lowtide.frontend.script.nodes import Call, Node
 from lowtide.ir import recomputed
@@ -36,12 +36,14 @@ def _checkpoint(c: Context, call: Call) -> Node:
     keywords = {k: v for k, v in call.keywords.items() if k not in _IGNORED}
     if "context_fn" in keywords:
         raise c.error(call.node, "checkpoint() with `context_fn` is not compiled", "without it")
-    reentrant = keywords.pop("use_reentrant", None)
-    is_reentrant = reentrant is None or c.constant(reentrant) is not False
-    asked = [a for a in args if isinstance(a, Value)] if is_reentrant else []
-    if is_reentrant and not asked:  # PyTorch records nothing then
-        asked = [c.const(None)]
-    manager = c.dynamic("call_torch", asked, target=recomputed.TARGET, kwnames=())
+    flag = c.as_value(keywords.pop("use_reentrant", c.const(True)), call.node)
+    reentrant = c.constant(flag)
+    asked = [a for a in args if isinstance(a, Value)] if reentrant is not False else []
+    kwnames: tuple[str, ...] = ()
+    if reentrant is UNKNOWN or (not asked and reentrant is not False):
+        asked = [*asked, flag if reentrant is UNKNOWN else c.const(True)]
+        kwnames = ("reentrant",)
+    manager = c.dynamic("call_torch", asked, target=recomputed.TARGET, kwnames=kwnames)
     parts = [_RESULT]  # of a tuple each one: gradients go through tensors alone
     is_tuple = False
 

@@ -63,7 +63,6 @@ class TraceMode(TorchFunctionMode):
         self.recorder = recorder
         self._inference = torch.is_inference_mode_enabled()
         self._grad = torch.is_grad_enabled()
-        self._no_grad = False
         self._transform = _transform()
         self._autocast = torch.is_autocast_enabled("cpu")  # or the user was told
 
@@ -81,7 +80,6 @@ class TraceMode(TorchFunctionMode):
         given = [plain(a) for a in args]
         given_named = {k: plain(v) for k, v in named.items()}
         if func is _SET_GRAD:
-            self._no_grad = not given[0]
             return func(*given)
         found = name_of(func)
         is_set = found is not None and found[0] in _SETTERS
@@ -103,7 +101,7 @@ class TraceMode(TorchFunctionMode):
     ) -> Any:
         recorder = self.recorder
         inference = torch.is_inference_mode_enabled() and not self._inference
-        recorder.grad_off = self._grad and (self._no_grad or inference)
+        recorder.grad_off = self._grad and (inference or not torch.is_grad_enabled())
         if source in _READS:
             self._frozen_read(source, args, result)
             return result

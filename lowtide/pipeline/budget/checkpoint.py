@@ -1,8 +1,8 @@
 """The block of a `Recomputed`, which the user's checkpoint stands for, as a section of one chunk.
 
-In: the op `with` and the values it reads. Out: a `section`, or None where the block is to be kept
-as it is: gradients go through tensors that are operands and results of a section, not through those
-in lists and objects, and not through what it writes into from outside.
+In: the op `with` and the values it reads. Out: a `section`, or None where PyTorch's own checkpoint
+is to run the block: gradients go through tensors that are operands and results of a section, not
+through those in lists and objects, and not through what it writes into from outside.
 
     with(%m): block: %h = tanh(%x); yield(%h)    →    %h = section(%x) {chunks=1}
 """
@@ -21,7 +21,7 @@ from lowtide.ir.core import Block, Op, Value, free_values, walk
 from lowtide.pipeline.budget.chunks import carries_gradient
 from lowtide.pipeline.budget.section import SECTION
 
-NOT_AGAIN: Final = (
+BY_PYTORCH: Final = (
     "it writes into tensors from outside, or reads or gives lists or objects, which hide gradients"
 )
 _CARRYING: Final = (t.TENSOR, t.OptionalType(t.TENSOR))
