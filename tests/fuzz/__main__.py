@@ -1,5 +1,6 @@
 """`python -m tests.fuzz --programs 2000 --seed 0`: random programs, compiled against eager.
 
+Without another kind being asked for, they are what people write (`usual`), compiled as it ships.
 A program that kills its process is found too: workers say what they begin, and a new one goes on
 after it. Failures are made small and printed as source; the exit status is 1 if there were any.
 """
@@ -8,13 +9,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+_LONGEST_S = 300
 
 
 def _arguments() -> argparse.Namespace:
@@ -26,6 +31,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--optimize", default="", help="the C compiler's; kernels ship with -O2")
     parser.add_argument("--keep", action="store_true", help="do not make failing programs small")
     parser.add_argument("--stop", type=int, default=20, help="stop after so many failures")
+    parser.add_argument(
+        "--pointwise", action="store_true", help="sums and pointwise, exactly judged"
+    )
     parser.add_argument("--grad", action="store_true", help="compare gradients, in float64")
     parser.add_argument("--loops", action="store_true", help="programs of loops, with gradients")
     parser.add_argument("--memory", action="store_true", help="peaks predicted and measured")
@@ -62,6 +70,7 @@ def _supervise(args: argparse.Namespace) -> int:
             command += ["--seed", str(first), "--programs", str(last - first)]
             command += [f"--optimize={args.optimize}", "--stop", str(args.stop)]
             command += ["--keep"] * args.keep + ["--grad"] * args.grad
+            command += ["--pointwise"] * args.pointwise
             command += ["--loops"] * args.loops + ["--memory"] * args.memory
             command += ["--lists"] * args.lists + ["--budgets"] * args.budgets
             running.append((subprocess.Popen(command, env=environment), mark, last))
@@ -93,6 +102,8 @@ def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
         loop_check,
         loops,
         memory_check,
+        usual,
+        usual_check,
     )
 
     if args.lists:
@@ -103,20 +114,29 @@ def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
         return generate.generate, memory_check
     if args.budgets:
         return generate.generate, budget_check
-    return generate.generate, gradients if args.grad else check
+    if args.grad:
+        return generate.generate, gradients
+    if args.pointwise:
+        return generate.generate, check
+    return usual.generate, usual_check
 
 
 def _work(args: argparse.Namespace) -> int:
+    from tests.fuzz import usual_check
     from tests.fuzz.check import Tally
     from tests.quickly import compile_quickly
 
     generate, kind = _kind(args)
     check, failure, minimised = kind.check, kind.failure, kind.minimised
 
-    compile_quickly(args.optimize)
+    if kind is usual_check:
+        warnings.simplefilter("ignore")
+    if args.optimize or kind is not usual_check:  # the usual ones are compiled as users compile
+        compile_quickly(args.optimize)
     tally, failed = Tally(), 0
     for seed in range(args.seed, args.seed + args.programs):
         Path(args.worker).write_text(str(seed))
+        signal.alarm(_LONGEST_S)  # it kills the process, and is reported as what did
         program = generate(seed)
         try:
             wrong = check(program, tally)
@@ -125,6 +145,7 @@ def _work(args: argparse.Namespace) -> int:
         if wrong:
             failed += 1
             print(f"\n==== seed {seed}: {wrong[:1500]}", flush=True)
+            signal.alarm(0)
             small = program if args.keep else minimised(program)
             print(f"{small}\n# {failure(small)[:1500]}", flush=True)
             if failed >= args.stop:

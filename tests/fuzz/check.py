@@ -28,7 +28,7 @@ from tests.run.guarded import Guard, Memory, guarded, guarded_memory
 from tests.written import function_of
 
 _serial = itertools.count()
-_folder = tempfile.TemporaryDirectory(prefix="lowtide-fuzz-")
+folder = tempfile.TemporaryDirectory(prefix="lowtide-fuzz-")
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Tally:
 
 def python_function(program: Program) -> Any:
     """The program as a function that `inspect` finds the source of."""
-    path = Path(_folder.name) / f"fuzzed_{next(_serial)}.py"
+    path = Path(folder.name) / f"fuzzed_{next(_serial)}.py"
     return function_of(program.source, path, "program")
 
 
