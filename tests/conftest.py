@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,20 +23,28 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 Golden = Callable[[str, str], None]
 
-# Folders and files of many programs, whose kernels are compiled in half the time (`quickly`). In
-# others they are as shipped; with `--optimize=-O2` in all.
+# Folders and files of many programs, whose kernels are compiled in half the time (`quickly`), but
+# for a tenth of their tests. In others they are as users compile: those of fuzzers, models,
+# training and numbers among them. With `--optimize=-O2` all are.
 QUICKLY_COMPILED = {
-    "deploy", "dynamo", "fuzz", "grad", "language", "loops", "memory", "modules", "passes",
-    "pipeline", "run/test_tilings.py", "run/test_once_wrong.py", "training",
+    "deploy", "dynamo", "grad", "language", "loops", "memory", "modules", "passes", "pipeline",
+    "run/test_tilings.py", "run/test_once_wrong.py",
 }  # fmt: skip
-AS_SHIPPED = {"fuzz/test_usual.py"}  # of these
+AS_SHIPPED = {"dynamo/test_models.py", "run/test_shipped_flags.py"}
+SHIPPED_SHARE = 10  # one test of so many
+MANY = 24  # parameters of one test function, from which on `--thin` takes some
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden texts instead of comparing"
     )
-    parser.addoption("--every", type=int, default=1, help="of so many tests of a file, take one")
+    parser.addoption(
+        "--thin",
+        type=int,
+        default=1,
+        help=f"of the parameters of a test that has {MANY} or more, take one of so many",
+    )
     parser.addoption(
         "--optimize", default="", help="the C compiler's flags, in folders of many programs"
     )
@@ -56,24 +65,28 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)  # of what `-m` has left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Which tests of each file are taken, and the order in which workers take files: first that
-    whose tests go through the whole heap, then those with slow tests and with many, so that none is
-    left to one worker at the end."""
-    seen = Counter[Path]()
-    left: list[pytest.Item] = []
-    every = max(config.getoption("--every"), 1)
-    for item in items:
-        if seen[item.path] % every:
-            left.append(item)
-        seen[item.path] += 1
+    """Which parameters of each test are taken, and the order in which workers take files: first
+    that whose tests go through the whole heap, then those with slow tests and with many, so that
+    none is left to one worker at the end."""
+    thin = max(config.getoption("--thin"), 1)
+    several = Counter(_function(item) for item in items)
+    left = {i for i in items if several[_function(i)] >= MANY and _draw(i.nodeid) % thin}
     if left:
-        config.hook.pytest_deselected(items=left)
-        others = set(left)
-        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
     weights = Counter[Path]()
     for item in items:
         weights[item.path] += 20 if item.get_closest_marker("slow") else 1
     items.sort(key=lambda i: (i.path.name != "test_leaks.py", -weights[i.path], str(i.path)))
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _draw(nodeid: str) -> int:
+    """A number by which tests are chosen: the same ones in every run."""
+    return zlib.crc32(nodeid.encode())
 
 
 @pytest.fixture(autouse=True)
@@ -89,23 +102,30 @@ def guard(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
+def _is_quick(item: pytest.Item, optimize: str) -> bool:
     """See `QUICKLY_COMPILED`."""
-    file = Path(request.path).relative_to(Path(__file__).parent)
-    name = file.as_posix()
-    if name in AS_SHIPPED or QUICKLY_COMPILED.isdisjoint((file.parts[0], name)):
-        yield
-        return
+    file = Path(item.path).relative_to(Path(__file__).parent)
+    names = {file.parts[0], file.as_posix()}
+    if optimize or not names & QUICKLY_COMPILED or names & AS_SHIPPED:
+        return False
+    return _draw(item.nodeid[::-1]) % SHIPPED_SHARE != 0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test compiles with the flags of its own, its fixtures too."""
+    optimize = item.config.getoption("--optimize")
+    if not optimize and not _is_quick(item, optimize):
+        return (yield)
     from lowtide.runtime import toolchain
     from tests import quickly
 
-    flags = quickly.flags(request.config.getoption("--optimize"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toolchain, "_FLAGS", flags)
+        patch.setattr(toolchain, "_FLAGS", quickly.flags(optimize))
         toolchain._compiler.cache_clear()
-        yield
+        found = yield
     toolchain._compiler.cache_clear()
+    return found
 
 
 @pytest.fixture(autouse=True, scope="module")

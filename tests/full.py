@@ -1,0 +1,157 @@
+"""`python -m tests.full`: all that a change of the compiler must pass before it counts as done.
+
+    ./dev test full                    all parts, and their results in benchmarks/results
+    ./dev test full clang sanitize     some of them
+
+Each part is a command of its own. What is written: which commit, on what, for each part how it
+ended, the last lines that it printed, and how long it took. The exit status is 1 if a part failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+LAST_LINES = 12
+PYTEST = ("-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+# What a second compiler is tried on: kernels, numbers, gradients, loops, models.
+_KERNELS = (
+    "tests/emit", "tests/run", "tests/grad/test_gradient_programs.py", "tests/loops",
+    "tests/dynamo/test_models.py", "tests/training", "tests/fuzz",
+)  # fmt: skip
+_FUZZ = ("-m", "tests.fuzz", "--optimize=-O2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """`arguments` of Python; `needs`: programs that must be there, else the part is left out."""
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+
+PARTS = (
+    Part(name="tests", arguments=(*PYTEST, "-m", "long or not long", "--optimize=-O2")),
+    Part(
+        name="clang",
+        arguments=(*PYTEST, "--optimize=-O2", *_KERNELS),
+        environment={"LOWTIDE_CC": "clang"},
+        needs=("clang",),
+    ),
+    Part(name="sanitize", arguments=("-m", "tests.sanitize", "--programs", "500")),
+    Part(name="fuzz", arguments=(*_FUZZ, "--programs", "500")),
+    Part(name="fuzz-pointwise", arguments=(*_FUZZ, "--pointwise", "--programs", "500")),
+    Part(name="fuzz-gradients", arguments=(*_FUZZ, "--grad", "--programs", "200")),
+    Part(name="fuzz-loops", arguments=(*_FUZZ, "--loops", "--programs", "200")),
+    Part(name="packages", arguments=("-m", "tests.packages")),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """`status`: the part's exit status, None where it was left out."""
+
+    name: str
+    status: int | None
+    seconds: float
+    command: str
+    last_lines: list[str]
+
+
+def run(part: Part) -> Outcome:
+    """Runs a part; what it prints is shown as it comes."""
+    command = " ".join(["python", *part.arguments])
+    missing = [name for name in part.needs if shutil.which(name) is None]
+    if missing:
+        note = [f"left out: {', '.join(missing)} is not installed"]
+        return Outcome(name=part.name, status=None, seconds=0, command=command, last_lines=note)
+    begun, lines = time.monotonic(), list[str]()
+    process = subprocess.Popen(
+        [sys.executable, *part.arguments],
+        cwd=ROOT,
+        env={**os.environ, **part.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        lines = [*lines, line.rstrip()][-LAST_LINES:]
+    status = process.wait()
+    seconds = round(time.monotonic() - begun, 1)
+    return Outcome(
+        name=part.name, status=status, seconds=seconds, command=command, last_lines=lines
+    )
+
+
+def machine() -> dict[str, str]:
+    """What the results are of."""
+    import torch
+
+    from lowtide.runtime import toolchain
+
+    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8") if sys.platform == "linux" else ""
+    found = re.search(r"vendor_id\s*:\s*(\S+)(?s:.*?)model name\s*:\s*(.*)", cpu)
+    vendor, model = (found[1], found[2].strip()) if found else ("unknown", "unknown")
+    compiler = toolchain.compiler()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "commit": commit.stdout.strip(),
+        "vendor": vendor,
+        "cpu": model,
+        "vector_bytes": str(compiler.target.vector_bytes),
+        "compiler": f"{compiler.kind} {compiler.version}",
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }
+
+
+def main() -> int:
+    names = [part.name for part in PARTS]
+    parser = argparse.ArgumentParser(prog="python -m tests.full", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(names))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(names):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    about, outcomes = machine(), list[Outcome]()
+    day, vendor = datetime.date.today().isoformat(), about["vendor"].lower()
+    path = args.out / f"{day}-{vendor}-full-tests.json"
+    for part in PARTS:
+        if args.parts and part.name not in args.parts:
+            continue
+        print(f"==== {part.name}", flush=True)
+        outcomes.append(run(part))
+        found = {**about, "parts": [asdict(o) for o in outcomes]}
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for o in outcomes:
+        state = "left out" if o.status is None else "passed" if o.status == 0 else "FAILED"
+        print(f"{o.name:16} {state:9} {o.seconds:8.0f} s")
+    print(path)
+    return 1 if any(o.status for o in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
