@@ -14,7 +14,7 @@ it may keep them. `mutate` of an in-place activation gives the very tensor that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Final, cast
 
 from lowtide.ir import opdefs
@@ -31,7 +31,11 @@ _FRESH_CALLS: Final = frozenset(
     for space in ("torch", "F")
     for name in ("conv", "conv_transpose", "max_pool", "avg_pool", "adaptive_max_pool")
     for dims in (1, 2, 3)
-)
+) | {
+    f"{space}.{name}"
+    for space in ("torch", "Tensor")
+    for name in ("sort", "argsort", "topk", "cumsum", "cumprod", "cummax", "cummin", "bernoulli")
+}
 # of ops without a block, those that keep nothing: what they give is all that knows of an operand
 _STRUCTURE: Final = ("tuple.make", "tuple.get", "list.make", "list.get", "unpack", "cast", "use")
 _WRITE_ANOTHER: Final = ("F.embedding", "F.embedding_bag")  # max_norm: they scale their weight
@@ -104,6 +108,23 @@ def may_change(function: Function, writers: Iterable[Op] | None = None) -> froze
     return frozenset(v for v in classes.members() if classes.root(v) in roots)
 
 
+def lent(function: Function) -> frozenset[Value]:
+    """Values that may lie in memory of the caller's: arguments, and what a module has."""
+    classes = Classes(function.block)
+    roots = {classes.root(v) for v in function.params}
+    return frozenset(v for v in classes.members() if classes.root(v) in roots)
+
+
+def is_apart(op: Op, changed: Container[Value]) -> bool:
+    """Is each result of an op with blocks a tensor for itself? Not so if it may share memory with
+    another one or, where it is among the `changed`, with what the blocks read from outside."""
+    classes = Classes(Block([], [op]))
+    roots = [classes.root(r) for r in op.results if holds_tensors(r)]
+    given = {classes.root(v) for v in free_values([op]) if holds_tensors(v)}
+    written = (classes.root(r) for r in op.results if r in changed)
+    return len({*roots}) == len(roots) and given.isdisjoint(written)
+
+
 class Classes:
     """Storage classes of a block's values: disjoint sets of those that may share memory."""
 
@@ -145,9 +166,14 @@ def _groups(op: Op) -> Iterator[Sequence[Value]]:
             yield from zip(op.results, inner.terminator.operands, strict=False)
         if op.name == "recalled":  # it gives what it is given
             yield [*op.operands, *op.results]
-    elif op.blocks:
-        inner = [v for b in op.blocks for v in (*b.args, *b.terminator.operands)]
-        yield [*op.operands, *op.results, *inner]
+    elif op.name == "loop":
+        (body,) = op.blocks
+        carried = op.operands[2:], op.results, body.args[1:], body.terminator.operands[1:]
+        yield from zip(*carried, strict=False)
+    elif op.blocks:  # the first block of a `with` gives the results, of an `if` each
+        for inner in op.blocks[: 1 if op.name == "with" else None]:
+            yield from zip(op.results, inner.terminator.operands, strict=False)
+        yield [*op.operands, *(v for inner in op.blocks for v in inner.args)]
     elif not is_fresh(op):
         yield [*op.operands, *op.results]
 

@@ -23,7 +23,7 @@ import torch.utils.checkpoint
 
 from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
-from lowtide.ir.aliases import may_change, written_by
+from lowtide.ir.aliases import is_apart, lent, may_change, written_by
 from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
 from lowtide.ir.interpret import Entered, run_block, suppressed
 from lowtide.ir.prepared import Step, prepared
@@ -73,6 +73,7 @@ class BlockPlan:
         live_ins: Sequence[Value],
         changed: frozenset[Value],
         statistics: frozenset[Value],
+        lent: frozenset[Value],
     ) -> None:
         self.block = block
         self.ops = block.ops
@@ -80,6 +81,7 @@ class BlockPlan:
         self.mutates = mutates
         self.changed = changed
         self.statistics = statistics
+        self.lent = lent
         self.shown: dict[Value, str] = {}  # what the user calls captured values
         self.last = len(block.ops) - 1
         self.live_at = _liveness(block)
@@ -101,6 +103,7 @@ class BlockPlan:
         self._steps: dict[int, tuple[Step, tuple[Value, ...]]] = {}  # and what is dead after it
         self._inner: dict[int, BlockPlan] = {}
         self.sections: dict[Op, Block] = {}  # those made of ops when they are run
+        self._apart: dict[Op, bool] = {}
         self.is_piece = False  # whether the block is one of these
         self._lock = threading.Lock()
 
@@ -132,6 +135,7 @@ class BlockPlan:
             mutates=self.mutates,
             changed=self.changed,
             statistics=self.statistics,
+            lent=self.lent,
             name=f"{self.name}:{self.ops[pos].loc.line or pos}",
             shown=self.shown,
             owned=owned(self.ops, pos),
@@ -200,7 +204,8 @@ class BlockPlan:
         found = self._inner.get(id(block))
         if found is None:
             with self._lock:
-                made = BlockPlan(block, self.name, self.mutates, (), self.changed, self.statistics)
+                known = self.changed, self.statistics, self.lent
+                made = BlockPlan(block, self.name, self.mutates, (), *known)
                 made.shown = self.shown
                 made.is_repeated = self.is_repeated or bool(block.args)
                 made.tiles = self.tiles
@@ -220,6 +225,12 @@ class BlockPlan:
             block = self.sections.setdefault(op, made)
             self.inner(block).is_piece = True
         return pieces.as_section(op, env, block)
+
+    def again(self, op: Op, env: Env) -> Op | None:
+        """A checkpoint's block as a section, if what it gives are tensors for themselves."""
+        if op not in self._apart:
+            self._apart[op] = is_apart(op, self.changed)
+        return as_section(op, env, self.sections) if self._apart[op] else None
 
     def run(self, env: Env) -> list[Any]:
         """Runs the block; `env` has its live-ins, and is used up."""
@@ -360,7 +371,7 @@ class BlockPlan:
     def _with(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         manager = env[op.operands[0]]
         if isinstance(manager, Recomputed) and manager.records():
-            section = as_section(op, env, self.sections)
+            section = self.again(op, env)
             if section is not None:
                 return self._section(section, env, alive)
             return self._checkpointed(op, env, alive, early_stop=manager.early_stop)
@@ -429,7 +440,7 @@ class Driver:
         mutates = any(written_by(op) for op in function.walk())
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function),
-            statistics(function),
+            statistics(function), lent(function),
         )  # fmt: skip
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
         self.tiles: Tiles = tiles

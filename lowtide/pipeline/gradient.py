@@ -25,6 +25,7 @@ from lowtide.errors import Loc
 from lowtide.pipeline import backend, debug, plain, stats
 from lowtide.pipeline.at_once import AtOnce, at_once
 from lowtide.pipeline.backend import Tiles
+from lowtide.pipeline.parted import Part, parts_of
 from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import differentiated, given_name
@@ -149,6 +150,17 @@ class Gradient:
         with self._lock:
             made = [p.executable for (*_, how), p in self._passes.items() if how is adding]
         return [x for x in made if x is not None]
+
+    @functools.cached_property
+    def parts(self) -> frozenset[Part]:
+        """Outputs whose backward passes have nothing in common, see `parted`."""
+        return parts_of(self.program, self.diff)
+
+    def reads(self, parts: frozenset[Part], saved: tuple[str, ...]) -> frozenset[str]:
+        """What the backward pass of these parts reads, if so much is saved."""
+        outputs = {self.program.results[k] for part in parts for k in part}
+        given = {n: strides for n, strides in self._all_given().items() if n in outputs}
+        return frozenset(self._backward_program(self.wanted, given, saved).inputs)
 
     # -- forward --
 

@@ -32,6 +32,7 @@ from lowtide.pipeline.faults import survive
 from lowtide.pipeline.gradient import Gradient, Pass, cotangent_pattern
 from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.mutation import without_statistics
+from lowtide.pipeline.parted import Kept, kept_for
 from lowtide.pipeline.specialise import Trace
 from lowtide.runtime import ours
 from lowtide.runtime.blocks import KernelFault
@@ -63,7 +64,7 @@ class EagerRegion:
         with torch.autocast(self.device_type, self.autocast, enabled=self.autocast is not None):
             for op in self.ops:
                 run_op(op, env)
-        found = [None if at is None else _item(env[at[0]], at[1]) for at in self.outputs]
+        found = [None if at is None else item(env[at[0]], at[1]) for at in self.outputs]
         return [
             x if order is None or x is None else x.permute(order)
             for x, order in zip(found, self.orders, strict=True)
@@ -105,7 +106,8 @@ def _paths(v: Value, x: Abs, wanted: Abs) -> list[tuple[Value, Path]]:
     return [(v, (k, *path)) for k, e in inner for _, path in _paths(v, e, wanted)]
 
 
-def _item(value: Any, path: Path) -> Any:
+def item(value: Any, path: Path) -> Any:
+    """What is there in a value, by subscripts."""
     for k in path:
         value = value[k]
     return value
@@ -201,7 +203,8 @@ class _Call:
     """One forward run, for its backward pass: sizes, numbers, and live-ins that are no tensors."""
 
     __slots__ = (
-        *("aliases", "live_ins", "made", "numbers", "recorder", "rules", "saved", "sizes"),
+        *("aliases", "left", "live_ins", "made", "numbers", "recorder", "rules", "saved"),
+        "sizes",
         "versions",
     )
 
@@ -217,6 +220,7 @@ class _Call:
         self.made: list[Tensor] | None = None  # results and checks, where they are asked for
         self.aliases: dict[str, Tensor] = {}  # outputs that the backward pass reads, and …
         self.versions: dict[str, int] = {}  # … how often each had been changed in place
+        self.left: Kept | None = None  # after a backward pass of some outputs
 
 
 def _without_data(value: Any) -> Any:
@@ -269,8 +273,12 @@ class _Region(torch.autograd.Function):
         ours_alone = ours.all_alone_in_backward(cotangents, call.rules, is_watched)
         r = call.recorder
         count = len(r.gradient.kept_inputs)
-        kept = ctx.saved_tensors
-        carrying = r.gradient.carrying
+        g = r.gradient
+        kept, call.left = kept_for(
+            *(ctx, call.left, g.parts, (*g.kept_inputs, *call.saved), cotangents),
+            lambda parts: g.reads(parts, (*call.saved, *call.aliases)),
+        )
+        carrying = g.carrying
         given = [
             _stored(c, r, k) if carries and c is not None else None
             for k, (c, carries) in enumerate(zip(cotangents, carrying, strict=False))
@@ -366,7 +374,7 @@ def _run(
     gradients: dict[str, Tensor] = {}
     for name, output in made.gradients.items():
         place = call.recorder.places[name]
-        like: _Shape = _item(call.live_ins, (place.position, *place.path))
+        like: _Shape = item(call.live_ins, (place.position, *place.path))
         dense = found[output] if output else None
         if dense is not None and name in made.orders:
             dense = dense.permute(inverse(made.orders[name]))
@@ -408,7 +416,7 @@ def _by_eager(
         for name, place in r.places.items():
             x = known.get(name)
             if name in g.wanted:
-                x = _start(_item(values, (place.position, *place.path)) if x is None else x)
+                x = _start(item(values, (place.position, *place.path)) if x is None else x)
                 starts[name] = x
             if x is not None:
                 _put(values, place, x)

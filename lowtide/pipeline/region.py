@@ -39,11 +39,12 @@ from lowtide.pipeline.outgrown import (
     Plan,
     room_bytes,
 )
-from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, launched
+from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, item, launched
 from lowtide.pipeline.reuse import Dying
 from lowtide.pipeline.signature import CPU, Binding, Levels, Spot, escalated, with_varying
 from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
 from lowtide.pipeline.stopping import adds_at_places
+from lowtide.pipeline.unsaved import unsaved
 from lowtide.texpr.build import NeedConst, Unsupported, symbols
 from lowtide.texpr.index import Index, as_index
 from lowtide.texpr.orders import Order
@@ -63,7 +64,8 @@ class Specialisation:
     `whole`: they are the program, and no view has a gradient that PyTorch computes.
 
     `gradient` and `again` are there where outputs carry gradients: the backward pass, and how
-    PyTorch runs the same ops; `places` says where the Program's tensors are among the live-ins.
+    PyTorch runs the same ops; `places` says where the Program's tensors are among the live-ins;
+    `unsaved`: inputs of which the backward pass needs a copy.
     `differences`: from the nearest one that was compiled before it. `room`: what inputs and
     outputs take; `suits`: that at the largest sizes for which no better plan than `executable` was
     found; `looked`: at the largest ones for which none was looked for, as it takes little.
@@ -84,6 +86,7 @@ class Specialisation:
     gradient: Gradient | None = None
     again: EagerRegion | None = None
     places: dict[str, Place] = field(default_factory=dict[str, Place])
+    unsaved: frozenset[str] = frozenset()
     differences: tuple[str, ...] = ()
     machine: str = "cpu"
     executable: Any = None
@@ -126,8 +129,7 @@ class _Way:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A specialisation at exact sizes. `run` is None where PyTorch runs the ops. `dying`: operands
-    that results may be written over, None where there are none."""
+    """A specialisation at exact sizes. `run` is None where PyTorch runs the ops; see `reuse`."""
 
     spec: Specialisation
     z: list[int]
@@ -140,7 +142,8 @@ class Entry:
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
     """See the module's text. `end` is the first op that ends every trace; `live_at[k]` are the
-    values that ops from k on use; `statistics`: what norms in training may write; `shown` is what
+    values that ops from k on use; `statistics`: what norms in training may write; `lent`: what the
+    caller may write into; `shown` is what
     the user calls captured values; `owned`: see `reuse`; `tiles`: see `backend`; `is_repeated`: in
     a loop that the driver runs."""
 
@@ -152,6 +155,7 @@ class Region:
     mutates: bool
     changed: frozenset[Value]
     statistics: frozenset[Value]
+    lent: frozenset[Value]
     name: str
     exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
     keys: dict[tuple[type, ...], KeyOf | None] = field(
@@ -255,7 +259,7 @@ class Region:
             return executable
         live = {v: k for k, v in enumerate(self.live_ins)}
         changed = {live[v] for v in self.changed if v in live}
-        copies = frozenset(n for n, place in spec.places.items() if place.position in changed)
+        copies = spec.unsaved.union(n for n, x in spec.places.items() if x.position in changed)
         return Recorder(executable, spec.gradient, spec.again, spec.places, copies, launch)
 
     def executable(self, spec: Specialisation, entry: Entry) -> Any:
@@ -401,7 +405,10 @@ class Region:
         if varying is not None:  # what is compiled stays as it is
             self.levels = varying
             return None
-        floats = {name: _at(values, place) for name, place in binding.floats.items()}
+        floats = {
+            name: item(values, (place.position, *place.path))
+            for name, place in binding.floats.items()
+        }
         stats.count("traces")
         try:
             trace = specialise(
@@ -440,7 +447,7 @@ class Region:
             born = trace.env.keys() - set(self.live_ins)
             alive = self.live_at[trace.stop]
             results = [v for v in trace.env if v in alive and v in born]
-        host = gradient = again = None
+        host = gradient = again = apart = None
         if trace.stop > self.start:
             try:
                 host, orders = self._lying(trace, binding, results, values)
@@ -453,6 +460,7 @@ class Region:
                 again = self._again(trace, binding, host)
                 if again is None:
                     return self._eager("gradients of a value from within a branch or a loop")
+                apart = unsaved(again, gradient, binding.tensors, self.live_ins, self.lent, values)
         self.count += 1
         stats.count("specialisations")
         sizes = self._size_names(binding)
@@ -474,6 +482,7 @@ class Region:
             gradient=gradient,
             again=again,
             places=binding.tensors,
+            unsaved=apart or frozenset(),
             differences=differences(facts, earlier),
             machine=binding.machine,
             room=as_index(0) if host is None else room_bytes(host.program),
@@ -589,10 +598,3 @@ def _plan(spec: Specialisation) -> Plan:
         gradient=spec.gradient,
         suits=spec.suits,
     )
-
-
-def _at(values: list[Any], place: Place) -> Any:
-    found = values[place.position]
-    for i in place.path:
-        found = found[i]
-    return found

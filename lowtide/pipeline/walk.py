@@ -33,7 +33,7 @@ from lowtide.memory.like_cuda import LikeCuda
 from lowtide.memory.stand_ins import like
 from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
-from lowtide.pipeline.budget.checkpoint import BY_PYTORCH, as_section
+from lowtide.pipeline.budget.checkpoint import BY_PYTORCH
 from lowtide.pipeline.budget.chunks import RunBlock, known_as
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import SECTION, run_section
@@ -399,7 +399,7 @@ class Walk:
         """The block of a checkpoint."""
         manager = env[op.operands[0]]
         if self.records and manager.records():
-            section = as_section(op, env, plan.sections)
+            section = plan.again(op, env)
             if section is not None:
                 self.notes.append(f"{op.loc}: a checkpoint: run again in the backward pass")
                 return self._section(plan, section, env, alive)

@@ -9,7 +9,7 @@ through those in lists and objects, and not through what it writes into from out
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -22,7 +22,8 @@ from lowtide.pipeline.budget.chunks import carries_gradient
 from lowtide.pipeline.budget.section import SECTION
 
 BY_PYTORCH: Final = (
-    "it writes into tensors from outside, or reads or gives lists or objects, which hide gradients"
+    "it writes into tensors from outside, gives several names of one, or reads or gives lists or "
+    "objects, which hide gradients"
 )
 _CARRYING: Final = (t.TENSOR, t.OptionalType(t.TENSOR))
 _NEW: Final = ("pointwise", "contraction", "factory")
@@ -49,6 +50,7 @@ def as_section(op: Op, env: Mapping[Value, Any], made: MutableMapping[Op, Block]
         "cuts": (None,) * len(inputs),
         "joins": (None,) * len(ends),
         "sources": tuple(everything if v in carrying else () for v in ends),
+        "overwrites": any(map(_overwrites, _pairs(block))),
         "counters": tuple(k for k, v in enumerate(inputs) if v in counters),
     }
     return Op(
@@ -95,6 +97,28 @@ def _is_made_by(value: Value, block: Block) -> bool:
     return maker is not None and opdefs.has_kind(
         maker.name, ("pointwise", "contraction", "factory")
     )
+
+
+# ops whose result PyTorch saves for their gradient
+_KEEPING: Final = frozenset({
+    *("relu", "relu6", "elu", "celu", "selu", "leaky_relu", "hardtanh", "threshold", "sigmoid"),
+    *("tanh", "exp", "exp2", "sqrt", "rsqrt", "reciprocal", "softmax", "log_softmax"),
+})  # fmt: skip
+
+
+def _pairs(block: Block) -> Iterator[Op | None]:
+    """What made each tensor that is written into."""
+    makers = {r: op for op in walk(block) for r in op.results}
+    return (makers.get(op.operands[0]) for op in walk(block) if op.name == "mutate")
+
+
+def _overwrites(maker: Op | None) -> bool:
+    """Is what is written into saved by the op that made it? PyTorch's checkpoint has it all the
+    same: it makes it anew."""
+    if maker is None:
+        return False
+    name = str(maker.attrs.get("target", maker.name)).rpartition(".")[2]
+    return name.removesuffix("_") in _KEEPING
 
 
 def _spread(ops: Sequence[Op], carrying: set[Value]) -> None:

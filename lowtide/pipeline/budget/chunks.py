@@ -29,6 +29,7 @@ backward pass the gradients of its operands, chunk by chunk.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ class Chunks:
         self.orders = cast("Sequence[Sequence[int] | None] | None", op.attrs.get("orders"))
         self.end = cast("int | None", op.attrs.get("end"))
         self.unread = cast("Sequence[Form | Plain] | None", op.attrs.get("unread"))
+        # it writes over what PyTorch saves in it: copies are saved
+        self.saving = _copies_saved if op.attrs.get("overwrites") else contextlib.nullcontext
         self.shown = shown
         self.keeps = False  # whether there will be a backward pass
         self.carrying: Sequence[bool] = ()  # if so, which operands carry gradients
@@ -215,7 +218,7 @@ class Chunks:
         elif self.end is not None and (g := cotangents[self.end]) is not None:
             given.append(form_of(g).stand_in(g.device))
             run = self.run_recalled
-        with torch.enable_grad():
+        with torch.enable_grad(), self.saving():
             results, cotangents = hand_over(run(given)[: self.results], cotangents, free)
             ends = _ends(results)
             del results
@@ -280,6 +283,11 @@ def known_as(op: Op) -> object:
     """By what the growth of a section is known (`Ledger.growths`): that of a checkpoint is made
     anew for each call, its results are not."""
     return op.results[0] if op.results else op
+
+
+def _copies_saved() -> contextlib.AbstractContextManager[None]:
+    """While ops run, what they save are copies."""
+    return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x)
 
 
 def started(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
