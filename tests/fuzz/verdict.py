@@ -107,7 +107,7 @@ def _floats(got: torch.Tensor, eager: torch.Tensor, truth: Maybe, noisy: Noisy) 
 def _fine(
     g: torch.Tensor, e: torch.Tensor, t: torch.Tensor, limit: torch.Tensor, info: torch.finfo
 ) -> torch.Tensor:
-    fine = ((g - t).abs() <= limit) & g.isfinite()
+    fine = (((g - t).abs() <= limit) & g.isfinite()) | (g == e)
     beyond = g.isinf() & (t.abs() + limit >= info.max) & (g.sign() == t.sign())
     return (
         fine
