@@ -59,6 +59,7 @@ SMALL_POINTS = 1 << 20
 LONG_TILE = 512  # of the sums that give the gradient of weights: as much of a line,
 LONG_ROWS = 8  # of so many results,
 LINES_TILE = 8  # and so many lines, stay in L2 while all results are summed up
+ALIKE_TILE = 144  # of a sum that other kernels compute, too
 LONGER = 4  # times today's extent: a tile needs no room for more, as kernels are planned anew then
 SUM_POINTS = 1 << 20  # that a task sums up at once: 4 MiB of floats for each thread
 LOCAL_POINTS = 1 << 18  # of a value that lives for one tile: 1 MiB of floats
@@ -340,7 +341,8 @@ class Arrangement:
             if heavy and all(a in i.over for i in self.all_items() if a in i.loops):
                 cut(a, self.target.reduced_tile)
         for a in [a for i in self.all_items() if i.name in self.alike for a in i.over]:
-            cut(a, self.target.reduced_tile)
+            if a not in grid:  # whatever the other kernel's tiling is
+                tiles[a] = min(ALIKE_TILE, a.extent.const or ALIKE_TILE)
         for item in self.all_items():
             if is_register_tile(item, self.ctx):
                 self._few_lines([a for a in item.over if a in tiles], tiles)
