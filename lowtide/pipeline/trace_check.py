@@ -171,10 +171,20 @@ def copied(call: Call) -> Call:
 
     def copy(x: torch.Tensor) -> torch.Tensor:
         if id(x) not in made:
-            made[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+            made[id(x)] = _differentiable_as(x, x.detach().clone())
         return made[id(x)]
 
     return _mapped(call, copy)
+
+
+def _differentiable_as(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """`made`, requiring a gradient if x does, and a leaf if x is one: only others can be written
+    in place."""
+    made.requires_grad_(x.requires_grad)
+    if x.is_leaf:
+        return made
+    with torch.enable_grad():
+        return made.clone()
 
 
 Dims = frozenset[tuple[int, int]]  # which dims: a tensor's number, and the dim
@@ -194,7 +204,7 @@ def _varied(call: Call) -> Iterator[Call]:
             for d in range(x.dim()):
                 if (number, d) in dims:
                     made = torch.cat([made.detach(), made.detach().narrow(d, -1, 1)], d)
-            return x if made is x else made.requires_grad_(x.requires_grad)
+            return x if made is x else _differentiable_as(x, made)
 
         yield _mapped(call, longer)
 

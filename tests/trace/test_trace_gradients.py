@@ -83,3 +83,17 @@ def test_a_call_leaves_the_grad_mode() -> None:
         assert not torch.is_grad_enabled()
     traced(R(3))
     assert torch.is_grad_enabled()
+
+
+def test_an_example_that_is_no_leaf_may_be_written() -> None:
+    def fill(x, y):
+        x[:] = y
+        x.mul_(2)
+        return x.sum()
+
+    leaf = R(4, 3, requires_grad=True)
+    traced = lt.trace(fill, (R(4, 3), leaf * 1))  # x requires a gradient once it is written
+    assert traced(leaf * 1, leaf).requires_grad
+    traced = lt.trace(lambda x: torch.relu_(x) + 1, (leaf * 1,))
+    x = leaf * 1
+    assert torch.equal(traced(x), x + 1)
