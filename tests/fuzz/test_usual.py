@@ -1,4 +1,4 @@
-"""Programs like those that people write, as users compile them; `python -m tests.fuzz` runs
+"""Forty programs like those that people write, as users compile them; `python -m tests.fuzz` runs
 more, and prints a program that fails as one that runs by itself."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.fuzz.usual_check import check
 from tests.fuzz.verdict import difference, sharing
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(40))
 def test_program(seed: int) -> None:
     sketch = generate(seed)
     wrong = check(sketch)
@@ -41,7 +41,7 @@ def test_ends_are_eagers_or_the_truths() -> None:
     assert "first at [2]" in difference(torch.tensor([torch.inf, torch.nan, torch.nan]), eager,
                                         truth, _none)  # fmt: skip
     assert "first at [1]" in difference(torch.tensor([torch.inf, 0.0, 1.0]), eager, truth, _none)
-    assert "first at [0]" in difference(torch.tensor([-torch.inf, torch.nan, 1.0]), eager, truth,
+    assert not difference(torch.tensor([-torch.inf, torch.nan, 1.0]), eager, truth,
                                         _none)  # fmt: skip
 
 

@@ -136,9 +136,9 @@ WRITES = (
     "{x}[::2] = 5",
     "{x}[:, ::2] += {y}[:, ::2]",
     "{x}.index_fill_(0, torch.tensor([0]), 7)",
-    "{x}.index_add_(0, torch.tensor([0, 0]), {y}[:2])",
+    "{x}.index_add_(0, torch.tensor([0, 0]), {y}[:2].clone())",
     "{x}[torch.tensor([0, -1])] = 4",
-    "{x}.scatter_(0, torch.zeros_like({x}, dtype=torch.long), {y})",
+    "{x}.scatter_(0, torch.zeros_like({x}, dtype=torch.long), {y}.clone())",
     "{x}.div_(2)",
     "{x} /= 3",
     "{x}.addcmul_({y}, {y}, value=0.5)",
@@ -160,8 +160,8 @@ WRITES = (
     "{x}.cumsum_(0)",
     "{x}.tril_()",
     "{x}.where({y} > 0, {x} * 0)",
-    "{x}.index_copy_(0, torch.tensor([0]), {y}[:1])",
-    "{x}.masked_scatter_({y} > 0, {y})",
+    "{x}.index_copy_(0, torch.tensor([0]), {y}[:1].clone())",
+    "{x}.masked_scatter_({y} > 0, {y}.clone())",
     "{x}.data.mul_(2)",
 )
 
