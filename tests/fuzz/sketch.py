@@ -56,6 +56,7 @@ if __name__ == "__main__":
             torch.autograd.backward(wanted, [torch.ones_like(y) for y in wanted])
         return out, args, [x.grad for x in given]
 
+    torch.set_grad_enabled({grad})
     torch.manual_seed(0)
     made = {made}
     ways = {{
@@ -136,6 +137,7 @@ class Sketch:
             recipes=", ".join(i.recipe for i in self.inputs),
             grads=[i.grad if self.grad else "none" for i in self.inputs],
             made=made,
+            grad=self.grad,
             first=dict(self.sizes[0]),
             calls=calls,
         )
