@@ -423,7 +423,7 @@ def dropout(d: Drawing) -> None:
                 else f"F.alpha_dropout({x}, 0.3, {d.train})"
             )
         case _:
-            d.let(f"F.dropout({x}, 0.3, {d.one_of(['self.training', 'True'])})")
+            d.let(f"F.dropout({x}, 0.3, {d.one_of([str(d.train), 'True'])})")
 
 
 def detached(d: Drawing) -> None:
