@@ -115,6 +115,13 @@ def lent(function: Function) -> frozenset[Value]:
     return frozenset(v for v in classes.members() if classes.root(v) in roots)
 
 
+def returned(function: Function) -> frozenset[Value]:
+    """Values that may lie in memory of which the caller gets a part."""
+    classes = Classes(function.block)
+    roots = {classes.root(v) for v in function.block.terminator.operands}
+    return frozenset(v for v in classes.members() if classes.root(v) in roots)
+
+
 def is_apart(op: Op, changed: Container[Value]) -> bool:
     """Is each result of an op with blocks a tensor for itself? Not so if it may share memory with
     another one or, where it is among the `changed`, with what the blocks read from outside."""

@@ -23,7 +23,7 @@ import torch.utils.checkpoint
 
 from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
-from lowtide.ir.aliases import is_apart, lent, may_change, written_by
+from lowtide.ir.aliases import is_apart, lent, may_change, returned, written_by
 from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
 from lowtide.ir.interpret import Entered, run_block, suppressed
 from lowtide.ir.prepared import Step, prepared
@@ -74,6 +74,7 @@ class BlockPlan:
         changed: frozenset[Value],
         statistics: frozenset[Value],
         lent: frozenset[Value],
+        returned: frozenset[Value],
     ) -> None:
         self.block = block
         self.ops = block.ops
@@ -82,6 +83,7 @@ class BlockPlan:
         self.changed = changed
         self.statistics = statistics
         self.lent = lent
+        self.returned = returned
         self.shown: dict[Value, str] = {}  # what the user calls captured values
         self.last = len(block.ops) - 1
         self.live_at = _liveness(block)
@@ -136,6 +138,7 @@ class BlockPlan:
             changed=self.changed,
             statistics=self.statistics,
             lent=self.lent,
+            returned=frozenset() if self.is_repeated else self.returned,
             name=f"{self.name}:{self.ops[pos].loc.line or pos}",
             shown=self.shown,
             owned=owned(self.ops, pos),
@@ -204,7 +207,7 @@ class BlockPlan:
         found = self._inner.get(id(block))
         if found is None:
             with self._lock:
-                known = self.changed, self.statistics, self.lent
+                known = self.changed, self.statistics, self.lent, self.returned
                 made = BlockPlan(block, self.name, self.mutates, (), *known)
                 made.shown = self.shown
                 made.is_repeated = self.is_repeated or bool(block.args)
@@ -440,7 +443,7 @@ class Driver:
         mutates = any(written_by(op) for op in function.walk())
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function),
-            statistics(function), lent(function),
+            statistics(function), lent(function), returned(function),
         )  # fmt: skip
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
         self.tiles: Tiles = tiles

@@ -143,9 +143,9 @@ class Entry:
 class Region:
     """See the module's text. `end` is the first op that ends every trace; `live_at[k]` are the
     values that ops from k on use; `statistics`: what norms in training may write; `lent`: what the
-    caller may write into; `shown` is what
-    the user calls captured values; `owned`: see `reuse`; `tiles`: see `backend`; `is_repeated`: in
-    a loop that the driver runs."""
+    caller may write into; `returned`: what the caller may get a part of; `shown` is what the user
+    calls captured values; `owned`: see `reuse`; `tiles`: see `backend`; `is_repeated`: in a loop
+    that the driver runs."""
 
     block: Block
     start: int
@@ -156,6 +156,7 @@ class Region:
     changed: frozenset[Value]
     statistics: frozenset[Value]
     lent: frozenset[Value]
+    returned: frozenset[Value]
     name: str
     exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
     keys: dict[tuple[type, ...], KeyOf | None] = field(
@@ -538,12 +539,13 @@ class Region:
 
     def _seen(self, trace: Trace, results: Sequence[Value]) -> hostcode.Layouts:
         """Of which values it shows how they lie."""
+        leaving = [trace.env[v] for v in results if v in self.returned]
         if trace.stop == len(self.block.ops):
-            is_last = self.block.terminator.name == "return"
-            return hostcode.Layouts(leaving=[trace.env[v] for v in results] if is_last else ())
+            return hostcode.Layouts(leaving=leaving)
         op = self.block.ops[trace.stop]
         asked = set(op.operands) if asks_layouts(op) else set[Value]()
-        return hostcode.Layouts(asked=[trace.env[v] for v in results if v in asked])
+        asked_of = [trace.env[v] for v in results if v in asked]
+        return hostcode.Layouts(leaving=leaving, asked=asked_of)
 
     def _gradient(self, host: HostCode, binding: Binding) -> Gradient | None:
         """The backward pass, None where no output carries a gradient."""

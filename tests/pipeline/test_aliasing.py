@@ -178,6 +178,18 @@ def test_parts_lie_as_in_pytorch() -> None:
             torch.testing.assert_close(got, want)
 
 
+def test_a_part_of_an_earlier_region_lies_as_in_pytorch() -> None:
+    def halves(x):
+        y = x * 2
+        z = torch.linalg.inv(x)  # PyTorch's: a region ends here
+        return {"left": y[:, :3], "rest": [z + 1, y[:, 3:]]}
+
+    x = torch.rand(5, 5) + torch.eye(5)
+    got, want = lt.script(halves)(x), halves(x)
+    assert got["left"].stride() == want["left"].stride()
+    assert got["rest"][1].untyped_storage().data_ptr() == got["left"].untyped_storage().data_ptr()
+
+
 def test_a_small_part_of_much_lies_alone() -> None:
     def last(x):
         return (x * 2)[:, -1]
