@@ -37,8 +37,8 @@ def with_late_division(expr: Expr, defs: Defs) -> Expr:
         if not isinstance(node, Reduce) or node.fn != "sum" or not node.dtype.is_float:
             return None
         over, under = _factors(node.body, node.axes)
-        for total in under:
-            rest = [e for e in under if e is not total]
+        for k, total in enumerate(under):
+            rest = [*under[:k], *under[k + 1 :]]  # it may divide twice
             if any(_adds_up(total, e, node.axes, defs) for e in over):
                 product = functools.reduce(_product, over)
                 for e in rest:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import lowtide as lt
 from tests.run.number_ends import check_ends
 
 f32, f64, f16 = torch.float32, torch.float64, torch.float16
@@ -220,3 +221,23 @@ def truths_that_are_added(x: Tensor) -> tuple[Tensor, Tensor]:
 )  # fmt: skip
 def test_constants_are_folded_in_their_dtype(fn: Any) -> None:
     check_ends(fn, random(40))
+
+
+def scores_and_their_weights(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k = torch.nn.functional.linear(x, w).split(4, dim=-1)
+    scores = q @ k.transpose(-2, -1)
+    return k, scores, scores.softmax(-1)
+
+
+def test_gradients_of_weights_that_are_divided_by_their_total_twice() -> None:
+    torch.manual_seed(0)
+    x, w = (torch.randn(s, dtype=f64, requires_grad=True) for s in ((7, 12, 4), (8, 4)))
+
+    def slopes(fn: Any) -> tuple[Tensor, ...]:
+        found = fn(x, w)
+        return torch.autograd.grad(found, (x, w), [torch.ones_like(y) for y in found])
+
+    for got, want in zip(
+        slopes(lt.script(scores_and_their_weights)), slopes(scores_and_their_weights), strict=True
+    ):
+        torch.testing.assert_close(got, want)
