@@ -144,7 +144,7 @@ class _Printer:
 
     def _is_exact(self, a: Axis) -> bool:
         points, extent = self.blocks.points[a], a.extent.const
-        return extent is not None and points.isdigit() and extent % int(points) == 0
+        return bool(extent) and points.isdigit() and extent % int(points) == 0
 
     def _accumulators(self) -> Iterator[Wide]:
         """How each accumulator is held while it goes on."""
