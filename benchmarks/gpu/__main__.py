@@ -1,0 +1,181 @@
+"""`python -m benchmarks.gpu`: what this checkout does on this machine's GPU, in a table.
+
+Exit status: 0 if every value of Lowtide's was right and nothing failed, 1 if not, 2 if there is no
+GPU. What fails does not end the run, and each program's results are written when it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.files import RESULTS
+from benchmarks.gpu.child import Child, Limits, Measured
+from benchmarks.gpu.jobs import LEAST_S, Job, all_jobs, share_s
+from benchmarks.gpu.measure import LOWTIDE
+from benchmarks.gpu.programs import GPU_PROGRAMS
+from benchmarks.gpu.report import Report
+from benchmarks.gpu.worker import DRY, FULL, SIMULATED
+
+ROOT = Path(__file__).parent.parent.parent
+_LAST_S = 5.0  # of the time, for the end
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, write, say. Gives the exit status."""
+    start_s = time.monotonic()
+    options = _parse(arguments)
+    env, effort = dict(os.environ), DRY if options.dry_run else FULL
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
+    if not torch.cuda.is_available():
+        if not options.dry_run:
+            _say(_no_gpu())
+            return 2
+        from tests.simulated.__main__ import variables_or_exit
+
+        env |= {x: y for x, y in variables_or_exit().items() if os.environ.get(x) != y}
+        effort = SIMULATED
+    folder = options.out or (Path(tempfile.mkdtemp()) if options.dry_run else RESULTS)
+    folder.mkdir(parents=True, exist_ok=True)
+    end_s = start_s + 60 * options.minutes - _LAST_S
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch, "log")
+        child = Child([sys.executable, "-m", "benchmarks.gpu.worker", effort], log, env)
+        report = Report(settings=_settings(options, effort), commit=commit())
+        try:
+            fault = child.start()
+            report.hello = child.hello
+            if fault:
+                _say(f"{fault}\n{log.read_text(errors='replace')[-3000:]}")
+                return 1
+            _greet(report.hello)
+            slower = 1 if effort == FULL else 5  # the interpreter takes its time
+            limits = Limits(
+                compile_s=slower * options.compile_seconds,
+                stage_s=slower * options.stage_seconds,
+                end_s=end_s,
+            )
+            run_all(child, report, all_jobs(options.programs), limits, folder)
+        finally:
+            child.stop()
+    print(f"\n{report.to_markdown()}\nwritten: {report.write(folder)}", flush=True)
+    return 1 if report.faults() else 0
+
+
+def run_all(
+    child: Child, report: Report, jobs: Sequence[Job], limits: Limits, folder: Path
+) -> None:
+    """The jobs in order, each within its share of the time; written after each."""
+    for place, job in enumerate(jobs):
+        left_s = limits.end_s - time.monotonic()
+        if left_s < LEAST_S:
+            report.missing = list(jobs[place:])
+            _say(f"no time left for {len(report.missing)} measurements, from {job.name} on")
+            break
+        measured = child.measure(job, share_s(jobs[place:], left_s), limits)
+        report.measured.append(measured)
+        _say(line_of(measured))
+        report.write(folder)
+
+
+def line_of(measured: Measured) -> str:
+    """One job in one line, or more where something failed."""
+    single = Report(settings={}, commit="", measured=[measured])
+    known = measured.variants.get(LOWTIDE, {})
+    state = "values right" if known.get("verdicts") else "values not checked"
+    troubles = [*single.faults(), *single.peers_faults()]
+    lines = [f"{measured.job.name}: {'see below' if single.faults() else state}"]
+    return "\n".join([*lines, *(f"    {trouble}" for trouble in troubles)])
+
+
+def commit() -> str:
+    """The checkout's commit, and whether it has changes; else a digest of Lowtide's files."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if found.returncode == 0:
+            return found.stdout.strip()
+    except OSError:
+        pass
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "lowtide").rglob("*.py")):
+        digest.update(path.read_bytes())
+    return f"no git; sha256 of lowtide/**/*.py is {digest.hexdigest()[:16]}"
+
+
+def _settings(options: argparse.Namespace, effort: str) -> dict[str, Any]:
+    return {
+        "minutes": options.minutes,
+        "effort": effort,
+        "allow_tf32": "in rows of tf32 only",
+        "seconds for torch.compile": options.compile_seconds,
+        "torch.compile": "dynamic=False, default mode",
+    }
+
+
+def _greet(hello: Mapping[str, Any]) -> None:
+    machine = hello["machine"]
+    _say(f"{machine['gpu']}, driver {hello['driver'] or 'unknown'}, torch {machine['torch']}")
+    for check in hello["checks"]:
+        state = "ok" if check["ok"] else "LOOK"
+        _say(f"{state}: {check['name']}: {check['detail']} {check['remedy']}".rstrip())
+    if not shutil.which("gcc") and not shutil.which("cc") and not shutil.which("clang"):
+        _say(
+            "LOOK: no C compiler. Triton needs one at its first launch on a machine, and so does "
+            "torch.compile; Lowtide's own compiler is for kernels of the CPU only"
+        )
+
+
+def _no_gpu() -> str:
+    from lowtide.runtime import doctor
+
+    found = [x for x in doctor.checks() if x.name == "GPU"]
+    why = "; ".join(f"{x.detail} {x.remedy}".strip() for x in found)
+    return f"There is no GPU that PyTorch {torch.__version__} can use. {why}\n--dry-run needs none."
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("programs", nargs="*", help="names, or name:precision (all)")
+    parser.add_argument("--minutes", type=float, default=12.0, help="for everything (12)")
+    parser.add_argument("--out", type=Path, help="a folder (benchmarks/results)")
+    parser.add_argument("--dry-run", action="store_true", help="small sizes, one round")
+    parser.add_argument(
+        "--compile-seconds", type=float, default=60.0,
+        help="most seconds of torch.compile's first call (60)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stage-seconds", type=float, default=120.0, help="most seconds of another step (120)"
+    )
+    options = parser.parse_args(arguments)
+    for name in options.programs:
+        if name.partition(":")[0] not in GPU_PROGRAMS:
+            parser.error(f"no program {name}; there are {', '.join(GPU_PROGRAMS)}")
+    return options
+
+
+def _say(text: str) -> None:
+    print(f"· {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child ends, too
+    sys.exit(main())
