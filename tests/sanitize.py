@@ -106,16 +106,16 @@ def _sets() -> list[str]:
 def _ran(args: argparse.Namespace, instructions: str, sanitizer: str) -> Iterator[Finding]:
     """Runs all under one sanitizer; what it found."""
     with tempfile.TemporaryDirectory(prefix="lowtide-sanitize-") as place:
-        compiler = _compiler(Path(place), instructions, sanitizer)
-        environment = _environment(Path(place), compiler, sanitizer)
+        compiler = compiler_script(Path(place), instructions, sanitizer)
+        environment = environment_of(Path(place), compiler, sanitizer)
         found = _of_programs(args, environment) if args.programs else []
         for file in () if args.no_tests else _files(args.tests or _CORPORA):
-            found += _of_tests(file, environment)
+            found += of_tests(file, environment)
         for where, words in found:
             yield Finding(instructions, sanitizer, where, words)
 
 
-def _compiler(place: Path, instructions: str, sanitizer: str) -> Path:
+def compiler_script(place: Path, instructions: str, sanitizer: str) -> Path:
     """A script that is the compiler with more flags, after all others."""
     command = shlex.join(toolchain.find_command(os.environ.get("LOWTIDE_CC", "")))
     march = _SETS[instructions][1] if instructions != "native" else ""
@@ -136,7 +136,7 @@ exec {command} "$@" {more}
     return script
 
 
-def _environment(place: Path, compiler: Path, sanitizer: str) -> dict[str, str]:
+def environment_of(place: Path, compiler: Path, sanitizer: str) -> dict[str, str]:
     found = {**os.environ, "LOWTIDE_CC": str(compiler), "LOWTIDE_CACHE_DIR": str(place / "cache")}
     if sanitizer == "address":
         found["LD_PRELOAD"] = _runtime()
@@ -169,20 +169,20 @@ def _files(places: tuple[str, ...] | list[str]) -> list[str]:
     return found
 
 
-def _of_tests(file: str, environment: dict[str, str]) -> list[tuple[str, str]]:
+def of_tests(file: str, environment: dict[str, str]) -> list[tuple[str, str]]:
     """Which tests of a file died, or failed. One that dies is left out from then on."""
     found: list[tuple[str, str]] = []
     while True:
-        command = ["-m", "pytest", file, "-v", "-p", "no:cacheprovider", "--tb=line", "-n0"]
+        command = ["-m", "pytest", file, "-vv", "-p", "no:cacheprovider", "--tb=line", "-n0"]
         command += [f"--deselect={where}" for where, _ in found]
-        status, text = _python([*command, "--optimize=-O1"], environment)
+        status, text = python([*command, "--optimize=-O1"], environment)
         if status >= 0:
             break
-        begun = re.findall(r"^(tests/\S+::.*?) ", text, re.MULTILINE)
+        begun = re.findall(r"^(\S+\.py::.*?) ", text, re.MULTILINE)
         found.append((begun[-1] if begun else file, _last_words(status, text)))
         if not begun:
             return found
-    failed = re.findall(r"^(?:FAILED|ERROR) (tests/\S+?)(?: - (.*))?$", text, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?: - (.*))?$", text, re.MULTILINE)
     found += [(where, words or "failed") for where, words in failed]
     if status not in (0, 1, 5) and not failed:  # 5: no test is left
         found.append((file, text[-1500:]))
@@ -192,7 +192,7 @@ def _of_tests(file: str, environment: dict[str, str]) -> list[tuple[str, str]]:
 def _of_programs(args: argparse.Namespace, environment: dict[str, str]) -> list[tuple[str, str]]:
     """Which usual fuzzed programs died, or went wrong."""
     command = ["-m", "tests.fuzz", "--programs", str(args.programs), "--seed", str(args.seed)]
-    status, text = _python([*command, "--optimize=-O1", "--keep", "--jobs=1"], environment)
+    status, text = python([*command, "--optimize=-O1", "--keep", "--jobs=1"], environment)
     found: list[tuple[str, str]] = []
     for block in re.split(r"^==== ", text, flags=re.MULTILINE)[1:]:
         head = re.match(r"seed \d+", block)
@@ -202,7 +202,7 @@ def _of_programs(args: argparse.Namespace, environment: dict[str, str]) -> list[
     return found
 
 
-def _python(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
+def python(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
     result = subprocess.run(
         [sys.executable, *arguments],
         cwd=_ROOT,

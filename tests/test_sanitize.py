@@ -40,12 +40,12 @@ def test_what_is_wrong_is_seen(
 ):
     if toolchain.compiler().kind == "zig":
         pytest.skip("zig comes without the sanitizers' libraries")
-    script = sanitize._compiler(tmp_path, "native", sanitizer)
+    script = sanitize.compiler_script(tmp_path, "native", sanitizer)
     (tmp_path / "wrong.c").write_text(_TEXT)
     command = [str(script), *toolchain.compiler().flags, "wrong.c", "-o", "wrong.so"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    environment = sanitize._environment(tmp_path, script, sanitizer)
+    environment = sanitize.environment_of(tmp_path, script, sanitizer)
     asked = ["-c", _LOAD, str(tmp_path / "wrong.so"), str(index), str(number)]
-    status, text = sanitize._python(asked, environment)
+    status, text = sanitize.python(asked, environment)
     assert status < 0 if dies else status == 0, text
     assert ("AddressSanitizer" in text) == (dies and sanitizer == "address")
