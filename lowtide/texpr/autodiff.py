@@ -40,6 +40,7 @@ from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, nonnegative, product
 from lowtide.texpr.pullback import Pulled, is_constant, pull
 from lowtide.texpr.sizes import elements, likely
+from lowtide.texpr.softmax import with_weights_outside
 
 _SPREAD = 2  # times as many values scattered: what is read is better stored
 
@@ -324,6 +325,7 @@ def backward(
     scattered += [n for n, d in cots.defs.items() if d.adds_to]
     everything = {**diff.defs, **cots.defs}
     cots.defs = {n: exchanged(d, everything, diff.defs.values()) for n, d in cots.defs.items()}
+    cots.defs = {n: with_weights_outside(d, everything) for n, d in cots.defs.items()}
     program = Program(
         inputs={**diff.inputs, **handed_in, **cots.inputs},
         delays={**_delays(diff), **cots.delays},

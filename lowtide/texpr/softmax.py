@@ -50,6 +50,35 @@ def with_late_division(expr: Expr, defs: Defs) -> Expr:
     return Rewriter(visit)(expr)
 
 
+def with_weights_outside(d: Def, defs: Defs) -> Def:
+    """A gradient's definition with its weights behind the sums, as eager mode multiplies:
+
+        sum[c](g[i, c] * v[j, c] * e[i, j])  ->  sum[c](g[i, c] * v[j, c]) * e[i, j]
+
+    e is in [0, 1], so nothing vanishes; the sum overflows where eager mode's `g @ v.mT` does."""
+
+    def visit(node: Expr) -> Expr | None:
+        if not isinstance(node, Reduce) or node.fn != "sum" or not node.dtype.is_float:
+            return None
+        over, under = _factors(node.body, node.axes)
+        outside = [e for e in over if e.free.isdisjoint(node.axes) and _is_weight(e, defs)]
+        inside = [e for e in over if e not in outside]
+        if not outside or not inside:
+            return None
+        body = functools.reduce(_product, inside)
+        for e in under:
+            body = ex.apply("div", (body, e), node.dtype)
+        whole = ex.reduce("sum", node.axes, body, node.dtype)
+        return functools.reduce(_product, outside, whole)
+
+    return Def(name=d.name, axes=d.axes, expr=Rewriter(visit)(d.expr), loc=d.loc, op=d.op)
+
+
+def _is_weight(e: Expr, defs: Defs) -> bool:
+    axes = [a for a in e.free if isinstance(a, Axis)]
+    return bool(axes) and _weight(e, axes, defs) is not None
+
+
 def has_weights(over: Sequence[Expr], axes: Collection[Axis], defs: Defs) -> bool:
     """Is one of these factors a weight along one of the axes?"""
     return any(_weight(e, axes, defs) is not None for e in over)
