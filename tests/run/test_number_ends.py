@@ -241,3 +241,25 @@ def test_gradients_of_weights_that_are_divided_by_their_total_twice() -> None:
         slopes(lt.script(scores_and_their_weights)), slopes(scores_and_their_weights), strict=True
     ):
         torch.testing.assert_close(got, want)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e15])
+def test_gradients_behind_weights_of_small_and_large_values(size: float) -> None:
+    """The weight is multiplied in behind the sum over channels, as eager mode does."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 40, 16) for _ in range(3))
+    cotangent = torch.randn(2, 40, 16) * size
+
+    def slopes(fn: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        leaves = [x.detach().to(dtype).requires_grad_() for x in (4 * q, k, v * size)]
+        return torch.autograd.grad(fn(*leaves), leaves, cotangent.to(dtype))
+
+    for got, eager, want in zip(
+        slopes(lt.script(attended), f32), slopes(attended, f32), slopes(attended, f64), strict=True
+    ):
+        error = (got - want).abs().max()
+        assert error <= 4 * (eager - want).abs().max() + 1e-6 * want.abs().max()
