@@ -75,7 +75,7 @@ def with_weights_outside(d: Def, defs: Defs) -> Def:
 
 
 def _is_weight(e: Expr, defs: Defs) -> bool:
-    axes = [a for a in e.free if isinstance(a, Axis)]
+    axes = list(e.free)
     return bool(axes) and _weight(e, axes, defs) is not None
 
 
