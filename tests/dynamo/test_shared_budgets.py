@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-from tests.memory.promised_alone import hooked, in_a_loop
+from tests.memory.graph_programs import hooked, in_a_loop
 from torch import Tensor, nn
 
 import lowtide as lt

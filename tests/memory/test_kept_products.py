@@ -40,12 +40,15 @@ class Layers(nn.Module):
 
 
 class WrittenInto(Layers):
-    """What follows a convolution writes into its result, which so is not there any more."""
+    """What follows a convolution writes into its result, of which there is another name: it is not
+    there any more."""
 
     def forward(self, x: Tensor) -> Any:
-        a = torch.relu_(self.first(x))
+        a = self.first(x)
+        rows = a.view(a.shape[0], -1)
+        torch.relu_(a)
         b = torch.relu(self.norm2(self.second(F.max_pool2d(a, 2))))
-        return self.third(b).square().mean((2, 3)) + a.mean((2, 3))
+        return self.third(b).square().mean((2, 3)) + a.mean((2, 3)) + rows.mean()
 
 
 class Dropped(Layers):
