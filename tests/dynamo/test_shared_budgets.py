@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-from tests.memory.graph_programs import hooked, in_a_loop
 from torch import Tensor, nn
 
 import lowtide as lt
 from lowtide.pipeline.budget.allowance import shares_below
 from lowtide.pipeline.shares import best
+from tests.memory.graph_programs import hooked, in_a_loop
 
 Program = Callable[[Tensor], Tensor]
 SIZE = 512, 256
