@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -55,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     subprocess.run([compiler, "-shared", "-fPIC", str(CUDNN), "-o", str(path)], check=True)
     library = ctypes.CDLL(str(path))
     functions = {name: getattr(library, f"cudnn{name}") for name in cudnn_sizes.NAMES}
-    monkeypatch.setattr(cudnn_sizes, "_functions", lambda: functions)
+    monkeypatch.setattr(cudnn_sizes, "_functions", functools.cache(lambda: functions))
     monkeypatch.setattr(cudnn_sizes, "_device", lambda: 0)
 
 
@@ -117,7 +118,7 @@ def test_all_layers_can_be_asked_about(name: str) -> None:
 
 def test_a_cudnn_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = dict.fromkeys(cudnn_sizes.NAMES, lambda *_: 3000)
-    monkeypatch.setattr(cudnn_sizes, "_functions", lambda: refusing)
+    monkeypatch.setattr(cudnn_sizes, "_functions", functools.cache(lambda: refusing))
     monkeypatch.setattr(cudnn_sizes, "_device", lambda: 0)
     layer, x = fake("gru")
     assert UNASKED in lt.script(layer).memory(x).notes
