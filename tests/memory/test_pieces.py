@@ -16,12 +16,6 @@ from torch.utils.checkpoint import checkpoint
 import lowtide as lt
 from lowtide.pipeline.driver import BlockPlan
 from tests.memory.contract import asked_bytes, assert_budget_kept, assert_within_contract
-from tests.quickly import compile_quickly
-
-
-@pytest.fixture(autouse=True)
-def quickly() -> None:
-    compile_quickly()
 
 
 def exponentials(x: Tensor) -> Tensor:
