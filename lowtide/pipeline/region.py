@@ -31,14 +31,7 @@ from lowtide.pipeline.gradient import Gradient
 from lowtide.pipeline.hostcode import HostCode
 from lowtide.pipeline.keys import KeyOf, key_function, whole_key
 from lowtide.pipeline.orders import ViewFails, asks_layouts, is_plain, orders_of
-from lowtide.pipeline.outgrown import (
-    GROWN,
-    GROWN_AGAIN,
-    OUTGROWN,
-    TOO_WIDE,
-    Plan,
-    room_bytes,
-)
+from lowtide.pipeline.outgrown import GROWN, GROWN_AGAIN, OUTGROWN, TOO_WIDE, Plan, room_bytes
 from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, item, launched
 from lowtide.pipeline.reuse import Dying
 from lowtide.pipeline.signature import CPU, Binding, Levels, Spot, escalated, with_varying
