@@ -264,6 +264,7 @@ class _Writer:
         self.constants: dict[str, Any] = {}
         self.lines: list[str] = []
         self.outputs: dict[str, Abs] = {}  # in order; a name stands once
+        self._given_out: set[str] = set()  # values, by the names that they have unturned
         self._names: dict[int, str] = {}  # by id of an Abs or Origin
         self._alive: list[object] = []  # so that ids stay unique
 
@@ -359,10 +360,11 @@ class _Writer:
         assert isinstance(x.value, Val)
         val, program, order = x.value, self.builder.program, self.orders.get(x)
         name = val.name
-        if name in self.outputs or name not in program.defs:
+        if name in self._given_out or name not in program.defs:
             self.builder.op = self.builder.op or "clone"
             val = self.builder.tensor(val.shape, val.dtype, lambda idx: self.builder.load(val, idx))
             name = val.name
+        self._given_out.add(name)
         if order is not None:
             program.defs, name = stored_in(program.defs, name, order)
         self.outputs[name] = x

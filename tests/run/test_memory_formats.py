@@ -324,6 +324,20 @@ def test_what_is_turned_lies_as_pytorchs_so_that_masks_are_the_same(program: Any
         torch.testing.assert_close(got, want)
 
 
+def test_two_copies_of_a_turned_value_are_two_tensors() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first = x.unsqueeze(0).clone()
+        zeros = torch.zeros_like(first, dtype=torch.int64)
+        return first, zeros, first.clone()
+
+    x = torch.arange(12.0).view(6, 2).t()
+    first, zeros, second = lt.script(fn)(x)
+    assert torch.equal(second, fn(x)[2])
+    first.fill_(-1)
+    assert torch.equal(second, fn(x)[2])
+    assert torch.equal(zeros, fn(x)[1])
+
+
 def test_to_another_format_is_a_copy() -> None:
     """Of a tensor that lies otherwise; one that lies so already is the caller's own."""
 
