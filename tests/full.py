@@ -4,7 +4,8 @@
     ./dev test full clang sanitize     some of them
 
 Each part is a command of its own. What is written: which commit, on what, for each part how it
-ended, the last lines that it printed, and how long it took. The exit status is 1 if a part failed.
+ended, what failed, the last line that it printed, and how long it took. The exit status is 1 if a
+part failed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-LAST_LINES = 12
+_FAILED = re.compile(r"(FAILED|ERROR) \S+::|==== seed |(tests/\S+|seed \d+): ")
 PYTEST = ("-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # What a second compiler is tried on: kernels, numbers, gradients, loops, models.
 _KERNELS = (
@@ -63,13 +64,15 @@ PARTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """`status`: the part's exit status, None where it was left out."""
+    """`status`: the part's exit status, None where it was left out. `failed`: the lines that name
+    what failed."""
 
     name: str
     status: int | None
     seconds: float
     command: str
-    last_lines: list[str]
+    failed: list[str]
+    last_line: str
 
 
 def run(part: Part) -> Outcome:
@@ -77,9 +80,11 @@ def run(part: Part) -> Outcome:
     command = " ".join(["python", *part.arguments])
     missing = [name for name in part.needs if shutil.which(name) is None]
     if missing:
-        note = [f"left out: {', '.join(missing)} is not installed"]
-        return Outcome(name=part.name, status=None, seconds=0, command=command, last_lines=note)
-    begun, lines = time.monotonic(), list[str]()
+        note = f"left out: {', '.join(missing)} is not installed"
+        return Outcome(
+            name=part.name, status=None, seconds=0, command=command, failed=[], last_line=note
+        )
+    begun, failed, last = time.monotonic(), list[str](), ""
     process = subprocess.Popen(
         [sys.executable, *part.arguments],
         cwd=ROOT,
@@ -92,11 +97,18 @@ def run(part: Part) -> Outcome:
     assert process.stdout is not None
     for line in process.stdout:
         print(line, end="", flush=True)
-        lines = [*lines, line.rstrip()][-LAST_LINES:]
+        last = line.strip() or last
+        if _FAILED.match(line):
+            failed.append(line.rstrip()[:300])
     status = process.wait()
     seconds = round(time.monotonic() - begun, 1)
     return Outcome(
-        name=part.name, status=status, seconds=seconds, command=command, last_lines=lines
+        name=part.name,
+        status=status,
+        seconds=seconds,
+        command=command,
+        failed=failed,
+        last_line=last,
     )
 
 

@@ -12,11 +12,13 @@ is named, and the rest goes on. Tests that fail in other ways are named too.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +30,8 @@ from lowtide.runtime import toolchain
 
 _ROOT = Path(__file__).resolve().parent.parent
 _CORPORA = ("tests/emit", "tests/run")
-_LONGEST_S = 3600  # for one file of tests, or all programs
+_LONGEST_S = 3600  # for one file of tests, or a batch of programs
+_BATCH = 100
 
 # Instruction sets: the feature in /proc/cpuinfo that they need, and the compiler's flag.
 _SETS = {
@@ -108,11 +111,15 @@ def _ran(args: argparse.Namespace, instructions: str, sanitizer: str) -> Iterato
     with tempfile.TemporaryDirectory(prefix="lowtide-sanitize-") as place:
         compiler = compiler_script(Path(place), instructions, sanitizer)
         environment = environment_of(Path(place), compiler, sanitizer)
-        found = _of_programs(args, environment) if args.programs else []
-        for file in () if args.no_tests else _files(args.tests or _CORPORA):
-            found += of_tests(file, environment)
-        for where, words in found:
-            yield Finding(instructions, sanitizer, where, words)
+        end = args.seed + args.programs
+        batches = [range(s, min(s + _BATCH, end)) for s in range(args.seed, end, _BATCH)]
+        files = [] if args.no_tests else _files(args.tests or _CORPORA)
+        for found in itertools.chain(
+            (_of_programs(seeds, environment) for seeds in batches),
+            (of_tests(file, environment) for file in files),
+        ):
+            for where, words in found:
+                yield Finding(instructions, sanitizer, where, words)
 
 
 def compiler_script(place: Path, instructions: str, sanitizer: str) -> Path:
@@ -189,29 +196,33 @@ def of_tests(file: str, environment: dict[str, str]) -> list[tuple[str, str]]:
     return found
 
 
-def _of_programs(args: argparse.Namespace, environment: dict[str, str]) -> list[tuple[str, str]]:
+def _of_programs(seeds: range, environment: dict[str, str]) -> list[tuple[str, str]]:
     """Which usual fuzzed programs died, or went wrong."""
-    command = ["-m", "tests.fuzz", "--programs", str(args.programs), "--seed", str(args.seed)]
+    command = ["-m", "tests.fuzz", "--programs", str(len(seeds)), "--seed", str(seeds.start)]
     status, text = python([*command, "--optimize=-O1", "--keep", "--jobs=1"], environment)
     found: list[tuple[str, str]] = []
     for block in re.split(r"^==== ", text, flags=re.MULTILINE)[1:]:
         head = re.match(r"seed \d+", block)
         found.append((head[0] if head else "programs", block[:1500]))
     if status and not found:
-        found.append(("programs", _last_words(status, text)))
+        found.append((f"programs from {seeds.start}", _last_words(status, text)))
     return found
 
 
 def python(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    result = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=_ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=_LONGEST_S,
-        check=False,
-    )
+    """Exit status and output; one that takes too long is killed, which is its status."""
+    try:
+        result = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=_ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_LONGEST_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        return -signal.SIGKILL, (late.stdout or b"").decode(errors="replace")
     return result.returncode, result.stdout.decode(errors="replace")
 
 
