@@ -83,6 +83,11 @@ def equal(x):
     return x if torch.equal(x, x) else -x
 
 
+def seeded(x):
+    torch.manual_seed(3)
+    return x * 2
+
+
 def told(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -105,6 +110,7 @@ FROZEN: list[tuple[Callable[..., Any], str, str]] = [
     (int_of_size, "`int` of a size (or a number from sizes) is frozen as 1", "return x * int("),
     (sqrt_of_size, "`float` of a size, as in math.sqrt(n), is frozen as 3.0", "return x / math"),
     (equal, "`equal` of two tensors is frozen as True", "return x if torch.equal(x, x)"),
+    (seeded, "`torch.manual_seed` inside a traced function is not", "torch.manual_seed(3)"),
 ]
 
 

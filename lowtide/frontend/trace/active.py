@@ -2,7 +2,8 @@
 
     with recording(recorder): ...      is_tracing() and torch.jit.is_tracing() are True inside,
                                        torch._C._is_tracing() too, which some packages ask;
-                                       Spike.apply(x) of an autograd.Function is recorded
+                                       Spike.apply(x) of an autograd.Function is recorded;
+                                       torch.manual_seed(0) is not, which is told
 
 Always holds: other threads see nothing of it; PyTorch is as it was once no thread records.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.jit
 
 from lowtide import function_apply
+from lowtide.frontend.trace.places import here
 
 if TYPE_CHECKING:
     from lowtide.frontend.trace.recorder import Recorder
@@ -72,20 +74,13 @@ def _patch(step: int) -> None:
     with _lock:
         _depth += step
         if _depth == 1 and step == 1:
-            for names, name in _ASKED:
-                names[name] = functools.partial(_is_tracing, names[name])
+            for names, name, instead in _REPLACED:
+                names[name] = functools.partial(instead, names[name])
             function_apply.add(_apply)
         elif _depth == 0:
-            for names, name in _ASKED:
+            for names, name, _ in _REPLACED:
                 names[name] = names[name].args[0]
             function_apply.remove(_apply)
-
-
-# Past the properties of `lowtide.patch`.
-_ASKED: tuple[tuple[Any, str], ...] = (
-    (vars(torch.jit), "is_tracing"),
-    (vars(torch._C), "_is_tracing"),  # pyright: ignore[reportPrivateUsage]
-)
 
 
 def _apply(run: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,3 +103,20 @@ def _apply(run: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dic
 
 def _is_tracing(original: Callable[[], bool]) -> bool:
     return is_tracing() or bool(original())
+
+
+def _seed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    recorder = active()
+    if recorder is not None and recorder.is_live():
+        name = getattr(original, "__name__", "a seed")
+        what = f"`torch.{name}` inside a traced function is not recorded"
+        recorder.warn_frozen(what, here(recorder.stop))
+    return original(*args, **kwargs)
+
+
+# Past the properties of `lowtide.patch`.
+_REPLACED: tuple[tuple[dict[str, Any], str, Callable[..., Any]], ...] = (
+    (vars(torch.jit), "is_tracing", _is_tracing),
+    (vars(torch._C), "_is_tracing", _is_tracing),  # pyright: ignore[reportPrivateUsage]
+    *((vars(m), n, _seed) for m in (torch, torch.random) for n in ("manual_seed", "set_rng_state")),
+)
