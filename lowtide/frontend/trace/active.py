@@ -115,7 +115,7 @@ def _seed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 # Past the properties of `lowtide.patch`.
-_REPLACED: tuple[tuple[dict[str, Any], str, Callable[..., Any]], ...] = (
+_REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (vars(torch.jit), "is_tracing", _is_tracing),
     (vars(torch._C), "_is_tracing", _is_tracing),  # pyright: ignore[reportPrivateUsage]
     *((vars(m), n, _seed) for m in (torch, torch.random) for n in ("manual_seed", "set_rng_state")),
