@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.__main__ import line_of, main, run_all
 from benchmarks.gpu.child import Child, Limits, Measured
 from benchmarks.gpu.jobs import FORWARD, TRAINING, Job, all_jobs, share_s
@@ -23,8 +27,12 @@ JOB = Job(program="layer_norm", precision="float32", mode=TRAINING)
 CHILD = """
 import json, os, sys, time
 def emit(**event): print(json.dumps(event), flush=True)
-emit(kind="hello", machine={"gpu": "A GPU, CUDA 13"}, checks=[])
+emit(kind="hello", machine={"gpu": "A GPU, CUDA 13"})
 for line in sys.stdin:
+    if "job" not in json.loads(line):
+        emit(kind="check", name="compiler", ok=True, detail="gcc", remedy="")
+        emit(kind="done")
+        continue
     skip = json.loads(line)["skip"]
     emit(kind="job", sizes="N=1", checked="N=1")
     for name in ("eager", "lowtide", "torch.compile"):
@@ -42,13 +50,31 @@ for line in sys.stdin:
 """
 
 
+# Of each job, the first child's variant ends it by a fault, the second one without an answer.
+ONCE = """
+import json, os, sys, time
+def emit(**event): print(json.dumps(event), flush=True)
+emit(kind="hello", machine={})
+skip = json.loads(sys.stdin.readline())["skip"]
+emit(kind="stage", variant="lowtide", stage="values" if skip else "first call")
+if skip:
+    os._exit(7)
+emit(kind="variant", name="lowtide", error="first call: CUDA error")
+os._exit(70)
+"""
+
+
 def report() -> Report:
     return Report(settings={"minutes": 1}, commit="abc")
 
 
+def a_child(text: str, folder: Path) -> Child:
+    return Child([sys.executable, "-c", text], folder / "log", dict(os.environ))
+
+
 def test_order() -> None:
     jobs = all_jobs()
-    assert [job.program for job in jobs[:3]] == ["intersection", "similarity", "nearest_centre"]
+    assert [job.program for job in jobs[:3]] == ["boxes", "similarity", "nearest_centre"]
     assert {job.program for job in jobs} == set(GPU_PROGRAMS)
     assert len(set(jobs)) == len(jobs)
     places = {job: place for place, job in enumerate(jobs)}
@@ -111,10 +137,8 @@ def test_a_job_on_the_cpu(name: str) -> None:
 
 def test_children_that_fail(tmp_path: Path) -> None:
     """What they were doing is left out by the next one; all else is measured and written."""
-    child = Child([sys.executable, "-c", CHILD], tmp_path / "log", dict(os.environ))
+    child = a_child(CHILD, tmp_path)
     found = report()
-    assert child.start() == ""
-    found.hello = child.hello
     try:
         run_all(child, found, [JOB], Limits(compile_s=0.2, end_s=float("inf")), tmp_path)
     finally:
@@ -134,12 +158,83 @@ def test_children_that_fail(tmp_path: Path) -> None:
 
 
 def test_no_time_left(tmp_path: Path) -> None:
-    child = Child([sys.executable, "-c", ""], tmp_path / "log", dict(os.environ))
-    found = report()
+    child, found = a_child("", tmp_path), report()
     run_all(child, found, [JOB], Limits(end_s=0.0), tmp_path)
     assert found.missing == [JOB]
     assert "Not reached in 1 minutes" in found.to_markdown()
     assert child.starts == 0
+
+
+def test_what_takes_too_long_is_left_out_of_the_next_job(tmp_path: Path) -> None:
+    child, found = a_child(CHILD, tmp_path), report()
+    jobs = [dataclasses.replace(JOB, precision=x) for x in ("float32", "bfloat16")]
+    try:
+        run_all(child, found, jobs, Limits(compile_s=0.2), tmp_path)
+    finally:
+        child.stop()
+    first, second = (x.variants["torch.compile"]["error"] for x in found.measured)
+    assert first == "first call: skipped, as it took more than 0.2 s"
+    assert second == f"{first} in {JOB.name}"
+    assert child.starts == 4  # lowtide's crash is tried again
+
+
+def test_the_first_fault_is_not_lost(tmp_path: Path) -> None:
+    child = a_child(ONCE, tmp_path)
+    measured = child.measure(JOB, 60.0, Limits())
+    assert child.starts == 2
+    assert measured.variants[LOWTIDE]["error"] == (
+        "first call: CUDA error; then values: ended with status 7"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("raise SystemExit('no GPU today')", "ended with status 1; no GPU today"),
+        ("import time; time.sleep(60)", "no answer in"),
+    ],
+)
+def test_no_child_starts(text: str, says: str, tmp_path: Path) -> None:
+    """Two tries, within the time; all that is known is written."""
+    child, found = a_child(text, tmp_path), report()
+    begin_s = time.monotonic()
+    run_all(child, found, [JOB, JOB], Limits(end_s=begin_s + 3.0), tmp_path)
+    assert time.monotonic() - begin_s < 6.0
+    assert child.starts == 2
+    assert found.missing == [JOB, JOB]
+    assert says in found.faults()[0]
+    assert found.write(tmp_path).read_text().count(says) >= 1
+
+
+def test_the_time_ends_during_a_stage(tmp_path: Path) -> None:
+    child, found = a_child(CHILD, tmp_path), report()
+    assert child.start(Limits()) == ""
+    measured = child.measure(JOB, 60.0, Limits(end_s=time.monotonic() + 3.0))
+    found.measured.append(measured)
+    assert measured.variants["torch.compile"]["error"] == "first call: the time was over"
+    assert found.peers_faults() == []
+    assert "Not reached in 1 minutes" in found.to_markdown()
+
+
+def test_a_report_is_written_somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails, and also where the folder cannot be made."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def fails(*_: object) -> list[Job]:
+        raise RuntimeError("a fault of this command")
+
+    monkeypatch.setattr(command, "all_jobs", fails)
+    assert main(["--out", str(tmp_path / "file" / "results")]) == 1
+    (table,) = tmp_path.glob("*-no-gpu-gpu.md")
+    assert "a fault of this command" in table.read_text()
+
+
+def test_caches_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    env = {"TRITON_CACHE_DIR": str(tmp_path / "file"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    assert command.caches(env, tmp_path) == {"TRITON_CACHE_DIR": f"{tmp_path}/triton_cache_dir"}
 
 
 def test_wrong_values_are_faults() -> None:

@@ -24,7 +24,7 @@ _ORDER = (
     ("tf32", FORWARD),
     ("float16", FORWARD),
 )
-_FIRST = {"intersection", "similarity"}  # whose forward pass is what the project began with
+_FIRST = {"boxes", "similarity"}  # whose forward pass is what the project began with
 
 
 @dataclass(frozen=True, kw_only=True)

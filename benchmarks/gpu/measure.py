@@ -12,6 +12,7 @@ import inspect
 import math
 import random
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class Run:
         """The whole job. Raises: Poisoned."""
         _set_precision(self.job.precision)
         torch.compiler.reset()
-        small, full = self.program.small, self.program.full
+        small, full = self.program.quick, self.program.full
         sizes = small if self.is_small else full
         self.emit({"kind": "job", "sizes": self.program.describe(sizes)})
         setting = self.guarded("", "inputs", partial(self.setting, sizes))
@@ -96,11 +97,12 @@ class Run:
             truth = self.guarded("", "float64", lambda: self.truth(self.setting(small)))
         self.emit({"kind": "job", "checked": self.program.describe(sizes) if truth else ""})
         calls: dict[str, Callable[[], object]] = {}
-        for name, function in self.variants().items():
+        for name, make in self.variants().items():
             if name in self.skip:
                 self.emit({"kind": "variant", "name": name, "error": self.skip[name]})
                 continue
-            if not self.guarded(name, "first call", partial(self.first, name, function, setting)):
+            function = self.guarded(name, "first call", partial(self.first, name, make, setting))
+            if function is None:
                 continue
             calls[name] = partial(self.step, function, setting)
             if truth is not None:
@@ -115,18 +117,19 @@ class Run:
         self, variant: str, stage: str, part: Callable[[], T], is_note: bool = False
     ) -> T | None:
         """What `part` gives; None where it raises, which is an event. Raises: Poisoned."""
+        event = {"kind": "variant", "name": variant} if variant else {"kind": "job"}
         self.emit({"kind": "stage", "variant": variant, "stage": stage})
+        start_s = time.monotonic()
         try:
             found = part()
             _wait(self.device)
+            self.emit({**event, f"seconds of {stage}": round(time.monotonic() - start_s, 3)})
             return found
         except Exception as fault:
+            traceback.print_exc()
             says = f"{stage}: {describe_error(fault)}"
         gc.collect()
-        if variant:
-            self.emit({"kind": "variant", "name": variant, "error": says})
-        else:
-            self.emit({"kind": "job", "note" if is_note else "error": says})
+        self.emit({**event, "note" if is_note else "error": says})
         try:
             _wait(self.device)
             if self.device.type == "cuda":
@@ -135,20 +138,24 @@ class Run:
             raise Poisoned(str(fault)) from fault
         return None
 
-    def variants(self) -> dict[str, Function]:
-        """Functions by name, eager first, what takes longest to compile last."""
+    def variants(self) -> dict[str, Callable[[], Function]]:
+        """What makes the functions, by name; eager first, what takes longest to compile last."""
         import lowtide as lt
 
         program = self.program
-        compiled: Any = lt.script(program.function)
-        found: dict[str, Function] = {EAGER: program.function, LOWTIDE: compiled}
+        script: Any = lt.script
+        found: dict[str, Callable[[], Function]] = {
+            EAGER: lambda: program.function,
+            LOWTIDE: lambda: script(program.function),
+        }
         if program.peer is not None:
-            found[program.peer[0]] = program.peer[1]
+            peer, function = program.peer
+            found[peer] = lambda: function
         if self.device.type == "cuda":
-            found[COMPILE] = torch.compile(program.function, dynamic=False)
+            found[COMPILE] = lambda: torch.compile(program.function, dynamic=False)
         return found
 
-    def setting(self, sizes: Sequence[int]) -> Setting:
+    def setting(self, sizes: tuple[int, ...]) -> Setting:
         """Arguments of that size."""
         inputs = self.program.inputs(sizes, PRECISIONS[self.job.precision], self.device)
         for x in inputs:
@@ -188,25 +195,27 @@ class Run:
         gradients = torch.autograd.grad(found, wanted, given)
         return [*(x.detach() for x in found), *gradients]
 
-    def first(self, name: str, function: Function, setting: Setting) -> bool:
-        """The first call, which compiles, and what warms it up."""
+    def first(self, name: str, make: Callable[[], Function], setting: Setting) -> Function:
+        """The function; after its first call, which compiles, and what warms it up."""
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             start = time.perf_counter()
+            function = make()
             self.step(function, setting)
             _wait(self.device)
             first_s = time.perf_counter() - start
-            for _ in range(_WARM_CALLS):
+            for _ in range(1 if self.is_small else _WARM_CALLS):
                 self.step(function, setting)
         event: dict[str, Any] = {"kind": "variant", "name": name, "first_call_s": first_s}
         if name == LOWTIDE:
             event["warnings"] = sorted({str(w.message).partition("\n")[0] for w in said})
         self.emit(event)
-        return True
+        return function
 
     def check(self, name: str, function: Function, truth: Truth) -> bool:
-        """Its values, which a simulated device has of PyTorch's ops and of Lowtide's alone."""
-        if name == EAGER or (self.is_simulated and name == COMPILE):
+        """Its values, which a simulated device has of PyTorch's ops and of Lowtide's alone: none
+        of cuDNN's, nor of what Inductor compiles."""
+        if name == EAGER or (self.is_simulated and name != LOWTIDE):
             return True
         found = self.step(function, truth.setting)
         verdicts = self.verdicts(found, truth)
@@ -245,7 +254,7 @@ class Run:
             before = torch.cuda.memory_allocated()
             found = self.step(function, setting, fresh=True)
             torch.cuda.synchronize()
-            event["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+            self.emit({**event, "peak_bytes": torch.cuda.max_memory_allocated() - before})
             del found
         if name == LOWTIDE:
             compiled: Any = function
@@ -255,18 +264,20 @@ class Run:
             event["plain"] = explained.plain
             event["left"] = [f"{s.op} ({s.loc}): {s.reason}" for s in explained.torch_ops]
             event["notes"] = list(explained.notes)
-        self.emit(event)
+            self.emit(event)
         return True
 
     def times(self, calls: Mapping[str, Callable[[], object]]) -> bool:
         """Rounds in turns, in another order each, while there is time; milliseconds a call."""
         counts: dict[str, int] = {}
         for name, call in calls.items():
-            one_ms = self.elapsed_ms(call, 1)
-            many = _ROUND_MS / max(one_ms, _ROUND_MS / _MOST_CALLS)
-            counts[name] = 1 if self.is_small else max(1, math.ceil(many))
-        samples: dict[str, list[float]] = {name: [] for name in calls}
-        order, chance = list(calls), random.Random(0)
+            one_ms = self.guarded(name, "times", partial(self.elapsed_ms, call, 1))
+            if one_ms is not None:
+                many = _ROUND_MS / max(one_ms, _ROUND_MS / _MOST_CALLS)
+                counts[name] = 1 if self.is_small else max(1, math.ceil(many))
+        self.emit({"kind": "stage", "variant": "", "stage": "times"})
+        samples: dict[str, list[float]] = {name: [] for name in counts}
+        order, chance = list(counts), random.Random(0)
         for done in range(1 if self.is_small else _MOST_ROUNDS):
             if done >= _FEWEST_ROUNDS and time.monotonic() > self.end_s:
                 break

@@ -1,14 +1,14 @@
 """What is measured on a GPU: functions, sizes, precisions.
 
 program = GPU_PROGRAMS["chamfer"]
-inputs = program.inputs(program.small, torch.float32, torch.device("cpu"))
+inputs = program.inputs(program.quick, torch.float32, torch.device("cpu"))
 program.function(*inputs)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.variants import PEERS
-from lowtide import programs
+from lowtide.programs import PROGRAMS, Program
 
 PRECISIONS: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -30,30 +30,19 @@ Tensors = Sequence[Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuProgram:
-    """A function of tensors, and sizes for it: `full` for a GPU, `small` for a dry run.
+class GpuProgram(Program):
+    """A program with sizes for a GPU, and for a dry run where Triton's interpreter runs it.
 
     `peer`: what PyTorch has for the same thing, and its name. `judged`: what of a result is
     compared, given the inputs in float64. `settle`: the cotangents, changed so that no gradient
     hangs on a choice which rounding decides; given inputs in float64, cotangents and dtype.
     """
 
-    name: str
-    title: str
-    function: Callable[..., object]
-    make_inputs: Callable[..., tuple[Tensor, ...]]
-    sizes: tuple[str, ...]
-    full: tuple[int, ...]
-    small: tuple[int, ...]
     differentiable: bool = True
     precisions: tuple[str, ...] = ("float32",)
     peer: tuple[str, Callable[..., object]] | None = None
     judged: Callable[[Tensors, list[Tensor]], list[Tensor]] | None = None
     settle: Callable[[Tensors, list[Tensor], torch.dtype], list[Tensor]] | None = None
-
-    def describe(self, sizes: Sequence[int]) -> str:
-        """`"N=20000, M=20000"`."""
-        return ", ".join(f"{name}={size}" for name, size in zip(self.sizes, sizes, strict=True))
 
     def inputs(
         self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -115,95 +104,34 @@ def _unambiguous(inputs: Tensors, cotangents: list[Tensor], dtype: torch.dtype) 
     return settled
 
 
-def _of(name: str) -> tuple[str, Callable[..., object]]:
-    return PEERS[name]
+def _of(name: str, **changes: Any) -> GpuProgram:
+    """One of `lowtide.programs`."""
+    known: dict[str, Any] = {x.name: getattr(PROGRAMS[name], x.name) for x in fields(Program)}
+    known |= {"peer": PEERS.get(name), **changes}
+    return GpuProgram(**known)
 
 
 _TABLE = (
-    GpuProgram(
-        name="intersection",
-        title="all-pairs box intersection",
-        function=programs.boxes_intersection,
-        make_inputs=programs.PROGRAMS["boxes"].make_inputs,
-        sizes=("N", "M"),
-        full=(242_991, 500),
-        small=(70, 50),
-    ),
-    GpuProgram(
-        name="similarity",
-        title="similarity of dimensions",
-        function=programs.similarity,
-        make_inputs=programs.PROGRAMS["similarity"].make_inputs,
-        sizes=("S", "D"),
-        full=(256, 2_000),
-        small=(40, 50),
-        differentiable=False,
-    ),
-    GpuProgram(
-        name="chamfer",
-        title="chamfer distance",
-        function=programs.chamfer,
-        make_inputs=programs.PROGRAMS["chamfer"].make_inputs,
-        sizes=("N", "M"),
-        full=(20_000, 20_000),
-        small=(70, 90),
-        settle=_unambiguous,
-    ),
-    GpuProgram(
-        name="kernel_sum",
-        title="exp(-d²) @ b",
-        function=programs.gaussian,
-        make_inputs=programs.PROGRAMS["gaussian"].make_inputs,
-        sizes=("N", "M", "C"),
-        full=(20_000, 20_000, 64),
-        small=(70, 90, 40),
-        precisions=_ALL,
-        peer=_of("gaussian"),
-    ),
-    GpuProgram(
-        name="nearest_centre",
-        title="nearest centre",
-        function=programs.nearest_centre,
-        make_inputs=programs.PROGRAMS["nearest_centre"].make_inputs,
-        sizes=("N", "K", "D"),
+    _of("boxes", full=(242_991, 500), quick=(70, 50)),
+    _of("similarity", full=(256, 2_000), quick=(40, 50), differentiable=False),
+    _of("chamfer", full=(20_000, 20_000), quick=(70, 90), settle=_unambiguous),
+    _of("gaussian", full=(20_000, 20_000, 64), quick=(70, 90, 40), precisions=_ALL),
+    _of(
+        "nearest_centre",
         full=(100_000, 512, 32),
-        small=(70, 40, 36),
+        quick=(70, 40, 36),
         differentiable=False,
         judged=_distance_of_chosen,
     ),
-    GpuProgram(
-        name="attention",
-        title="softmax attention",
-        function=programs.attention,
-        make_inputs=programs.PROGRAMS["attention"].make_inputs,
-        sizes=("H", "T", "D"),
-        full=(16, 4_096, 64),
-        small=(2, 70, 40),
-        precisions=(*_ALL, "float16"),
-        peer=_of("attention"),
-    ),
-    GpuProgram(
-        name="linear_cross_entropy",
-        title="linear + cross entropy",
-        function=programs.linear_cross_entropy,
-        make_inputs=programs.PROGRAMS["linear_cross_entropy"].make_inputs,
-        sizes=("N", "D", "V"),
+    _of("attention", full=(16, 4_096, 64), quick=(2, 70, 40), precisions=(*_ALL, "float16")),
+    _of(
+        "linear_cross_entropy",
         full=(8_192, 1_024, 32_000),
-        small=(70, 40, 90),
+        quick=(70, 40, 90),
         precisions=_ALL,
         peer=("F.linear", _last_layer),
     ),
-    GpuProgram(
-        name="layer_norm",
-        title="layer norm by hand",
-        function=programs.layer_norm,
-        make_inputs=programs.PROGRAMS["layer_norm"].make_inputs,
-        sizes=("N", "D"),
-        full=(65_536, 1_024),
-        small=(70, 90),
-        precisions=("float32", "bfloat16"),
-        peer=_of("layer_norm"),
-    ),
+    _of("layer_norm", full=(65_536, 1_024), quick=(70, 90), precisions=("float32", "bfloat16")),
     GpuProgram(
         name="lstm",
         title="LSTM by hand",
@@ -211,7 +139,8 @@ _TABLE = (
         make_inputs=_lstm_inputs,
         sizes=("T", "B", "D"),
         full=(100, 64, 128),
-        small=(5, 4, 36),
+        quick=(5, 4, 36),
+        eager_peak_bytes=lambda s: 2 * 4 * s[0] * s[1] * s[2],
         precisions=_ALL,
         peer=("nn.LSTM", _lstm_of_torch),
     ),

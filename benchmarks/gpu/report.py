@@ -12,12 +12,12 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.child import Measured
+from benchmarks.gpu.child import OVER, Measured
 from benchmarks.gpu.jobs import Job
 from benchmarks.gpu.measure import COMPILE, EAGER, LOWTIDE
 from benchmarks.gpu.programs import GPU_PROGRAMS
@@ -36,19 +36,27 @@ HOW = (
 
 @dataclass(kw_only=True)
 class Report:
-    """Everything so far. `hello`: of the first child; `missing`: jobs for which there was no time;
-    `settings`: of the command."""
+    """Everything so far. `hello`: of the first child; `checks`: what `lowtide doctor` says;
+    `failures`: of the command itself; `missing`: jobs that were not begun; `settings`: of the
+    command."""
 
     settings: dict[str, Any]
     commit: str
     hello: dict[str, Any] = field(default_factory=dict[str, Any])
+    checks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    failures: list[str] = field(default_factory=list[str])
     measured: list[Measured] = field(default_factory=list[Measured])
     missing: list[Job] = field(default_factory=list[Job])
 
     @property
+    def machine(self) -> dict[str, Any]:
+        """What the first child said of it."""
+        return self.hello.get("machine") or {}
+
+    @property
     def stem(self) -> str:
         """Date and GPU, for file names."""
-        gpu = str(self.hello.get("machine", {}).get("gpu", "")).partition(",")[0]
+        gpu = str(self.machine.get("gpu", "")).partition(",")[0]
         slug = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "no-gpu"
         return f"{datetime.date.today().isoformat()}-{slug}-gpu"
 
@@ -57,7 +65,7 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         for ending, text in ((".json", self.to_json()), (".md", self.to_markdown())):
             new = folder / f".{self.stem}{ending}.new"
-            new.write_text(text)
+            new.write_text(text, encoding="utf-8")
             os.replace(new, folder / f"{self.stem}{ending}")
         return folder / f"{self.stem}.md"
 
@@ -68,6 +76,7 @@ class Report:
             "commit": self.commit,
             "settings": self.settings,
             **{key: value for key, value in self.hello.items() if key != "kind"},
+            "checks": self.checks,
             "how": HOW,
             "jobs": [measured.to_dict() for measured in self.measured],
             "not_reached": [job.name for job in self.missing],
@@ -77,14 +86,14 @@ class Report:
 
     def faults(self) -> list[str]:
         """What was wrong or failed in Lowtide, in eager mode or in this benchmark."""
-        found: list[str] = []
+        found = list(self.failures)
         for measured in self.measured:
-            if "error" in measured.facts:
-                found.append(f"{measured.job.name}: {measured.facts['error']}")
+            if error := _failed(measured.facts):
+                found.append(f"{measured.job.name}: {error}")
             for name in (EAGER, LOWTIDE):
-                known = measured.variants.get(name, {})
-                if "error" in known and not _is_out_of_memory(name, known["error"]):
-                    found.append(f"{measured.job.name}: {name}: {known['error']}")
+                error = _failed(measured.variants.get(name, {}))
+                if error and not _is_out_of_memory(name, error):
+                    found.append(f"{measured.job.name}: {name}: {error}")
             for note in _wrong(measured.variants.get(LOWTIDE, {})):
                 found.append(f"{measured.job.name}: lowtide is WRONG: {note}")
         return found
@@ -96,7 +105,7 @@ class Report:
             for measured in self.measured
             for name, known in measured.variants.items()
             if name not in (EAGER, LOWTIDE)
-            for says in [*_wrong(known), *([known["error"]] if "error" in known else [])]
+            for says in filter(None, [*_wrong(known), _failed(known)])
         ]
 
     def left_to_pytorch(self) -> list[str]:
@@ -112,24 +121,33 @@ class Report:
 
     def to_markdown(self) -> str:
         """Tables, then what failed."""
-        machine = self.hello.get("machine", {})
         parts = [
-            f"# Lowtide on {machine.get('gpu', 'a GPU')}",
-            _bullets([f"{key}: {value}" for key, value in self._facts(machine).items()]),
-            f"## Times\n\n{_times(self.measured)}",
-            f"## Memory and first calls\n\n{_memory(self.measured)}",
-            f"## Values\n\n{_values(self.measured)}",
+            f"# Lowtide on {self.machine.get('gpu', 'a GPU')}",
+            _bullets([f"{key}: {value}" for key, value in self._facts().items()]),
+            f"## Times\n\n{_table(self.measured, _TIMES, _times)}",
+            f"## Memory and first calls\n\n{_table(self.measured, _MEMORY, _memory)}",
+            f"## Values\n\n{_table(self.measured, _VALUES, _values)}",
             f"## What failed\n\n{_bullets(self.faults()) or 'Nothing.'}",
             f"## What failed elsewhere\n\n{_bullets(self.peers_faults()) or 'Nothing.'}",
             f"## What PyTorch ran, and notes\n\n{_bullets(self.left_to_pytorch()) or 'Nothing.'}",
         ]
-        if self.missing:
-            names = _bullets([job.name for job in self.missing])
-            parts.append(f"## Not reached in {self.settings['minutes']} minutes\n\n{names}")
+        unreached = [*self._unfinished(), *(job.name for job in self.missing)]
+        if unreached:
+            title = f"## Not reached in {self.settings['minutes']} minutes"
+            parts.append(f"{title}\n\n{_bullets(unreached)}")
         return "\n\n".join([*parts, HOW]) + "\n"
 
-    def _facts(self, machine: dict[str, Any]) -> dict[str, object]:
-        checks = self.hello.get("checks", [])
+    def _unfinished(self) -> list[str]:
+        """Jobs during which the time was over."""
+        return [
+            f"{measured.job.name}: {known['error']}"
+            for measured in self.measured
+            for known in (measured.facts, *measured.variants.values())
+            if OVER in known.get("error", "")
+        ]
+
+    def _facts(self) -> dict[str, object]:
+        machine = self.machine
         return {
             "CPU": f"{machine.get('cpu')}, {machine.get('logical_cpus')} logical CPUs",
             "driver": self.hello.get("driver") or "unknown",
@@ -139,8 +157,14 @@ class Report:
             ),
             "commit": self.commit,
             "settings": ", ".join(f"{key} {value}" for key, value in self.settings.items()),
-            **{x["name"]: x["detail"].replace("\n", "; ") for x in checks},
+            **{x["name"]: x["detail"].replace("\n", "; ") for x in self.checks},
         }  # fmt: skip
+
+
+def _failed(known: dict[str, Any]) -> str:
+    """What failed, "" where nothing but the time was missing."""
+    error: str = known.get("error", "")
+    return "" if OVER in error else error
 
 
 def _is_out_of_memory(name: str, error: str) -> bool:
@@ -157,38 +181,34 @@ def _wrong(known: dict[str, Any]) -> list[str]:
     ]
 
 
-def _title(measured: Measured) -> str:
-    program = GPU_PROGRAMS[measured.job.program]
-    return f"{program.title} ({measured.facts.get('sizes', '')})"
+def _table(
+    found: Sequence[Measured], headers: Sequence[str], cells: Callable[[Measured], list[str]]
+) -> str:
+    """A row a job; `cells`: of the columns behind its name."""
+    rows: list[list[str]] = []
+    for measured in found:
+        title = GPU_PROGRAMS[measured.job.program].title
+        title = f"{title} ({measured.facts.get('sizes', '')})"
+        rows.append([title, measured.job.precision, measured.job.mode, *cells(measured)])
+    return markdown_table(["program", "precision", "pass", *headers], rows)
 
 
-def _peer(measured: Measured) -> str | None:
-    peer = GPU_PROGRAMS[measured.job.program].peer
-    return peer[0] if peer else None
-
-
-def _head(measured: Measured) -> list[str]:
-    return [_title(measured), measured.job.precision, measured.job.mode]
-
-
-def _median_ms(measured: Measured, name: str | None) -> float | None:
-    times = measured.variants.get(name or "", {}).get("times_ms")
+def _median_ms(measured: Measured, name: str) -> float | None:
+    times = measured.variants.get(name, {}).get("times_ms")
     return statistics.median(times) if times else None
 
 
-def _times(found: Sequence[Measured]) -> str:
-    headers = [
-        "program", "precision", "pass", "eager", "torch.compile", "PyTorch's own", "Lowtide",
-        "of eager", "of torch.compile",
-    ]  # fmt: skip
-    rows: list[list[str]] = []
-    for measured in found:
-        peer, ours = _peer(measured), _median_ms(measured, LOWTIDE)
-        cells = [_time_cell(measured, name) for name in (EAGER, COMPILE)]
-        own = f"{peer} {_time_cell(measured, peer)}" if peer else ""
-        ratios = [_ratio(_median_ms(measured, name), ours) for name in (EAGER, COMPILE)]
-        rows.append([*_head(measured), *cells, own, _time_cell(measured, LOWTIDE), *ratios])
-    return markdown_table(headers, rows)
+_TIMES = (
+    "eager", "torch.compile", "PyTorch's own", "Lowtide", "of eager", "of torch.compile",
+)  # fmt: skip
+
+
+def _times(measured: Measured) -> list[str]:
+    peer, ours = GPU_PROGRAMS[measured.job.program].peer, _median_ms(measured, LOWTIDE)
+    cells = [_time_cell(measured, name) for name in (EAGER, COMPILE)]
+    own = f"{peer[0]} {_time_cell(measured, peer[0])}" if peer else ""
+    ratios = [_ratio(_median_ms(measured, name), ours) for name in (EAGER, COMPILE)]
+    return [*cells, own, _time_cell(measured, LOWTIDE), *ratios]
 
 
 def _time_cell(measured: Measured, name: str) -> str:
@@ -205,38 +225,24 @@ def _ratio(theirs: float | None, ours: float | None) -> str:
     return f"{theirs / ours:.2f}×" if theirs and ours else "-"
 
 
-def _memory(found: Sequence[Measured]) -> str:
-    headers = [
-        "program", "precision", "pass", "eager", "torch.compile", "Lowtide", "predicted",
-        "first call: torch.compile", "Lowtide",
-    ]  # fmt: skip
-    rows: list[list[str]] = []
-    for measured in found:
-        known = {name: measured.variants.get(name, {}) for name in (EAGER, COMPILE, LOWTIDE)}
-        peaks = [format_bytes(x.get("peak_bytes")) for x in known.values()]
-        firsts = [known[name].get("first_call_s") for name in (COMPILE, LOWTIDE)]
-        rows.append(
-            [
-                *_head(measured),
-                *peaks,
-                format_bytes(known[LOWTIDE].get("predicted_bytes")),
-                *("-" if x is None else f"{x:.1f} s" for x in firsts),
-            ]
-        )
-    return markdown_table(headers, rows)
+_MEMORY = (
+    "eager", "torch.compile", "Lowtide", "predicted", "first call: torch.compile", "Lowtide",
+)  # fmt: skip
 
 
-def _values(found: Sequence[Measured]) -> str:
-    headers = ["program", "precision", "pass", "checked at", "Lowtide", "torch.compile"]
-    rows = [
-        [
-            *_head(measured),
-            measured.facts.get("checked") or "not checked",
-            *(_value_cell(measured.variants.get(name, {})) for name in (LOWTIDE, COMPILE)),
-        ]
-        for measured in found
-    ]
-    return markdown_table(headers, rows)
+def _memory(measured: Measured) -> list[str]:
+    known = {name: measured.variants.get(name, {}) for name in (EAGER, COMPILE, LOWTIDE)}
+    peaks = [*(x.get("peak_bytes") for x in known.values()), known[LOWTIDE].get("predicted_bytes")]
+    firsts = [known[name].get("first_call_s") for name in (COMPILE, LOWTIDE)]
+    return [*map(format_bytes, peaks), *("-" if x is None else f"{x:.1f} s" for x in firsts)]
+
+
+_VALUES = ("checked at", "Lowtide", "torch.compile")
+
+
+def _values(measured: Measured) -> list[str]:
+    checked = measured.facts.get("checked") or "not checked"
+    return [checked, *(_value_cell(measured.variants.get(x, {})) for x in (LOWTIDE, COMPILE))]
 
 
 def _value_cell(known: dict[str, Any]) -> str:

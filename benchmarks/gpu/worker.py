@@ -1,9 +1,11 @@
 """The child process: checks and measures one job after another.
 
-In: a JSON object a line on stdin, `{"job": {…}, "seconds": 20.0, "skip": {"torch.compile": "…"}}`.
-Out: JSON objects on what was stdout, each with `kind`: `"stage"` before what may fail or take
-long, `"variant"` with what is now known of a variant, `"job"` with what is known of the job,
-`"done"`. After a fault of CUDA the process ends: nothing works behind one.
+In: a JSON object a line on stdin, `{"job": {…}, "seconds": 20.0, "skip": {"torch.compile": "…"}}`;
+one without a job asks what `lowtide doctor` says.
+Out: JSON objects on what was stdout, each with `kind`: `"hello"` at the start, `"stage"` before
+what may fail or take long, `"variant"` with what is now known of a variant, `"job"` with what is
+known of the job, `"check"`, `"done"`. After a fault of CUDA the process ends: nothing works behind
+one. Tracebacks go to stderr.
 
     $ python -m benchmarks.gpu.worker full < jobs
     {"kind": "stage", "variant": "lowtide", "stage": "first call"}
@@ -17,38 +19,53 @@ import json
 import os
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from benchmarks.gpu.jobs import Job
 from benchmarks.gpu.measure import Emit, Poisoned, Run
+from lowtide.comparison import describe_error
 
 FULL, DRY, SIMULATED = "full", "dry", "simulated"
 POISONED = 70  # the exit status after a fault of CUDA
 
 
 def hello(emit: Emit) -> None:
-    """What a report must say of the machine, and what is missing on it."""
+    """What a report must say of the machine; what cannot be found out is left empty."""
     from lowtide.machine import this_machine
-    from lowtide.runtime import blocks, doctor
+    from lowtide.runtime import blocks
 
     emit(
         {
             "kind": "hello",
-            "machine": this_machine("cuda").to_dict(),
-            "driver": _driver(),
-            "triton": "" if blocks.missing() else blocks.version(),
-            "capability": list(torch.cuda.get_device_capability()),
-            "gpu_memory_bytes": torch.cuda.get_device_properties().total_memory,
-            "caches": _caches(),
-            "checks": [
-                dataclasses.asdict(x)
-                for x in doctor.checks()
-                if x.name in ("compiler", "kernel", "cache folder", "GPU")
-            ],
+            "machine": _tried(lambda: this_machine("cuda").to_dict()),
+            "driver": _tried(_driver),
+            "triton": _tried(lambda: "" if blocks.missing() else blocks.version()),
+            "capability": _tried(lambda: list(torch.cuda.get_device_capability())),
+            "gpu_memory_bytes": _tried(lambda: torch.cuda.get_device_properties().total_memory),
+            "caches": _tried(_caches),
         }
     )
+
+
+def _tried(find: Callable[[], object]) -> object:
+    try:
+        return find()
+    except Exception:
+        traceback.print_exc()
+        return None
+
+
+def checks(emit: Emit) -> None:
+    """What is missing on the machine."""
+    from lowtide.runtime import doctor
+
+    for check in doctor.checks():
+        if check.name in ("compiler", "kernel", "cache folder", "GPU"):
+            emit({"kind": "check", **dataclasses.asdict(check)})
 
 
 def _driver() -> str:
@@ -80,21 +97,33 @@ def _caches() -> dict[str, str]:
 
 
 def serve(effort: str, emit: Emit) -> None:
-    """Jobs from stdin, until it ends."""
+    """Jobs from stdin, until it ends. Raises: Poisoned."""
     hello(emit)
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
-        run = Run(
-            job=Job(**asked["job"]),
-            device=torch.device("cuda"),
-            emit=emit,
-            skip=asked["skip"],
-            is_small=effort != FULL,
-            is_simulated=effort == SIMULATED,
-            end_s=time.monotonic() + float(asked["seconds"]),
-        )
-        run.measure()
+        try:
+            if "job" in asked:
+                _run(asked, effort, emit).measure()
+            else:
+                checks(emit)
+        except Exception as fault:
+            if isinstance(fault, Poisoned):
+                raise
+            traceback.print_exc()
+            emit({"kind": "job", "error": describe_error(fault)})
         emit({"kind": "done"})
+
+
+def _run(asked: dict[str, Any], effort: str, emit: Emit) -> Run:
+    return Run(
+        job=Job(**asked["job"]),
+        device=torch.device("cuda"),
+        emit=emit,
+        skip=asked["skip"],
+        is_small=effort != FULL,
+        is_simulated=effort == SIMULATED,
+        end_s=time.monotonic() + float(asked["seconds"]),
+    )
 
 
 def main(arguments: list[str]) -> None:
@@ -108,14 +137,23 @@ def main(arguments: list[str]) -> None:
         out.flush()
 
     if effort == SIMULATED:
-        from tests.simulated.values import install
-
-        install()
+        _simulate()
     try:
         serve(effort, emit)
     except Poisoned:
         out.flush()
         os._exit(POISONED)  # without CUDA's own clean-up, which would fail
+
+
+def _simulate() -> None:
+    """Values on the simulated device, as quickly as can be had."""
+    import pytest
+
+    from tests.blocks.quick_interpreter import quicken
+    from tests.simulated.values import install
+
+    install()
+    quicken(pytest.MonkeyPatch())
 
 
 if __name__ == "__main__":
