@@ -201,7 +201,7 @@ def _is_positive(size: Index) -> bool:
 @op(
     "pow",
     "(self: Tensor|Scalar, exponent: Tensor|Scalar) -> Tensor",
-    "torch.pow Tensor.pow operator.pow",
+    "torch.pow Tensor.pow Tensor.__pow__ operator.pow",
     kind="pointwise",
 )
 def lower_pow(b: Builder, x: Operand, exponent: Operand) -> Val:

@@ -263,3 +263,12 @@ def _seen(y: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     before = view(y)
     after = F.relu(y, inplace=True)
     return before, after, y
+
+
+@pytest.mark.parametrize(
+    "text", ["x ** 2", "x ** y", "2 ** x", "x // y", "x % 2", "7 // x", "x @ y.T"]
+)
+def test_operators_are_ops_of_ours(text: str) -> None:
+    x, y = R(3, 4) + 1, R(3, 4) + 1
+    traced = lt.trace(eval(f"lambda x, y: {text}"), (x, y))
+    assert traced.explain(x, y).torch_ops == ()
