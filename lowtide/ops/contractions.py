@@ -127,7 +127,8 @@ def _fixed(name: str, sources: str, left: int, right: int) -> None:
 _fixed("mm", "torch.mm Tensor.mm", 2, 2)
 _fixed("bmm", "torch.bmm Tensor.bmm", 3, 3)
 _fixed("mv", "torch.mv Tensor.mv", 2, 1)
-_fixed("dot", "torch.dot Tensor.dot torch.vdot Tensor.vdot", 1, 1)
+_fixed("dot", "torch.dot Tensor.dot", 1, 1)
+_fixed("vdot", "torch.vdot Tensor.vdot", 1, 1)
 
 
 @op(

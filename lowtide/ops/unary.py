@@ -83,7 +83,8 @@ UNARY: Final[list[tuple[str, str, Rule, Formula]]] = [
         _fn("neg"),
     ),
     ("abs", "torch.abs Tensor.abs torch.absolute Tensor.absolute operator.abs", _rule_number, _abs),
-    ("sign", "torch.sign Tensor.sign torch.sgn Tensor.sgn", _rule_number, _sign),
+    ("sign", "torch.sign Tensor.sign", _rule_number, _sign),
+    ("sgn", "torch.sgn Tensor.sgn", _rule_number, _sign),  # of complex numbers, another than sign
     ("square", "torch.square Tensor.square", _rule_number, lambda x: x * x),
     ("exp", "torch.exp Tensor.exp", _rule_float, _fn("exp")),
     ("exp2", "torch.exp2 Tensor.exp2 torch.special.exp2", _rule_float, _fn("exp2")),

@@ -138,12 +138,8 @@ def lower_view(b: Builder, x: Val, shape: Any) -> Val:
     return reshape(b, x, size_list(shape))
 
 
-@op(
-    "view_as",
-    "(self: Tensor, other: Tensor) -> Tensor",
-    "Tensor.view_as Tensor.reshape_as",
-    kind="view",
-)
+@op("view_as", "(self: Tensor, other: Tensor) -> Tensor", "Tensor.view_as", kind="view")
+@op("reshape_as", "(self: Tensor, other: Tensor) -> Tensor", "Tensor.reshape_as", kind="view")
 def lower_view_as(b: Builder, x: Val, other: Val) -> Val:
     """A reshape to the sizes of other."""
     return reshape(b, x, other.shape)
@@ -346,17 +342,21 @@ def lower_T(b: Builder, x: Val) -> Val:
     return permute(b, x, list(reversed(range(x.ndim))))
 
 
-@op(
-    "mT",
-    "(self: Tensor) -> Tensor",
-    "Tensor.mT torch.adjoint Tensor.adjoint Tensor.mH",
-    kind="view",
-)
-def lower_mT(b: Builder, x: Val) -> Val:
-    """The last two dims exchanged."""
-    if x.ndim < 2:
-        raise b.error("mT of fewer than two dimensions")
-    return lower_transpose(b, x, -2, -1)
+def _transposing(name: str, sources: str) -> None:
+    """The last two dims exchanged; PyTorch's `mH` also conjugates, which changes no real number.
+
+    A record of its own for each, since complex matrices are left to PyTorch under its name."""
+
+    @op(name, "(self: Tensor) -> Tensor", sources, kind="view")
+    def lower(b: Builder, x: Val) -> Val:  # pyright: ignore[reportUnusedFunction]
+        """The last two dims exchanged."""
+        if x.ndim < 2:
+            raise b.error(f"{name} of fewer than two dimensions")
+        return lower_transpose(b, x, -2, -1)
+
+
+_transposing("mT", "Tensor.mT")
+_transposing("mH", "Tensor.mH torch.adjoint Tensor.adjoint")
 
 
 @op(

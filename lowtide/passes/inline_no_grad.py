@@ -30,7 +30,7 @@ _ALWAYS_NEW: Final = ("pointwise", "reduction", "contraction", "composite", "cop
 _VIEWS: Final = frozenset(
     f"torch.{name}"
     for name in (
-        *("T", "mT", "t", "transpose", "permute", "movedim", "getitem", "select", "narrow"),
+        *("T", "mT", "mH", "t", "transpose", "permute", "movedim", "getitem", "select", "narrow"),
         *("view", "view_as", "reshape", "unflatten", "unsqueeze", "squeeze", "unbind", "split"),
         *("chunk", "expand", "expand_as", "broadcast_to", "diagonal", "Tensor.unfold", "einsum"),
     )

@@ -29,7 +29,7 @@ from lowtide.pipeline.recording import EagerRegion
 from lowtide.texpr.orders import Order, order_of
 
 _TURNING: Final = frozenset(
-    ("permute", "transpose", "movedim", "t", "T", "mT", "einsum", "unfold", "diagonal")
+    ("permute", "transpose", "movedim", "t", "T", "mT", "mH", "einsum", "unfold", "diagonal")
 )
 _WITH_GAPS: Final = frozenset(
     ("getitem", "select", "narrow", "split", "chunk", "unbind", "expand", "expand_as")

@@ -46,7 +46,7 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "clamp": (X, 0.0),
     "cross_entropy": (X, ROWS),
     "diag_embed": (X,),
-    "dot": (X[0], X[1]),
+    **dict.fromkeys(("dot", "vdot"), (X[0], X[1])),
     "einsum": ("ij,jk->ik", [X, X]),
     "embedding": (ROWS, X),
     "flip": (X, [0]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,11 @@ from lowtide.ops.registry import (
 )
 
 RECORDS = list(all_records())
+
+
+Z = torch.complex(torch.arange(6.0), torch.arange(6.0).flip(0) - 2).reshape(2, 3)
+TURNED = torch.arange(6).reshape(3, 2).t()  # no view of it has the sizes of PLAIN
+PLAIN = torch.zeros(3, 2)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.name)
@@ -93,3 +100,37 @@ def test_eager_leaves_out_trailing_defaults() -> None:
     assert by_name("reshape").eager(x, [3, -1]).shape == (3, 2)
     assert by_name("shape").eager(x) == (2, 3)
     assert by_name("mT").eager(x).shape == (3, 2)
+
+
+def required(record: OpRecord) -> list[str]:
+    return [p.types[0] for p in record.params if p.default is REQUIRED]
+
+
+SYNONYMS = [
+    record
+    for record in RECORDS
+    if len(record.sources) > 1 and required(record) in (["Tensor"], ["Tensor", "Tensor"])
+]
+
+
+def outcome(call: Callable[..., Any], *operands: object) -> object:
+    try:
+        return call(*operands)
+    except (RuntimeError, TypeError, IndexError, NotImplementedError):
+        return "raises"
+
+
+@pytest.mark.parametrize("operand", [Z, Z[0], TURNED], ids=["complex", "vector", "turned"])
+@pytest.mark.parametrize("record", SYNONYMS, ids=lambda r: r.name)
+def test_names_of_a_record_mean_the_same(record: OpRecord, operand: torch.Tensor) -> None:
+    """Also of what `lower` does not take, which PyTorch computes under the record's name."""
+    count = len(required(record))
+    operands = (operand, PLAIN if operand is TURNED else operand)[:count]
+    wanted = outcome(record.eager, *operands, *(p.default for p in record.params[count:]))
+    for source in record.sources:
+        fn = resolve(source)
+        found = outcome(fn if callable(fn) else fn.__get__, *operands)
+        if isinstance(wanted, str) or isinstance(found, str):
+            assert found == wanted, source
+        else:
+            torch.testing.assert_close(found, wanted, equal_nan=True, check_stride=True, msg=source)

@@ -38,8 +38,8 @@ from lowtide.texpr.pullback import DETACHED
 # Views that are never copies.
 ALIASING: Final = frozenset({
     "view", "view_as", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as", "permute",
-    "transpose", "t", "T", "mT", "movedim", "getitem", "select", "narrow", "split", "chunk",
-    "unbind", "detach", "diagonal", "Tensor.unfold",
+    "transpose", "t", "T", "mT", "mH", "movedim", "getitem", "select", "narrow", "split",
+    "chunk", "unbind", "detach", "diagonal", "Tensor.unfold",
 })  # fmt: skip
 _OPERATORS: Final = {
     f"operator.i{n}": f"operator.{n}"
