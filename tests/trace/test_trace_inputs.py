@@ -201,3 +201,14 @@ def test_data_set_to_itself_is_nothing() -> None:
 
     x = R(3)
     assert torch.equal(lt.trace(fn, R(3))(x), fn(x))
+
+
+def test_a_cast_that_changed_nothing_is_a_tensor_of_its_own() -> None:
+    """`x.float()` of the floats of the example is x; of the halves of a call it is not."""
+
+    def fn(x):
+        return (x.float() * x.float().mean()).type_as(x), x.contiguous() + 1, x
+
+    traced = lt.trace(fn, R(2, 3))
+    for x in (R(2, 3), R(2, 3).bfloat16(), R(3, 2).double().t()):
+        same(traced(x), fn(x))

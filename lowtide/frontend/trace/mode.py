@@ -119,12 +119,13 @@ class TraceMode(TorchFunctionMode):
             what = "a hook of a tensor inside a traced function is not recorded"
             recorder.warn_frozen(what, here(recorder.stop), "a hook of what the call returns")
         elif tensors_in(result) or changed or source in _RESULTLESS:
-            self._call(source, args, kwargs, result, changed)
+            return self._call(source, args, kwargs, result, changed)
         return result
 
     def _call(
         self, source: str, args: list[Any], kwargs: Mapping[str, Any], result: Any, changed: bool
-    ) -> None:
+    ) -> Any:
+        """Records a call that makes tensors or writes into some; gives the result of the run."""
         recorder = self.recorder
         if self._transform is None and _transform() is not None:
             raise self._not_recorded(
@@ -137,7 +138,7 @@ class TraceMode(TorchFunctionMode):
         data = args[0] if args else kwargs.get("data")
         if source in _FROM_PYTHON and not has_traced(recorder, data) and not _is_scalar(data):
             recorder.constant(result)
-            return
+            return result
         if source == "Tensor.unbind" and _caller_iterates():
             place = here(recorder.stop)
             recorder.warn_frozen(f"iterating over a tensor is frozen as {len(result)} steps", place)
@@ -146,9 +147,12 @@ class TraceMode(TorchFunctionMode):
             what = "autocast inside a traced function is not recorded"
             recorder.warn_frozen(what, here(recorder.stop), "autocast around the call")
         fixed = self._is_fixed(source, [*args, *kwargs.values()])
+        if not mutates and not recorder.grad_off and any(result is x for x in args):
+            result = _another_name(result)
         recorder.call(source, args, kwargs, result, mutates=mutates)
         if fixed:
             recorder.fix(result)
+        return result
 
     def _is_fixed(self, source: str, operands: list[Any]) -> bool:
         """Whether the call gives the same each time: its operands are constants."""
@@ -194,6 +198,12 @@ def _is_its_own(x: torch.Tensor, data: torch.Tensor | None) -> bool:
 
 def _is_scalar(data: Any) -> bool:
     return isinstance(data, bool | int | float | complex)
+
+
+def _another_name(x: torch.Tensor) -> torch.Tensor:
+    """`x.float()` of floats is x itself, and of other arguments it is not: tensors are known by
+    identity, so the result of the call gets one of its own, over the same memory."""
+    return x.view_as(x) if x.layout is torch.strided else x
 
 
 def _caller_iterates() -> bool:
