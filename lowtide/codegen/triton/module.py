@@ -98,9 +98,23 @@ def lt_fma(x, y, z):
 
 
 @jit
+def lt_quotient(a, b):
+    if a.dtype == tl.float32:  # whose quotient by "/" may be two units in the last place off
+        found = tl.div_rn(a, b)
+    else:
+        found = a / b
+    return found
+
+
+@jit
+def lt_number(a, b, found):
+    return tl.where(b != b, a, tl.where(a != a, b, found))
+
+
+@jit
 def lt_sigmoid(x):
     one = lt_like(1, x)
-    return one / (one + lib.exp(-x))
+    return lt_quotient(one, one + lib.exp(-x))
 
 
 @jit
@@ -112,12 +126,13 @@ def lt_remainder(a, b):
 @jit
 def lt_floor_divide(a, b):
     r = lib.fmod(a, b)
-    q = (a - r) / b
+    q = lt_quotient(a - r, b)
     q = tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
     whole = lib.floor(q)
     whole = tl.where(q - whole > 0.5, whole + 1, whole)
-    whole = tl.where(q == 0, lib.copysign(q, a / b), whole)
-    return tl.where(b == 0, a / b, whole)
+    plain = lt_quotient(a, b)
+    whole = tl.where(q == 0, lib.copysign(q, plain), whole)
+    return tl.where(b == 0, plain, whole)
 
 
 @jit

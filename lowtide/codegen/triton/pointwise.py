@@ -37,8 +37,8 @@ _FLOAT = {
     "floordiv": "lt_floor_divide({0}, {1})",
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
-    "fmax": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.NONE)",
-    "fmin": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.NONE)",
+    "fmax": "lt_number({0}, {1}, tl.maximum({0}, {1}))",
+    "fmin": "lt_number({0}, {1}, tl.minimum({0}, {1}))",
     "isnan": "({0} != {0})", "isinf": "(tl.abs({0}) == float('inf'))",
     "isfinite": "(tl.abs({0}) < float('inf'))",
 }  # fmt: skip
