@@ -19,7 +19,7 @@ from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.normalise import normalise
 from lowtide.texpr.terms import products_apart
 from lowtide.tile.group import group
-from lowtide.tile.summation import two_orders
+from lowtide.tile.summation import order_in_blocks, two_orders
 from lowtide.tile.target import BLOCK_TILINGS, TILINGS
 
 CPU, CUDA, INTERPRETER = "cpu", "cuda", "interpreter"
@@ -70,4 +70,8 @@ def executable(
         return made
     from lowtide.codegen.triton.executable import BlockExecutable  # few programs need it
 
-    return BlockExecutable(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)
+    made = BlockExecutable(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)
+    if differing := two_orders(made.plans, fusion.groups, order_in_blocks):
+        fusion = fused(fusion.program, hints, kind, once=differing)
+        made = BlockExecutable(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)
+    return made

@@ -212,9 +212,11 @@ class BlockArrangement(Arrangement):
         return PAIR if self.known[item].is_pair else PLAIN
 
     def _sized_blocks(self) -> Blocks:
-        """The largest items choose first; who comes later keeps to it."""
-        found: Blocks = {}
+        """The largest items choose first; who comes later keeps to it. Terms of a sum that other
+        kernels compute, too, come one after another, so that all add them up in one order."""
         whole = {a: self.power(a) for a in self._kept_in_full()}
+        alike = (i for i in self.all_items() if i.name in self.alike and not self.known[i].products)
+        found: Blocks = {a: 1 for i in alike for a in i.over if a not in whole}
         for item in sorted(self.all_items(), key=self._work, reverse=True):
             wanted = self._wanted(item, {**whole, **found})
             for a in item.loops:

@@ -14,7 +14,7 @@ Out: an `Order`, which is equal where each result is the same terms, combined in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from lowtide.errors import VerifyError
@@ -22,6 +22,7 @@ from lowtide.texpr.expr import Apply, Def, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.tile.group import AGAIN, Group
 from lowtide.tile.ir import Accumulate, Buffer, Kernel, Nest, Stage, paths
+from lowtide.tile.products import LEAST_PRODUCT, as_product
 
 KEPT = "kept"  # a loop over results, within one over the terms of each
 
@@ -52,15 +53,50 @@ def computed_again(groups: Iterable[Group], elsewhere: Set[str]) -> frozenset[st
     )
 
 
-def two_orders(kernels: Iterable[Kernel], groups: Iterable[Group]) -> set[str]:
-    """Sums that several kernels add up, in orders that differ."""
-    found: dict[str, set[Order | None]] = {}
+def two_orders(
+    kernels: Iterable[Kernel],
+    groups: Iterable[Group],
+    order: Callable[[Kernel, Def], Hashable] | None = None,
+) -> set[str]:
+    """Sums that several kernels add up, in orders that differ. `order`: `order_of`, or
+    `order_in_blocks`."""
+    found: dict[str, set[Hashable]] = {}
     for kernel, g in zip(kernels, groups, strict=True):
         for d in g.defs.values():
             if d.is_rounded:
                 name = d.name.removesuffix(AGAIN)
-                found.setdefault(name, set()).add(order_of(kernel, d))
+                found.setdefault(name, set()).add((order or order_of)(kernel, d))
     return {name for name, orders in found.items() if len(orders) > 1}
+
+
+def order_in_blocks(kernel: Kernel, d: Def) -> Hashable:
+    """The same for a kernel of blocks. Terms that come one after another have an order. So has a
+    product of blocks, whose terms the units for products add up along what is summed over. Of terms
+    that lie in one block Triton's layout decides: such a sum is equal to no other kernel's."""
+    assert isinstance(d.expr, Reduce)
+    points = {a: _points(a, tile) for a, tile in kernel.tiles()}
+    kept, over = (
+        tuple(a for a in axes if points.get(a, LEAST_PRODUCT) > 1) for axes in (d.axes, d.expr.axes)
+    )
+    if over:
+        is_large = all(points.get(a, LEAST_PRODUCT) >= LEAST_PRODUCT for a in (*kept, *over))
+        if not is_large or as_product(d.expr.fn, d.expr.body, kept, over) is None:
+            return kernel.name, d.name
+    number = {a: k for k, a in enumerate(d.expr.axes)}
+    swept = {
+        tuple(number[s.axis] for s in around if s.axis in number)
+        for nest, around in paths(kernel.body)
+        for w in nest.writes
+        if isinstance(w, Accumulate) and w.buffer is kernel.values.get(d.name)
+    }
+    return bool(over), frozenset(swept)
+
+
+def _points(a: Axis, tile: int | None) -> int:
+    """Of an axis, how many a program has at a time; all of those that are not cut."""
+    if tile is not None or a.extent.const is None:
+        return tile or LEAST_PRODUCT
+    return 1 << max(a.extent.const - 1, 0).bit_length()
 
 
 def order_of(kernel: Kernel, d: Def) -> Order | None:

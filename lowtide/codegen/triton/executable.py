@@ -29,6 +29,7 @@ from lowtide.tile.blocks import BlockArrangement
 from lowtide.tile.group import Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.plan import plan
+from lowtide.tile.summation import computed_again
 from lowtide.tile.target import block_target
 
 _POINTERS = {
@@ -116,9 +117,9 @@ class BlockExecutable(Executable):
 
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]
-        n = self.normal
+        n, alike = self.normal, computed_again(self.groups, frozenset())
         arrangement = BlockArrangement(
-            g, stores, n.inputs, n.defs, hints, self.target, name, bool(self.moving)
+            g, stores, n.inputs, n.defs, hints, self.target, name, bool(self.moving), alike
         )
         self.arrangements.append(arrangement)
         return plan(arrangement, self.moving)
