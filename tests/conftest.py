@@ -32,7 +32,7 @@ QUICKLY_COMPILED = {
 }  # fmt: skip
 AS_SHIPPED = {"dynamo/test_models.py", "run/test_shipped_flags.py"}
 SHIPPED_SHARE = 10  # one test of so many
-MANY = 24  # parameters of one test function, from which on `--thin` takes some
+MANY = 6  # parameters of one test function, from which on `--thin` takes some
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

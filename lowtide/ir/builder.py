@@ -150,6 +150,9 @@ class Builder:
         for holder, op in list(self.makers.items()):
             if value in op.operands and op.name in ("tuple.make", "list.make", "dict.make"):
                 self.widen(holder, _holding(holder.type, op.operands))
+        maker = self.makers.get(value)
+        if maker is not None and maker.name in ("list.get", "dict.item"):
+            self.widen(maker.operands[0], _with_item(maker.operands[0].type, type_))
 
     def born(self, values: Sequence[Value]) -> None:
         """These values, arguments of a block, are made from here on."""
@@ -309,6 +312,13 @@ def _holding(type_: Type, operands: Sequence[Value]) -> Type:
     if isinstance(type_, DictType):
         return DictType(wider(type_.key, operands[::2]), wider(type_.value, operands[1::2]))
     return ListType(wider(type_.elem, operands)) if isinstance(type_, ListType) else type_
+
+
+def _with_item(type_: Type, item: Type) -> Type:
+    """The type of a list or dict that holds such an item, too."""
+    if isinstance(type_, DictType):
+        return DictType(type_.key, t.join(type_.value, item))
+    return ListType(t.join(type_.elem, item)) if isinstance(type_, ListType) else type_
 
 
 def _is_container(value: Value) -> bool:

@@ -20,13 +20,32 @@ from typing import Any, cast
 
 from lowtide.ir import python_objects
 from lowtide.ir.core import Op, Value
-from lowtide.ir.types import is_instance, parse_type
+from lowtide.ir.types import BOOL, FLOAT, INT, NONE, STR, Type, is_instance, parse_type
 
 Env = MutableMapping[Value, Any]
 
 
 def _attr_get(op: Op, env: Env) -> list[Any]:
-    return [getattr(_receiver(op, env), str(op.attrs["name"]))]
+    name = str(op.attrs["name"])
+    found = getattr(_receiver(op, env), name)
+    expected = op.result.type
+    class_ = _CLASSES.get(expected)
+    if class_ is not None and type(found) is not class_ and not _may_stand(found, expected):
+        owner = type(env[op.operands[0]]).__name__
+        raise TypeError(
+            f"`{owner}.{name}` is a {type(found).__name__}, where the program reads {expected}: "
+            f"so {owner} declares or sets it; annotate it in the class: `{name}: Any`"
+        )
+    return [found]
+
+
+# What a program's branches were decided by. Of other types it asks the value itself.
+_CLASSES: dict[Type, type] = {INT: int, FLOAT: float, BOOL: bool, STR: str, NONE: type(None)}
+
+
+def _may_stand(found: object, expected: Type) -> bool:
+    """Whether Python's numeric tower lets it stand for a value of this type."""
+    return expected == FLOAT and type(found) is int
 
 
 def _attr_set(op: Op, env: Env) -> list[Any]:

@@ -424,13 +424,15 @@ class BlockPlan:
 class Driver:
     """A Function, ready to be called with positional arguments, captured ones included; `captured`
     reads these, where it is no module's method. `differences`: what the program was compiled anew
-    for, if another was before it. `leaves`: classes whose methods it has inlined, since
+    for, if another was before it. `holds`: whether what lies outside is as the program
+    assumes, None if it assumes nothing of it. `leaves`: classes whose methods it has inlined, since
     none is derived from them."""
 
     is_tight: bool = False  # whether the arena keeps no free block while it needs another
     differences: tuple[str, ...] = ()
     leaves: tuple[type[Any], ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
+    holds: Callable[[], bool] | None = None
 
     def __init__(
         self,
@@ -456,8 +458,10 @@ class Driver:
         self._holes = Holes()
 
     def is_outdated(self) -> bool:
-        """Whether a class was derived from one whose methods the program has inlined."""
-        return bool(self.leaves) and has_subclasses(self.leaves)
+        """Whether a class was derived from one whose methods the program has inlined, or something
+        that lies outside is no longer what it was."""
+        is_other = self.holds is not None and not self.holds()
+        return is_other or (bool(self.leaves) and has_subclasses(self.leaves))
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function; raises Ineligible, before anything ran, if PyTorch must do it."""

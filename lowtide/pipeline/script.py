@@ -24,6 +24,7 @@ import torch
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script.leaves import leaf_classes
+from lowtide.frontend.script.outside import Assumptions, renewed
 from lowtide.frontend.script.script import check_syntax, script_function, signature_types
 from lowtide.frontend.trace.active import active
 from lowtide.ir import python_objects
@@ -70,6 +71,7 @@ class ScriptFunction(TorchJitMembers):
         self._arity = len(parameters) if plain else -1  # arguments of a call that needs no binding
         self._plain_drivers: dict[tuple[type, ...], Driver] = {}
         self._drivers: dict[tuple[ir_types.Type, ...], Driver] = {}
+        self._assumed: dict[tuple[ir_types.Type, ...], Assumptions] = {}
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,7 +84,7 @@ class ScriptFunction(TorchJitMembers):
         if kwargs or len(args) != self._arity:
             values = self.bind(args, kwargs)
         driver = self._plain_drivers.get(tuple(map(type, values)))
-        if driver is None:
+        if driver is None or (driver.holds is not None and not driver.holds()):
             with watching.aside():
                 driver = self.driver(values)
         try:
@@ -138,12 +140,13 @@ class ScriptFunction(TorchJitMembers):
         with self._lock:
             driver = self._drivers.get(types)
             if driver is None or driver.is_outdated():
-                compiled = script_function(self._fn, types)
+                assumed = self._assumed[types] = renewed(self._assumed.get(types), self.__name__)
+                compiled = script_function(self._fn, types, assumed)
                 leaves, function = leaf_classes(compiled), tidy(compiled)
                 debug.show("ir", function.name, lambda: str(function))
                 driver = make_driver(function, self.options)
-                driver.leaves = leaves
-                driver.differences = self._new_types(types, self._drivers)
+                driver.leaves, driver.holds = leaves, assumed.holds()
+                driver.differences = assumed.differences or self._new_types(types, self._drivers)
                 self._drivers[types] = driver
                 if function.captures:
                     driver.captured = Reader(torch.nn.Module(), function.captures, ()).read

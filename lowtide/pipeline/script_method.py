@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lowtide.frontend.script.module_methods import MethodProgram, compile_method, method_types
 from lowtide.frontend.script.module_state import Callees, Guard, is_torch_class
+from lowtide.frontend.script.outside import Assumptions, renewed
 from lowtide.frontend.script.script import check_syntax
 from lowtide.frontend.script.source import decorated
 from lowtide.ir import types as t
@@ -83,6 +84,9 @@ class Variant:
 
     def values(self) -> Values | None:
         """The captured values now; None if the program is not for them."""
+        holds = self.driver.holds
+        if holds is not None and not holds():
+            return None
         find = self.reader.submodules
         if find is not None and tuple(find()) != self.submodules:
             return None
@@ -183,6 +187,7 @@ class ScriptMethod(ScriptFunction):
         self._variants: dict[tuple[t.Type, ...], list[Variant]] = {}
         self._dropped: dict[tuple[t.Type, ...], tuple[str, ...]] = {}  # and why
         self._newest: Variant | None = None
+        self._assumed: dict[tuple[t.Type, ...], Assumptions] = {}
         self._hooks_seen = -1
         self.callees: Callees = {}
 
@@ -331,18 +336,27 @@ class ScriptMethod(ScriptFunction):
 
     def _made(self, types: tuple[t.Type, ...]) -> Variant:
         if isinstance(self._source, Function):
-            function, guards, leaves = self._source, (), ()
+            function, guards, leaves, assumed = self._source, (), (), Assumptions()
         else:
-            program = self._compiled(self._source, types)
+            assumed = renewed(self._assumed.get(types), self.__name__)
+            program = self._compiled(self._source, types, varying=frozenset(assumed.varying))
             function, guards, leaves = program.function, program.guards, program.leaves
+            assumed.found = program.assumed.found
+            self._assumed[types] = assumed
         debug.show("ir", function.name, lambda: str(function))
         differences = self._compiled_for(types)
         variant = self._variant(function, guards)
-        variant.driver.differences, variant.driver.leaves = differences, leaves
+        variant.driver.differences = assumed.differences or differences
+        variant.driver.leaves, variant.driver.holds = leaves, assumed.holds()
         return self._keep(types, variant)
 
     def _compiled(
-        self, source: FunctionType, types: tuple[t.Type, ...], *, as_declared: bool = False
+        self,
+        source: FunctionType,
+        types: tuple[t.Type, ...],
+        *,
+        as_declared: bool = False,
+        varying: frozenset[tuple[int, str]] = frozenset(),
     ) -> MethodProgram:
         program = compile_method(
             self._root,
@@ -352,6 +366,7 @@ class ScriptMethod(ScriptFunction):
             frozen=self._frozen,
             preserved=self._preserved,
             as_declared=as_declared,
+            varying=varying,
         )
         for callee, called in program.callees.items():
             self.callees.setdefault(callee, {}).update(called)

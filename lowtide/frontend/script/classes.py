@@ -33,6 +33,8 @@ from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
 from lowtide.ir.types import ClassType, DictType, ListType, Type
 
+_ABSENT = object()
+
 
 def class_of(type_: Type) -> type[Any] | None:
     """The Python class of values of this type, if it is a class type."""
@@ -67,7 +69,7 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     if isinstance(base.type, t.OptionalType):
         base = c.builder.emit("cast", [base], [base.type.elem]).result
     cls = class_of(base.type)
-    found = inspect.getattr_static(cls, name, None) if cls is not None else None
+    found = inspect.getattr_static(cls, name, _ABSENT) if cls is not None else _ABSENT
     if cls is None or isinstance(found, MemberDescriptorType):
         return _read(c, base, name)
     is_enum: bool = issubclass(cls, enum.Enum)
@@ -81,10 +83,7 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
         return PythonObject(found.__func__)
     if isinstance(found, FunctionType | classmethod):
         return Method(base, name)
-    is_field = name in annotations_of(cls)
-    if found is not None and is_literal(found) and not is_field and not _is_assigned(c, cls, name):
-        return c.python_object(node, found)
-    if found is None and not _has_instance_attribute(c, cls, name):
+    if found is _ABSENT and not _has_instance_attribute(c, cls, name):
         if method_of(base.type, "__getattr__") is not None:
             return call_method(c, node, base, "__getattr__", [c.const(name)])
         declared = f"an attribute that {cls.__name__} declares or assigns"
@@ -148,10 +147,17 @@ def declare(c: Context, owner: ClassType, name: str, value: Value) -> None:
 
 
 def attribute_type(c: Context, owner: Type, name: str) -> Type:
-    """What an attribute holds: as declared, as seen assigned, else Any."""
+    """What an attribute holds: as declared, as seen assigned, as the class's default, else Any."""
     if not isinstance(owner, ClassType):
         return t.ANY
-    return _declared(owner, name) or c.attributes.get((owner.name, name), t.ANY)
+    seen = c.attributes.get((owner.name, name)) or _type_of_default(owner, name)
+    return _declared(owner, name) or seen
+
+
+def _type_of_default(owner: ClassType, name: str) -> Type:
+    """That of `class Config: scale = 1.0`; an instance may have a value of its own."""
+    found = inspect.getattr_static(class_of(owner), name, None)
+    return (t.type_of(found) or t.ANY) if isinstance(found, bool | int | float | str) else t.ANY
 
 
 def _declared(owner: ClassType, name: str) -> Type | None:

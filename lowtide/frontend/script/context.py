@@ -20,6 +20,7 @@ from lowtide.errors import CompileError, Loc
 from lowtide.frontend.script.module_state import ModuleState
 from lowtide.frontend.script.node_tables import VALUE_OF
 from lowtide.frontend.script.nodes import ITERATORS, Method, Node, Poison, describe
+from lowtide.frontend.script.outside import Assumptions
 from lowtide.frontend.script.remedies import fitting
 from lowtide.frontend.script.source import FunctionSource
 from lowtide.ir import types as t
@@ -82,6 +83,7 @@ class Context:
         self.frames: list[Frame] = []
         self.modules: ModuleState | None = None  # where the program is a module's method
         self.captured: dict[str, Value] = {}  # by path, where it is a function
+        self.assumed = Assumptions()
         self.maybe_unbound: set[Value] = set()  # what a variable is that may not be assigned yet
         self.constants: set[Value] = set()  # lists and dicts that stand for global ones
         self.iterators: set[Value] = set()  # lists that stand for what Python reads once

@@ -34,6 +34,7 @@ from lowtide.frontend.script.nodes import (
     describe,
     read_once,
 )
+from lowtide.frontend.script.outside import holder_of, may_change
 from lowtide.frontend.script.remedies import alike, defined, member
 from lowtide.frontend.script.targets import assign
 from lowtide.frontend.script.torch_calls import attribute
@@ -87,6 +88,18 @@ def compile_name(c: Context, node: ast.Name) -> Node:
     found = frame.names[node.id]
     if isinstance(found, torch.Tensor):
         return _global_tensor(c, node, found)
+    return _outer_object(c, node, found)
+
+
+def _outer_object(c: Context, node: ast.Name, found: object) -> Node:
+    """What is assumed to stay; a number that did not is read at each call."""
+    fn: FunctionType = cast("Any", c.frame).fn  # a field, which pyright takes for a method
+    holder = holder_of(fn, node.id) if may_change(fn) else None
+    if holder is None:
+        return python_object(c, node, found, "")
+    if (id(holder), node.id) in c.assumed.varying:
+        return capture(c, holder, node.id, t.type_of(found) or t.ANY)
+    c.assumed.note(holder, node.id, found)
     return python_object(c, node, found, "")
 
 
@@ -242,6 +255,8 @@ def _object_attribute(c: Context, node: ast.Attribute, base: PythonObject) -> No
     scope = vars(base.obj) if isinstance(base.obj, ModuleType) else {}
     if isinstance(found, torch.Tensor) and scope.get(node.attr) is found:
         return capture(c, scope, node.attr, t.TENSOR)
+    if may_change(base.obj):
+        c.assumed.note(base.obj, node.attr, found)
     return python_object(c, node, found, path)
 
 

@@ -7,7 +7,8 @@ In: a module, a method of it, the types of the caller's arguments. Out: a `Metho
             return self.fc(x)                  %0: Tensor = torch.linear(%x, %weight, %bias)
                                                return(%0)
 
-Always holds: parameters that the program does not use are not captured. If it does not compile with
+Always holds: parameters that the program does not use are not captured, but for lists and dicts,
+whose items' types it may have asked. If it does not compile with
 bools and strings read at run time, it is compiled for the ones that stand there now, so that
 `if self.has_bias:` may leave out what only makes sense with a bias.
 """
@@ -36,12 +37,13 @@ from lowtide.frontend.script.module_state import (
     follow,
 )
 from lowtide.frontend.script.nodes import BoundMethod, ModuleRef
+from lowtide.frontend.script.outside import Assumptions
 from lowtide.frontend.script.script import signature_types
 from lowtide.frontend.script.source import decorated, parameters_of, read_source
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Function, Value
 from lowtide.ir.literals import is_literal
-from lowtide.ir.types import Type
+from lowtide.ir.types import DictType, ListType, Type
 from lowtide.ir.verify import verify
 from lowtide.passes.standard import tidy
 
@@ -52,12 +54,13 @@ _LITERALS = (bool, int, float, str, tuple)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodProgram:
-    """`callees`: see `ModuleState`; `leaves`: see the module of that name."""
+    """`callees`: see `ModuleState`; `leaves` and `assumed`: see `leaves` and `outside`."""
 
     function: Function
     guards: tuple[Guard, ...]
     callees: Callees
     leaves: tuple[type[Any], ...]
+    assumed: Assumptions
 
 
 def method_types(fn: FunctionType, arg_types: Sequence[Type | None]) -> dict[str, Type]:
@@ -75,9 +78,10 @@ def compile_method(
     frozen: bool = False,
     preserved: frozenset[str] = frozenset(),
     as_declared: bool = False,
+    varying: frozenset[tuple[int, str]] = frozenset(),
 ) -> MethodProgram:
     """The program of a method; `frozen`: plain attributes are constants, save the `preserved`;
-    `as_declared`: see `Knowledge`.
+    `as_declared`: see `Knowledge`; `varying`: see `Assumptions`.
 
     Raises CompileError, with the place in the user's file."""
     literal_types = _LITERALS if frozen else ()
@@ -89,6 +93,7 @@ def compile_method(
                 captured_names=preserved,
                 as_declared=as_declared,
                 leaves_parts=leaves_parts,
+                varying=varying,
             )
             try:
                 return _settled(module, name, fn, arg_types, knowledge)
@@ -124,6 +129,7 @@ def _compile(
     types = method_types(fn, arg_types)
     builder = Builder(Block())
     c = Context(builder)
+    c.assumed = Assumptions(varying=set(knowledge.varying))
     c.modules = state = ModuleState(root=module, block=builder.block, knowledge=knowledge)
     builder.loc = source.loc(source.node)
     parameters = list(parameters_of(fn).values())[1:]
@@ -138,6 +144,7 @@ def _compile(
     else:
         found = module_calls.call_method(c, BoundMethod(fn, ref), call)
     result = c.as_value(found, source.node)
+    state.settle()
     builder.emit("return", [result])
     defaults = _defaults(fn)
     loc = source.loc(source.node)
@@ -153,6 +160,7 @@ def _compile(
         guards=tuple(dict.fromkeys((*state.guards, *types_only))),
         callees=state.callees,
         leaves=leaf_classes(compiled),
+        assumed=c.assumed,
     )
 
 
@@ -165,10 +173,10 @@ def _defaults(fn: FunctionType) -> dict[str, object]:
 
 
 def without_unused_captures(fn: Function) -> Function:
-    """The function with only those captured parameters that an op uses."""
+    """The function with only those captured parameters that an op uses, and lists and dicts."""
     used = {v for op in fn.walk() for v in op.operands}
     count = len(fn.arguments)
     rows = list(zip(fn.params[count:], fn.captures, strict=True))
-    kept = [(v, path) for v, path in rows if v in used]
+    kept = [(v, p) for v, p in rows if v in used or isinstance(v.type, ListType | DictType)]
     block = Block([*fn.arguments, *(v for v, _ in kept)], fn.block.ops)
     return replace(fn, block=block, captures=tuple(path for _, path in kept))

@@ -51,6 +51,8 @@ class Restart(Exception):
 class Knowledge:
     """What outlives a Restart. `literal_types`: attributes of these types are constants.
 
+    `container_types`: by path, of lists and dicts into which the program puts more than they hold.
+
     `as_declared`: what a class declares Optional is read as such, whatever it is now.
     `leaves_parts`: parts from installed packages may be left to Python."""
 
@@ -58,8 +60,10 @@ class Knowledge:
     attribute_types: dict[tuple[int, str], t.Type] = field(
         default_factory=dict[tuple[int, str], t.Type]
     )
+    container_types: dict[str, t.Type] = field(default_factory=dict[str, t.Type])
     literal_types: tuple[type, ...] = ()
     captured_names: frozenset[str] = frozenset()  # never constants: `freeze(preserved_attrs=)`
+    varying: frozenset[tuple[int, str]] = frozenset()  # globals: see `Assumptions`
     as_declared: bool = False
     leaves_parts: bool = False
 
@@ -78,6 +82,7 @@ class ModuleState:
     guards: dict[Guard, None] = field(default_factory=dict[Guard, None])
     callees: Callees = field(default_factory=Callees)
     _values: dict[str, Value] = field(default_factory=dict[str, Value])
+    _given: dict[str, t.Type] = field(default_factory=dict[str, t.Type])
     _tensors: dict[int, tuple[str, Value]] = field(default_factory=dict[int, tuple[str, Value]])
 
     def capture(self, path: str, found: object, type_: t.Type) -> Value:
@@ -92,13 +97,23 @@ class ModuleState:
                 self.guards[Guard("same", first[0], path)] = None
                 return first[1]
         name = path.rpartition("|")[2].rpartition(".")[2]
-        value = Value(name or "self", type_)
+        wider = self.knowledge.container_types.get(path, t.NEVER)
+        value = Value(name or "self", t.join(type_, wider))
+        self._given[path] = value.type
         self.block.args.append(value)
         self.paths.append(path)
         self._values[path] = value
         if is_tensor:
             self._tensors[id(found)] = (path, value)
         return value
+
+    def settle(self) -> None:
+        """Raises Restart if the program has put into a list or dict what it was not known to hold:
+        branches before that were decided by what it held."""
+        grown = {p: v.type for p, v in self._values.items() if v.type != self._given[p]}
+        if grown:
+            self.knowledge.container_types.update(grown)
+            raise Restart(", ".join(grown))
 
     def object(self, path: str, module: torch.nn.Module) -> Value:
         """The module itself, as an operand of an op that the driver runs."""

@@ -44,6 +44,7 @@ from lowtide.frontend.script.functions import (
     push_frame,
     signature_annotations,
 )
+from lowtide.frontend.script.outside import Assumptions
 from lowtide.frontend.script.source import (
     decorated,
     is_decorated,
@@ -71,9 +72,12 @@ _DECORATED = 1  # the owner of a decorated function's frame within that of its p
 
 
 def script_function(
-    fn: Callable[..., Any], arg_types: Sequence[Type | None] | None = None
+    fn: Callable[..., Any],
+    arg_types: Sequence[Type | None] | None = None,
+    assumed: Assumptions | None = None,
 ) -> Function:
-    """The program of a Python function for arguments of these types, one per parameter.
+    """The program of a Python function for arguments of these types, one per parameter. `assumed`
+    is given what it relies on.
 
     A type that is None, or left out at the end, comes from the annotation, else from the default,
     else it is Tensor. Raises CompileError, with the place in the user's file.
@@ -83,6 +87,7 @@ def script_function(
     types = signature_types(plain, arg_types)
     builder = Builder(Block())
     c = Context(builder)
+    c.assumed = assumed or c.assumed
     frame = push_frame(c, plain, source)
     builder.loc = source.loc(source.node)
     builder.block.args.extend(Value(name, type_) for name, type_ in types.items())

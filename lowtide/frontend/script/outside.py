@@ -1,0 +1,195 @@
+"""What a program has assumed of what lies outside of it: globals, closures, attributes of objects.
+
+In: each name that the compiler looked up, where, and what it found. Out: `holds()`, which every
+call asks before it runs the program.
+
+    RATE = 0.5                      def holds():
+    def f(x):                           return g["RATE"] is 0.5 and g["helper"] is helper
+        return helper(x) * RATE
+
+Always holds: a name that means something else than when the program was built is noticed by the
+next call. A number is then read at each call; what is no number is compiled anew. What
+installed packages define is taken to stay. Tensors are read at each call from the start
+(`captured`).
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any, cast
+
+import torch
+
+from lowtide.frontend.script.source import is_installed, is_installed_file
+
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_NUMBERS = (int, float)
+
+
+class _Items(tuple[Any, ...]):
+    """What a container held."""
+
+    __slots__ = ()
+
+
+_Row = tuple[Any, str, object]  # holder, name, what was there
+
+
+@dataclass(slots=True)
+class Assumptions:
+    """What one program relies on, by holder and name. `varying`: globals that have changed before;
+    `counts`: how often, by name; `differences`: what the program before it was wrong about."""
+
+    found: dict[tuple[int, str], _Row] = field(default_factory=dict[tuple[int, str], "_Row"])
+    varying: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    counts: Counter[str] = field(default_factory=Counter[str])
+    differences: tuple[str, ...] = ()
+
+    def note(self, holder: object, name: str, found: object) -> None:
+        """`holder`: a dict of globals, a closure's cell, else what has the attribute."""
+        if not isinstance(found, torch.Tensor):  # it is captured
+            is_container = isinstance(found, _CONTAINERS)
+            kept = _items(cast("object", found)) if is_container else found
+            self.found.setdefault((id(holder), name), (holder, name, kept))
+
+    def holds(self) -> Callable[[], bool] | None:
+        """Says whether all is as it was; None where nothing was assumed."""
+        names: dict[str, Any] = {"same": _same, "items": _items}
+        tests: list[str] = []
+        for k, (holder, name, found) in enumerate(self.found.values()):
+            names[f"h{k}"], names[f"v{k}"] = holder, found
+            now = _text(holder, f"h{k}", name)
+            if isinstance(found, _Items):
+                tests.append(f"items({now}) == v{k}")
+            elif isinstance(found, (*_NUMBERS, str)):
+                tests.append(f"({now} is v{k} or same({now}, v{k}))")
+            elif _now(holder, name) is found:
+                tests.append(f"{now} is v{k}")
+            elif isinstance(found, MethodType):  # made anew by each look at it
+                tests.append(f"{now} == v{k}")
+        if not tests:
+            return None
+        text = (
+            "def holds():\n try:\n"
+            f"  return {' and '.join(tests)}\n"
+            " except (KeyError, ValueError, AttributeError):\n  return False"
+        )
+        exec(text, names)
+        return cast("Callable[[], bool]", names["holds"])
+
+    def changed(self) -> list[tuple[Any, str, object, object]]:
+        """Holder, name, value before and now of what is no longer so."""
+        rows = ((h, n, was, _now(h, n)) for h, n, was in self.found.values())
+        return [row for row in rows if not _same(row[2], row[3])]
+
+
+_ABSENT = object()
+_OFTEN = 8  # programs that were built since the same name had changed
+
+
+def renewed(before: Assumptions | None, program: str) -> Assumptions:
+    """For the program that is built in place of one that relied on `before`: numbers that have
+    changed are read at each call; a warning tells what changes again and again."""
+    if before is None:
+        return Assumptions()
+    changed = before.changed()
+    varying = {
+        (id(h), n)
+        for h, n, was, now in changed
+        if type(cast("object", h)) is dict and type(was) in _NUMBERS and type(now) is type(was)
+    }
+    counts = before.counts + Counter(name for _, name, _, _ in changed)
+    often = next((name for _, name, _, _ in changed if counts[name] == _OFTEN), None)
+    if often is not None:
+        warnings.warn(
+            f"{program} is compiled anew whenever `{often}` changes, which it did {_OFTEN} times; "
+            "an argument would be read at each call",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    told = tuple(f"`{n}` is another {type(now).__name__}" for _, n, _, now in changed)
+    return Assumptions(varying=before.varying | varying, counts=counts, differences=told)
+
+
+def holder_of(fn: FunctionType, name: str) -> Any:
+    """Where the function finds this name: a cell or its globals; None for a builtin."""
+    free = fn.__code__.co_freevars
+    if name in free:
+        return (fn.__closure__ or ())[free.index(name)]
+    return fn.__globals__ if name in fn.__globals__ else None
+
+
+def may_change(owner: object) -> bool:
+    """Whether what lies in it may become something else: not in PyTorch or installed packages."""
+    if isinstance(owner, ModuleType):
+        file = getattr(owner, "__file__", None)
+        return file is not None and not is_installed_file(file) and not _is_stdlib(owner.__name__)
+    module = str(getattr(owner, "__module__", ""))
+    return not _is_stdlib(module) and not is_installed(owner)
+
+
+def _is_stdlib(module: str) -> bool:
+    root = module.partition(".")[0]
+    return root in sys.stdlib_module_names or root in ("torch", "lowtide")
+
+
+def _text(holder: object, at: str, name: str) -> str:
+    if isinstance(holder, dict):
+        return f"{at}[{name!r}]"
+    return f"{at}.cell_contents" if isinstance(holder, CellType) else f"{at}.{name}"
+
+
+def _now(holder: Any, name: str) -> object:
+    if isinstance(holder, dict):
+        return cast("dict[str, object]", holder).get(name, _ABSENT)
+    name = "cell_contents" if isinstance(holder, CellType) else name
+    try:
+        return getattr(holder, name, _ABSENT)
+    except ValueError:  # an empty cell
+        return _ABSENT
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, _Items):
+        return a == _items(b)
+    return a is b or (type(a) is type(b) and (_items(a) == _items(b) or (_is_method(a) and a == b)))
+
+
+def _is_method(x: object) -> bool:
+    return isinstance(x, MethodType)
+
+
+def _items(x: object) -> object:
+    """What a program may have built in of a value: of containers all that they hold, of numbers
+    and strings value and type, of others which object it is."""
+    kind = type(x)
+    if isinstance(x, Mapping):
+        held = cast("Mapping[object, object]", x)
+        return _Items((kind, *((_items(k), _items(v)) for k, v in held.items())))
+    if isinstance(x, list | tuple):
+        return _Items((kind, *map(_items, cast("Sequence[object]", x))))
+    if isinstance(x, set | frozenset):
+        return _Items((kind, frozenset(map(_items, cast("frozenset[object]", x)))))
+    if x is None or isinstance(x, (*_NUMBERS, str, complex)):
+        return kind, x if x == x else "nan"
+    return _Itself(x)
+
+
+class _Itself:
+    """Equal to what stands for the very same object."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: object) -> None:
+        self.obj = obj
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.obj is self.obj
+
+    def __hash__(self) -> int:
+        return id(self.obj)

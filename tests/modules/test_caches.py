@@ -1,0 +1,202 @@
+"""Lists and dicts that a module keeps are state: what is put into them is there in the next call,
+and no branch is decided by what they held before. Written after reports of caches in attributes."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lowtide as lt
+
+
+class InDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = {"k": None}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache["k"] is not None:
+            x = x + self.cache["k"]
+        self.cache["k"] = x
+        return x
+
+
+class Declared(nn.Module):
+    cache: dict[str, Tensor | None]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = {"k": None}
+
+    def forward(self, x: Tensor) -> Tensor:
+        k = self.cache["k"]
+        if k is not None:
+            x = x + k
+        self.cache["k"] = x
+        return x
+
+
+class InList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = [None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache[0] is not None:
+            x = x + self.cache[0]
+        self.cache[0] = x
+        return x
+
+
+class ByGet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        k = self.cache.get("k")
+        if k is not None:
+            x = x + k
+        self.cache["k"] = x
+        return x
+
+
+class Grows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = self.cache[-1] if len(self.cache) > 0 else None
+        if last is not None:
+            x = x + last
+        self.cache.append(x)
+        return x
+
+
+class OfTwoTypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.cache[0], int):
+            self.cache[0] = x
+            return x
+        self.cache[0] = self.cache[0] + x
+        return self.cache[0]
+
+
+class InTuple(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = (None, None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache[0] is not None:
+            x = x + self.cache[0]
+        self.cache = (x, x)
+        return x
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = [[None, None] for _ in range(2)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(2):
+            if self.cache[i][0] is None:
+                self.cache[i][0] = x
+            else:
+                self.cache[i][0] = torch.cat([self.cache[i][0], x])
+            x = self.cache[i][0].sum(0, keepdim=True)
+        return x
+
+
+class ByTwoNames(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = [[None]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for row in self.cache:
+            row[0] = x
+        if self.cache[0][0] is None:
+            x = x * 100
+        return x
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = InDict()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * 2
+
+
+KINDS = [
+    InDict, Declared, InList, ByGet, Grows, OfTwoTypes, InTuple, Layers, ByTwoNames, Nested,
+]  # fmt: skip
+
+
+def scripted(m: nn.Module) -> Any:
+    return lt.script(m)
+
+
+def loaded(m: nn.Module) -> Any:
+    file = io.BytesIO()
+    lt.save(lt.script(m), file)
+    file.seek(0)
+    return lt.load(file)
+
+
+def copied(m: nn.Module) -> Any:
+    return copy.deepcopy(lt.script(m))
+
+
+@pytest.mark.parametrize("way", [scripted, loaded, copied])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_put_in_is_there(kind: type[nn.Module], way: Callable[[nn.Module], Any]) -> None:
+    plain, made = kind(), way(kind())
+    for k in range(3):
+        x = torch.ones(1) + k
+        assert torch.equal(made(x), plain(x)), k
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: dict[str, Any] = {"k": None}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache["k"] is not None:
+            return x + self.cache["k"]
+        return x
+
+
+def test_what_others_put_in_is_seen() -> None:
+    m = Reads()
+    s, x = lt.script(m), torch.ones(1)
+    assert s(x) == 1
+    m.cache["k"] = torch.ones(1) * 5
+    assert s(x) == 6
+    m.cache["k"] = 2.5
+    assert s(x) == 3.5
+    m.cache = {"k": None}
+    assert s(x) == 1
+
+
+def test_a_loaded_program_is_not_run_with_what_it_was_not_made_for() -> None:
+    m = loaded(Reads())
+    assert m(torch.ones(1)) == 1
+    m.cache["k"] = torch.ones(1)
+    with pytest.raises(lt.CompileError, match=r"type of `self.cache` was .*None.*, is .*Tensor"):
+        m(torch.ones(1))
