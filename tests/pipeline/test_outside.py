@@ -196,5 +196,5 @@ def test_a_default_of_a_class_is_read_from_the_object() -> None:
 def test_an_attribute_of_another_type_than_its_default_is_refused() -> None:
     c = Config()
     c.scale = torch.ones(2)  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(TypeError, match="`Config.scale` is a Tensor, where the program"):
+    with pytest.raises(TypeError, match=r"`Config.scale` is a Tensor, where the program"):
         lt.script(reads_config)(torch.ones(2), c)
