@@ -1,9 +1,10 @@
 """Products of blocks: sums that the units for products of a GPU take.
 
-In:  a reduction's function, body and axes. Out: a `BlockProduct`: the factors of each side.
+In:  a reduction's function, body and axes. Out: a `BlockProduct`: the factor of each side.
 
     sum[k](a[i, k] * b[k, j])               rows i: a    columns j: b
     sum[k](f32(a[i, k]) * f32(b[k, j]))     the same, of halves if a and b are
+    sum[k]((a[i, k] * b[k, j]) * c[i, k])   none: a * c may overflow, where a * b does not
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowtide.ir.dtypes import DType
-from lowtide.texpr.algebra import factors
-from lowtide.texpr.expr import Cast, Expr
+from lowtide.texpr.expr import Apply, Cast, Expr
 from lowtide.texpr.index import Axis
 
 HALVES = ("bf16", "f16")
@@ -21,13 +21,13 @@ LEAST_PRODUCT = 16  # what the units for products take at least
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockProduct:
-    """`sum[k](left[rows, k] * right[k, columns])`: factors without the other side's axis."""
+    """`sum[k](left[rows, k] * right[k, columns])`: each factor lacks the other side's axis."""
 
     rows: Axis
     columns: Axis
     over: Axis
-    left: tuple[Expr, ...]
-    right: tuple[Expr, ...]
+    left: Expr
+    right: Expr
 
 
 def as_product(
@@ -37,21 +37,15 @@ def as_product(
 
     `kept`, `over`: of the reduction's axes, those that are blocks. The first of `kept` is that of
     the rows."""
-    if fn != "sum" or len(over) != 1 or len(kept) != 2 or not body.dtype.is_float:
+    if fn != "sum" or len(over) != 1 or len(kept) != 2:
         return None
-    parts = list(factors(body))
-    for rows, columns in (kept, kept[::-1]):
-        left = tuple(f for f in parts if rows in f.free)
-        right = tuple(f for f in parts if rows not in f.free)
-        if not left or not any(columns in f.free for f in right):
-            continue
-        if any(columns in f.free for f in left):
-            continue
-        if any(over[0] in f.free for f in left) and any(over[0] in f.free for f in right):
-            first, second = (left, right) if rows is kept[0] else (right, left)
-            return BlockProduct(
-                rows=kept[0], columns=kept[1], over=over[0], left=first, right=second
-            )
+    if not (isinstance(body, Apply) and body.fn == "mul" and body.dtype.is_float):
+        return None
+    (rows, columns), (k,) = kept, over
+    for left, right in (body.args, body.args[::-1]):
+        is_left = {rows, k} <= left.free and columns not in left.free
+        if is_left and {columns, k} <= right.free and rows not in right.free:
+            return BlockProduct(rows=rows, columns=columns, over=k, left=left, right=right)
     return None
 
 
@@ -63,8 +57,7 @@ def half_of(product: BlockProduct) -> DType | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _half(side: tuple[Expr, ...]) -> DType | None:
-    (only, *rest) = side
-    if rest or not isinstance(only, Cast) or only.dtype.name != "f32":
+def _half(side: Expr) -> DType | None:
+    if not isinstance(side, Cast) or side.dtype.name != "f32":
         return None
-    return only.arg.dtype if only.arg.dtype.name in HALVES else None
+    return side.arg.dtype if side.arg.dtype.name in HALVES else None

@@ -10,7 +10,7 @@ Out: plain numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lowtide.ir.dtypes import BY_NAME, DType
@@ -78,7 +78,7 @@ def _part(item: Item, tiles: Tiles, ctx: Context) -> Part:
             here = tiles.product(node.free)
             layers[here] = layers.get(here, 0.0) + operations
     reads = {x for x in nodes if _is_read(x, ctx)}
-    held = nodes if product is None else [n for n in nodes if not _is_only_read((n,), ctx)]
+    held = nodes if product is None else [n for n in nodes if not _is_only_read(n, ctx)]
     return Part(
         visits=math.prod(tiles.swept.get(a, 1) for a in item.loops),
         layers=tuple(sorted(layers.items())),
@@ -106,7 +106,7 @@ def _handed(product: BlockProduct, item: Item, tiles: Tiles, ctx: Context) -> Pr
     rows, columns, over = (tiles.points[a] for a in (product.rows, product.columns, product.over))
     dtype = half if half is not None else item.body.dtype
     sides = ((product.left, rows * over), (product.right, over * columns))
-    reads = {x for side, _ in sides for e in side for x in ex.loads(e) if _is_read(x, ctx)}
+    reads = {x for side, _ in sides for x in ex.loads(side) if _is_read(x, ctx)}
     made = sum(n for side, n in sides if not _is_only_read(side, ctx))
     return Product(
         rows=rows,
@@ -118,12 +118,11 @@ def _handed(product: BlockProduct, item: Item, tiles: Tiles, ctx: Context) -> Pr
     )
 
 
-def _is_only_read(side: Sequence[Expr], ctx: Context) -> bool:
+def _is_only_read(e: Expr, ctx: Context) -> bool:
     """Is it one block as memory has it, which goes to shared memory?"""
-    (e, *rest) = side
     while isinstance(e, Cast):
         e = e.arg
-    return not rest and _is_read(e, ctx)
+    return _is_read(e, ctx)
 
 
 def _is_read(e: Expr, ctx: Context) -> bool:

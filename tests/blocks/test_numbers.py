@@ -116,3 +116,16 @@ def test_nothing_is_contracted() -> None:
     """A product and a sum are rounded each, as in a kernel that stores the product."""
     assert "fma" not in ptx("x0 * x1 + x0", 2)
     assert "fma.rn.f32" in ptx("lt_fma(x0, x1, x0)", 2)
+
+
+def test_factors_of_a_product_keep_their_order() -> None:
+    """1e30 * 1e-30 * 1e30 is 1e30, in this order."""
+
+    def weighed(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return ((a[:, None, :] * b[None, :, :]) * c[:, None, :]).sum(-1)
+
+    large, little = torch.full((20, 40), 1e30), torch.full((24, 40), 1e-30)
+    for given in ((large, little, large), (little[:20], large[:20], little[:20])):
+        want = weighed(*given)
+        assert bool(torch.isfinite(want).all() & (want != 0).all())
+        torch.testing.assert_close(lt.script(weighed)(*given), want)

@@ -15,7 +15,6 @@ product of blocks, is folded at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowtide.codegen.indexing import index_text
@@ -247,18 +246,16 @@ class Body:
         name = f"s_{buffer.name}"
         self.lines.append(f"{name} = lt_dot({left}, {right}, {name}, PRECISION)")
 
-    def _side(self, parts: Sequence[Expr], dims: Dims, over: Axis, half: DType | None) -> str:
-        parts = [e.arg if half is not None and isinstance(e, Cast) else e for e in parts]
-        names = [self.value(e, dims) for e in parts]
-        text = " * ".join(names)
-        mask = self.blocks.mask((over,), dims)
-        if mask and not (len(parts) == 1 and self._is_zero_beyond(parts[0], over)):
-            text = f"tl.where({mask}, {text}, 0)"
-        name = text if text.isidentifier() else self._named(text)
+    def _side(self, e: Expr, dims: Dims, over: Axis, half: DType | None) -> str:
+        if half is not None and isinstance(e, Cast):
+            e = e.arg
+        name, mask = self.value(e, dims), self.blocks.mask((over,), dims)
+        if mask and not self._is_zero_beyond(e, over):
+            name = self._named(f"tl.where({mask}, {name}, 0)")
         full = self._full(name, dims)
         if half is not None:
             return f"{full}.to({pw.TYPES[half.name]})"  # it is a number of that dtype already
-        return pw.rounded(full, parts[0].dtype)
+        return pw.rounded(full, e.dtype)
 
     def _is_zero_beyond(self, e: Expr, a: Axis) -> bool:
         """Is it what lies in memory along an axis? Beyond its end a masked load gives 0. (Where the
