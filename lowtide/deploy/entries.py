@@ -20,7 +20,7 @@ from lowtide.deploy.limits import is_public
 from lowtide.deploy.programs import of_function, of_method
 from lowtide.errors import CompileError
 from lowtide.frontend.script.left_to_python import only_python
-from lowtide.frontend.script.module_state import root_of
+from lowtide.frontend.script.module_state import own_call, root_of
 from lowtide.frontend.script.source import read_source
 from lowtide.ir.core import Function
 from lowtide.pipeline.compile_module import entry_points
@@ -47,11 +47,11 @@ def entries_of(m: ScriptFunction | ScriptModule) -> list[Entry]:
     if isinstance(m, ScriptFunction):
         return [Entry(m.__name__, None, m.signature, of_function(m))]
     root = root_of(m)
-    reason = only_python(root) or why_not_saved(root)
+    reason, remedy = only_python(root) or why_not_saved(root), "remove the hook, then save"
+    if own_call(root) is not None:
+        reason, remedy = "its class has a __call__ of its own", "what it does in forward, then save"
     if reason:
-        raise CompileError(
-            f"{type(root).__name__} cannot be saved: {reason}", remedy="remove the hook, then save"
-        )
+        raise CompileError(f"{type(root).__name__} cannot be saved: {reason}", remedy=remedy)
     methods = {name: make_or_get(m, name) for name in dict.fromkeys(names_of(m, root))}
     for name, method in methods.items():
         if not may_be_method(container_of(root), name):

@@ -122,6 +122,7 @@ class LoadedMethod(ScriptMethod):
         return min(fits, key=_count_of_nones) if as_declared else fits[0]
 
     def _make(self, types: Types) -> Variant:
+        self.check_submodules()
         found = fitting(self.__lowtide_programs__, types)
         if not found:
             raise no_program(self._name, self.__lowtide_programs__, types)

@@ -64,7 +64,7 @@ class Reader:
 
     def tree(self) -> dict[str, torch.nn.Module]:
         """Each submodule by its path, as they are now."""
-        return dict(_tree(self._root))
+        return tree(self._root)
 
     def _bind(self, obj: object) -> str:
         known = self._bound.get(id(obj))
@@ -107,6 +107,25 @@ class Reader:
                 return f"type({value})"
             case _:
                 return value
+
+
+def tree(root: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The module and all below it, by path."""
+    return dict(_tree(root))
+
+
+def stands_for(now: torch.nn.Module | None, before: torch.nn.Module) -> bool:
+    """Whether a program that was recorded with `before` is right for `now`: it reads tensors at
+    each call, and has taken all else as it was."""
+    if now is before:
+        return True
+    if type(now) is not type(before):
+        return False
+    rows = [{k: v for k, v in vars(m).items() if k not in _NOT_ASSUMED} for m in (now, before)]
+    return repr(rows[0]) == repr(rows[1])
+
+
+_NOT_ASSUMED = frozenset({"_parameters", "_buffers", "_modules", "training"})
 
 
 def _tree(

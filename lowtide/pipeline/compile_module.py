@@ -8,6 +8,7 @@ original may change as it likes.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any, cast
@@ -85,6 +86,11 @@ def freeze(
 
 
 def _frozen(mod: torch.nn.Module, preserved: frozenset[str]) -> ScriptModule:
+    for name in preserved:
+        owner = functools.reduce(getattr, name.split(".")[:-1], mod)
+        if not hasattr(owner, name.rpartition(".")[2]):
+            problem = f"{type(root_of(mod)).__name__} has no attribute {name!r} to preserve"
+            raise CompileError(problem, remedy="names of attributes or methods that it has")
     if vars(mod).get("_lowtide_given"):  # traced or loaded: its programs are what they are
         finished = copy.deepcopy(cast("ScriptModule", mod)).eval()
         _without_parameters(root_of(finished))

@@ -294,6 +294,8 @@ def script(
         if options != Options():
             obj.keep_to(options)
         return obj
+    if hasattr(obj, "__prepare_scriptable__") and not isinstance(obj, type):
+        obj = obj.__prepare_scriptable__()  # what is to be compiled in its place, as for torch.jit
     if isinstance(obj, torch.nn.Module):
         from lowtide.pipeline.compile_module import script_module  # it derives from ScriptFunction
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from lowtide.errors import CompileError
 from lowtide.frontend.script.module_methods import MethodProgram, compile_method, method_types
 from lowtide.frontend.script.module_state import Callees, Guard, is_torch_class
 from lowtide.frontend.script.outside import Assumptions, renewed
@@ -31,7 +32,14 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Function
 from lowtide.memory import watching
 from lowtide.pipeline import debug, plain
-from lowtide.pipeline.captures import Reader, Values, hook_count, type_of_value
+from lowtide.pipeline.captures import (
+    Reader,
+    Values,
+    hook_count,
+    stands_for,
+    tree,
+    type_of_value,
+)
 from lowtide.pipeline.differences import attribute, guard_told, told
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.options import Options
@@ -166,6 +174,7 @@ class ScriptMethod(ScriptFunction):
         self.__module__ = type(root).__module__
         self.__qualname__ = f"{type(root).__qualname__}.{name}"
         self._source = source
+        self._recorded_with = tree(root) if isinstance(source, Function) else {}
         self._frozen, self._preserved = frozen, preserved
         if isinstance(source, FunctionType):
             if not is_torch_class(type(root)):
@@ -331,8 +340,23 @@ class ScriptMethod(ScriptFunction):
         return self._new_types(types, self._variants)
 
     def _make(self, types: tuple[t.Type, ...]) -> Variant:
+        self.check_submodules()
         with unchanged(self._root):
             return self._made(types)
+
+    def check_submodules(self) -> None:
+        """Raises CompileError where the program was recorded, or saved, and a submodule is another
+        one now: there is no source to compile anew."""
+        now = tree(self._root) if self._recorded_with else {}
+        for path, before in self._recorded_with.items():
+            if not stands_for(now.get(path), before):
+                kinds = (type(m).__name__ if m is not None else "not there"
+                         for m in (before, now.get(path)))  # fmt: skip
+                raise CompileError(
+                    f"{told(f'`{attribute(path)}`', *kinds)}; {self._name}() was recorded or saved "
+                    "with the first, and knows nothing of the second",
+                    remedy="lt.script or lt.trace of the module with the new one in it",
+                )
 
     def _made(self, types: tuple[t.Type, ...]) -> Variant:
         if isinstance(self._source, Function):

@@ -25,7 +25,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
 from lowtide.frontend.script import decorators
-from lowtide.frontend.script.module_state import root_of
+from lowtide.frontend.script.module_state import own_call, root_of
 from lowtide.frontend.script.source import unwrap
 from lowtide.ir.core import Function
 from lowtide.pipeline.finished import what_can_be_called
@@ -111,6 +111,11 @@ class ScriptModule(_Module):
         root = self.__lowtide_root__
         if root is not self and getattr(root, "has_uninitialized_params", bool)():
             return root(*args, **kwargs)  # its sizes come from the first input
+        if own_call(root) is not None:
+            made = own.get("_lowtide_call")
+            if made is None:
+                made = own["_lowtide_call"] = make_method(self, "__call__")
+            return made(*args, **kwargs)
         if not _has_hooks(self) and isinstance(self.forward, ScriptMethod):
             object.__setattr__(self, "_lowtide_quiet", RemovableHandle.next_id)
         return super().__call__(*args, **kwargs)

@@ -169,6 +169,8 @@ class TracedModule(WrappedModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TracedModule:
         own = self.__dict__
+        for name in own["_lowtide_given"]:
+            self.method(name).check_submodules()
         root = copy.deepcopy(own["_lowtide_root"], memo)
         made = TracedModule(root, own["_lowtide_given"], own["_lowtide_forms"])
         memo[id(self)] = made

@@ -33,7 +33,7 @@ from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_attributes import state_of
-from lowtide.frontend.script.module_state import Restart
+from lowtide.frontend.script.module_state import Restart, own_call
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
 from lowtide.frontend.script.source import is_installed_file, read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
@@ -69,7 +69,7 @@ def only_python(module: torch.nn.Module) -> str:
         return "a hook that is always called"
     if own.get("_backward_hooks") or own.get("_backward_pre_hooks"):
         return "a backward hook"
-    if not _calls_forward(type(module)):
+    if not _calls_forward(type(module)) and own_call(module) is None:
         return "its class has a __call__ of its own"
     hooks = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()]
     if not all(isinstance(h, FunctionType | MethodType) or is_torch_hook(h) for h in hooks):

@@ -18,6 +18,7 @@ import difflib
 import functools
 import inspect
 import typing
+from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
@@ -82,6 +83,11 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
             return ModuleRef(found, path)
         state.guard("none", path)
         return c.const(None)
+    if name == "_flat_weights" and isinstance(ref.module, torch.nn.RNNBase):
+        # PyTorch's own copy of them is brought up to date by `forward`, which is not run.
+        names = cast("Any", ref.module)._flat_weights_names
+        weights = [c.as_value(module_attribute(c, node, ref, n), node) for n in names]
+        return c.builder.list_make(weights)
     for held in (own["_parameters"], own["_buffers"], own):
         if name in held and not _is_made_method(ref.module, name):
             if name in state.knowledge.dynamic:
@@ -234,7 +240,7 @@ def class_attribute(
         method = cast("Any", found).__func__
         return BoundMethod(method, PythonObject(type(ref.module)))
     if found is torch.nn.Module.__call__:  # `layer.__call__`, hooks included
-        return ref
+        return replace(ref, runs_forward=True)
     if isinstance(found, FunctionType) or hasattr(found, "__lowtide_function__"):
         return BoundMethod(unwrap(found), ref)
     if name in state_of(c).knowledge.dynamic:

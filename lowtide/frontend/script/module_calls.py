@@ -34,6 +34,7 @@ from lowtide.frontend.script.left_to_python import (
 )
 from lowtide.frontend.script.module_attributes import class_attribute, state_of
 from lowtide.frontend.script.module_containers import METHODS
+from lowtide.frontend.script.module_state import own_call
 from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import (
     BoundMethod,
@@ -55,6 +56,23 @@ _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 def call_module(c: Context, ref: ModuleRef, call: Call) -> Node:
     """`module(args)`, hooks included."""
+    if hasattr(type(ref.module), "__prepare_scriptable__"):
+        problem = (
+            f"the part {ref.path!r} is to be compiled as what its __prepare_scriptable__ gives"
+        )
+        raise c.error(
+            call.node, problem, f"`module.{ref.path} = lt.script(module.{ref.path})` first"
+        )
+    own = None if ref.runs_forward else own_call(ref.module)
+    if own is not None:
+        bound = BoundMethod(own, ref)
+        why = "its class has a __call__ of its own"
+        return attempt_or(
+            c,
+            lambda: _method(c, bound, call),
+            lambda _: python_module(c, ref, call, why),
+            lambda _: True,
+        )
     program = module_program(ref, "forward")
     if program is not None:
         state_of(c).guard("hooks", ref.path)

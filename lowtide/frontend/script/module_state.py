@@ -13,6 +13,7 @@ assigns is *dynamic*: it is read and written where it is used; if that is found 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -166,6 +167,17 @@ def follow(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
             raise KeyError(path)
         root = found
     return root, name
+
+
+def own_call(module: torch.nn.Module) -> FunctionType | None:
+    """The `__call__` that the user's class defines in place of nn.Module's."""
+    found = inspect.getattr_static(type(module), "__call__")
+    is_own = isinstance(found, FunctionType) and not _is_pytorchs(found)
+    return cast("FunctionType", found) if is_own else None
+
+
+def _is_pytorchs(fn: FunctionType) -> bool:
+    return fn is torch.nn.Module.__call__ or fn.__module__.split(".")[0] in ("torch", "lowtide")
 
 
 def is_torch_class(cls: type | FunctionType) -> bool:

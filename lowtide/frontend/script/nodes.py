@@ -111,10 +111,12 @@ class Poison:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleRef:
-    """An nn.Module that is known while compiling; `path` leads to it from the root ("" is that)."""
+    """An nn.Module that is known while compiling; `path` leads to it from the root ("" is that).
+    `runs_forward`: called, it runs its forward, whatever `__call__` its class has."""
 
     module: torch.nn.Module
     path: str
+    runs_forward: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

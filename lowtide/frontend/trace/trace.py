@@ -92,8 +92,10 @@ def record(
     recorder = Recorder(captures, sys._getframe(), quiet=quiet)  # pyright: ignore[reportPrivateUsage]
     params: list[Value] = []
     tensors: list[torch.Tensor] = []
+    own = {id(x) for x in (*root.parameters(), *root.buffers())} if root is not None else set[int]()
     for where, leaf in leaves:
-        tensor = _alias(leaf) if any(leaf is x for x in tensors) else leaf
+        is_another = id(leaf) in own or any(leaf is x for x in tensors)
+        tensor = _alias(leaf) if is_another else leaf
         params.append(Value(re.sub(r"\W+", "_", where).strip("_"), t.TENSOR))
         tensors.append(tensor)
         recorder.bind_tensor(tensor, params[-1])
@@ -134,7 +136,8 @@ def _form(call: Call, name: str) -> tuple[Form, list[tuple[str, Any]]]:
 
 
 def _alias(x: torch.Tensor) -> torch.Tensor:
-    """The same tensor as another object: which of two equal arguments is meant must be told."""
+    """The same tensor as another object: which of two equal arguments is meant must be told, or
+    whether the argument is or the module's own parameter."""
     return x.view_as(x) if x.layout is torch.strided else x.detach()
 
 

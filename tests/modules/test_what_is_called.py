@@ -1,0 +1,202 @@
+"""Which code a module runs: its own `__call__`, replaced parts of loaded and traced modules, the
+parameters that `functional_call` gives, and what `__prepare_scriptable__` names."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import lowtide as lt
+
+
+def reloaded(m: nn.Module) -> Any:
+    file = io.BytesIO()
+    lt.save(m, file)
+    file.seek(0)
+    return lt.load(file)
+
+
+# ---- `__call__` ---------------------------------------------------------------------------------
+
+
+class Doubles(nn.Module):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+class DoublesLess(Doubles):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - 1
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Doubles()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + 1
+
+
+class Scaled(nn.Module):
+    def __call__(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        return self.forward(x) * scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+@pytest.mark.parametrize("kind", [Doubles, DoublesLess, Around])
+def test_a_call_of_its_own_is_run(kind: type[nn.Module]) -> None:
+    m, x = kind(), torch.rand(3)
+    made = lt.script(m)
+    for _ in range(2):
+        assert torch.equal(made(x), m(x))
+    hook = m.register_forward_hook(lambda module, args, out: out + 100)
+    assert torch.equal(made(x), m(x))
+    hook.remove()
+    assert torch.equal(made(x), m(x))
+
+
+def test_a_call_with_other_arguments_than_forward() -> None:
+    m, x = Scaled(), torch.rand(3)
+    assert torch.equal(lt.script(m)(x, scale=3.0), m(x, scale=3.0))
+
+
+def test_a_call_of_its_own_in_files() -> None:
+    x = torch.rand(3)
+    assert torch.equal(reloaded(lt.script(Around()))(x), Around()(x))
+    with pytest.raises(lt.CompileError, match="__call__ of its own"):
+        lt.save(lt.script(Doubles()), io.BytesIO())
+
+
+# ---- replaced parts -----------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.act = nn.LeakyReLU(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.fc(x))
+
+
+def traced() -> Any:
+    return lt.trace(Net(), (torch.rand(2, 4),))
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+@pytest.mark.parametrize(
+    "make", [lambda: reloaded(lt.script(Net())), traced, lambda: reloaded(traced())]
+)
+@pytest.mark.parametrize("part", [nn.ReLU6(), nn.LeakyReLU(0.5), None])
+def test_a_part_that_the_program_does_not_know(
+    part: nn.Module | None, make: Callable[[], Any], is_called: bool
+) -> None:
+    m, x = make(), torch.rand(2, 4)
+    if is_called:
+        m(x)
+    m.act = part
+    with pytest.raises(lt.CompileError, match=r"`self.act` was .*LeakyReLU, is .*recorded"):
+        m(x)
+
+
+def test_a_copy_of_a_changed_trace() -> None:
+    m = traced()
+    m.act = nn.ReLU6()
+    with pytest.raises(lt.CompileError, match=r"`self.act` was"):
+        copy.deepcopy(m)
+
+
+def test_new_tensors_in_old_parts_are_used() -> None:
+    m, x = traced(), torch.rand(2, 4)
+    m.fc.weight = nn.Parameter(torch.zeros(4, 4))
+    assert torch.allclose(m(x), nn.functional.leaky_relu(m.fc.bias, 0.1).expand(2, 4))
+
+
+# ---- parameters from outside --------------------------------------------------------------------
+
+RECURRENT: list[Callable[[], nn.Module]] = [
+    lambda: nn.GRU(4, 3),
+    lambda: nn.RNN(4, 3, 2),
+    lambda: nn.LSTM(4, 3, bidirectional=True, bias=False),
+]
+
+
+@pytest.mark.parametrize("make", RECURRENT)
+def test_functional_calls_of_recurrent_layers(make: Callable[[], Any]) -> None:
+    m, x = make(), torch.rand(5, 2, 4)
+    made = lt.script(m)
+    given = {name: torch.randn_like(p) for name, p in m.named_parameters()}
+    before, other = m(x)[0], functional_call(m, given, (x,))[0]
+    assert torch.allclose(made(x)[0], before)
+    assert torch.allclose(functional_call(made, given, (x,))[0], other)
+    assert torch.allclose(made(x)[0], before)
+    m.weight_hh_l0 = nn.Parameter(torch.zeros_like(m.weight_hh_l0))
+    assert torch.allclose(made(x)[0], m(x)[0])
+
+
+class Adds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offset", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 + self.get_buffer("offset")
+
+
+def test_an_example_that_is_the_modules_own_buffer() -> None:
+    m, x = Adds(), torch.rand(4)
+    made = lt.trace(m, m.get_buffer("offset"))
+    assert torch.equal(made(x), m(x))
+
+
+# ---- asked of torch.jit -------------------------------------------------------------------------
+
+
+class Prepared(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        return DoublesLess()
+
+
+class HoldsPrepared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Prepared()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x)
+
+
+def test_what_is_compiled_in_its_place() -> None:
+    x, m = torch.rand(3), HoldsPrepared()
+    assert torch.equal(lt.script(Prepared())(x), DoublesLess()(x))
+    with pytest.raises(lt.CompileError, match="__prepare_scriptable__"):
+        lt.script(m)
+    m.part = lt.script(m.part)
+    assert torch.equal(lt.script(m)(x), DoublesLess()(x))
+
+
+def test_names_that_freeze_does_not_find() -> None:
+    with pytest.raises(lt.CompileError, match="Net has no attribute 'nope'"):
+        lt.freeze(lt.script(Net().eval()), preserved_attrs=["nope"])
+
+
+def test_isinstance_of_a_list() -> None:
+    with pytest.raises(RuntimeError, match="is no type"):
+        lt.isinstance(2, [int])
