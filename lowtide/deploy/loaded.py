@@ -135,16 +135,18 @@ class LoadedMethod(ScriptMethod):
     def _bound(self, program: Program) -> Variant | None:
         """The program on the modules, if they are as it expects."""
         types = tuple(Guard("type", path) for path in program.reads)
+        reads = program.reads.items()
+        fits = tuple(Guard("fits", p, str(x)) for p, x in reads if isinstance(x, _CONTAINERS))
         hooks = tuple(g for g in program.guards if g.kind == "hooks")
         facts = tuple(g for g in program.guards if g.kind != "hooks")
         driver = self._drivers_made.get(id(program))
         try:
-            variant = self._variant(program.function, (*facts, *types, *hooks), driver)
+            variant = self._variant(program.function, (*facts, *types, *fits, *hooks), driver)
             read = [held(self._root, path) for path in program.reads]
         except (KeyError, AttributeError):
             return None
         self._drivers_made[id(program)] = variant.driver
-        variant.facts = (*program.facts, *map(type, read))
+        variant.facts = (*program.facts, *map(type, read), *(True for _ in fits))
         known = [(k, type_) for k, type_ in variant.containers if t.NEVER not in types_in(type_)]
         variant.containers = tuple(known)
         captured = variant.values()
@@ -154,6 +156,9 @@ class LoadedMethod(ScriptMethod):
         if not all(map(holds, (p.type for p in params), captured)):
             return None
         return variant
+
+
+_CONTAINERS = (t.ListType, t.DictType, t.TupleType)
 
 
 def _count_of_nones(program: Program) -> int:

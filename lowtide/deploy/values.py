@@ -109,7 +109,9 @@ class Encoder:
         return place
 
     def _fields(self, value: object, inner: Callable[[object, object], object]) -> object:
-        found: dict[str, object] = {}
+        # The class that a file makes has no members that are None: the object has them.
+        names = {n for c in type(value).__mro__ for n, x in vars(c).items() if x is None}
+        found = dict[str, object].fromkeys(filter(limits.is_public, sorted(names)))
         for cls in type(value).__mro__:
             for name in getattr(cls, "__slots__", ()):
                 if hasattr(value, name):

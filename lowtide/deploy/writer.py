@@ -225,8 +225,8 @@ class Writer:
                 add(guard, None)
                 continue
             fact = next(facts)
-            if guard.kind == "has":
-                continue  # a file's modules get no attributes
+            if guard.kind in ("has", "fits"):
+                continue  # a file's modules get no attributes; the program tells the types it reads
             if guard.kind == "type":
                 if guard.path not in in_place and self._has(entry.module, guard.path):
                     add(Guard("none", guard.path), fact is type(None))

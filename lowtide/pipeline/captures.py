@@ -105,6 +105,9 @@ class Reader:
                 return f"{value} is {self._value(guard.other)}"
             case "type":
                 return f"type({value})"
+            case "fits":
+                type_ = t.parse_type(guard.other)
+                return f"{self._bind(type_of_value)}({value}, {self._bind(type_)})"
             case _:
                 return value
 

@@ -144,6 +144,8 @@ def guard_told(guard: Guard, before: object, now: object) -> str:
             return told(f"whether {path} is there", before, now)
         case "type":
             return told(f"type of {path}", *(getattr(v, "__name__", v) for v in (before, now)))
+        case "fits":
+            return f"what {path} holds is no longer {guard.other}"
         case "hooks":
             return f"hooks of {path} changed"
         case _:

@@ -38,6 +38,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--loops", action="store_true", help="programs of loops, with gradients")
     parser.add_argument("--memory", action="store_true", help="peaks predicted and measured")
     parser.add_argument("--budgets", action="store_true", help="… of graphs, within budgets")
+    parser.add_argument("--states", action="store_true", help="modules that keep state")
     parser.add_argument("--lists", action="store_true", help="which list is which, in plain Python")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -72,6 +73,7 @@ def _supervise(args: argparse.Namespace) -> int:
             command += ["--keep"] * args.keep + ["--grad"] * args.grad
             command += ["--pointwise"] * args.pointwise
             command += ["--loops"] * args.loops + ["--memory"] * args.memory
+            command += ["--states"] * args.states
             command += ["--lists"] * args.lists + ["--budgets"] * args.budgets
             running.append((subprocess.Popen(command, env=environment), mark, last))
 
@@ -102,12 +104,16 @@ def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
         loop_check,
         loops,
         memory_check,
+        state_check,
+        states,
         usual,
         usual_check,
     )
 
     if args.lists:
         return aliases.generate, alias_check
+    if args.states:
+        return states.generate, state_check
     if args.loops:
         return loops.generate, loop_check
     if args.memory:

@@ -32,6 +32,7 @@ from lowtide.frontend.script.expressions import python_object
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_state import (
     HOOKS,
+    Guard,
     ModuleState,
     Restart,
     child,
@@ -336,6 +337,8 @@ def _dynamic(c: Context, ref: ModuleRef, name: str, found: object) -> Node:
     state = state_of(c)
     state.guard("type", join_path(ref.path, name))
     type_ = _dynamic_type(c, ref, name, found)
+    if isinstance(type_, t.ListType | t.DictType | t.TupleType):
+        state.guards[Guard("fits", join_path(ref.path, name), str(type_))] = None
     module = state.object(ref.path, ref.module)
     return c.builder.emit("attr.get", [module], [type_], name=name).result
 

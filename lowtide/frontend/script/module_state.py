@@ -25,7 +25,7 @@ from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Value
 
-Kind = Literal["value", "none", "same", "type", "has", "hooks"]
+Kind = Literal["value", "none", "same", "type", "fits", "has", "hooks"]
 Callees = dict[tuple[int, str], dict[tuple[t.Type, ...], None]]  # see `ModuleState`
 
 HOOKS: Final = (  # where nn.Module keeps them
@@ -37,7 +37,8 @@ HOOKS: Final = (  # where nn.Module keeps them
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A fact about the modules that a program relies on; `other`: the second path of "same"."""
+    """A fact about the modules that a program relies on; `other`: the second path of "same", the
+    type that "fits" asks for."""
 
     kind: Kind
     path: str
