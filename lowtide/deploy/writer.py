@@ -143,7 +143,7 @@ class Writer:
         for path in captured.values():
             self._at(fn.loc, lambda p=path: self._need(module, p))
         for guard in program.guards:
-            paths = () if guard.kind in ("hooks", "has") else (guard.path, guard.other)
+            paths = () if guard.kind in _NOT_IN_FILES else (guard.path, guard.other)
             for path in filter(None, paths):
                 self._at(fn.loc, lambda p=path, k=guard.kind: self._need(module, p, only_plain=k))
         for path, loc in self._in_place(fn).items():
@@ -225,8 +225,8 @@ class Writer:
                 add(guard, None)
                 continue
             fact = next(facts)
-            if guard.kind in ("has", "fits"):
-                continue  # a file's modules get no attributes; the program tells the types it reads
+            if guard.kind in _NOT_IN_FILES:
+                continue
             if guard.kind == "type":
                 if guard.path not in in_place and self._has(entry.module, guard.path):
                     add(Guard("none", guard.path), fact is type(None))
@@ -256,6 +256,10 @@ class Writer:
 
     def _first_loc(self) -> Loc:
         return next((fn.loc for fn, _, _ in self._written.values()), UNKNOWN_LOC)
+
+
+# A file's modules get no attributes; what an attribute must hold, the program tells itself.
+_NOT_IN_FILES = ("has", "hooks", "fits")
 
 
 def _is_state(module: torch.nn.Module, name: str) -> bool:
