@@ -13,3 +13,9 @@
 | `child` | the parent's view of it: time limits, crashes, a new one in its place |
 | `report` | results as JSON and Markdown |
 """
+
+import time
+
+STARTED_S = (
+    time.monotonic()
+)  # before PyTorch is imported, which takes half a minute from a cold disk

@@ -26,6 +26,7 @@ from typing import Any, cast
 import torch
 
 from benchmarks.files import RESULTS
+from benchmarks.gpu import STARTED_S
 from benchmarks.gpu.child import Child, Limits, Measured
 from benchmarks.gpu.jobs import LEAST_S, Job, all_jobs, share_s
 from benchmarks.gpu.measure import LOWTIDE
@@ -40,9 +41,9 @@ _GIT_S = 20.0
 _LOG_CHARACTERS = 1_000_000
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write, say. Gives the exit status."""
-    start_s = time.monotonic()
+def main(arguments: Sequence[str] | None = None, start_s: float | None = None) -> int:
+    """Measure, write, say. Gives the exit status. `start_s`: from when on the minutes count."""
+    start_s = time.monotonic() if start_s is None else start_s
     options = _parse(arguments)
     env, effort = dict(os.environ), DRY if options.dry_run else FULL
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
@@ -229,4 +230,4 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         cast("TextIOWrapper", stream).reconfigure(errors="replace")  # a locale may have no "×"
     signal.signal(signal.SIGTERM, _end)
-    sys.exit(main())
+    sys.exit(main(start_s=STARTED_S))

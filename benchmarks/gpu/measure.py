@@ -84,7 +84,6 @@ class Run:
     def measure(self) -> None:
         """The whole job. Raises: Poisoned."""
         _set_precision(self.job.precision)
-        torch.compiler.reset()
         small, full = self.program.quick, self.program.full
         sizes = small if self.is_small else full
         self.emit({"kind": "job", "sizes": self.program.describe(sizes)})
@@ -152,7 +151,7 @@ class Run:
             peer, function = program.peer
             found[peer] = lambda: function
         if self.device.type == "cuda":
-            found[COMPILE] = lambda: torch.compile(program.function, dynamic=False)
+            found[COMPILE] = lambda: _compiled(program.function)
         return found
 
     def setting(self, sizes: tuple[int, ...]) -> Setting:
@@ -302,6 +301,12 @@ class Run:
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / count
+
+
+def _compiled(function: Function) -> Function:
+    """Anew, whatever was compiled before."""
+    torch.compiler.reset()
+    return torch.compile(function, dynamic=False)
 
 
 def tensors(found: Any) -> list[Tensor]:
