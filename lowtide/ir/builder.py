@@ -191,7 +191,7 @@ class Builder:
         if self._is_alone(written) or (self._is_made_here(written) and self._is_made_here(value)):
             return False
         a, b = written.type, value.type
-        if t.is_dynamic(a) or t.is_dynamic(b):
+        if any(t.is_dynamic(s) and not t.is_tensor_or_number(s) for s in (a, b)):
             return True
         return type(a) is type(b) and (t.is_subtype(a, b) or t.is_subtype(b, a))
 

@@ -174,24 +174,34 @@ def is_number(t: Type) -> bool:
     return t in _NUMBERS
 
 
-def may_be_tensor(t: Type) -> bool:
-    """Whether a value of this type is a tensor at run time, or a number or None where a tensor may
-    stand, so that operators go to PyTorch."""
+def is_tensor(t: Type) -> bool:
+    """Whether a value is a tensor, or None where one may stand, so that operators are PyTorch's."""
+    return t == TENSOR or (isinstance(t, OptionalType) and is_tensor(t.elem))
+
+
+def is_tensor_or_number(t: Type) -> bool:
+    """Whether a value is a tensor on some paths and a number on all others: `1.0 if c else x`. What
+    an operator does with it is known when it runs; beside a tensor it is PyTorch's."""
     match t:
         case UnionType(elems):
-            numeric = all(may_be_tensor(e) or is_number(e) or e == NONE for e in elems)
-            return numeric and any(may_be_tensor(e) for e in elems)
+            numeric = all(is_tensor(e) or is_number(e) or e in (COMPLEX, NONE) for e in elems)
+            return numeric and any(map(is_tensor, elems))
         case OptionalType(elem):
-            return may_be_tensor(elem)
+            return is_tensor_or_number(elem)
         case _:
-            return t == TENSOR
+            return False
+
+
+def may_be_tensor(t: Type) -> bool:
+    """Whether a value is a tensor, or a number or None where one may stand."""
+    return is_tensor(t) or is_tensor_or_number(t)
 
 
 def is_dynamic(t: Type) -> bool:
     """Whether only the run knows what kind of value it is, so that Python must look."""
     if isinstance(t, OptionalType):
         return is_dynamic(t.elem)
-    return t in (ANY, NEVER) or (isinstance(t, UnionType) and not may_be_tensor(t))
+    return t in (ANY, NEVER) or isinstance(t, UnionType)
 
 
 def is_immutable(t: Type) -> bool:
@@ -256,10 +266,10 @@ def join(a: Type, b: Type) -> Type:
         elems = tuple(join(p, q) for p, q in zip(a.elems, b.elems, strict=True))
         names = a.names if a.names == b.names else ()
         return TupleType(elems, names, a.cls if names and a.cls == b.cls else "")
+    if is_subtype(b, a):
+        return a  # of two that hold the same the first, so that a loop's types settle
     if is_subtype(a, b):
         return b
-    if is_subtype(b, a):
-        return a
     if NONE in (a, b):
         return optional(b if a == NONE else a)
     if isinstance(a, OptionalType) or isinstance(b, OptionalType):

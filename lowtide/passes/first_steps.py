@@ -14,8 +14,9 @@ In, out: a Function. Always holds: the same steps in the same order.
 So that a recurrence which makes its state as it begins is one like any other. What is known of the
 first step, and of those after it: `h is None`, if h is None before the loop and a tensor after any
 step; `t == 0`, `t > 0` of the number of the step; `outs`, `len(outs) > 0`, if each step adds to
-that list. Where it takes more steps until a condition is the same for ever, `t >= 2`, these are
-done before the loop, one after another.
+that list. `total += y` of a number is another op than `total += y` of the tensor that the first
+step has made of it. Where it takes more steps until a condition is the same for ever, `t >= 2`,
+these are done before the loop, one after another.
 """
 
 from __future__ import annotations
@@ -103,9 +104,11 @@ class _Peeler:
         for op in block.ops:
             for inner in op.blocks:
                 self.block(inner)
-            answers = dict(_Loop(self, op, kept).answers()) if op.name == "loop" else {}
-            kept += _peeled(op, answers) if answers else [op]
-            self.has_peeled = self.has_peeled or bool(answers)
+            loop = _Loop(self, op, kept) if op.name == "loop" else None
+            answers = dict(loop.answers()) if loop is not None else {}
+            peels = bool(answers) or (loop is not None and loop.adds_to_number())
+            kept += _peeled(op, answers) if peels else [op]
+            self.has_peeled = self.has_peeled or peels
         block.ops = kept
 
 
@@ -119,16 +122,28 @@ class _Loop:
         (self.body,) = loop.blocks
         self.counted: dict[Value, bool] = {}
 
-    def answers(self) -> Iterator[tuple[Value, _Answer]]:
-        """The conditions of branches that the first step answers in another way than the others."""
+    def may_peel(self) -> bool:
+        """Is the number of steps known before the first, which is short?"""
         trips = constant(self.loop.operands[0], self.makers)
         counts = not isinstance(trips, int) or trips < opdefs.MAX_TRIPS
         if not counts or constant(self.loop.operands[1], self.makers) is not True:
+            return False
+        return sum(1 for _ in walk(self.body)) <= LONGEST
+
+    def adds_to_number(self) -> bool:
+        """Does `total += y` change a number in the first step, and a tensor in all others?"""
+        changed = {op.operands[0] for op in self.body.ops if op.name == "mutate"}
+        inits, yielded = self.loop.operands[2:], self.body.terminator.operands[1:]
+        return self.may_peel() and any(
+            arg in changed and t.is_number(init.type) and after.type == t.TENSOR
+            for arg, init, after in zip(self.body.args[1:], inits, yielded, strict=True)
+        )
+
+    def answers(self) -> Iterator[tuple[Value, _Answer]]:
+        """The conditions of branches that the first step answers in another way than the others."""
+        if not self.may_peel():
             return
-        ops = list(walk(self.body))
-        if len(ops) > LONGEST:
-            return
-        for op in ops:
+        for op in walk(self.body):
             if op.name == "if":
                 found = self.answer(op.operands[0])
                 if found is not None and found.first != found.later:

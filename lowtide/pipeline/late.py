@@ -26,7 +26,6 @@ _SOURCES: Final = {
     "py.and": "operator.and_",
     "py.or": "operator.or_",
     "py.abs": "torch.abs",
-    "py.round": "torch.round",
     **{
         f"py.{name}": f"operator.{name}"
         for name in (
@@ -35,11 +34,25 @@ _SOURCES: Final = {
         )
     },
 }
+_IN_PLACE: Final = {
+    f"operator.i{name.removeprefix('py.')}": name
+    for name in _SOURCES
+    if name not in ("py.abs", "py.neg", "py.pos", "py.invert")
+}
 
 
 def source_of(op_name: str) -> str:
     """The torch function that an op on Python values is for tensors; "" if it is none."""
     return _SOURCES.get(op_name, "")
+
+
+def on_number(op: Op, changed: Abs) -> Op | None:
+    """`v += y` of a number: `v = v + y`; None if the op changes a tensor, or only the run knows."""
+    found = type_of(changed) or t.ANY
+    name = _IN_PLACE.get(str(op.attrs["target"]), "")
+    if not name or not (t.is_number(found) or found == t.COMPLEX):
+        return None
+    return Op(name=name, operands=op.operands, results=op.results, loc=op.loc)
 
 
 def may_bind(op: Op) -> bool:

@@ -292,12 +292,12 @@ class _Specialiser:
         elif op.name.startswith("torch."):
             results = self._torch(op, operands)
         else:
-            results = self._python(op, operands)
+            results = self.python(op, operands)
         env.update(zip(op.results, results, strict=True))
         if self.b.op in OF_THEIR_OWN:
             self.b.op = ""  # what is made between ops hands its gradient on
 
-    def _python(self, op: Op, operands: list[Abs]) -> list[Abs]:
+    def python(self, op: Op, operands: list[Abs]) -> list[Abs]:
         match op.name:
             case "const":
                 return [constant(op.attrs["value"])]
@@ -309,7 +309,8 @@ class _Specialiser:
             case "cast":
                 return [operands[0]]
             case "py.member_of" if operands[0].value is not OPAQUE:
-                if operands[0].value is None:
+                found = late.type_of(operands[0]) or t.ANY
+                if t.is_number(found) or found in (t.COMPLEX, t.NONE):
                     raise Unsupported("raises AttributeError")
                 return [operands[0]]
             case "tuple.make":

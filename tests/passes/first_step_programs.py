@@ -155,6 +155,13 @@ def largest_of_none(x, w):
     return best
 
 
+def added_to_a_number(x, w):
+    total = 0
+    for t in range(x.shape[0]):
+        total += torch.sigmoid(x[t] @ w).sum()
+    return total
+
+
 # ---- what stays, or is only partly so -----------------------------------------------------------
 
 

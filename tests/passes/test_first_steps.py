@@ -66,6 +66,16 @@ def test_a_cell_that_begins_with_none() -> None:
     assert ", 0 ops left to PyTorch" in report
 
 
+def test_a_sum_that_begins_as_a_number() -> None:
+    compiled = lt.script(p.added_to_a_number)
+    for n in (40, 2, 1):
+        check(p.added_to_a_number, compiled, n)
+    assert ", 0 ops left to PyTorch" in str(compiled.explain(*arguments(40)))
+    found = compiled(torch.randn(0, 4, 6), torch.randn(6, 6))
+    assert isinstance(found, int)
+    assert found == 0
+
+
 @pytest.mark.parametrize("fn", p.OTHERS, ids=lambda f: f.__name__)
 def test_like_python(fn: Callable[..., Any]) -> None:
     compiled = lt.script(fn)

@@ -49,31 +49,29 @@ def _py(op_name: str, torch_source: str = "") -> Builtin:
 
     def compile_builtin(c: Context, call: Call) -> Node:
         values = _values(c, call)
-        if torch_source and any(t.may_be_tensor(v.type) for v in values):
+        if torch_source and any(t.is_tensor(v.type) for v in values):
             return torch_call(c, call.node, torch_source, call.args, call.keywords)
         return c.py(call.node, op_name, *values)
 
     return compile_builtin
 
 
-_COUNTS = (t.INT, t.BOOL, t.NUMBER, t.TENSOR)
-
-
 def _as_count(c: Context, node: ast.AST, value: Value) -> Value:
     """An int, if that is known only at run time: Python tells if it is none."""
-    is_vague = t.is_dynamic(value.type) or value.type == t.NUMBER or _has_index(value.type)
-    return c.py(node, "py.index", value) if is_vague else value
+    return c.py(node, "py.index", value) if _may_be_count(value.type) else value
 
 
-def _has_index(type_: t.Type) -> bool:
-    """Whether it is a class whose objects stand for an int, as NumPy's integers do."""
-    return hasattr(classes.class_of(type_), "__index__")
+def _may_be_count(type_: t.Type) -> bool:
+    """Whether it is a tensor, or of a class whose objects stand for an int, as NumPy's integers
+    do, or known only at run time."""
+    has_index = hasattr(classes.class_of(type_), "__index__")
+    return t.is_dynamic(type_) or t.is_tensor(type_) or type_ == t.NUMBER or has_index
 
 
 def _range(c: Context, call: Call) -> Node:
     values = _values(c, call)
     for value in values:
-        if not (value.type in _COUNTS or t.is_dynamic(value.type) or _has_index(value.type)):
+        if value.type not in (t.INT, t.BOOL) and not _may_be_count(value.type):
             raise c.error(call.node, f"range() of {value.type}", "an int")
     values = [_as_count(c, call.node, v) for v in values]
     match values:
@@ -92,7 +90,7 @@ def _range(c: Context, call: Call) -> Node:
 def _enumerate(c: Context, call: Call) -> Node:
     given = [*call.args[1:], *call.keywords.values()]
     start = c.as_value(given[0], call.node) if given else c.const(0)
-    return Enumerate(call.args[0], start)
+    return Enumerate(call.args[0], _as_count(c, call.node, start))
 
 
 def _zip(c: Context, call: Call) -> Node:
@@ -133,7 +131,7 @@ def _len(c: Context, call: Call) -> Node:
     on_object = class_operators.unary(c, call.node, found, "__len__")
     if on_object is not None:
         return on_object
-    if t.may_be_tensor(found.type):
+    if t.is_tensor(found.type):
         return torch_call(c, call.node, "Tensor.size", [found, c.const(0)], {})
     return c.py(call.node, "py.len", found)
 
@@ -183,6 +181,8 @@ def _annotate(c: Context, call: Call) -> Node:
 
 def _divmod(c: Context, call: Call) -> Node:
     a, b = _values(c, call)
+    if t.is_dynamic(a.type) or t.is_dynamic(b.type):
+        return c.py(call.node, "py.divmod", a, b)  # a tensor has `//` and `%`, but not both at once
     quotient = binary(c, call.node, "floordiv", "py.floordiv", a, b)
     return c.builder.tuple_make([quotient, binary(c, call.node, "mod", "py.mod", a, b)])
 

@@ -56,6 +56,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
+from lowtide.ir.python_ops.numbers import MATH_OF_INTS
 from lowtide.ir.types import ClassType
 
 T = TypeVar("T")
@@ -102,7 +103,7 @@ def _py_call(c: Context, fn: Callable[..., object], call: Call) -> Node:
 
 def _method_call(c: Context, method: Method, call: Call) -> Node:
     receiver = method.receiver
-    if not t.may_be_tensor(receiver.type):
+    if not t.is_tensor(receiver.type):
         check_count(c, call)
         return methods.call_method(c, method, call)
     found = torch_call(
@@ -244,7 +245,8 @@ def _hashable_get(table: Mapping[object, T], obj: object) -> T | None:
 def _math_call(c: Context, name: str, call: Call) -> Node:
     check_count(c, call)
     operands = [c.as_value(a, call.node) for a in call.args]
-    plain = [c.py(call.node, "py.float", o) if t.may_be_tensor(o.type) else o for o in operands]
+    read = "py.index" if name.removeprefix("math.") in MATH_OF_INTS else "py.float"
+    plain = [c.py(call.node, read, o) if t.is_tensor(o.type) else o for o in operands]
     if call.keywords:
         raise c.error(call.node, f"{name} with keywords", "positional arguments")
     return c.py(call.node, name, *plain)

@@ -131,7 +131,7 @@ SET_OF_TENSORS = (*IN_PLACE, "requires_grad")  # what `x.name = …` sets
 
 
 def _set_instead(base: Node) -> str:
-    if not isinstance(base, Value) or not t.may_be_tensor(base.type):
+    if not isinstance(base, Value) or not t.is_tensor(base.type):
         return "an object of a class that has the attribute"
     return "a function marked `@lt.ignore` that sets it"
 

@@ -185,10 +185,10 @@ def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable:
     """`base.name` of an SSA value."""
     base = c.not_none(base)
     match base.type:
-        case OptionalType(t.TENSOR):
+        case type_ if type_ != t.TENSOR and _is_of_tensors(type_, name):
             some = c.py(node, "py.member_of", base, c.const(name))
             return attribute(c, node, some, name, variable)
-        case type_ if t.may_be_tensor(type_):
+        case t.TENSOR:
             return attribute(c, node, base, name, variable)
         case TupleType() | OptionalType(TupleType()) if isinstance(
             found := _named_tuple_member(c, node, base, name), Value | PythonObject | Method
@@ -212,6 +212,13 @@ def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable:
         case _:
             remedy = member(base.type, python_class(_plain(base.type)), name)
             raise c.error(node, f"{describe(base)} has no attribute {name!r}", remedy)
+
+
+def _is_of_tensors(type_: Type, name: str) -> bool:
+    """Whether of all that the value may be only a tensor has the attribute."""
+    if t.is_tensor(type_):
+        return True
+    return t.is_tensor_or_number(type_) and not any(hasattr(n, name) for n in (0, 0.0, 0j))
 
 
 def _named_tuple_member(c: Context, node: ast.AST, base: Value, name: str) -> Node | None:

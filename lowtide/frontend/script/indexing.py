@@ -76,7 +76,7 @@ def index_items(c: Context, node: ast.expr, base: Type) -> Items:
     items = _Growing()
     if isinstance(base, ClassType):  # its method gets one value, a slice or a tuple too
         return Items(("tensor",), (c.as_value(c.expr(node), node),))
-    if isinstance(base, DictType) or t.is_dynamic(base):
+    if isinstance(base, DictType) or (t.is_dynamic(base) and not t.may_be_tensor(base)):
         key = c.expr(node)
         if isinstance(key, Value) and key.type != t.SLICE:
             return Items((_KEY_WORDS.get(key.type, "tensor"),), (key,))
@@ -129,13 +129,13 @@ def _may_index(type_: Type) -> bool:
         case ListType() | TupleType() | ClassType() | t.STR | t.FLOAT:
             return True
         case _:
-            return t.may_be_tensor(type_) or t.is_dynamic(type_)
+            return t.is_tensor(type_) or t.is_dynamic(type_)
 
 
 def load(c: Context, node: ast.Subscript, base: Value, items: Items) -> Node:
     """`base[items]`, read."""
     type_ = base.type.elem if isinstance(base.type, OptionalType) else base.type
-    if t.may_be_tensor(type_) or t.is_dynamic(type_):
+    if t.is_tensor(type_) or t.is_dynamic(type_):
         result = t.TENSOR if t.may_be_tensor(type_) else t.ANY
         return c.builder.emit(
             "torch.getitem", [base, *items.operands], [result], spec=items.spec
@@ -149,7 +149,7 @@ def load(c: Context, node: ast.Subscript, base: Value, items: Items) -> Node:
             return c.py(node, "dict.item", base, items.operands[0])
         case ClassType(), (_,):
             return classes.call_method(c, node, base, "__getitem__", items.operands)
-        case ((ListType() | t.STR), ("int" | "tensor" | "bool",)):
+        case ((ListType() | TupleType() | t.STR), ("int" | "tensor" | "bool",)):
             return _list_item(c, node, base, items.operands[0])
         case ((ListType() | t.STR), ("slice",)):
             return c.py(node, "list.slice", base, *items.operands)
@@ -178,8 +178,8 @@ def _list_item(c: Context, node: ast.Subscript, base: Value, index: Value) -> No
     found = c.builder.py("list.get", base, index)
     if found is not None:
         return found
-    if index.type == t.TENSOR:  # Python asks the tensor for an int
-        return c.py(node, "list.get", base, c.py(node, "py.int", index))
+    if t.is_tensor(index.type):  # Python asks the tensor for an int
+        return c.py(node, "list.get", base, c.py(node, "py.index", index))
     raise c.error(node, f"{describe(index)} is no index of {describe(base)}", "an int")
 
 

@@ -242,7 +242,7 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
             return _over_value(c, c.py(node, "py.iter", value), node)
         case t.ClassType() if (found := classes.iterated(c, node, value)) is not None:
             return iterate(c, found, node)
-        case type_ if t.may_be_tensor(type_):
+        case type_ if t.is_tensor(type_):
             rows = torch_call(c, node, "Tensor.size", [value, c.const(0)], {})
             return Iteration(
                 length=c.as_value(rows, node),

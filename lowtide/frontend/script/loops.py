@@ -425,4 +425,4 @@ class _Body:
 
 def _may_be_rebound(value: Value) -> bool:
     """Whether a change in place gives its variable a new value: that of a tensor does."""
-    return t.may_be_tensor(value.type) or t.is_dynamic(value.type)
+    return t.is_tensor(value.type) or t.is_dynamic(value.type)

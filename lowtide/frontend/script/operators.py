@@ -33,6 +33,7 @@ from lowtide.frontend.script.nodes import (
 )
 from lowtide.frontend.script.remedies import fitting
 from lowtide.frontend.script.torch_calls import torch_call
+from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Block, Value
@@ -109,7 +110,7 @@ def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, righ
     if on_object is not None:
         return on_object
     sides = left.type, right.type
-    if any(map(t.may_be_tensor, sides)) and not any(map(t.is_dynamic, sides)):
+    if _is_torch(py_name, sides):
         found = torch_call(c, node, f"operator.{name}", [left, right], {})
         return c.as_value(found, node)
     known = c.builder.py(py_name or "py.matmul", left, right)
@@ -119,6 +120,15 @@ def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, righ
         problem = f"`{_symbol(node)}` does not take ({left.type}, {right.type})"
         raise c.error(node, problem, fitting(py_name, sides))
     return known
+
+
+def _is_torch(py_name: str, sides: Sequence[t.Type]) -> bool:
+    """Whether an operator is surely PyTorch's: of a tensor, and what PyTorch may take beside it.
+    `==` of what may be None is not."""
+    if py_name in ("py.eq", "py.ne") and any(t.is_subtype(t.NONE, s) for s in sides):
+        return False
+    vague = (s for s in sides if not t.is_tensor_or_number(s))
+    return any(map(t.is_tensor, sides)) and not any(map(t.is_dynamic, vague))
 
 
 def right_side(c: Context, node: ast.AugAssign, old: Value) -> Value:
@@ -149,14 +159,16 @@ def augmented(c: Context, node: ast.AugAssign, name: str, old: Value, value: Val
         case ClassType() if classes.method_of(old.type, f"__{inplace.rstrip('_')}__") is not None:
             method = f"__{inplace.rstrip('_')}__"
             return c.as_value(classes.call_method(c, node, old, method, [value]), node)
-        case type_ if t.may_be_tensor(type_):
-            result = t.TENSOR if t.is_subtype(value.type, t.ANY) else t.ANY
+        case type_ if t.is_tensor(type_):
+            result = t.TENSOR
             return c.builder.emit(
                 "mutate", [old, value], [result], target=f"operator.{inplace}", kwnames=()
             ).result
         case type_ if t.is_dynamic(type_):
+            definition = opdefs.find(py_name or "py.matmul")
+            result = definition and definition.result([old.type, value.type])
             return c.builder.emit(
-                "mutate", [old, value], [t.ANY], target=f"operator.{inplace}", kwnames=()
+                "mutate", [old, value], [result or t.ANY], target=f"operator.{inplace}", kwnames=()
             ).result
         case _:
             return binary(c, node, name, py_name, old, value)
@@ -172,7 +184,7 @@ def compile_unary(c: Context, node: ast.UnaryOp) -> Node:
     on_object = class_operators.unary(c, node, operand, f"__{name}__")
     if on_object is not None:
         return on_object
-    if t.may_be_tensor(operand.type):
+    if t.is_tensor(operand.type):
         return torch_call(c, node, f"operator.{name}", [operand], {})
     return c.py(node, py_name, operand)
 
@@ -234,7 +246,7 @@ def _contains(c: Context, node: ast.AST, container: Value, item: Value) -> Value
     if classes.method_of(container.type, "__contains__") is not None:
         found = classes.call_method(c, node, container, "__contains__", [item])
         return c.truth(c.as_value(found, node))
-    if t.may_be_tensor(container.type):
+    if t.is_tensor(container.type):
         found = torch_call(c, node, "operator.contains", [container, item], {})
         return c.as_value(found, node)
     return c.py(node, "py.contains", container, item)

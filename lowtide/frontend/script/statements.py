@@ -73,9 +73,16 @@ def as_declared(c: Context, value: Node, declared: Type | None) -> Node:
     is_new = maker is not None and maker.name in ("list.make", "dict.make", "dict.of")
     if is_new and type(declared) is type(value.type) and t.is_subtype(value.type, declared):
         c.builder.widen(value, declared)
-    elif t.is_dynamic(value.type) and not t.is_dynamic(declared):
+    elif _says_less(value.type, declared):
         return c.builder.emit("cast", [value], [whole]).result
     return value
+
+
+def _says_less(type_: Type, declared: Type) -> bool:
+    """Whether a declaration is believed of a value whose type says less. A number is one beside a
+    tensor, too, whatever is declared."""
+    vague = t.is_dynamic(type_) and not t.is_tensor_or_number(type_)
+    return vague and not t.is_dynamic(declared)
 
 
 _LITERALS = ("list.make", "dict.make", "tuple.make")

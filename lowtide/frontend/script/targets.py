@@ -96,7 +96,7 @@ def store(c: Context, target: ast.Subscript, base: Value, items: Items, value: V
             c.effect("dict.set", base, index, value)
         case ClassType(), (_,):
             classes.call_method(c, target, base, "__setitem__", [items.operands[0], value])
-        case type_, _ if t.may_be_tensor(type_) or t.is_dynamic(type_):
+        case type_, _ if t.is_tensor(type_) or t.is_dynamic(type_):
             _store_tensor(c, target, base, items, value)
         case _:
             raise c.error(
@@ -257,8 +257,8 @@ def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]
             if known is not None and len(known) == count:
                 return known
             return c.builder.emit("unpack", [value], [elem] * count).results
-        case type_ if t.may_be_tensor(type_) or t.is_dynamic(type_):
-            elem = t.TENSOR if type_ == t.TENSOR else t.ANY
+        case type_ if t.is_tensor(type_) or t.is_dynamic(type_):
+            elem = t.TENSOR if t.may_be_tensor(type_) else t.ANY
             return c.builder.emit("unpack", [value], [elem] * count).results
         case t.STR | DictType():
             elem = t.STR if value.type == t.STR else value.type.key  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]

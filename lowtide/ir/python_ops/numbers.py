@@ -16,8 +16,17 @@ import torch
 
 from lowtide.ir import types as t
 from lowtide.ir.effects import Effects
-from lowtide.ir.python_ops.row import OpDef, ResultType, Run, always, element, joined_list, lenient
-from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
+from lowtide.ir.python_ops.row import (
+    OpDef,
+    ResultType,
+    Run,
+    always,
+    element,
+    joined_list,
+    lenient,
+    of_tensors,
+)
+from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type
 
 
 def _widest(operands: Sequence[Type]) -> Type | None:
@@ -89,6 +98,20 @@ def _ordered(operands: Sequence[Type]) -> Type | None:
     return t.BOOL if sequences else None
 
 
+def _equal(operands: Sequence[Type]) -> Type:
+    """A bool, or a tensor where one is compared with a number or a tensor."""
+    met = [o for o in operands if t.may_be_tensor(o) or o == t.COMPLEX or t.is_number(o)]
+    vague = any(t.is_dynamic(o) and not t.may_be_tensor(o) for o in operands)
+    if vague:
+        others = [o for o in operands if t.is_dynamic(o) or isinstance(o, ClassType)]
+        return t.ANY if len(met) + len(others) >= len(operands) else t.BOOL
+    if len(met) < len(operands) or not any(map(t.may_be_tensor, operands)):
+        return t.BOOL
+    may_be_none = any(t.is_subtype(t.NONE, o) for o in operands)
+    is_sure = t.TENSOR in operands and not may_be_none
+    return t.TENSOR if is_sure else t.join(t.BOOL, t.TENSOR)
+
+
 def _extremum(operands: Sequence[Type]) -> Type | None:
     if len(operands) == 1:
         return element(operands[0])
@@ -115,6 +138,11 @@ def _round(operands: Sequence[Type]) -> Type | None:
     return t.INT if len(operands) == 1 else _widest(operands[:1])
 
 
+def _divmod(operands: Sequence[Type]) -> Type | None:
+    widest = _widest(operands)
+    return None if widest is None else TupleType((widest, widest))
+
+
 def _sized(operands: Sequence[Type]) -> Type | None:
     return None if element(operands[0]) is None else t.INT
 
@@ -136,13 +164,15 @@ def _bound(value: object, name: str) -> object:
 
 
 def _member_of(value: object, name: str) -> object:
-    if value is None:
-        raise AttributeError(f"'NoneType' object has no attribute {name!r}")
+    if value is None or isinstance(value, complex | float | int):
+        raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}")
     return value
 
 
-def _without_none(operands: Sequence[Type]) -> Type:
+def _having_member(operands: Sequence[Type]) -> Type:
     of = operands[0]
+    if t.may_be_tensor(of):
+        return t.TENSOR
     return of.elem if isinstance(of, OptionalType) else of
 
 
@@ -153,7 +183,7 @@ class _Unbound:
 
 UNBOUND = _Unbound()  # what a variable holds that may not have been assigned yet
 
-_ARITHMETIC: dict[str, tuple[Run, ResultType]] = {
+_OPERATORS: dict[str, tuple[Run, ResultType]] = {  # of a tensor, a tensor
     "add": (operator.add, _add),
     "sub": (operator.sub, _arithmetic),
     "mul": (operator.mul, _mul),
@@ -175,7 +205,11 @@ _ARITHMETIC: dict[str, tuple[Run, ResultType]] = {
     "le": (operator.le, _ordered),
     "gt": (operator.gt, _ordered),
     "ge": (operator.ge, _ordered),
+}
+
+_OTHERS: dict[str, tuple[Run, ResultType]] = {
     "round": (round, _round),
+    "divmod": (divmod, _divmod),
     "max": (max, _extremum),
     "min": (min, _extremum),
     "sum": (sum, _sum),
@@ -183,8 +217,6 @@ _ARITHMETIC: dict[str, tuple[Run, ResultType]] = {
 }
 
 _ANYTHING: dict[str, tuple[Run, ResultType]] = {
-    "py.eq": (operator.eq, always(t.BOOL)),
-    "py.ne": (operator.ne, always(t.BOOL)),
     "py.is": (operator.is_, always(t.BOOL)),
     "py.is_not": (operator.is_not, always(t.BOOL)),
     "py.not": (operator.not_, always(t.BOOL)),
@@ -212,7 +244,7 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
     "py.is_signed": (operator.attrgetter("is_signed"), always(t.BOOL)),
     "py.itemsize": (operator.attrgetter("itemsize"), always(t.INT)),
     "py.ordered_dict": (collections.OrderedDict, lambda operands: operands[0]),
-    "py.member_of": (_member_of, _without_none),
+    "py.member_of": (_member_of, _having_member),
     "py.bound": (_bound, lambda operands: operands[0]),
 }
 
@@ -222,7 +254,8 @@ _MATH_FLOATS = (
     *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "gamma", "lgamma"),
     *("fabs", "fmod", "copysign", "ldexp", "dist", "fsum", "remainder"),
 )
-_MATH_INTS = ("floor", "ceil", "trunc", "gcd", "lcm", "isqrt", "factorial", "comb", "perm")
+MATH_OF_INTS = ("gcd", "lcm", "isqrt", "factorial", "comb", "perm")
+_MATH_INTS = ("floor", "ceil", "trunc", *MATH_OF_INTS)
 _MATH_BOOLS = ("isnan", "isinf", "isfinite", "isclose")
 _MATH_OTHERS: dict[str, Type] = {
     "prod": t.NUMBER,
@@ -241,13 +274,15 @@ _CMATH: dict[str, Type] = {
 
 
 def _rows() -> list[OpDef]:
-    rows = {f"py.{name}": (run, lenient(rule)) for name, (run, rule) in _ARITHMETIC.items()}
+    rows = {f"py.{name}": (run, lenient(rule)) for name, (run, rule) in _OTHERS.items()}
+    rows |= {f"py.{n}": (run, of_tensors(lenient(rule))) for n, (run, rule) in _OPERATORS.items()}
+    rows |= {"py.eq": (operator.eq, _equal), "py.ne": (operator.ne, _equal)}
     rows |= _ANYTHING
     for names, result in ((_MATH_FLOATS, t.FLOAT), (_MATH_INTS, t.INT), (_MATH_BOOLS, t.BOOL)):
         rows |= {f"math.{n}": (getattr(math, n), always(result)) for n in names}
     rows |= {f"math.{n}": (getattr(math, n), always(r)) for n, r in _MATH_OTHERS.items()}
     rows |= {f"cmath.{n}": (getattr(cmath, n), always(r)) for n, r in _CMATH.items()}
-    raising = ("int", "float", "truediv", "floordiv", "mod")
+    raising = ("int", "float", "truediv", "floordiv", "mod", "divmod")
     effects = {f"py.{name}": Effects.RAISES for name in raising}
     return [
         OpDef(name=n, run=run, result=rule, effects=effects.get(n, Effects.NONE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,32 @@ def lenient(rule: ResultType) -> ResultType:
         return t.ANY if found is None and vague else found
 
     return of
+
+
+def of_tensors(rule: ResultType) -> ResultType:
+    """The rule for numbers, where each operand may also be a tensor: then the result is one."""
+
+    def of(operands: Sequence[Type]) -> Type | None:
+        if not any(map(t.is_tensor_or_number, operands)):
+            return rule(operands)
+        found: list[Type] = []
+        for each in itertools.product(*map(_members, operands)):
+            result = t.TENSOR if t.TENSOR in each else rule(each)
+            if result is not None:
+                found.append(result)
+        return t.join_all(found) if found else None
+
+    return of
+
+
+def _members(type_: Type) -> tuple[Type, ...]:
+    match type_:
+        case UnionType(elems):
+            return elems
+        case OptionalType(elem):
+            return _members(elem)
+        case _:
+            return (type_,)
 
 
 def element(type_: Type) -> Type | None:

@@ -27,6 +27,7 @@ from lowtide.ops.factories import filled
 from lowtide.ops.indexing import lower_getitem
 from lowtide.ops.operands import broadcast_index, cast_to
 from lowtide.ops.registry import lookup
+from lowtide.pipeline import late
 from lowtide.pipeline.abstract import Abs, raw, tensors_in
 from lowtide.pipeline.activity import Activity
 from lowtide.pipeline.lifting import updates
@@ -67,6 +68,7 @@ class Host(Protocol):
     views: dict[Abs, Made]
     blocked: set[Abs]
 
+    def python(self, op: Op, operands: list[Abs]) -> list[Abs]: ...
     def change(self, x: Abs, value: object) -> None: ...
     def decide(self, index: Index) -> bool | None: ...
     def bound(self, op: Op, source: str, operands: Sequence[Abs]) -> Abs: ...
@@ -119,6 +121,9 @@ def refresh(host: Host, x: Abs) -> None:
 
 def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
     """Runs the op on abstract values; raises Unsupported where PyTorch must."""
+    instead = late.on_number(op, operands[0])
+    if instead is not None:
+        return host.python(instead, operands)[0]
     x, source, since = operands[0], out_of_place(op) or addition(op), len(host.b.program.defs)
     if not host.b.op:
         host.b.loc, host.b.op = op.loc, str(op.attrs["target"])
