@@ -36,6 +36,7 @@ GUARDS: Final[dict[str, str]] = {
     "none": "whether an attribute is None",
     "same": "that two names hold the same tensor, where they did when it was compiled",
     "type": "the type of an attribute that the program assigns",
+    "fits": "what types the items of such an attribute have, if it is a list, a dict or a tuple",
     "has": "which attributes a module has, where the program asks (`hasattr`)",
     "hooks": "the hooks of a module",
 }
