@@ -331,3 +331,29 @@ def _twenty(x: torch.Tensor, k: int) -> torch.Tensor:
     for _ in range(20):
         x = x * k + 1
     return x
+
+
+class Running(nn.Module):
+    def __init__(self, *, writes: bool) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.writes = writes
+
+    def forward(self, x):
+        mean = self.mean * 0.9 + x.mean(0)
+        if self.writes:
+            self.mean.copy_(mean)
+        else:
+            self.mean = mean
+        return x - mean
+
+
+def test_an_assigned_buffer_is_told() -> None:
+    assigned = nn.Sequential(Running(writes=False))
+    with pytest.warns(
+        lt.TracerWarning, match=r"warnings.py:\d+: .*`0\.mean` is not recorded.* mean\.copy_"
+    ):
+        lt.trace(assigned, R(4, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", lt.TracerWarning)
+        lt.trace(nn.Sequential(Running(writes=True)), R(4, 3), check_trace=False)

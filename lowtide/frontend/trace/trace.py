@@ -27,6 +27,7 @@ from lowtide.frontend.trace.encode import NotEncodable, dict_make, encode
 from lowtide.frontend.trace.mode import TraceMode
 from lowtide.frontend.trace.nests import LEAF, Nest, NotANest, describe, take_apart
 from lowtide.frontend.trace.numbers import TracedFloat, TracedInt
+from lowtide.frontend.trace.places import here
 from lowtide.frontend.trace.recorder import Recorder
 from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
@@ -99,12 +100,14 @@ def record(
         params.append(Value(re.sub(r"\W+", "_", where).strip("_"), t.TENSOR))
         tensors.append(tensor)
         recorder.bind_tensor(tensor, params[-1])
+    buffers = _buffers(root)
     rest = iter(tensors)
     given = [nest.build(rest) for nest in form.nests]
     named = dict(zip(form.names[form.positional :], given[form.positional :], strict=True))
     try:
         with active.recording(recorder), TraceMode(recorder):
             result = func(*given[: form.positional], **named)
+        _warn_of_assigned(recorder, buffers, _buffers(root))
         value, output = _result(recorder, name, result)
     except NotEncodable as what:
         raise CompileError(
@@ -139,6 +142,22 @@ def _alias(x: torch.Tensor) -> torch.Tensor:
     """The same tensor as another object: which of two equal arguments is meant must be told, or
     whether the argument is or the module's own parameter."""
     return x.view_as(x) if x.layout is torch.strided else x.detach()
+
+
+def _buffers(root: torch.nn.Module | None) -> dict[str, torch.Tensor]:
+    return {} if root is None else dict(root.named_buffers(remove_duplicate=False))
+
+
+def _warn_of_assigned(
+    recorder: Recorder, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]
+) -> None:
+    """`self.mean = self.mean * 0.9 + x.mean(0)` is no call of PyTorch's, so it is not recorded; a
+    write into the buffer is."""
+    for path, x in after.items():
+        if path in before and x is not before[path] and recorder.knows(x):
+            what = f"the assignment of the buffer `{path}` is not recorded"
+            remedy = f"{path.rpartition('.')[2]}.copy_(...), which is"
+            recorder.warn_frozen(what, here(), remedy)
 
 
 def _result(recorder: Recorder, name: str, result: Any) -> tuple[Value, Nest]:
