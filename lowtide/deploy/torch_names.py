@@ -264,6 +264,7 @@ _OTHERS: Final = (
     *("torch.backends.mha.get_fastpath_enabled", "torch._native_multi_head_attention"),
     *("torch._nested_tensor_from_mask", "torch._nested_tensor_from_mask_left_aligned"),
     *("torch._VF._pack_padded_sequence", "torch._VF._pad_packed_sequence"),
+    *("torch.autograd.grad", "torch.autograd.backward"),
     *("Tensor.to_padded_tensor", "Tensor.__ilshift__", "Tensor.__irshift__"),
     *("torch._transformer_encoder_layer_fwd", "torch.jit.is_tracing", "torch.jit.is_scripting"),
 )

@@ -128,10 +128,14 @@ def can_encode(value: object, depth: int = 0) -> bool:
         return False
     if isinstance(value, torch.Tensor):
         return not why_not(value)
-    if is_literal(value):
-        return True
     inner: list[object]
-    if type(value) in (list, tuple, torch.Size):
+    if isinstance(value, tuple):  # of a class of the user's, there may be more to it
+        inner = list(cast("tuple[object, ...]", value))
+        if type(value) not in (tuple, torch.Size) and not hasattr(value, "_fields"):
+            return False
+    elif is_literal(value):
+        return True
+    elif type(value) is list:
         inner = list(cast("list[object]", value))
     elif type(value) is dict:
         pairs = cast("dict[object, object]", value)

@@ -183,6 +183,8 @@ def torch_paths() -> Mapping[int, str]:
         for name, member in members.items():
             if callable(member) and not name.startswith("_") and not inspect.isclass(member):
                 found[id(member)] = f"{path}.{name}"
+    for name in ("grad", "backward"):
+        found[id(getattr(torch.autograd, name))] = f"torch.autograd.{name}"
     for name, member in vars(torch).items():  # `from torch import _weight_norm`
         if name.startswith("_") and isinstance(member, BuiltinFunctionType):
             found.setdefault(id(member), f"torch.{name}")

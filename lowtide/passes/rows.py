@@ -18,6 +18,7 @@ from typing import Final
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
+from lowtide.ir.differentiated import differentiated
 from lowtide.passes.making import (
     RESIZING,
     constant,
@@ -54,6 +55,7 @@ class _Rows:
         self.users = users_of(fn)
         self.sources: dict[Value, _Source] = {}
         self.stand_ins: dict[Value, Value] = {}
+        self.differentiated = differentiated(fn)  # rows that stay the tensors that they are
         self.counters: set[Value] = set()  # of loops: never negative
 
     def block(self, block: Block) -> None:
@@ -69,7 +71,7 @@ class _Rows:
 
     def op(self, op: Op) -> list[Op]:
         source = self.sources.get(op.operands[0]) if op.operands else None
-        if op.name == "torch.unbind" and self.is_only_read(op.result):
+        if op.name == "torch.unbind" and self._may_go(op.result):
             length = Value("", t.INT)
             x, dim = op.operands
             self.sources[op.result] = _Source(tensor=x, dim=dim, length=length, is_reversed=False)
@@ -88,6 +90,9 @@ class _Rows:
             self.stand_ins[op.result] = source.length
             return []
         return self.row(op, source)
+
+    def _may_go(self, rows: Value) -> bool:
+        return rows not in self.differentiated and self.is_only_read(rows)
 
     def row(self, op: Op, source: _Source) -> list[Op]:
         """`list.get` as a view of the tensor."""

@@ -25,6 +25,7 @@ from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
 from lowtide.ir.aliases import is_apart, lent, may_change, returned, written_by
 from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
+from lowtide.ir.differentiated import differentiated, makes_within
 from lowtide.ir.interpret import Entered, run_block, suppressed
 from lowtide.ir.prepared import Step, prepared
 from lowtide.ir.recomputed import Recomputed
@@ -75,6 +76,7 @@ class BlockPlan:
         statistics: frozenset[Value],
         lent: frozenset[Value],
         returned: frozenset[Value],
+        differentiated: frozenset[Value],
     ) -> None:
         self.block = block
         self.ops = block.ops
@@ -84,6 +86,7 @@ class BlockPlan:
         self.statistics = statistics
         self.lent = lent
         self.returned = returned
+        self.differentiated = differentiated
         self.shown: dict[Value, str] = {}  # what the user calls captured values
         self.last = len(block.ops) - 1
         self.live_at = _liveness(block)
@@ -120,8 +123,10 @@ class BlockPlan:
     def _region(self, pos: int) -> Region | None:
         if self.ops[pos].name == "mutate" or self._is_drivers(self.ops[pos], pos):
             return None  # of a tensor from outside
+        if self.differentiated and self._makes_within(pos):
+            return None
         end = pos
-        while end < self.last and not self._ends(end, pos):
+        while end < self.last and not self._ends(end, pos) and not self._parts(end, pos):
             end += 1
         if not any(_is_work(op) for op in self.ops[pos:end]):
             return None
@@ -132,6 +137,7 @@ class BlockPlan:
             block=self.block,
             start=pos,
             end=end,
+            is_parted=self._parts(end, pos),
             live_ins=live_ins,
             live_at=self.live_at,
             mutates=self.mutates,
@@ -154,6 +160,16 @@ class BlockPlan:
             made = {v for earlier in self.ops[start:pos] for v in earlier.results}
             return op.operands[0] not in made
         return bool(ends_region(op)) or self._is_drivers(op, start)
+
+    def _parts(self, pos: int, start: int) -> bool:
+        """Whether a region from `start` on ends here, for the graph of PyTorch's sake."""
+        if pos == start or not self.differentiated:
+            return False
+        made = self.ops[pos - 1].results
+        return not self.differentiated.isdisjoint(made) or self._makes_within(pos)
+
+    def _makes_within(self, pos: int) -> bool:
+        return makes_within(self.ops[pos], self.differentiated)
 
     def _is_drivers(self, op: Op, start: int) -> bool:
         """x[i], xs[i] and y[i] = … in a loop over i, and a list that grows or, before `start`, has
@@ -208,6 +224,7 @@ class BlockPlan:
         if found is None:
             with self._lock:
                 known = self.changed, self.statistics, self.lent, self.returned
+                known = *known, self.differentiated
                 made = BlockPlan(block, self.name, self.mutates, (), *known)
                 made.shown = self.shown
                 made.is_repeated = self.is_repeated or bool(block.args)
@@ -445,7 +462,7 @@ class Driver:
         mutates = any(written_by(op) for op in function.walk())
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function),
-            statistics(function), lent(function), returned(function),
+            statistics(function), lent(function), returned(function), differentiated(function),
         )  # fmt: skip
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
         self.tiles: Tiles = tiles

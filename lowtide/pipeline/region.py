@@ -134,11 +134,12 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
-    """See the module's text. `end` is the first op that ends every trace; `live_at[k]` are the
-    values that ops from k on use; `statistics`: what norms in training may write; `lent`: what the
-    caller may write into; `returned`: what the caller may get a part of; `shown` is what the user
-    calls captured values; `owned`: see `reuse`; `tiles`: see `backend`; `is_repeated`: in a loop
-    that the driver runs."""
+    """See the module's text. `end` is the first op that ends every trace, or begins another one,
+    `is_parted`, as what is before it is a tensor of PyTorch's graph; `live_at[k]` are the values
+    that ops from k on use; `statistics`: what norms in training may write; `lent`: what the caller
+    may write into; `returned`: what he may get a part of; `shown` is what the user calls captured
+    values; `owned`: see `reuse`; `tiles`: see `backend`; `is_repeated`: in a loop that the driver
+    runs."""
 
     block: Block
     start: int
@@ -151,6 +152,7 @@ class Region:
     lent: frozenset[Value]
     returned: frozenset[Value]
     name: str
+    is_parted: bool = False
     exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
     keys: dict[tuple[type, ...], KeyOf | None] = field(
         default_factory=dict[tuple[type, ...], "KeyOf | None"]
@@ -405,8 +407,9 @@ class Region:
         }
         stats.count("traces")
         try:
+            reach = range(self.start, self.end if self.is_parted else len(self.block.ops))
             trace = specialise(
-                self.block, self.start, self.live_ins, binding, assumed, floats, self.statistics
+                self.block, reach, self.live_ins, binding, assumed, floats, self.statistics
             )
             return self._specialised(trace, binding, assumed, values)
         except NeedGuard as need:

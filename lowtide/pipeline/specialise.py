@@ -100,14 +100,14 @@ class Trace:
 
 def specialise(
     block: Block,
-    start: int,
+    reach: range,
     live: Sequence[Value],
     binding: Binding,
     assumed: Mapping[Index, bool],
     floats: Mapping[str, float],
     statistics: Container[Value] = (),
 ) -> Trace:
-    """Follows ops from `start`. `assumed` answers guards; `floats` are this call's, to see whether
+    """Follows ops in `reach`. `assumed` answers guards; `floats` are this call's, to see whether
     an op could be lowered if it knew them; `statistics`: what norms may write. Raises NeedConst,
     NeedGuard and NeedFloats."""
     kept: dict[Op, str] = {}
@@ -116,7 +116,7 @@ def specialise(
         run = _Specialiser(live, binding, assumed, floats, kept, scale, statistics)
         env = dict(zip(live, run.live, strict=True))
         try:
-            return run.trace(block, start, env)
+            return run.trace(block, reach, env)
         except rows.Escaped as why:
             if why.cut and scale < MOST_SCALE:
                 scale *= 2  # what reads the list belongs into the same region
@@ -155,10 +155,11 @@ class _Specialiser:
         self.writes: list[Write] = []
         self.loop: Op | None = None  # the innermost of those that are lifted
 
-    def trace(self, block: Block, start: int, env: dict[Value, Abs]) -> Trace:
+    def trace(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
+        start = reach.start
         stop, reason, misfit, is_cut = start, "", False, False
         cut, at_cut = start, self.mark()
-        for op in block.ops[start:]:
+        for op in block.ops[start : reach.stop]:
             if op is block.terminator:  # of which the region may not have all operands
                 stop += all(v in env for v in op.operands)
                 break

@@ -29,6 +29,7 @@ from lowtide.frontend.dynamo.internals import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
     SET_GRAD,
+    breaks,
     example_of,
     is_checkpoint,
     place_of,
@@ -41,6 +42,7 @@ from lowtide.ir import recomputed
 from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Function, Value
+from lowtide.ir.differentiated import GOES_ON
 from lowtide.ir.literals import is_literal
 from lowtide.ir.types import DictType, ListType, TupleType, Type
 from lowtide.ir.verify import verify
@@ -295,7 +297,8 @@ class _Writer:
         """The whole program, checked and tidied."""
         if self.result is None:
             raise NotConverted("a graph without an output")
-        self.builder.emit("return", [self.result])
+        goes_on = {GOES_ON: True} if _may_be_differentiated(self.module) else {}
+        self.builder.emit("return", [self.result], **goes_on)
         block = self.builder.block
         block.args = [*placeholders, *self._captured]
         name = self.name if self.name.isidentifier() else "graph"
@@ -303,6 +306,14 @@ class _Writer:
         function = Function(name, block, self.result.type, {}, loc, tuple(self.paths))
         verify(function, after="capture")
         return tidy_unrolled(function)
+
+
+def _may_be_differentiated(module: fx.GraphModule) -> bool:
+    """Whether Python, which runs the rest of the function, may ask for the gradient of one result
+    with respect to another."""
+    (output,) = module.graph.find_nodes(op="output")
+    examples = map(example_of, output.all_input_nodes)
+    return breaks(module) and sum(getattr(x, "requires_grad", False) for x in examples) > 1
 
 
 def _short(name: str) -> str:

@@ -98,7 +98,7 @@ def _lowered(op: Op, values: Sequence[Any]) -> tuple[Trace, Binding, list[Any]]:
     block = Block(live, [*constants, *_on_a_copy(op), Op(name="yield", operands=list(op.results))])
     inputs = [given[v] for v in live]
     binding = Binding(inputs, _Constants(), True)
-    trace = specialise(block, 0, live, binding, {}, {})
+    trace = specialise(block, range(len(block.ops)), live, binding, {}, {})
     if trace.stop < len(block.ops) or trace.misfit:
         raise Dependent(trace.reason)
     return trace, binding, inputs
