@@ -21,7 +21,7 @@ from lowtide.deploy import limits
 from lowtide.deploy.allowed import ATTRIBUTES, ATTRS, METHODS, PLAIN, WARN, Refusal, is_flat
 from lowtide.deploy.class_table import EXCEPTIONS, FOREIGN, WARNINGS, ClassEntry
 from lowtide.deploy.rename import named_class, values_of
-from lowtide.deploy.torch_names import MODES, may_call, remedy_for
+from lowtide.deploy.torch_names import MODES, is_pure_method, may_call, remedy_for
 from lowtide.errors import Loc
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
@@ -139,7 +139,7 @@ class _Checker:
             )
         if name == "format":
             self.template(op)
-        elif name not in METHODS:
+        elif name not in METHODS and not is_pure_method(name):
             raise Refusal(
                 f"the method {name[:80]}() of {_told(op.operands[0].type)}", op.loc, "an annotation"
             )

@@ -8,11 +8,14 @@ the names that they take besides those of `torch.ops.aten`; and `TENSOR_METHODS`
 
 Always holds: nothing here touches files, processes, the network, pickles, raw addresses, other
 people's memory or settings of the process. What is not listed is refused, so that a function that a
-later PyTorch brings is out until somebody has looked at it.
+later PyTorch brings is out until somebody has looked at it; methods that are pure by their schemas
+are in without.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any, Final
 
 import torch
@@ -297,8 +300,35 @@ ATEN: Final = frozenset(
 _ATEN_PATH: Final = "torch.ops.aten."
 
 
+# What a pure method takes and gives, in PyTorch's schemas: no streams, storages, generators, names.
+_PURE_TYPES: Final = ("Tensor", "int", "float", "bool", "Scalar", "number", "SymInt")
+_NOT_CHECKED: Final = ("_", "unsafe", "data")  # how names begin of what trusts its caller
+
+
+@functools.cache
+def is_pure_method(name: str) -> bool:
+    """Whether it is a method of tensors that by its schemas only computes a tensor from tensors and
+    numbers: `to_sparse_csr`, `crow_indices`. No list has to have these."""
+    if name.startswith(_NOT_CHECKED) or not hasattr(torch.Tensor, name):
+        return False
+    schemas: list[Any] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")  # pyright: ignore
+    of_tensors = [s for s in schemas if "out" not in {a.name for a in s.arguments}]
+    return bool(of_tensors) and all(map(_is_pure, of_tensors))
+
+
+def _is_pure(schema: Any) -> bool:
+    rows = [*schema.arguments, *schema.returns]
+    writes = any(row.alias_info is not None and row.alias_info.is_write for row in rows)
+    types = (re.sub(r"Optional|List|[\[\]()?]|\d", " ", str(row.type)).split() for row in rows)
+    given = bool(schema.returns) and str(schema.arguments[0].type) == "Tensor"
+    return given and not writes and all(x in _PURE_TYPES for words in types for x in words)
+
+
 def may_call(target: str) -> bool:
-    """Whether a file may call this: a name of `TARGETS`, or an op of `ATEN`, or one overload."""
+    """Whether a file may call this: a name of `TARGETS`, a pure method of tensors, or an op of
+    `ATEN`, or one overload."""
+    if target.startswith("Tensor.") and is_pure_method(target.removeprefix("Tensor.")):
+        return True
     if not target.startswith(_ATEN_PATH):
         return target in TARGETS
     name, dot, overload = target.removeprefix(_ATEN_PATH).partition(".")

@@ -113,6 +113,52 @@ def test_ops_that_are_not_saved(fn: Any, remedy: str) -> None:
         lt.save(lt.script(fn), io.BytesIO())
 
 
+def of_layouts(x: Tensor) -> Tensor:
+    if x.layout == torch.sparse_csr:
+        x = x.to_dense()
+    elif x.is_sparse:
+        return x.to_sparse_csr()
+    return x + 1
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_methods_that_only_compute() -> None:
+    loaded = equal(lt.script(of_layouts), X)
+    assert loaded(X.to_sparse()).layout == torch.sparse_csr
+    assert all(may_call(f"Tensor.{name}") for name in ("to_sparse_csr", "crow_indices", "q_scale"))
+    for name in (
+        *("set_", "data_ptr", "record_stream", "apply_", "map_", "numpy", "share_memory_"),
+        *(
+            "register_hook",
+            "sparse_resize_",
+            "rename",
+            "__reduce_ex__",
+            "unsafe_split",
+            "refine_names",
+        ),
+        *("pin_memory", "untyped_storage", "storage", "module_load", "refine_names"),
+    ):
+        assert not may_call(f"Tensor.{name}"), name
+
+
+class Irreps(tuple[int, ...]):
+    pass
+
+
+class WithUnread(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.irreps, self.pair = Irreps((1, 2)), (1, [Irreps((1,))])
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+
+def test_what_no_program_reads_may_be_of_any_class() -> None:
+    assert not hasattr(equal(lt.script(WithUnread()), X), "irreps")
+
+
 def test_names() -> None:
     assert may_call("torch.ops.aten.add.Tensor")
     for target in (

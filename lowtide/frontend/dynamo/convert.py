@@ -297,8 +297,9 @@ class _Writer:
         """The whole program, checked and tidied."""
         if self.result is None:
             raise NotConverted("a graph without an output")
-        goes_on = {GOES_ON: True} if _may_be_differentiated(self.module) else {}
-        self.builder.emit("return", [self.result], **goes_on)
+        end = self.builder.emit("return", [self.result])
+        if _may_be_differentiated(self.module):
+            end.attrs[GOES_ON] = True
         block = self.builder.block
         block.args = [*placeholders, *self._captured]
         name = self.name if self.name.isidentifier() else "graph"
