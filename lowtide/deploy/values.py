@@ -130,9 +130,10 @@ def can_encode(value: object, depth: int = 0) -> bool:
         return not why_not(value)
     inner: list[object]
     if isinstance(value, tuple):  # of a class of the user's, there may be more to it
-        inner = list(cast("tuple[object, ...]", value))
-        if type(value) not in (tuple, torch.Size) and not hasattr(value, "_fields"):
+        held = cast("tuple[object, ...]", value)
+        if type(held) not in (tuple, torch.Size) and not hasattr(held, "_fields"):
             return False
+        inner = list(held)
     elif is_literal(value):
         return True
     elif type(value) is list:

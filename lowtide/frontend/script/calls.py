@@ -52,7 +52,7 @@ from lowtide.frontend.script.remedies import CALLABLES, IGNORED
 from lowtide.frontend.script.source import is_installed, is_stdlib, unwrap
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.torch_calls import source_of, torch_call
-from lowtide.ir import opdefs
+from lowtide.ir import opdefs, python_objects
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
@@ -80,6 +80,8 @@ def compile_call(c: Context, node: ast.Call) -> Node:
     if type(callee) in CALL_OF:
         return CALL_OF[type(callee)](c, callee, call)
     match callee:
+        case Value() if (cls := _module_class(callee)) is not None:
+            return _module_call(c, callee, cls, call)
         case Value() if isinstance(callee.type, ClassType):
             return classes.call_method(c, node, callee, "__call__", call.args, call.keywords)
         case Value() if t.is_dynamic(callee.type) or callee.type == t.NONE:
@@ -98,7 +100,32 @@ def call_any(callee: Callable[..., object], *args: object, **keywords: object) -
 def _py_call(c: Context, fn: Callable[..., object], call: Call) -> Node:
     from lowtide.frontend.script import left_to_python  # it reads this module
 
-    return left_to_python.python_call(c, fn, call, left_to_python.returned(fn, t.ANY))
+    return left_to_python.python_call(
+        c, fn, call, left_to_python.returned(getattr(fn, "__func__", fn), t.ANY)
+    )
+
+
+def _module_class(value: Value) -> type[torch.nn.Module] | None:
+    """The class of a module that is an argument, or an object's attribute."""
+    if not isinstance(value.type, ClassType):
+        return None
+    cls = python_objects.find(value.type.name)
+    return cls if isinstance(cls, type) and issubclass(cls, torch.nn.Module) else None
+
+
+def _module_call(
+    c: Context, module: torch.nn.Module | Value, cls: type[torch.nn.Module], call: Call
+) -> Node:
+    """A module that is no part of the one that is compiled: Python calls it as it is then, with its
+    parameters, hooks and programs of its own."""
+    from lowtide.frontend.script import left_to_python  # it reads this module
+
+    gives = t.TENSOR if cls.__module__.startswith("torch.nn.") else t.ANY
+    type_ = left_to_python.result_of(cls, getattr(cls, "forward", None), call, gives)
+    if isinstance(module, Value):
+        call.args.insert(0, module)
+        return left_to_python.python_call(c, call_any, call, type_)
+    return left_to_python.python_call(c, module, call, type_)
 
 
 def _method_call(c: Context, method: Method, call: Call) -> Node:
@@ -150,6 +177,10 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     is_given_calls = isinstance(obj, FunctionType) and any(map(is_choosable, call.args))
     if source is not None and not isinstance(obj, type) and not (is_helper or is_given_calls):
         return torch_call(c, call.node, source, call.args, call.keywords, unpacked=call.unpacked)
+    if isinstance(obj, torch.nn.Module):
+        return _module_call(c, obj, type(obj), call)
+    if isinstance(obj, MethodType) and isinstance(obj.__self__, torch.nn.Module):
+        return _py_call(c, obj, call)
     if obj in (torch.finfo, torch.iinfo):
         return _static_call(c, call, callee)
     if isinstance(obj, type):

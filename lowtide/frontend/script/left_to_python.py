@@ -125,11 +125,18 @@ def result_type(
     module: torch.nn.Module, forward: Any, call: Call, otherwise: t.Type = t.TENSOR
 ) -> t.Type:
     """The type of what a module that PyTorch runs gives; `otherwise`, where nothing tells it."""
+    return result_of(type(module), forward, call, otherwise)
+
+
+def result_of(
+    kind: type[torch.nn.Module], forward: Any, call: Call, otherwise: t.Type = t.TENSOR
+) -> t.Type:
+    """The same, of any module of this class."""
     given = [*call.args, *(v for k, v in call.keywords.items() if k == "input")]
-    for cls in type(module).__mro__:
+    for cls in kind.__mro__:
         if cls in _OF_SEQUENCES and given and isinstance(given[0], Value):
             return t.tuple_of(given[0].type, _OF_SEQUENCES[cls])
-    known = (_RESULTS[cls] for cls in type(module).__mro__ if cls in _RESULTS)
+    known = (_RESULTS[cls] for cls in kind.__mro__ if cls in _RESULTS)
     return next(known, None) or returned(forward, otherwise)
 
 
