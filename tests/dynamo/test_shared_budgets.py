@@ -20,6 +20,8 @@ from lowtide.pipeline.budget.allowance import shares_below
 from lowtide.pipeline.shares import best
 from tests.memory.graph_programs import hooked, in_a_loop
 
+pytestmark = pytest.mark.long  # plans of many parts; `test_budget` has some of each
+
 Program = Callable[[Tensor], Tensor]
 SIZE = 512, 256
 

@@ -21,6 +21,8 @@ from lowtide.pipeline.budget.search import Plan, path, search
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.memory import MemoryPlan
 
+pytestmark = pytest.mark.long  # plans of many parts; `test_budget` has some of each
+
 PARTS = [Candidate(start=k, stop=k + 1, inputs=(), outputs=(), extent=64) for k in range(32)]
 KIB = 1 << 10
 

@@ -21,6 +21,8 @@ from lowtide.runtime.heap import Trimmer
 from tests.memory.calls import tensors
 from tests.memory.contract import asked_bytes, assert_within_contract
 
+pytestmark = pytest.mark.long  # plans of many parts; `test_budget` has some of each
+
 
 class Layers(nn.Module):
     """Most operations at the low resolution, most bytes at the high one."""

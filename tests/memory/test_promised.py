@@ -32,6 +32,8 @@ from tests.memory.graph_programs import (
     written,
 )
 
+pytestmark = pytest.mark.long  # plans of many parts; `test_budget` has some of each
+
 
 @pytest.fixture
 def fresh() -> None:

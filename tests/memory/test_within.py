@@ -21,6 +21,8 @@ from lowtide.pipeline.driver import Driver
 from lowtide.runtime import heap
 from tests.memory.contract import asked_bytes, assert_within_contract
 
+pytestmark = pytest.mark.long  # plans of many parts; `test_budget` has some of each
+
 
 class Skips(nn.Module):
     """Norms and activations between products; what is skipped gets a sum of two gradients."""
