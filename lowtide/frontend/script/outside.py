@@ -59,13 +59,14 @@ class Assumptions:
 
     def holds(self) -> Callable[[], bool] | None:
         """Says whether all is as it was; None where nothing was assumed."""
-        names: dict[str, Any] = {"same": _same, "items": _items}
+        names: dict[str, Any] = {"same": _same}
         tests: list[str] = []
         for k, (holder, name, found) in enumerate(self.found.values()):
             names[f"h{k}"], names[f"v{k}"] = holder, found
             now = _text(holder, f"h{k}", name)
             if isinstance(found, _Items):
-                tests.append(f"items({now}) == v{k}")
+                names[f"f{k}"] = _test_of(_now(holder, name), found)
+                tests.append(f"f{k}({now})")
             elif isinstance(found, (*_NUMBERS, str)):
                 tests.append(f"({now} is v{k} or same({now}, v{k}))")
             elif _now(holder, name) is found:
@@ -178,6 +179,32 @@ def _items(x: object) -> object:
     if x is None or isinstance(x, (*_NUMBERS, str, complex)):
         return kind, x if x == x else "nan"
     return _Itself(x)
+
+
+def _test_of(x: Any, items: _Items) -> Callable[[Any], bool]:
+    """Says whether a container holds what it held: in C where all parts are plain, with types, for
+    `True == 1`; else part by part."""
+    kind: type = x.__class__
+    values: Callable[[Any], Any] = dict[Any, Any].values if kind is dict else _itself
+    if kind not in (list, dict) or not all(map(_is_plain, values(x))):
+        return lambda now: _items(now) == items
+    held: Any = x.copy()
+    keys, kinds = [*held], [*map(type, values(held))]
+    return lambda now: (
+        now.__class__ is kind
+        and now == held
+        and [*now] == keys
+        and [*map(type, values(now))] == kinds
+    )
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+def _is_plain(x: object) -> bool:
+    """Whether `==` of it is quick, and says all but the type."""
+    return x is None or type(x) in (bool, int, float, str) or isinstance(x, FunctionType | type)
 
 
 class _Itself:
