@@ -231,15 +231,15 @@ def _overlap(base: Abs, views: Sequence[Abs]) -> bool:
 
 
 def _cover(base: Abs, views: Sequence[Abs]) -> bool:
-    """Whether the views have a good part of the elements of what they are views of, or that has
-    few."""
+    """Whether the views have, or may have, a good part of the elements of what they are views of,
+    or that has few. Asks for no new split."""
     whole = _count(base)
     if whole.const is not None and whole.const <= _SMALL:
         return True
     excess = -whole
     for view in views:
         excess += _count(view) * _LEAST_PART
-    return nonnegative(excess)
+    return not nonnegative(-excess - 1)
 
 
 def _count(x: Abs) -> Index:

@@ -190,6 +190,17 @@ def test_a_part_of_an_earlier_region_lies_as_in_pytorch() -> None:
     assert got["rest"][1].untyped_storage().data_ptr() == got["left"].untyped_storage().data_ptr()
 
 
+def test_parts_of_a_size_that_varies_lie_as_in_pytorch() -> None:
+    def fn(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        _, k, v = torch.nn.functional.linear(x, weight).chunk(3, dim=-1)
+        return k, v
+
+    k, v = lt.script(fn)(torch.rand(64, 12), torch.rand(36, 12))
+    assert (k.stride(), k.storage_offset()) == ((36, 1), 12)
+    assert (v.stride(), v.storage_offset()) == ((36, 1), 24)
+    assert k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
+
+
 def test_a_small_part_of_much_lies_alone() -> None:
     def last(x):
         return (x * 2)[:, -1]
