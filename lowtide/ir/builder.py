@@ -147,12 +147,29 @@ class Builder:
             return
         value.type = type_
         self._news.append(value)
-        for holder, op in list(self.makers.items()):
+        for result, op in list(self.makers.items()):
             if value in op.operands and op.name in ("tuple.make", "list.make", "dict.make"):
-                self.widen(holder, _holding(holder.type, op.operands))
+                self.widen(result, _holding(result.type, op.operands))
+            elif value in op.operands and op.name in ("tuple.get", "list.get", "dict.item"):
+                self.widen(result, _item_of(type_, op, result.type))
+            elif op.name in ("if", "loop", "with"):
+                self._widen_carried(value, op)
         maker = self.makers.get(value)
         if maker is not None and maker.name in ("list.get", "dict.item"):
             self.widen(maker.operands[0], _with_item(maker.operands[0].type, type_))
+
+    def _widen_carried(self, value: Value, op: Op) -> None:
+        """The same of what a block gives, a branch or a step of a loop, if that is the value."""
+        is_loop = op.name == "loop"
+        blocks = op.blocks[:1] if op.name == "with" else op.blocks
+        given = [block.terminator.operands[is_loop:] for block in blocks]
+        given += [op.operands[2:]] if is_loop else []
+        for k, result in enumerate(op.results):
+            if any(value is values[k] for values in given):
+                type_ = t.join(result.type, value.type)
+                self.widen(result, type_)
+                if is_loop:
+                    self.widen(op.blocks[0].args[k + 1], type_)
 
     def born(self, values: Sequence[Value]) -> None:
         """These values, arguments of a block, are made from here on."""
@@ -312,6 +329,19 @@ def _holding(type_: Type, operands: Sequence[Value]) -> Type:
     if isinstance(type_, DictType):
         return DictType(wider(type_.key, operands[::2]), wider(type_.value, operands[1::2]))
     return ListType(wider(type_.elem, operands)) if isinstance(type_, ListType) else type_
+
+
+def _item_of(type_: Type, op: Op, before: Type) -> Type:
+    """The type of what was read of a container that is of this type after all: of one that the
+    container holds, since anything else was what it was."""
+    match type_:
+        case TupleType(elems) if op.name == "tuple.get":
+            found = elems[cast("int", op.attrs["index"])]
+        case ListType(elem) | DictType(_, elem):
+            found = elem
+        case _:
+            return before
+    return t.join(before, found) if isinstance(before, ListType | DictType | TupleType) else before
 
 
 def _with_item(type_: Type, item: Type) -> Type:

@@ -120,6 +120,7 @@ def _is_loose(rest: Sequence[Value]) -> bool:
 def _one(param: Param, value: Value) -> Slot | None:
     if accepts(param, value.type):
         return value
-    if accepts(param, TupleType((value.type,))):  # an int for a list of ints
+    is_lone = value.type != t.TENSOR and accepts(param, TupleType((value.type,)))
+    if is_lone:  # an int for a list of ints
         return Gather((value,))
     return None

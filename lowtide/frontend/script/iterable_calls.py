@@ -107,11 +107,9 @@ def _tuple(c: Context, call: Call) -> Node:
             known = [c.as_value(e, call.node) for e in elements]
     if known is not None:
         return c.builder.tuple_make(known)
-    elem = (
-        found.type.elem if isinstance(found, Value) and isinstance(found.type, ListType) else t.ANY
-    )
-    xs = found if isinstance(found, Value) else list_of(c, found, call.node)
-    return c.builder.emit("py.tuple", [xs], [ListType(elem)]).result
+    if not isinstance(found, Value) or t.is_tensor(found.type):
+        found = list_of(c, found, call.node)
+    return c.py(call.node, "py.tuple", found)
 
 
 def _dict(c: Context, call: Call) -> Node:

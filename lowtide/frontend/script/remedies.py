@@ -48,7 +48,9 @@ _ELSEWHERE: dict[type, dict[str, str]] = {
 
 _OPERANDS = {  # what an op takes, where it takes one kind of thing
     "py.len": "a list, a tuple, a dict, a str or a tensor",
-    "py.iter": "a list, a tuple, a dict, a str or a tensor",
+    **dict.fromkeys(
+        ("py.iter", "py.tuple", "list.of"), "a list, a tuple, a dict, a str or a tensor"
+    ),
     "py.contains": "a list, a tuple, a dict, a str or a tensor on the right",
     "py.ord": "a str of one character",
     "py.chr": "an int",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from functools import reduce
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
@@ -269,7 +270,8 @@ def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]
 
 def unpacked(c: Context, node: ast.AST, spread: Sequence[Value]) -> Value:
     """One list of all these sequences' elements."""
-    joined = c.py(node, "list.of", spread[0])
-    for part in spread[1:]:
-        joined = c.py(node, "py.add", joined, c.py(node, "list.of", part))  # it may be a Size
-    return joined
+    lists = [  # of what may be a Size, too
+        c.list_of(part, node) if t.is_tensor(part.type) else c.py(node, "list.of", part)
+        for part in spread
+    ]
+    return reduce(lambda joined, part: c.py(node, "py.add", joined, part), lists)

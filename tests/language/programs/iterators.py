@@ -229,3 +229,10 @@ def list_of_rows_by_index(x: Tensor, i: int) -> Tensor:
     for row in x:
         rows.append(row)
     return rows[i] * 2
+
+
+@program(
+    calls=lambda: [(torch.arange(3.0),), (torch.ones(0),), (torch.ones(2, 2),)], torchscript=False
+)
+def rows_of_a_tensor(x: torch.Tensor):
+    return tuple(x), [*x], (*x, 1), [0, *x, *x], list(x)

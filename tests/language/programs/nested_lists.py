@@ -216,3 +216,58 @@ def managers_in_loops(n: int):
             noted.notes.append("while")
         k += 1
     return notes
+
+
+CHOSEN = lambda: [call(c, torch.ones(2)) for c in (True, False)]
+
+
+@program(calls=CHOSEN, torchscript=False)
+def a_list_that_a_chosen_list_holds(c: bool, x: Tensor):
+    a = []
+    both = [a] if c else [a, a]
+    a.append(x)
+    return len(both[0]), both[-1][0] + 1
+
+
+@program(calls=CHOSEN, torchscript=False)
+def a_list_that_a_chosen_dict_holds(c: bool, x: Tensor):
+    a = []
+    held = {"k": a} if c else {"k": a, "j": a}
+    seen = held["k"]
+    a.append(x)
+    return held["k"][0] * 2, seen
+
+
+@program(calls=CHOSEN, torchscript=False)
+def a_list_that_a_chosen_tuple_holds(c: bool, x: Tensor):
+    a = []
+    pair = (a, 1) if c else (a, 2)
+    seen = pair[0]
+    a.append(x)
+    return pair[0][0] + pair[1], seen[0] * 2
+
+
+@program(calls=CHOSEN, torchscript=False)
+def a_dict_that_a_chosen_list_holds(c: bool, x: Tensor):
+    d = {}
+    both = [d] if c else [d, d]
+    d["a"] = x
+    return both[0]["a"] + 1
+
+
+@program(calls=CHOSEN, torchscript=False)
+def a_chosen_list_of_another_kind(c: bool, x: Tensor):
+    a = []
+    b = a if c else [1]
+    a.append(x)
+    return b, a
+
+
+@program(calls=CHOSEN, torchscript=False)
+def a_list_held_by_what_a_loop_carries(c: bool, x: Tensor):
+    a = []
+    held = [a]
+    for i in range(x.shape[0]):
+        held = [a] + held if c else held + [a]
+    a.append(x)
+    return held[0][0] + 1, len(held)

@@ -215,3 +215,8 @@ def iterator_as_an_element(xs: List[int]) -> int:
     ys = [0]
     ys.append(zip(xs, xs))  # refused
     return len(ys)
+
+
+@program(args=lambda: (3,), refused=True, torchscript=False)
+def tuple_of_a_number(n: int) -> int:
+    return len(tuple(n))  # refused
