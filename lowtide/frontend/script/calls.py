@@ -49,7 +49,7 @@ from lowtide.frontend.script.nodes import (
 )
 from lowtide.frontend.script.programs import call_program, call_saved, program_of
 from lowtide.frontend.script.remedies import CALLABLES, IGNORED
-from lowtide.frontend.script.source import is_installed, is_stdlib, unwrap
+from lowtide.frontend.script.source import is_installed, is_stdlib, mark_of, unwrap
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.torch_calls import source_of, torch_call
 from lowtide.ir import opdefs, python_objects
@@ -193,7 +193,7 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     if program is not None:
         check_count(c, call)
         return call_program(c, obj, program, call)
-    saved = getattr(obj, "__lowtide_saved_programs__", None)
+    saved = mark_of(obj, "__lowtide_saved_programs__")
     if saved is not None:
         return call_saved(c, saved, call)
     if isinstance(obj, MethodDescriptorType) and call.args:  # `str.upper`
@@ -206,7 +206,7 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     if isinstance(obj, MethodType) and isinstance(obj.__func__, FunctionType):
         args = [c.python_object(call.node, obj.__self__), *call.args]
         return inline(c, obj.__func__, call.node, args, call.keywords, unpacked=call.unpacked)
-    if isinstance(obj, FunctionType) or hasattr(obj, "__lowtide_function__"):
+    if isinstance(obj, FunctionType) or mark_of(obj, "__lowtide_function__"):
         return inline(c, unwrap(obj), call.node, call.args, call.keywords, unpacked=call.unpacked)  # pyright: ignore[reportArgumentType]
     if isinstance(obj, functools.partial):
         return CALL_OF[Partial](c, _partial(c, call, cast("functools.partial[object]", obj)), call)

@@ -24,6 +24,7 @@ from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.declared_in_methods import declared_in_init
 from lowtide.frontend.script.decorators import IGNORED, modifier
 from lowtide.frontend.script.nodes import Method, Node, PythonObject, describe
+from lowtide.frontend.script.outside import may_change
 from lowtide.frontend.script.remedies import alike, of_class
 from lowtide.frontend.script.source import read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
@@ -86,6 +87,8 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     if found is _ABSENT and not _has_instance_attribute(c, cls, name):
         if method_of(base.type, "__getattr__") is not None:
             return call_method(c, node, base, "__getattr__", [c.const(name)])
+        if not may_change(cls):  # of a package: SimpleNamespace, say, which declares nothing
+            return c.dynamic("attr.get", [base], name=name)
         declared = f"an attribute that {cls.__name__} declares or assigns"
         names = {*dir(cls), *annotations_of(cls), *_assigned_in(cls)}
         near = of_class(cls, name, names, declared)

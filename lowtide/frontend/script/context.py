@@ -20,7 +20,7 @@ from lowtide.errors import CompileError, Loc
 from lowtide.frontend.script.module_state import ModuleState
 from lowtide.frontend.script.node_tables import VALUE_OF
 from lowtide.frontend.script.nodes import ITERATORS, Method, Node, Poison, describe
-from lowtide.frontend.script.outside import Assumptions
+from lowtide.frontend.script.outside import Assumptions, may_change
 from lowtide.frontend.script.remedies import fitting
 from lowtide.frontend.script.source import FunctionSource
 from lowtide.ir import types as t
@@ -53,6 +53,7 @@ class Frame:
     block: Block | None = None  # where its statements are compiled
 
 
+_CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple)
 OUTSIDE: dict[type[ast.AST], tuple[str, str]] = {
     ast.Yield: ("`yield` is not compiled", "return a list or a tuple"),
     ast.YieldFrom: ("`yield from` is not compiled", "return a list or a tuple"),
@@ -86,8 +87,17 @@ class Context:
         self.assumed = Assumptions()
         self.maybe_unbound: set[Value] = set()  # what a variable is that may not be assigned yet
         self.constants: set[Value] = set()  # lists and dicts that stand for global ones
+        # that stand for objects of the user's own classes, and whether they are read at each call
+        self.containers: dict[Value, tuple[Any, bool]] = {}
         self.iterators: set[Value] = set()  # lists that stand for what Python reads once
         self.attributes: dict[tuple[str, str], t.Type] = {}  # of classes, as far as seen assigned
+
+    def stands_for(self, value: Value, obj: Any, *, is_read: bool) -> Value:
+        """The value, which stands for a container that may be of a class of the user's."""
+        is_container = isinstance(obj, _CONTAINERS) and not hasattr(type(obj), "_fields")
+        if is_container and may_change(type(obj)):
+            self.containers[value] = (obj, is_read)
+        return value
 
     @property
     def frame(self) -> Frame:

@@ -35,6 +35,7 @@ from lowtide.frontend.script.nodes import (
     read_once,
 )
 from lowtide.frontend.script.outside import holder_of, may_change
+from lowtide.frontend.script.own_attributes import own_attribute
 from lowtide.frontend.script.remedies import alike, defined, member
 from lowtide.frontend.script.targets import assign
 from lowtide.frontend.script.torch_calls import attribute
@@ -126,10 +127,8 @@ def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
             f"`{ast.unparse(node)}` is a tensor from outside the function",
             "an argument of the function: pass it as an argument",
         )
-    if isinstance(obj, list | tuple):
-        return _sequence(c, node, cast("Sequence[object]", obj))
-    if isinstance(obj, dict):
-        return _mapping(c, node, cast("Mapping[object, object]", obj))
+    if isinstance(obj, list | tuple | dict):
+        return _container(c, node, cast("object", obj))
     if isinstance(obj, set | frozenset) and all(map(is_literal, cast("set[object]", obj))):
         return _literal_set(c, cast("set[object]", obj))
     if isinstance(obj, enum.Enum):
@@ -139,6 +138,14 @@ def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
     if obj is torch.Tensor:
         return PythonObject(obj, "torch.Tensor")
     return PythonObject(cast("object", obj), path)
+
+
+def _container(c: Context, node: ast.AST, obj: object) -> Node:
+    if isinstance(obj, dict):
+        made = _mapping(c, node, cast("Mapping[object, object]", obj))
+    else:
+        made = _sequence(c, node, cast("Sequence[object]", obj))
+    return c.stands_for(made, obj, is_read=False) if isinstance(made, Value) else made  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _sequence(c: Context, node: ast.AST, obj: Sequence[object]) -> Node:
@@ -184,6 +191,8 @@ def compile_attribute(c: Context, node: ast.Attribute) -> Node:
 def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable: str = "") -> Node:
     """`base.name` of an SSA value."""
     base = c.not_none(base)
+    if base in c.containers and (own := own_attribute(c, node, base, name)) is not None:
+        return own
     match base.type:
         case type_ if type_ != t.TENSOR and _is_of_tensors(type_, name):
             some = c.py(node, "py.member_of", base, c.const(name))

@@ -19,6 +19,7 @@ from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.node_tables import ITEM_OF, VALUE_OF
 from lowtide.frontend.script.nodes import Node, PythonObject, Range, Slice, describe
+from lowtide.frontend.script.own_attributes import own_item
 from lowtide.frontend.script.remedies import INDEXED
 from lowtide.frontend.script.slices import parts_of
 from lowtide.ir import types as t
@@ -58,6 +59,8 @@ def compile_subscript(c: Context, node: ast.Subscript) -> Node:
     if not isinstance(base, Value):
         raise c.error(node, f"{describe(base)} has no items", INDEXED)
     base = c.not_none(base)
+    if base in c.containers and (own := own_item(c, node, base)) is not None:
+        return own
     return load(c, node, base, index_items(c, node.slice, base.type))
 
 

@@ -55,7 +55,7 @@ from lowtide.frontend.script.nodes import (
 )
 from lowtide.frontend.script.programs import finished_names, module_program, saved_optional
 from lowtide.frontend.script.remedies import alike
-from lowtide.frontend.script.source import unwrap
+from lowtide.frontend.script.source import mark_of, unwrap
 from lowtide.frontend.script.types_from_annotations import field_type, type_from_annotation
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
@@ -102,7 +102,7 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
 def _is_made_method(module: torch.nn.Module, name: str) -> bool:
     """Whether the module keeps a compiled method there, as those of the class style do."""
     made = vars(module).get(name)
-    return hasattr(made, "__lowtide_function__") and hasattr(type(module), name)
+    return mark_of(made, "__lowtide_function__") is not None and hasattr(type(module), name)
 
 
 def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> Node:
@@ -122,7 +122,7 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
         return python_object(c, node, found, "")
     type_ = None if _holds_modules(found) else data_type(ref.module, name, found)
     if type_ is not None and not isinstance(type_, t.FunctionType):
-        return state.capture(path, found, type_)
+        return c.stands_for(state.capture(path, found, type_), found, is_read=True)
     kind, remedy = _not_held(name, found)
     raise c.error(
         node, f"the attribute {path!r} is {kind}, which compiled code cannot hold", remedy
@@ -136,7 +136,7 @@ def _is_function(found: object) -> bool:
         given = (*found.args, *found.keywords.values())  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return _is_function(found.func) and all(map(is_literal, given))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     is_python = isinstance(found, FunctionType | BuiltinFunctionType | type | ModuleType)
-    return is_python or any(hasattr(found, name) for name in _MADE)
+    return is_python or any(mark_of(found, name) is not None for name in _MADE)
 
 
 def _not_held(name: str, found: object) -> tuple[str, str]:
@@ -242,7 +242,7 @@ def class_attribute(
         return BoundMethod(method, PythonObject(type(ref.module)))
     if found is torch.nn.Module.__call__:  # `layer.__call__`, hooks included
         return replace(ref, runs_forward=True)
-    if isinstance(found, FunctionType) or hasattr(found, "__lowtide_function__"):
+    if isinstance(found, FunctionType) or mark_of(found, "__lowtide_function__"):
         return BoundMethod(unwrap(found), ref)
     if name in state_of(c).knowledge.dynamic:
         return _dynamic(c, ref, name, found)
@@ -340,7 +340,8 @@ def _dynamic(c: Context, ref: ModuleRef, name: str, found: object) -> Node:
     if isinstance(type_, t.ListType | t.DictType | t.TupleType):
         state.guards[Guard("fits", join_path(ref.path, name), str(type_))] = None
     module = state.object(ref.path, ref.module)
-    return c.builder.emit("attr.get", [module], [type_], name=name).result
+    read = c.builder.emit("attr.get", [module], [type_], name=name).result
+    return c.stands_for(read, found, is_read=True)
 
 
 def _dynamic_type(c: Context, ref: ModuleRef, name: str, found: object) -> t.Type:

@@ -140,18 +140,18 @@ def _is_stdlib(module: str) -> bool:
 
 
 def _text(holder: object, at: str, name: str) -> str:
-    if isinstance(holder, dict):
+    if type(holder) is dict:
         return f"{at}[{name!r}]"
     return f"{at}.cell_contents" if isinstance(holder, CellType) else f"{at}.{name}"
 
 
 def _now(holder: Any, name: str) -> object:
-    if isinstance(holder, dict):
+    if type(holder) is dict:
         return cast("dict[str, object]", holder).get(name, _ABSENT)
     name = "cell_contents" if isinstance(holder, CellType) else name
     try:
         return getattr(holder, name, _ABSENT)
-    except ValueError:  # an empty cell
+    except (ValueError, KeyError):  # an empty cell; what a `__getattr__` raises
         return _ABSENT
 
 

@@ -24,6 +24,7 @@ from lowtide.frontend.script.captured import capture
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.module_state import Guard, ModuleState, Restart, follow, join_path
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node
+from lowtide.frontend.script.source import mark_of
 from lowtide.frontend.script.statements import as_declared
 from lowtide.ir.core import Function, Value, clone_op
 from lowtide.ir.types import Type
@@ -62,7 +63,7 @@ class SavedPrograms(Protocol):
 
 def program_of(obj: object) -> Function | None:
     """The finished program of a callable, if it has one that can stand inside another."""
-    find: Callable[[], Function | None] | None = getattr(obj, "__lowtide_program__", None)
+    find: Callable[[], Function | None] | None = mark_of(obj, "__lowtide_program__")
     return None if find is None else find()
 
 

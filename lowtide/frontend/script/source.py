@@ -46,6 +46,13 @@ class FunctionSource:
         return Loc(self.file, line, column, text, getattr(self.node, "name", "<lambda>"))
 
 
+def mark_of(obj: object, name: str) -> Any:
+    """An attribute by which this package tells its own objects; None for others, whose
+    `__getattr__` may raise anything."""
+    is_there = inspect.getattr_static(obj, name, None) is not None
+    return getattr(obj, name, None) if is_there else None
+
+
 def unwrap(fn: Callable[..., Any]) -> FunctionType:
     """The plain Python function behind a function, a bound method or an object of Lowtide's.
 
@@ -54,7 +61,7 @@ def unwrap(fn: Callable[..., Any]) -> FunctionType:
     """
     if hasattr(fn, "__script_if_tracing_wrapper"):
         fn = cast("Any", fn).__original_fn
-    own = getattr(fn, "__lowtide_function__", None)
+    own = mark_of(fn, "__lowtide_function__")
     if own is not None:
         return unwrap(own)
     if isinstance(fn, MethodType):

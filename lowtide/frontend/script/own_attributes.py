@@ -1,0 +1,52 @@
+"""Attributes of containers whose classes are the user's: `class AttrDict(dict)` with `__getattr__`.
+
+In: a value that stands for such an object, and a name. Out: what Python finds there; None for what
+every dict, list or tuple has, which is compiled as of these.
+
+    self.cfg.scale     py.call(%cfg, %"scale") {target="builtins.getattr"}     read at each call
+    CFG.scale          what it is now, and an assumption that it stays
+
+Always holds: an argument is known by its items only, so that its own attributes are refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import Any, Final
+
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.nodes import Node
+from lowtide.ir import python_objects
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+
+_ABSENT: Final = object()
+_USUAL: Final[tuple[type[Any], ...]] = (dict, list, tuple)
+
+
+def own_attribute(c: Context, node: ast.AST, base: Value, name: str) -> Node | None:
+    """See the module's text."""
+    obj, is_read = c.containers[base]
+    usual = next(kind for kind in _USUAL if issubclass(type(obj), kind))
+    static = inspect.getattr_static(obj, name, _ABSENT)
+    if static is not _ABSENT and static is inspect.getattr_static(usual, name, _ABSENT):
+        return None
+    if is_read:
+        operands, target = [base, c.const(name)], python_objects.name_of(getattr)
+        return c.builder.emit("py.call", operands, [t.ANY], target=target, kwnames=()).result
+    found: Any = getattr(obj, name, _ABSENT)
+    if found is _ABSENT:
+        return None
+    c.assumed.note(obj, name, found)
+    return c.python_object(node, found)
+
+
+def own_item(c: Context, node: ast.Subscript, base: Value) -> Node | None:
+    """`CFG["inner"]`, which is a container as CFG is; None for other items."""
+    obj, is_read = c.containers[base]
+    key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+    if is_read or type(obj).__getitem__ is not dict.__getitem__ or key not in obj:
+        return None
+    found: Any = obj[key]
+    return c.python_object(node, found) if isinstance(found, _USUAL) else None
