@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from lowtide.errors import CompileError, Loc
 from lowtide.frontend.script.module_state import ModuleState
@@ -53,7 +53,7 @@ class Frame:
     block: Block | None = None  # where its statements are compiled
 
 
-_CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple)
+_CONTAINERS = (dict, list, tuple)
 OUTSIDE: dict[type[ast.AST], tuple[str, str]] = {
     ast.Yield: ("`yield` is not compiled", "return a list or a tuple"),
     ast.YieldFrom: ("`yield from` is not compiled", "return a list or a tuple"),
@@ -94,8 +94,9 @@ class Context:
 
     def stands_for(self, value: Value, obj: Any, *, is_read: bool) -> Value:
         """The value, which stands for a container that may be of a class of the user's."""
-        is_container = isinstance(obj, _CONTAINERS) and not hasattr(type(obj), "_fields")
-        if is_container and may_change(type(obj)):
+        kind = cast("type[object]", type(obj))
+        is_container = isinstance(obj, _CONTAINERS) and not hasattr(kind, "_fields")
+        if is_container and may_change(kind):
             self.containers[value] = (obj, is_read)
         return value
 

@@ -22,7 +22,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Value
 
 _ABSENT: Final = object()
-_USUAL: Final[tuple[type[Any], ...]] = (dict, list, tuple)
+_USUAL: Final = (dict, list, tuple)
 
 
 def own_attribute(c: Context, node: ast.AST, base: Value, name: str) -> Node | None:
@@ -49,4 +49,5 @@ def own_item(c: Context, node: ast.Subscript, base: Value) -> Node | None:
     if is_read or type(obj).__getitem__ is not dict.__getitem__ or key not in obj:
         return None
     found: Any = obj[key]
-    return c.python_object(node, found) if isinstance(found, _USUAL) else None
+    is_container = issubclass(type(found), _USUAL)
+    return c.python_object(node, found) if is_container else None
