@@ -246,6 +246,24 @@ def with_wrong(x: Tensor) -> Tensor:
     return LOADED_ADD(x, x)
 
 
+def with_either(c: bool, x: Tensor) -> Any:
+    v = 2**62 if c else x
+    return LOADED_ADD(v, 3)
+
+
+def with_item(xs: list[Any], k: int) -> Any:
+    return LOADED_ADD(xs[0], xs[k])
+
+
+def test_a_number_is_no_tensor_for_a_loaded_function(x: Tensor) -> None:
+    close(lt.script(with_either)(False, x), add(x, 3))
+    with pytest.raises(TypeError, match="'x' was saved for Tensor"):
+        lt.script(with_either)(True, x)
+    close(lt.script(with_item)([x, 3, x, "a"], 1), add(x, 3))
+    with pytest.raises(TypeError, match="was saved for int"):
+        lt.script(with_item)([x, 3, x, "a"], 2)
+
+
 def test_a_loaded_function(x: Tensor) -> None:
     compiled = lt.script(with_add)
     for f in (compiled, through_file(compiled)):

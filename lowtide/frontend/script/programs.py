@@ -22,10 +22,12 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script.arguments import bind_python, check_count
 from lowtide.frontend.script.captured import capture
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.flow import branch_on
 from lowtide.frontend.script.module_state import Guard, ModuleState, Restart, follow, join_path
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node
 from lowtide.frontend.script.source import mark_of
 from lowtide.frontend.script.statements import as_declared
+from lowtide.ir import types as t
 from lowtide.ir.core import Function, Value, clone_op
 from lowtide.ir.types import Type
 
@@ -204,6 +206,26 @@ def _inline(
     return _grafted(c, function, values, call.node, {p: captured(path, p.type) for p, path in rows})
 
 
+def _fitting(c: Context, node: ast.AST, value: Value, argument: Value) -> Value:
+    """The value for an argument of a finished program, which is for its types only: a number is no
+    tensor. Where the run decides, it raises TypeError."""
+    vague = t.is_dynamic(value.type) and not t.is_subtype(value.type, argument.type)
+    if not vague:
+        return c.as_value(as_declared(c, value, argument.type), node)
+
+    def fail() -> None:
+        problem = f"{argument.name!r} was saved for {argument.type}"
+        c.builder.emit("raise", [c.const(problem)], exception="TypeError")
+
+    if argument.type == t.TENSOR or t.is_number(argument.type):
+        is_tensor = c.builder.emit("py.isinstance", [value], [t.BOOL], type="Tensor").result
+        then, otherwise = fail, lambda: None
+        if argument.type == t.TENSOR:
+            then, otherwise = otherwise, then
+        branch_on(c, node, is_tensor, then, otherwise)
+    return c.builder.emit("cast", [value], [argument.type]).result
+
+
 def _grafted(
     c: Context,
     function: Function,
@@ -213,7 +235,7 @@ def _grafted(
 ) -> Node:
     mapping = dict(captured)
     for argument, value in zip(function.arguments, given, strict=True):
-        mapping[argument] = c.as_value(as_declared(c, value, argument.type), node)
+        mapping[argument] = _fitting(c, node, value, argument)
     for op in function.block.ops[:-1]:
         c.builder.graft(clone_op(op, mapping))
     (result,) = function.block.terminator.operands

@@ -73,8 +73,14 @@ def text_of_a_number(c: bool, n: int, x: Tensor):
 @program(calls=both(3), torchscript=False)
 def kinds_of_results(c: bool, n: int, x: Tensor):
     v = n if c else x
-    kinds = isinstance(v, int), isinstance(v, Tensor), isinstance(v * 2, int), type(v) is int
-    return kinds, isinstance(v / 2, float), isinstance(v * 2, (float, Tensor)), hasattr(v, "shape")
+    kinds = isinstance(v, int), isinstance(v, Tensor), isinstance(v * 2, int)
+    return kinds, isinstance(v / 2, float), isinstance(v * 2, (float, Tensor))
+
+
+@program(calls=both(3), torchscript=False)
+def classes_of_results(c: bool, n: int, x: Tensor):
+    v = n if c else x
+    return type(v) is int, type(v / 2) is float, hasattr(v, "shape")
 
 
 @program(calls=both(2), torchscript=False)
