@@ -68,7 +68,8 @@ class LoadedFunction(ScriptFunction):
     def __reduce__(self) -> str:
         raise TypeError("a loaded function cannot be pickled: lt.save(function, file) instead")
 
-    def _function(self) -> Function:
+    def program(self) -> Function:
+        """The program for the latest types of arguments, else the first of the file."""
         drivers = self.drivers()
         return drivers[-1].function if drivers else self.__lowtide_programs__[0].function
 

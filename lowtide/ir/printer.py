@@ -15,6 +15,7 @@ Always holds: names in the text are unique in their function; unnamed values are
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 
 from lowtide.errors import Loc
@@ -107,6 +108,7 @@ class _Printer:
         if not hint:
             self.unnamed += 1
             return str(self.unnamed - 1)
+        hint = re.sub(r"[^\w.]", "_", hint)  # a submodule may be called "a-b"
         name, count = f"_{hint}" if hint.isdigit() else hint, 0
         hint = name  # digits alone are the names of unnamed values
         while name in self.taken:

@@ -39,6 +39,11 @@ def script_module(
             f"{type(module).__name__} is a module of torch.jit, which has no Python source",
             remedy="lt.script of the nn.Module itself, or a class derived from lt.ScriptModule",
         )
+    if "_modules" not in vars(module):
+        raise CompileError(
+            f"{type(module).__name__}.__init__ has not called nn.Module's",
+            remedy="`super().__init__()` at its beginning",
+        )
     made = wrap(module)
     keep_module_to(made, options)
     for name in entry_points(module):

@@ -12,6 +12,7 @@ own globals and closure, and its ops carry its own places in the source.
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +64,7 @@ T = TypeVar("T")
 
 # what torch.jit has compiled from a function: PyTorch runs it, as it does torch.jit's modules
 _TORCHSCRIPT = cast("type[object]", torch.jit.ScriptFunction)
+_LEGACY: type = type(torch.FloatTensor)
 _DEEPEST = 200  # calls within calls
 
 
@@ -82,6 +84,8 @@ def compile_call(c: Context, node: ast.Call) -> Node:
     match callee:
         case Value() if (cls := _module_class(callee)) is not None:
             return _module_call(c, callee, cls, call)
+        case Value() if isinstance(callee.type, t.FunctionType):  # which says which one it is
+            return object_call(c, PythonObject(python_objects.find(callee.type.name)), call)
         case Value() if isinstance(callee.type, ClassType):
             return classes.call_method(c, node, callee, "__call__", call.args, call.keywords)
         case Value() if t.is_dynamic(callee.type) or callee.type == t.NONE:
@@ -97,7 +101,9 @@ def call_any(callee: Callable[..., object], *args: object, **keywords: object) -
     return callee(*args, **keywords)
 
 
-def _py_call(c: Context, fn: Callable[..., object], call: Call) -> Node:
+def _py_call(
+    c: Context, fn: Callable[..., object], call: Call, type_: t.Type | None = None
+) -> Node:
     from lowtide.frontend.script import left_to_python  # it reads this module
 
     return left_to_python.python_call(
@@ -177,6 +183,10 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     is_given_calls = isinstance(obj, FunctionType) and any(map(is_choosable, call.args))
     if source is not None and not isinstance(obj, type) and not (is_helper or is_given_calls):
         return torch_call(c, call.node, source, call.args, call.keywords, unpacked=call.unpacked)
+    if (obj is copy.copy or obj is copy.deepcopy) and call.args:
+        return _py_call(c, cast("Any", obj), call, c.as_value(call.args[0], call.node).type)
+    if type(obj) is _LEGACY:
+        return _py_call(c, cast("Any", obj), call, t.TENSOR)
     if isinstance(obj, torch.nn.Module):
         return _module_call(c, obj, type(obj), call)
     if isinstance(obj, MethodType) and isinstance(obj.__self__, torch.nn.Module):

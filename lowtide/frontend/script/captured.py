@@ -12,6 +12,7 @@ path, which every call reads anew.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from lowtide.frontend.script.context import Context
@@ -38,4 +39,12 @@ def capture_default(c: Context, name: str, tensor: object) -> Value:
     return capture(c, held, name, t.TENSOR)
 
 
+def capture_object(c: Context, obj: object, type_: Type) -> Value:
+    """A global object of a class of the user's, which is assumed to stay the same one: what it
+    says of itself is asked at each call."""
+    name = re.sub(r"\W", "_", type(obj).__name__).lower()
+    return capture(c, _objects.setdefault(id(obj), {name: obj}), name, type_)
+
+
+_objects: dict[int, dict[str, Any]] = {}
 _defaults: dict[tuple[int, str], dict[str, Any]] = {}  # they keep the tensors, and so their ids

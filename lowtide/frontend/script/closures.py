@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 
+from lowtide.frontend.script.captured import capture_object
 from lowtide.frontend.script.context import Context, Frame
 from lowtide.frontend.script.left_to_python import operand
 from lowtide.frontend.script.node_tables import VALUE_OF
@@ -158,6 +159,9 @@ def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
     is_tuple = isinstance(found.obj, tuple)
     parts = cast("tuple[object, ...]", found.obj) if is_tuple else (found.obj,)
     if not all(callable(p) or p is Ellipsis or is_installed(type(p)) for p in parts):
+        type_ = t.type_of(found.obj)
+        if isinstance(type_, t.ClassType):
+            return capture_object(c, found.obj, type_)
         given = "an argument, or a function marked `@lt.ignore` that gives it"
         raise c.error(node, f"{describe(found)} cannot be used as a value", given)
     target = python_objects.name_of(_giver(found.obj))

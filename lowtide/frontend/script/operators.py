@@ -10,9 +10,12 @@ In: operator AST nodes. Out: ops. Which operator is which op stands in the table
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Sequence
 from types import UnionType
 from typing import Any, cast
+
+from torch.torch_version import TorchVersion
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import class_operators, classes, doubts
@@ -216,10 +219,31 @@ def _chain(
     return choose(c, node, c.truth(first), lambda: _chain(c, node, right, more), lambda: first)
 
 
+def _compare_versions(c: Context, op: ast.cmpop, left: Node, right: Node) -> Value | None:
+    """`torch.__version__ >= "1.6"`, which no run changes."""
+    objects = [x.obj for x in (left, right) if isinstance(x, PythonObject)]
+    if type(op) not in _ORDERS or not any(isinstance(x, TorchVersion) for x in objects):
+        return None
+    a, b = (x.obj if isinstance(x, PythonObject) else c.constant(x) for x in (left, right))
+    return None if UNKNOWN in (a, b) else c.const(_ORDERS[type(op)](a, b))
+
+
+_ORDERS: dict[type[ast.cmpop], Any] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+
+
 def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: Node) -> Value:
     if isinstance(left, PythonObject) and isinstance(right, PythonObject):
         return _compare_objects(c, node, op, left, right)
     known = compare_nodes(c, node, op, left, right)
+    if known is None:
+        known = _compare_versions(c, op, left, right)
     if known is not None:
         return known
     if isinstance(left, Value) and isinstance(op, ast.In | ast.NotIn):

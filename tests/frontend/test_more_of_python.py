@@ -1,0 +1,133 @@
+"""What programs take from outside: versions, objects that say whether they are true, copies,
+functions in lists, legacy constructors; and names that are no identifiers."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lowtide as lt
+
+X = torch.linspace(-1, 1, 4)
+
+
+class Available:
+    def __init__(self, is_there: bool) -> None:
+        self.is_there = is_there
+
+    def __bool__(self) -> bool:
+        return self.is_there
+
+
+FAST = Available(False)
+
+
+def of_an_object(x: Tensor):
+    return x * 2 if FAST else x + 1
+
+
+def test_a_global_object_is_asked_at_each_call() -> None:
+    scripted = lt.script(of_an_object)
+    for is_there in (False, True, False):
+        FAST.is_there = is_there
+        torch.testing.assert_close(scripted(X), of_an_object(X))
+
+
+def test_version() -> None:
+    def fn(x):
+        is_old = torch.__version__ < "1.6"
+        return x + 1 if torch.__version__ >= "1.13" and not is_old else x
+
+    torch.testing.assert_close(lt.script(fn)(X), fn(X))
+
+
+def test_copies() -> None:
+    def fn(xs: list[Tensor], x: Tensor):
+        more, own = copy.copy(xs), copy.deepcopy(x)
+        more.append(own.add_(1))
+        return len(xs), len(more), more[-1], x
+
+    torch.testing.assert_close(lt.script(fn)([X], X), fn([X], X))
+    given = [X]
+    lt.script(fn)(given, X)
+    assert len(given) == 1
+
+
+def test_legacy_constructors() -> None:
+    def fn(x):
+        return torch.FloatTensor([1.0, 2.0]) + x[0], torch.LongTensor([1, 2])
+
+    torch.testing.assert_close(lt.script(fn)(X), fn(X))
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = [(1.0, torch.tanh), (2.0, None)]
+
+    def forward(self, x: Tensor):
+        for factor, step in self.steps:
+            x = x * factor
+            if step is not None:
+                x = step(x)
+        return x
+
+
+def test_functions_in_a_list() -> None:
+    model = Stack()
+    scripted = lt.script(model)
+    torch.testing.assert_close(scripted(X), model(X))
+    model.steps = [(1.0, torch.sin), (3.0, None)]
+    torch.testing.assert_close(scripted(X), model(X))
+
+
+class Hyphened(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("a-b", nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return getattr(self, "a-b")(x)
+
+
+def through_file(compiled: Any) -> Any:
+    file = io.BytesIO()
+    lt.save(compiled, file)
+    file.seek(0)
+    return lt.load(file)
+
+
+def test_a_submodule_whose_name_is_no_identifier() -> None:
+    model = Hyphened()
+    for compiled in (lt.trace(model, (X,)), lt.script(model)):
+        torch.testing.assert_close(through_file(compiled)(X), model(X))
+
+
+def test_a_loaded_function_shows_its_program() -> None:
+    loaded = through_file(lt.script(of_plain))
+    assert loaded.code
+    assert "torch.add" in str(loaded.graph)
+    loaded(X)
+    assert "torch.add" in str(loaded.graph)
+
+
+def of_plain(x: Tensor):
+    return x + 1
+
+
+class Unmade(nn.Module):
+    def __init__(self) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_a_module_without_its_init() -> None:
+    with pytest.raises(lt.CompileError, match=r"Unmade.__init__ has not called(.|\n)*super\(\)"):
+        lt.script(Unmade())
