@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodDescriptorType, MethodType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
