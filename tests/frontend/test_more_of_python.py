@@ -86,6 +86,24 @@ def test_functions_in_a_list() -> None:
     torch.testing.assert_close(scripted(X), model(X))
 
 
+class Telling(nn.Module):
+    def name(self) -> str:
+        return "telling"
+
+    def forward(self, x: Tensor):
+        if x.dim() > 1:
+            raise ValueError(f"{self.name}, {self}, {x.dim}"[:30])
+        return x, f"{self.name}", f"{self}"
+
+
+def test_methods_and_modules_in_f_strings() -> None:
+    model = Telling()
+    scripted = lt.script(model)
+    assert scripted(X)[1:] == model(X)[1:]
+    with pytest.raises(ValueError, match="bound method Telling"):
+        scripted(X[None])
+
+
 class Hyphened(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -103,6 +103,7 @@ def _points() -> Tensor:
     return torch.linspace(-1, 2, 12).reshape(4, 3).requires_grad_()
 
 
+@pytest.mark.filterwarnings("ignore:.*is frozen as")
 @pytest.mark.parametrize("fn", PROGRAMS)
 def test_in_programs_and_their_files(fn: Any) -> None:
     wanted = fn(_points())

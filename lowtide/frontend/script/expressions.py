@@ -25,8 +25,10 @@ from lowtide.frontend.script.methods import has_method
 from lowtide.frontend.script.narrowing import python_class
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
 from lowtide.frontend.script.nodes import (
+    BoundMethod,
     LocalFunction,
     Method,
+    ModuleRef,
     Node,
     Poison,
     PythonObject,
@@ -377,10 +379,28 @@ def _template(c: Context, node: ast.JoinedStr) -> tuple[str, list[Value]]:
         if isinstance(part, ast.Constant):
             template += str(part.value).replace("{", "{{").replace("}", "}}")
         elif isinstance(part, ast.FormattedValue):
-            values.append(c.value(part.value))
+            values.append(_printed(c, part.value))
             conversion = f"!{chr(part.conversion)}" if part.conversion != -1 else ""
             template += f"{{{conversion}{_format_spec(c, part, values)}}}"
     return template, values
+
+
+def _printed(c: Context, node: ast.expr) -> Value:
+    """What an f-string prints: a module and a method, too, as they are then."""
+    match c.expr(node):
+        case ModuleRef() as ref if c.modules is not None:
+            return c.modules.object(ref.path, ref.module)
+        case BoundMethod(fn, ModuleRef() as ref) if c.modules is not None:
+            return _by_getattr(c, c.modules.object(ref.path, ref.module), fn.__name__)
+        case Method() as found:
+            return _by_getattr(c, found.receiver, found.name)
+        case found:
+            return c.as_value(found, node)
+
+
+def _by_getattr(c: Context, base: Value, name: str) -> Value:
+    operands, target = [base, c.const(name)], python_objects.name_of(getattr)
+    return c.builder.emit("py.call", operands, [t.ANY], target=target, kwnames=()).result
 
 
 def _format_spec(c: Context, part: ast.FormattedValue, values: list[Value]) -> str:
