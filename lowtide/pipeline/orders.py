@@ -14,13 +14,14 @@ have to copy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from lowtide.ir.core import Op
+from lowtide.ir.core import Op, Value
 from lowtide.memory import layouts
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
@@ -68,10 +69,11 @@ def asks_layouts(op: Op) -> bool:
 def orders_of(
     eager: EagerRegion | None, outputs: Sequence[Abs], values: Sequence[Any]
 ) -> dict[Abs, Order]:
-    """See the module's text; nothing where PyTorch cannot tell without the data. Raises ViewFails
-    where the ops do not fit how their operands lie."""
-    if eager is None or any(op.name == "loop" for op in eager.ops):  # they may take long
+    """See the module's text; nothing of what comes of a loop, nor where PyTorch cannot tell without
+    the data. Raises ViewFails where the ops do not fit how their operands lie."""
+    if eager is None:
         return {}
+    eager = _without_loops(eager)
     try:
         with outside_dispatch_modes(), LikeTheCpu(), _WithoutData(), torch.no_grad():
             # of a part of a tensor, which is stored without the gaps
@@ -84,6 +86,19 @@ def orders_of(
     pairs = zip(outputs, found, strict=True)
     rows = ((x, order_of(y.shape, y.stride())) for x, y in pairs if y is not None)
     return {x: order for x, order in rows if order is not None}
+
+
+def _without_loops(eager: EagerRegion) -> EagerRegion:
+    """The ops that need no loop to be run, which may take long."""
+    ops: list[Op] = []
+    late: set[Value] = set()
+    for op in eager.ops:
+        if any(inner.name == "loop" for inner in _all([op])) or not late.isdisjoint(op.operands):
+            late.update(op.results)
+        else:
+            ops.append(op)
+    outputs = (None if at is None or at[0] in late else at for at in eager.outputs)
+    return replace(eager, ops=tuple(ops), outputs=tuple(outputs))
 
 
 class _WithoutData(TorchDispatchMode):

@@ -57,7 +57,7 @@ def _told(story: Story, program: Any, scope: dict[str, Any], way: str) -> str:
         return f"refused: {str(error).splitlines()[0].partition(': ')[2]}"
     changed: Any = root if way == "script" else made
     for k, step in enumerate(story.steps):
-        x = torch.arange(6.0).view(2, 3) * (k % 3) + k
+        x = torch.tensor([[0.5, -1.0, 2.0], [3.0, 0.25, -0.5]]) * (k % 3 + 1) + k
         match step:
             case "call":
                 outcomes = [_outcome(m, x) for m in (plain, made)]

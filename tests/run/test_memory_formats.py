@@ -338,6 +338,18 @@ def test_two_copies_of_a_turned_value_are_two_tensors() -> None:
     assert torch.equal(zeros, fn(x)[1])
 
 
+def test_what_lies_beside_a_loop() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        z = torch.zeros_like(y)
+        for i in range(y.shape[0]):
+            z[i].add_(1)
+        return x.movedim(0, -1) + 0
+
+    x, y = torch.rand(11, 9, 6), torch.rand(5, 4)
+    made = lt.script(fn)
+    assert made(x, y).stride() == fn(x, y).stride()
+
+
 def test_to_another_format_is_a_copy() -> None:
     """Of a tensor that lies otherwise; one that lies so already is the caller's own."""
 

@@ -268,3 +268,14 @@ def test_numbers_are_those_that_the_dtype_has(dtype: torch.dtype) -> None:
     x = torch.tensor([0.1, 0.3, -0.45, 1.7], dtype=dtype)
     for got, want in zip(lt.script(numbers_of_a_dtype)(x), numbers_of_a_dtype(x), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def turned_round(x: torch.Tensor) -> torch.Tensor:
+    return x.permute(*range(x.dim() - 1, -1, -1))
+
+
+def test_a_range_is_spread_to_arguments() -> None:
+    """Its numbers came as one list."""
+    for shape in ((3,), (3, 4), (2, 3, 4)):
+        x = torch.rand(shape)
+        assert torch.equal(lt.script(turned_round)(x), turned_round(x))

@@ -17,7 +17,7 @@ import torch
 
 from lowtide.frontend.script.captured import capture_default
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.expressions import known_elements, make_dict, python_object
+from lowtide.frontend.script.expressions import known_elements, make_dict, plain, python_object
 from lowtide.frontend.script.functions import parameter_node
 from lowtide.frontend.script.nodes import (
     NODES,
@@ -49,7 +49,7 @@ def compile_arguments(c: Context, node: ast.Call) -> Call:
         if isinstance(found, Members):
             call.args.extend(found.nodes)
             continue
-        xs = c.as_value(found, arg.value)
+        xs = plain(c, found, arg.value)
         known = known_elements(c, xs)
         call.args.extend([xs] if known is None else known)
         spread.extend([xs] if known is None else [])
