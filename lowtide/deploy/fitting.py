@@ -35,9 +35,8 @@ class Program:
 
 
 def takes(param: Type, given: Type) -> bool:
-    """Whether an argument may stand for a parameter; an int for a float, too, as in Python, and
-    whatever a list holds that was empty when the program was made."""
-    if t.is_subtype(given, param) or param == t.NEVER:
+    """Whether an argument may stand for a parameter; an int for a float, too, as in Python."""
+    if t.is_subtype(given, param):
         return True
     match param, given:
         case OptionalType(elem), _:

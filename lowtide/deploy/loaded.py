@@ -23,7 +23,7 @@ from lowtide.deploy.states import held, holds, other_state
 from lowtide.frontend.script.module_state import Guard
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
-from lowtide.ir.types import Type, types_in
+from lowtide.ir.types import Type
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.script_method import MethodMaker, ScriptMethod, Variant
@@ -148,8 +148,6 @@ class LoadedMethod(ScriptMethod):
             return None
         self._drivers_made[id(program)] = variant.driver
         variant.facts = (*program.facts, *map(type, read), *(True for _ in fits))
-        known = [(k, type_) for k, type_ in variant.containers if t.NEVER not in types_in(type_)]
-        variant.containers = tuple(known)
         captured = variant.values()
         if captured is None or not all(map(holds, program.reads.values(), read)):
             return None

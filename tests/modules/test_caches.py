@@ -194,6 +194,24 @@ def test_what_others_put_in_is_seen() -> None:
     assert s(x) == 1
 
 
+class Peeks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = self.cache[-1] if len(self.cache) > 0 else None
+        return x if last is None else x + last
+
+
+def test_a_loaded_program_was_made_for_an_empty_list() -> None:
+    m = loaded(Peeks())
+    assert m(torch.ones(1)) == 1
+    m.cache.append(torch.ones(1))
+    with pytest.raises(lt.CompileError, match=r"type of `self.cache` was .*, is List\[Tensor\]"):
+        m(torch.ones(1))
+
+
 def test_a_loaded_program_is_not_run_with_what_it_was_not_made_for() -> None:
     m = loaded(Reads())
     assert m(torch.ones(1)) == 1
