@@ -19,7 +19,6 @@ from tests.language import support
 REFUSED = {
     "classes.str_and_bool": "Bag.__str__",
     "beyond.VarargsForward": "*args",
-    "beyond.gradients_that_there_are": "torch.autograd.grad",
     "beyond.nobody_looks_on": "torch._C._get_tracing_state",
     "beyond.attributes_of_what_only_the_run_knows": "_doubled",
     "modules.IgnoredMethod": "IgnoredMethod.python_only",
@@ -62,7 +61,6 @@ REFUSED = {
     "mixed.Derived": "was saved for",  # of `*args, **kwargs`, only some
     "mixed_modules.tree_sum": "the attribute 'children' of a value of unknown type",
     "mixed_modules.format_calls": "str.format() of a text that is not known",
-    "mixed_modules.autograd_inside": "torch.autograd.grad",
     "mixed_modules.matrix_class": "Matrix.__abs__",
     "numbers_or_tensors.classes_of_results": "class_of_value",
     "once_wrong.lambdas_of_the_file": "a call of the Python function",
