@@ -350,11 +350,9 @@ class ScriptMethod(ScriptFunction):
         now = tree(self._root) if self._recorded_with else {}
         for path, before in self._recorded_with.items():
             if not stands_for(now.get(path), before):
-                kinds = (type(m).__name__ if m is not None else "not there"
-                         for m in (before, now.get(path)))  # fmt: skip
                 raise CompileError(
-                    f"{told(f'`{attribute(path)}`', *kinds)}; {self._name}() was recorded or saved "
-                    "with the first, and knows nothing of the second",
+                    f"{_swapped(path, before, now.get(path))}; {self._name}() was recorded or "
+                    "saved with the first, and knows nothing of the second",
                     remedy="lt.script or lt.trace of the module with the new one in it",
                 )
 

@@ -50,7 +50,7 @@ class TracedFunction(ScriptMethod):
         self.__qualname__ = function.name
         self.form = form
         self._program = function
-        self._captures = bool(function.captures)
+        self._captures = bool(function.captures) or len(self._recorded_with) > 1
         self._count = len(form.names) if form.is_flat else -1
         self._is_direct = form.output is LEAF
         self._whole = function if form.is_flat else with_nests(function, form.names, form.nests)

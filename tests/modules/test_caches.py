@@ -142,8 +142,22 @@ class Nested(nn.Module):
         return self.inner(x) * 2
 
 
+class SharedByNames(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = [None]
+        self.again = self.cache
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache[0] = x
+        if self.again[0] is not None:
+            x = x * 10
+        return x
+
+
 KINDS = [
     InDict, Declared, InList, ByGet, Grows, OfTwoTypes, InTuple, Layers, ByTwoNames, Nested,
+    SharedByNames,
 ]  # fmt: skip
 
 
@@ -180,6 +194,23 @@ class Reads(nn.Module):
         if self.cache["k"] is not None:
             return x + self.cache["k"]
         return x
+
+
+class Looks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = (None, None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 100 if self.pair[0] is not None else x + len(self.pair)
+
+
+def test_tuples_that_only_a_branch_has_looked_at() -> None:
+    m = Looks()
+    s, x = lt.script(m), torch.ones(1)
+    for pair in [(None, None), (torch.ones(1), None), (None,), (2, 3, 4)]:
+        m.pair = pair
+        assert torch.equal(s(x), m(x))
 
 
 def test_what_others_put_in_is_seen() -> None:

@@ -120,6 +120,24 @@ def test_a_copy_of_a_changed_trace() -> None:
         copy.deepcopy(m)
 
 
+class NoTensors(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x)
+
+
+def test_a_trace_that_reads_nothing_of_its_module() -> None:
+    x = torch.ones(2)
+    m = lt.trace(NoTensors(), (x,))
+    m(x)
+    m.act = nn.ReLU6()
+    with pytest.raises(lt.CompileError, match=r"`self.act` was ReLU, is ReLU6"):
+        m(x)
+
+
 def test_new_tensors_in_old_parts_are_used() -> None:
     m, x = traced(), torch.rand(2, 4)
     m.fc.weight = nn.Parameter(torch.zeros(4, 4))

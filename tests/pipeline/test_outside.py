@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -118,6 +119,68 @@ def test_the_next_call_sees_it(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None
             got, wanted = made(x), plain(x)
             assert torch.equal(got, wanted)
             assert got.dtype == wanted.dtype
+
+
+class Helped(nn.Module):
+    def helper(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.helper(x)
+
+
+def by_object(x: Tensor, c: Config) -> Tensor:
+    return c.scaled(x)
+
+
+def test_methods_that_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    m, x = Helped(), torch.ones(2)
+    made, by = lt.script(m), lt.script(by_object)
+    made(x), by(x, Config())
+    monkeypatch.setattr(Helped, "helper", lambda self, x: x + 5)
+    monkeypatch.setattr(Config, "scaled", lambda self, x: x + 7)
+    assert torch.equal(made(x), m(x))
+    assert torch.equal(by(x, Config()), x + 7)
+
+
+ARGS = argparse.Namespace(mode="a", scale=2)
+ZERO = 0.0
+ROWS: list[Any] = [1.0, 2.0]
+
+
+def by_arguments(x: Tensor) -> Tensor:
+    return x * ARGS.scale if ARGS.mode == "a" else -x
+
+
+def by_zero(x: Tensor) -> Tensor:
+    return x / ZERO
+
+
+def test_objects_of_pythons_classes_and_signs_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(2)
+    made, over = lt.script(by_arguments), lt.script(by_zero)
+    assert torch.equal(made(x), x * 2)
+    monkeypatch.setattr(ARGS, "scale", 3)
+    assert torch.equal(made(x), x * 3)
+    monkeypatch.setattr(ARGS, "mode", "b")
+    assert torch.equal(made(x), -x)
+    assert torch.equal(over(x), x / 0.0)
+    monkeypatch.setitem(globals(), "ZERO", -0.0)
+    assert torch.equal(over(x), x / -0.0)
+
+
+def by_row(x: Tensor) -> Tensor:
+    return x * ROWS[0]
+
+
+def test_a_tensor_put_into_a_global_list_is_refused() -> None:
+    made, x = lt.script(by_row), torch.ones(2)
+    made(x)
+    ROWS[0] = torch.full((3,), 5.0)
+    with pytest.raises(lt.CompileError, match="tensor from outside"):
+        made(x)
+    ROWS[0] = 4.0
+    assert torch.equal(made(x), x * 4)
 
 
 def test_a_closure() -> None:

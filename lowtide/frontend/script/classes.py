@@ -73,6 +73,8 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     found = inspect.getattr_static(cls, name, _ABSENT) if cls is not None else _ABSENT
     if cls is None or isinstance(found, MemberDescriptorType):
         return _read(c, base, name)
+    if isinstance(found, FunctionType | property) and may_change(cls):
+        c.assumed.note(cls, name, found)
     is_enum: bool = issubclass(cls, enum.Enum)
     if is_enum and name in ("name", "value"):
         return _enum_attribute(c, base, cls, name)

@@ -53,6 +53,7 @@ from lowtide.frontend.script.nodes import (
     Super,
     describe,
 )
+from lowtide.frontend.script.outside import may_change
 from lowtide.frontend.script.programs import finished_names, module_program, saved_optional
 from lowtide.frontend.script.remedies import alike
 from lowtide.frontend.script.source import mark_of, unwrap
@@ -233,6 +234,8 @@ def class_attribute(
         if given is None:
             raise _absent(c, node, ref, name)
         return given
+    if isinstance(found, FunctionType | property) and may_change(type(ref.module)):
+        c.assumed.note(next(k for k in mro if name in k.__dict__), name, found)
     if isinstance(found, property):
         return _property(c, node, ref, name, found)
     if isinstance(found, staticmethod):

@@ -7,8 +7,8 @@ In: a module, a method of it, the types of the caller's arguments. Out: a `Metho
             return self.fc(x)                  %0: Tensor = torch.linear(%x, %weight, %bias)
                                                return(%0)
 
-Always holds: parameters that the program does not use are not captured, but for lists and dicts,
-whose items' types it may have asked. If it does not compile with
+Always holds: parameters that the program does not use are not captured, but for lists, dicts and
+tuples, whose items' types it may have asked. If it does not compile with
 bools and strings read at run time, it is compiled for the ones that stand there now, so that
 `if self.has_bias:` may leave out what only makes sense with a bias.
 """
@@ -43,12 +43,13 @@ from lowtide.frontend.script.source import decorated, parameters_of, read_source
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Function, Value
 from lowtide.ir.literals import is_literal
-from lowtide.ir.types import DictType, ListType, Type
+from lowtide.ir.types import DictType, ListType, TupleType, Type
 from lowtide.ir.verify import verify
 from lowtide.passes.standard import tidy
 
 LANGUAGE = (module_attributes, module_calls, module_containers)  # these fill the tables
 _MOST_RESTARTS = 64
+_CONTAINERS = (ListType, DictType, TupleType)
 _LITERALS = (bool, int, float, str, tuple)
 
 
@@ -173,10 +174,10 @@ def _defaults(fn: FunctionType) -> dict[str, object]:
 
 
 def without_unused_captures(fn: Function) -> Function:
-    """The function with only those captured parameters that an op uses, and lists and dicts."""
+    """The function with only those captured parameters that an op uses, and containers."""
     used = {v for op in fn.walk() for v in op.operands}
     count = len(fn.arguments)
     rows = list(zip(fn.params[count:], fn.captures, strict=True))
-    kept = [(v, p) for v, p in rows if v in used or isinstance(v.type, ListType | DictType)]
+    kept = [(v, p) for v, p in rows if v in used or isinstance(v.type, _CONTAINERS)]
     block = Block([*fn.arguments, *(v for v, _ in kept)], fn.block.ops)
     return replace(fn, block=block, captures=tuple(path for _, path in kept))

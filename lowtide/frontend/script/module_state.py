@@ -28,6 +28,7 @@ from lowtide.ir.core import Block, Value
 Kind = Literal["value", "none", "same", "type", "fits", "has", "hooks"]
 Callees = dict[tuple[int, str], dict[tuple[t.Type, ...], None]]  # see `ModuleState`
 
+_SHARED = (t.ListType, t.DictType)  # which may be written by one name and read by another
 HOOKS: Final = (  # where nn.Module keeps them
     *("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"),
@@ -85,16 +86,17 @@ class ModuleState:
     callees: Callees = field(default_factory=Callees)
     _values: dict[str, Value] = field(default_factory=dict[str, Value])
     _given: dict[str, t.Type] = field(default_factory=dict[str, t.Type])
-    _tensors: dict[int, tuple[str, Value]] = field(default_factory=dict[int, tuple[str, Value]])
+    _objects: dict[int, tuple[str, Value]] = field(default_factory=dict[int, tuple[str, Value]])
 
     def capture(self, path: str, found: object, type_: t.Type) -> Value:
-        """The captured parameter for what lies at `path`; one for each tensor, however reached."""
+        """The captured parameter for what lies at `path`; one for each tensor, list or dict, by
+        whatever path."""
         known = self._values.get(path)
         if known is not None:
             return known
-        is_tensor = isinstance(found, torch.Tensor) and type_ == t.TENSOR
-        if is_tensor:
-            first = self._tensors.get(id(found))
+        is_one = found is not None and (type_ == t.TENSOR or isinstance(type_, _SHARED))
+        if is_one:
+            first = self._objects.get(id(found))
             if first is not None:
                 self.guards[Guard("same", first[0], path)] = None
                 return first[1]
@@ -105,8 +107,8 @@ class ModuleState:
         self.block.args.append(value)
         self.paths.append(path)
         self._values[path] = value
-        if is_tensor:
-            self._tensors[id(found)] = (path, value)
+        if is_one:
+            self._objects[id(found)] = (path, value)
         return value
 
     def settle(self) -> None:

@@ -78,7 +78,7 @@ class Assumptions:
         text = (
             "def holds():\n try:\n"
             f"  return {' and '.join(tests)}\n"
-            " except (KeyError, ValueError, AttributeError):\n  return False"
+            " except Exception:\n  return False"  # of a property of the user's, too
         )
         exec(text, names)
         return cast("Callable[[], bool]", names["holds"])
@@ -130,6 +130,8 @@ def may_change(owner: object) -> bool:
     if isinstance(owner, ModuleType):
         file = getattr(owner, "__file__", None)
         return file is not None and not is_installed_file(file) and not _is_stdlib(owner.__name__)
+    if not isinstance(owner, type | FunctionType):
+        return True  # an object of whatever class
     module = str(getattr(owner, "__module__", ""))
     return not _is_stdlib(module) and not is_installed(owner)
 
@@ -177,7 +179,7 @@ def _items(x: object) -> object:
     if isinstance(x, set | frozenset):
         return _Items((kind, frozenset(map(_items, cast("frozenset[object]", x)))))
     if x is None or isinstance(x, (*_NUMBERS, str, complex)):
-        return kind, x if x == x else "nan"
+        return kind, x if x == x else "nan", str(x) if x == 0 else ""  # the sign of a zero
     return _Itself(x)
 
 
@@ -192,9 +194,9 @@ def _test_of(x: Any, items: _Items) -> Callable[[Any], bool]:
     keys, kinds = [*held], [*map(type, values(held))]
     return lambda now: (
         now.__class__ is kind
+        and [*map(type, values(now))] == kinds  # first: what else is in it may not be comparable
         and now == held
         and [*now] == keys
-        and [*map(type, values(now))] == kinds
     )
 
 
