@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowtide.ir.literals import parse_attrs, parse_literal, print_literal, same_literal
@@ -79,6 +79,13 @@ _LITERALS = st.recursive(
 )
 
 
+# The same examples in every run, however slow the machine is.
+@settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(_LITERALS)
 def test_literals_round_trip(value: object) -> None:
     text = print_literal(value)
