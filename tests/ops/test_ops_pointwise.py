@@ -33,6 +33,7 @@ INTEGER_DIVISIONS = {"floor_divide", "remainder", "fmod"}
 # What PyTorch computes and Lowtide leaves to it, by op: the dtypes.
 LEFT: dict[str, set[torch.dtype]] = {
     "sign": {BOOL},
+    "sgn": {BOOL},
     "square": {BOOL},
     "positive": {BOOL},
     "abs": {BOOL},
