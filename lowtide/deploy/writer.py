@@ -143,7 +143,7 @@ class Writer:
         for path in captured.values():
             self._at(fn.loc, lambda p=path: self._need(module, p))
         for guard in program.guards:
-            paths = () if guard.kind in _NOT_IN_FILES else (guard.path, guard.other)
+            paths = () if guard.kind in ("hooks", *_NOT_IN_FILES) else (guard.path, guard.other)
             for path in filter(None, paths):
                 self._at(fn.loc, lambda p=path, k=guard.kind: self._need(module, p, only_plain=k))
         for path, loc in self._in_place(fn).items():
@@ -259,7 +259,7 @@ class Writer:
 
 
 # A file's modules get no attributes; what an attribute must hold, the program tells itself.
-_NOT_IN_FILES = ("has", "hooks", "fits")
+_NOT_IN_FILES = ("has", "fits")
 
 
 def _is_state(module: torch.nn.Module, name: str) -> bool:

@@ -65,7 +65,6 @@ from lowtide.texpr.pullback import OF_THEIR_OWN
 MAX_GUARDS: Final = 12
 MOST_SCALE: Final = 8  # of the size of a region that records gradients
 
-
 Write = tuple[Abs, Abs]
 
 

@@ -8,7 +8,7 @@ call asks before it runs the program.
         return helper(x) * RATE
 
 Always holds: a name that means something else than when the program was built is noticed by the
-next call. A number is then read at each call; what is no number is compiled anew. What
+next call. A global number is then read at each call; for all else the program is built anew. What
 installed packages define is taken to stay. Tensors are read at each call from the start
 (`captured`).
 """
@@ -160,11 +160,9 @@ def _now(holder: Any, name: str) -> object:
 def _same(a: object, b: object) -> bool:
     if isinstance(a, _Items):
         return a == _items(b)
-    return a is b or (type(a) is type(b) and (_items(a) == _items(b) or (_is_method(a) and a == b)))
-
-
-def _is_method(x: object) -> bool:
-    return isinstance(x, MethodType)
+    if isinstance(a, MethodType):  # made anew by each look at it
+        return a == b
+    return a is b or (type(a) is type(b) and _items(a) == _items(b))
 
 
 def _items(x: object) -> object:
@@ -187,7 +185,7 @@ def _test_of(x: Any, items: _Items) -> Callable[[Any], bool]:
     """Says whether a container holds what it held: in C where all parts are plain, with types, for
     `True == 1`; else part by part."""
     kind: type = x.__class__
-    values: Callable[[Any], Any] = dict[Any, Any].values if kind is dict else _itself
+    values: Callable[[Any], Any] = dict[Any, Any].values if kind is dict else iter
     if kind not in (list, dict) or not all(map(_is_plain, values(x))):
         return lambda now: _items(now) == items
     held: Any = x.copy()
@@ -198,10 +196,6 @@ def _test_of(x: Any, items: _Items) -> Callable[[Any], bool]:
         and now == held
         and [*now] == keys
     )
-
-
-def _itself(x: Any) -> Any:
-    return x
 
 
 def _is_plain(x: object) -> bool:
