@@ -25,7 +25,6 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch.autograd.function import FunctionCtx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import layouts, makers, remembered, scratch, scratch_cuda
@@ -35,6 +34,7 @@ from lowtide.memory.graph import THROUGH, in_backward, nodes_of
 from lowtide.memory.host_heap import Small, Within
 from lowtide.memory.largest import largest
 from lowtide.memory.layouts import is_packed
+from lowtide.memory.modes import OwnMode
 from lowtide.memory.plan import Event, Held
 from lowtide.memory.stand_ins import like
 from lowtide.runtime import heap, libc
@@ -113,7 +113,7 @@ class Arena(Protocol):
         ...
 
 
-class Ledger(TorchDispatchMode):
+class Ledger(OwnMode):
     """See the module's text. `name`, `loc` and `kind` are those of what is made from now on.
     `of_host`: of the CPU's memory; a GPU's has no heap, and tensors are whole blocks there."""
 
@@ -316,10 +316,6 @@ class Ledger(TorchDispatchMode):
         return sorted(found, key=lambda e: -e.nbytes)
 
     # -- what PyTorch does --
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it PyTorch would import it, which takes seconds
 
     def __torch_dispatch__(
         self,

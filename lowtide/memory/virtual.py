@@ -26,7 +26,6 @@ from types import FrameType
 from typing import Any, Final, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lowtide.errors import UNKNOWN_LOC, Loc
@@ -35,6 +34,7 @@ from lowtide.memory.casts import Casts, is_weight, nesting
 from lowtide.memory.cudnn_captured import without_state
 from lowtide.memory.graph import THROUGH
 from lowtide.memory.ledger import WATCHED, Ledger
+from lowtide.memory.modes import OwnMode
 from lowtide.memory.scopes.births import loc_of, user_frame
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.memory.stand_ins import over, untouched
@@ -95,7 +95,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield value
 
 
-class Virtual(TorchDispatchMode):
+class Virtual(OwnMode):
     """See the module's text. `is_compiling`: whether what is called just now is a compiler's."""
 
     supports_higher_order_operators = True
@@ -127,15 +127,6 @@ class Virtual(TorchDispatchMode):
         self._given: dict[int, Any] = {}  # the node of each operand, as it came
         self._made: dict[int, weakref.ref[Storage]] = {}  # storages without values
         self._written: set[int] = set()  # numbers of the caller's that were written, here only
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as the ledger
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Captured code runs under this mode."""
-        return True
 
     @contextlib.contextmanager
     def on(self) -> Generator[None]:

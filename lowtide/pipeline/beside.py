@@ -24,12 +24,12 @@ import torch
 from lowtide.frontend.dynamo.internals import is_capturing
 from lowtide.memory.graph import in_backward
 from lowtide.memory.leaves import tensors_in
+from lowtide.memory.modes import LooksOn
 from lowtide.memory.scopes.births import user_frame
 from lowtide.memory.scopes.hidden import hide, hide_with_callees
 from lowtide.memory.virtual import LARGE_BYTES, is_view
 from lowtide.pipeline import listening
 from lowtide.pipeline.compiled import Compiled
-from lowtide.pipeline.looks_on import LooksOn
 
 _OVERLOAD: Final[Any] = torch._ops.OpOverload  # pyright: ignore
 _PLAIN: Final = torch.Tensor, torch.nn.Parameter  # else it is a compiler's, or of others

@@ -18,12 +18,12 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from lowtide.ir.core import Op, Value
 from lowtide.memory import layouts
 from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.memory.modes import OwnMode
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.pipeline.abstract import Abs
 from lowtide.pipeline.recording import EagerRegion
@@ -101,7 +101,7 @@ def _without_loops(eager: EagerRegion) -> EagerRegion:
     return replace(eager, ops=tuple(ops), outputs=tuple(outputs))
 
 
-class _WithoutData(TorchDispatchMode):
+class _WithoutData(OwnMode):
     """What the ops make themselves is on the meta device, too, and lies as on the CPU."""
 
     def __torch_dispatch__(

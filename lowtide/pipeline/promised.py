@@ -28,10 +28,10 @@ from lowtide.errors import BudgetError
 from lowtide.frontend.dynamo.internals import wrapped
 from lowtide.memory.graph import nodes_of, now
 from lowtide.memory.leaves import tensors_in
+from lowtide.memory.modes import LooksOn
 from lowtide.memory.scopes.hidden import hide, hide_with_callees
 from lowtide.pipeline import holes, listening, plain
 from lowtide.pipeline.budget import allowance
-from lowtide.pipeline.looks_on import LooksOn
 from lowtide.runtime import heap, libc
 
 _MOST_KNOWN: Final = 256

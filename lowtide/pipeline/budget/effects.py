@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.ir.core import Op, Value, free_values
 from lowtide.ir.interpret import run_op
 from lowtide.memory.ledger import Ledger
+from lowtide.memory.modes import OwnMode
 from lowtide.pipeline.budget.candidate import Candidate, storage_of, tensors_in
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.runtime.played_arena import PlayedArena
@@ -145,7 +145,7 @@ def _viewed(x: Tensor) -> Tensor:
     return cast("Tensor", x._base) if x._is_view() else x  # pyright: ignore[reportPrivateUsage]
 
 
-class _Calls(TorchDispatchMode):
+class _Calls(OwnMode):
     """Sees what an op calls: what it writes, and whether it would do the same again."""
 
     def __init__(self) -> None:

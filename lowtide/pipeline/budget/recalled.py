@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_block
+from lowtide.memory.modes import OwnMode
 
 Tensor = torch.Tensor
 RECALLED: Final = "recalled"
@@ -69,7 +69,7 @@ def run_recalled(op: Op, env: Mapping[Value, Any]) -> list[Any]:
         return run_block(block, dict(env))
 
 
-class Products(TorchDispatchMode):
+class Products(OwnMode):
     """Notes the products that are computed inside: their results and floating-point operations."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Products(TorchDispatchMode):
         return made
 
 
-class _Recall(TorchDispatchMode):
+class _Recall(OwnMode):
     def __init__(self, kept: Tensor) -> None:
         super().__init__()
         self.kept: Tensor | None = kept
