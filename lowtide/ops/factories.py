@@ -207,6 +207,8 @@ def lower_new_full(
 )
 def lower_tensor(b: Builder, value: Number, dtype: Any, device: Any, grad: Any) -> Val:
     """A single number; `torch.tensor` of a list is left to PyTorch."""
+    if isinstance(value, list | tuple):
+        raise Unsupported("torch.tensor of a list")
     _check_options(b, None, device, grad, None)
     return filled(b, (), number_dtype(value) if dtype is None else from_torch(dtype), value)
 

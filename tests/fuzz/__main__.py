@@ -40,6 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budgets", action="store_true", help="… of graphs, within budgets")
     parser.add_argument("--states", action="store_true", help="modules that keep state")
     parser.add_argument("--lists", action="store_true", help="which list is which, in plain Python")
+    parser.add_argument("--mixed", action="store_true", help="numbers, strings and containers")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -73,7 +74,7 @@ def _supervise(args: argparse.Namespace) -> int:
             command += ["--keep"] * args.keep + ["--grad"] * args.grad
             command += ["--pointwise"] * args.pointwise
             command += ["--loops"] * args.loops + ["--memory"] * args.memory
-            command += ["--states"] * args.states
+            command += ["--states"] * args.states + ["--mixed"] * args.mixed
             command += ["--lists"] * args.lists + ["--budgets"] * args.budgets
             running.append((subprocess.Popen(command, env=environment), mark, last))
 
@@ -104,6 +105,8 @@ def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
         loop_check,
         loops,
         memory_check,
+        mixed,
+        mixed_check,
         state_check,
         states,
         usual,
@@ -112,6 +115,8 @@ def _kind(args: argparse.Namespace) -> tuple[Callable[[int], Any], Any]:
 
     if args.lists:
         return aliases.generate, alias_check
+    if args.mixed:
+        return mixed.generate, mixed_check
     if args.states:
         return states.generate, state_check
     if args.loops:

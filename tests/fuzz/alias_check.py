@@ -16,7 +16,7 @@ import lowtide as lt
 from lowtide.errors import CompileError
 from tests.fuzz.aliases import RUNS, AliasProgram
 from tests.fuzz.check import Tally, python_function
-from tests.fuzz.loop_check import _without_one
+from tests.fuzz.loop_check import without_one
 
 _LARGEST = 4000
 
@@ -95,5 +95,5 @@ def _runs(program: AliasProgram) -> bool:
 
 
 def _with_less(program: AliasProgram) -> Iterator[AliasProgram]:
-    for body in _without_one(program.body):
+    for body in without_one(program.body):
         yield replace(program, body=body)

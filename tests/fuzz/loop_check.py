@@ -150,13 +150,13 @@ def _with_less(program: LoopProgram) -> Iterator[LoopProgram]:
         yield replace(program, runs=program.runs[:k] + program.runs[k + 1 :])
     for k in range(len(program.outputs) if len(program.outputs) > 1 else 0):
         yield replace(program, outputs=program.outputs[:k] + program.outputs[k + 1 :])
-    for body in _without_one(program.body):
+    for body in without_one(program.body):
         yield replace(program, body=body)
 
 
-def _without_one(nodes: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
+def without_one(nodes: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
     for k, node in enumerate(nodes):
         before, after = nodes[:k], nodes[k + 1 :]
         yield before + after
-        for inside in _without_one(node.inside):
+        for inside in without_one(node.inside):
             yield (*before, replace(node, inside=inside), *after) if inside else before + after
