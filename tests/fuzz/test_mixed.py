@@ -3,7 +3,6 @@ more, and makes small what fails."""
 
 from __future__ import annotations
 
-from typing import List
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ def test_mixed_program(seed: int) -> None:
 
 
 def test_tensor_of_a_list_that_a_loop_has_made() -> None:
-    def f(x: Tensor, ys: List[float]) -> Tensor:
+    def f(x: Tensor, ys: list[float]) -> Tensor:
         y = x * 2
         for _ in range(3):
             ys = torch.where(y > 0.5, x, 0.5)[0].tolist()
