@@ -7,6 +7,7 @@ became of an argument. What is refused with a CompileError is counted.
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -110,7 +111,9 @@ def minimised(program: MixedProgram) -> MixedProgram:
 
 
 def _is_python(program: MixedProgram) -> bool:
-    """Whether it compiles, and reads no name before it is there."""
+    """Whether it compiles, reads no name before it is there, and ends: its loops count."""
+    if program.source.count("while ") > len(re.findall(r"c\d \+= 1", program.source)):
+        return False
     try:
         plain = _function(program)
     except SyntaxError:

@@ -3,7 +3,6 @@ more, and makes small what fails."""
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 from torch import Tensor
