@@ -1,11 +1,13 @@
-"""`python -m tests.full`: all that a change of the compiler must pass before it counts as done.
+"""Runs all tests that a change of the compiler has to pass: `python -m tests.full`.
 
-    ./dev test full                    all parts, and their results in benchmarks/results
-    ./dev test full clang sanitize     some of them
+In: names of parts, or none for all. Out: a JSON file in benchmarks/results; the exit status is 1 if
+a part failed.
 
-Each part is a command of its own. What is written: which commit, on what, for each part how it
-ended, what failed, the last line that it printed, and how long it took. The exit status is 1 if a
-part failed.
+    ./dev test full                    all parts
+    ./dev test full clang sanitize     two of them
+
+Each part is a command of its own. The file has the commit and the machine; for each part its exit
+status, the names that failed, the last printed line, and the seconds it took.
 """
 
 from __future__ import annotations
@@ -142,7 +144,11 @@ def machine() -> dict[str, str]:
 
 def main() -> int:
     names = [part.name for part in PARTS]
-    parser = argparse.ArgumentParser(prog="python -m tests.full", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.full",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(names))
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()

@@ -1,12 +1,14 @@
-"""`python -m tests.sanitize`: the C of tests and of random programs, compiled with sanitizers.
+"""Runs generated C under sanitizers: `python -m tests.sanitize`.
 
-For each instruction set that this machine has, and each sanitizer, `tests/emit`, `tests/run` and
-`--programs` usual fuzzed ones are run in processes of their own, kernels compiled by a script that
-adds the flags. What is undefined traps; what is read or written beside memory that PyTorch gave
-out, or a local array, ends the process with AddressSanitizer's report; the test or seed that died
-is named, and the rest goes on. Tests that fail in other ways are named too.
+In: options. Out: the names of tests and seeds that fail; the exit status is 1 if there were any.
 
-`--out FILE` writes what was run and found; the exit status is 1 if anything was.
+    python -m tests.sanitize --programs 500 --out found.json
+
+For each instruction set of this machine and each sanitizer, `tests/emit`, `tests/run` and usual
+random programs run in processes of their own. The C compiler is a script that adds the sanitizer's
+flags. Undefined behaviour traps. An access next to memory of PyTorch or a local array ends the
+process with AddressSanitizer's report. The test or seed that ended the process is named, and a new
+process goes on with the next one.
 """
 
 from __future__ import annotations
@@ -87,7 +89,11 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.sanitize", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sanitize",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("tests", nargs="*", help="files or folders in the place of emit and run")
     parser.add_argument("--programs", type=int, default=500, help="fuzzed, under each")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first program")

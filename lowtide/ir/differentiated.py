@@ -1,13 +1,15 @@
-"""Values of which a program itself asks the gradient, or what flows into them.
+"""Tensors that the program differentiates, so that each must be a tensor of PyTorch's graph.
 
-In: a Function. Out: the tensors that must be of PyTorch's graph while the program runs.
+In: a Function. Out: the tensors that it passes to `autograd.grad`, `backward`, `retain_grad`, a
+hook, or a Python function. A region has to end after the op that makes such a tensor.
 
     %vec: Tensor = torch.sub(%a, %b, %1)        a region ends here, and the next one reads %vec
     %e: Tensor = torch.sum(%vec, …)
     %g = call_torch(%es, %vecs) {"torch.autograd.grad"}
 
-A region that computed both %vec and %e would be one node of the graph, from %a and %b to %e: no
-road would lead from %vec to %e, and its gradient would be None, or only a part of it.
+Why: a region is one node of the graph. If one region computed both %vec and %e, the graph would
+lead from %a and %b to %e, but not from %vec to %e, and the gradient of %vec would be None or
+incomplete.
 """
 
 from __future__ import annotations

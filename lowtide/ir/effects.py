@@ -1,16 +1,17 @@
-"""What an op may do to the world, declared once: in the op's row of its table.
+"""The effects of an op: what it may do apart from computing its results.
 
-In: an op. Out: `Effects`. The tables are `lowtide.ops` (records of PyTorch's ops), `python_ops`
-(ops on Python values) and `_OWN` below (the ops of the IR itself); an op in none of them, such as
-`call_torch` or `py.call`, may do anything.
+In: an op. Out: `Effects`, as the op's row of its table declares them. The tables are `lowtide.ops`
+(PyTorch's ops), `python_ops` (ops on Python values) and `_OWN` below (ops of the IR itself). An op
+in no table, such as `call_torch` or `py.call`, may do anything.
 
-    torch.exp        NONE                                             two may be one, one may go
-    torch.matmul     RAISES
-    torch.dropout    DRAWS | RAISES; with training=False RAISES       two of them are two masks
-    torch.zeros      MAKES | RAISES                                   may go, but is not shared
-    list.append      MUTATES                                          stays where it is
+    op               effects                                          which means
+    torch.exp        NONE                                             CSE and DCE are allowed
+    torch.matmul     RAISES                                           the same
+    torch.dropout    DRAWS | RAISES; with training=False RAISES       two calls draw two masks
+    torch.zeros      MAKES | RAISES                                   DCE, but no CSE
+    list.append      MUTATES                                          stays in its place
 
-`opdefs` answers from these whether an op may be shared, removed, moved or repeated.
+`opdefs` derives from the effects whether an op may be shared, removed, moved or repeated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where the first step of a loop goes another way than all others, it is done before the loop.
+"""Peels the first step of a loop where it takes another branch than all later steps.
 
-In, out: a Function. Always holds: the same steps in the same order.
+In, out: a Function. Always holds: the same steps run in the same order.
 
     %h = loop(%n, %true, %none):            %h = if(%n > 0):
       block(%t, %h1):                         block():
@@ -11,12 +11,15 @@ In, out: a Function. Always holds: the same steps in the same order.
                                               block():
                                                 yield(%none)
 
-So that a recurrence which makes its state as it begins is one like any other. What is known of the
-first step, and of those after it: `h is None`, if h is None before the loop and a tensor after any
-step; `t == 0`, `t > 0` of the number of the step; `outs`, `len(outs) > 0`, if each step adds to
-that list. `total += y` of a number is another op than `total += y` of the tensor that the first
-step has made of it. Where it takes more steps until a condition is the same for ever, `t >= 2`,
-these are done before the loop, one after another.
+After that, a recurrence that makes its state in the first step is a loop like any other. These
+conditions are decided for the first step and for all later ones:
+
+    h is None                 h is None before the loop, and a tensor after each step
+    t == 0, t > 0             t is the number of the step
+    outs, len(outs) > 0       each step appends to the list outs
+    total += y                total is a number before the loop, and a tensor after each step
+
+A condition that is constant only from a later step on, such as `t >= 2`, has several steps peeled.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""Reads what a program captures from its modules: generated lambdas, a dict look-up each.
+"""Reads what a program captures from its modules, by generated lambdas with one look-up per value.
 
-In: the root module, the paths and guards of a program. Out: a `Reader`.
+In: the root module, the paths and guards of a program. Out: a `Reader`, whose functions are
 
     lambda: ((d0["weight"], d1["training"]), (d2["stride"], d3["bias"] is None))
              captured values                 guards
 
     lambda: [*d3.values(), None, *d4.values(), None]             submodules
 
-Always holds: the dicts are the modules' own, so a new parameter or number is seen at the next call,
-and so is another submodule, wherever it was put.
-Where a name has moved (from buffers to parameters, say), `read` raises KeyError: make a new Reader.
+where `d0`, `d1`, … are the dicts in which the modules store parameters, buffers and submodules.
+
+Always holds: the dicts are the modules' own, not copies, so a call sees a new parameter, number or
+submodule. If a name has moved to another dict, for instance from buffers to parameters, `read`
+raises KeyError, and the caller makes a new Reader.
 """
 
 from __future__ import annotations

@@ -1,8 +1,16 @@
-"""`python -m tests.fuzz --programs 2000 --seed 0`: random programs, compiled against eager.
+"""Random programs, compiled and compared with eager PyTorch: `python -m tests.fuzz`.
 
-Without another kind being asked for, they are what people write (`usual`), compiled as it ships.
-A program that kills its process is found too: workers say what they begin, and a new one goes on
-after it. Failures are made small and printed as source; the exit status is 1 if there were any.
+In: options, see `--help`. Out: failures, as source of small programs; the exit status is 1 if there
+were any.
+
+    python -m tests.fuzz --programs 2000 --seed 0        what people write (`usual`)
+    python -m tests.fuzz --grad --programs 200           gradients of random expressions
+    python -m tests.fuzz --states --programs 200         modules that keep state
+    python -m tests.fuzz --show --programs 1 --seed 7    prints a program, and runs nothing
+
+Programs of `usual` are compiled with the flags that users get, all others quickly (`quickly`). A
+worker writes each seed down before it runs the program. If a program kills its process, the seed is
+reported, and a new worker goes on with the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +31,11 @@ _LONGEST_S = 300
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="seed of the first program")
     parser.add_argument("--jobs", type=int, default=2)

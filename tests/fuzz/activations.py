@@ -1,4 +1,9 @@
-"""How models apply activations: as functions, in place, and as layers; `x` is the operand."""
+"""How models apply activations; `{x}` stands for the operand.
+
+PLAIN        functions and methods       "F.relu({x})"
+IN_PLACE     those that write into x     "F.relu_({x})"
+LAYERS       modules of torch.nn         "nn.ReLU()"
+"""
 
 from __future__ import annotations
 

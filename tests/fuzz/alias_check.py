@@ -1,8 +1,11 @@
-"""Runs random programs about lists compiled, against plain Python, and makes failing ones small.
+"""Compares compiled programs about lists with plain Python, and makes failing ones small.
 
-In: an `AliasProgram`. Out: "" or what is wrong: a result, what became of an argument, which lists
-are one and the same, an exception, or that the program was refused, since all of it is in the
-language.
+In: an `AliasProgram`. Out: "" or what is wrong.
+
+    check(program)         compares results, arguments, exceptions, and which lists are identical
+    minimised(program)     the smallest program found that still fails
+
+All statements of these programs are in the language, so a CompileError is a failure, too.
 """
 
 from __future__ import annotations

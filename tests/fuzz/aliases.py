@@ -1,4 +1,6 @@
-"""Random programs about which list is which, drawn from a seed.
+"""Random programs in which several names stand for one list, drawn from a seed.
+
+In: a seed. Out: an `AliasProgram`, such as
 
     AliasProgram(
         seed=3,
@@ -7,10 +9,10 @@
               Node("t = (a, keep(b, n))")),
     )
 
-Rows are lists of ints: `p` (the caller's), `a`, `b`, those in the nests `q` (the caller's) and `c`,
-in the pair `t`, the dict `d` and the object `box`. They are aliased, appended to, popped, handed to
-functions and methods, changed in loops and branches. The program gives back all it has, so that
-whoever runs it can see which list is which.
+Rows are lists of ints: the argument `p`, `a`, `b`, those inside the argument `q` and `c`, those in
+the pair `t`, the dict `d` and the object `box`. Statements alias them, append, pop, pass them to
+functions and methods, and change them in loops and branches. A program returns all of its lists, so
+that the caller can compare which ones are identical.
 """
 
 from __future__ import annotations

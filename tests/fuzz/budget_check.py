@@ -1,9 +1,13 @@
-"""Calls of random programs against their predicted peaks and their budgets.
+"""Compares the memory of random calls with their predicted peaks and their budgets.
 
-In: a `Program`, grown to some megabytes, by `lt.script` as it is and by `lt.compile` with graph
-breaks between its lines; with and without gradients; by `lt.compile` within budgets, too, of which
-`memory()` was asked or not. Out: "" or what is wrong: the contract of `tests/memory/contract.py`,
-and of budgets that no call asks for more.
+In: a `Program`, with its sizes scaled to some megabytes. Out: "" or what is wrong.
+
+    check(program)     by lt.script, and by lt.compile with graph breaks between the lines;
+                       with and without gradients;
+                       by lt.compile also within budgets, with and without a `memory()` before
+
+A call must keep the contract of `tests/memory/contract.py`, and may not request more than its
+budget.
 """
 
 from __future__ import annotations

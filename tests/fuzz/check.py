@@ -1,9 +1,9 @@
-"""Runs random programs compiled, compares them with what is right, and makes failing ones small.
+"""Compares random compiled programs with the truth of `judge`, and makes failing ones small.
 
 In: a `Program`. Out:
 
     check(program)      "" or what is wrong, with the run
-    minimised(program)  the program with all statements and outputs dropped that it fails without
+    minimised(program)  the program without statements and outputs that the failure does not need
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Draws the statements of a sketch one by one, each tried in eager PyTorch at the first sizes.
+"""Draws the statements of a sketch one by one, and tries each in eager PyTorch.
 
-A statement that PyTorch rejects, whose result is too large, or that leaves no finite number is
-dropped. `Drawing` knows the values so far by name, so that a grammar asks for "a float tensor of
-three dims" and writes text about it:
+In: a rule of a grammar, which writes a statement with the help of a `Drawing`. Out: a sketch with
+this statement, unless PyTorch rejects it, its result is too large, or no number of it is finite.
 
     def linear(d: Drawing) -> None:
-        x = d.pick(lambda t: t.is_floating_point() and t.dim() >= 2)
+        x = d.pick(lambda t: t.is_floating_point() and t.dim() >= 2)     the name of such a value
         d.let(f"self.{d.part(f'nn.Linear({d[x].shape[-1]}, 16)')}({x})")
+
+`Drawing` knows the value of each name at the first sizes, so that a rule can ask for a value by its
+dtype and dims.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""Grammar of numbers at the ends: extremes, zeros of both signs, NaN, all types of integers.
+"""Grammar of numbers at the ends of their range: extremes, signed zeros, NaN, all integer dtypes.
 
-An argument is drawn from a list of such numbers, or is random and scaled to where squares or sums
-overflow or vanish.
+In: a `Drawing`. Out: one more statement of its sketch.
+
+    x0 = torch.tensor([math.nan, math.inf, -0.0, …])     from a list of special numbers
+    x1 = torch.randn(N, 4) * 1e30                        scaled so that squares overflow
+    v0 = x0.clamp(min=0)
+    v1 = (x1 * x1).sum(1)
 """
 
 from __future__ import annotations

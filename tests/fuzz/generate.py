@@ -1,8 +1,10 @@
-"""Random programs, drawn from a seed.
+"""Random expressions of single PyTorch ops, drawn from a seed.
 
-Statements are drawn one by one and tried at the first sizes; one that eager PyTorch rejects, that
-is too large, or that leaves little but NaN is drawn again. Sizes appear in the text only as
-`x.shape[d]`, so that a program means something at any sizes.
+    generate(17)     a `Program`, always the same one
+
+Each statement is drawn and tried at the first sizes. It is drawn again if eager PyTorch rejects it,
+its result is too large, or most of its numbers are NaN. The text has sizes only as `x.shape[d]`, so
+that the program is valid for any sizes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Gradients of random programs: compiled against eager, both in float64.
+"""Compares gradients of random programs with eager PyTorch, both in float64.
 
-All that kernels read and write is guarded, in float64 and in the program's own dtypes; there a
-second backward pass must give the same bits. In: a `Program`. Out: "" or what is wrong. The
-statements also run in eager with a little noise after each: where a gradient jumps with it (a tie,
-a kink, a rounding), nothing is compared.
+In: a `Program`. Out: "" or what is wrong. A gradient is right where
 
     |got - eager| <= 1e-7 * the largest + 1000 * max over noisy runs |noisy - eager|
+
+A noisy run is eager PyTorch with a little noise after each statement. Where the gradient jumps with
+the noise (at a tie, a kink or a rounding), nothing is compared.
+
+In float64 and in the program's own dtypes, memory next to everything that kernels access is
+guarded. In the own dtypes a second backward pass must give the same bits.
 """
 
 from __future__ import annotations

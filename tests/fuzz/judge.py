@@ -1,23 +1,26 @@
-"""What is right: the program in float64, and how far from it float32 may lie.
+"""The truth about a program, by float64, and how far float32 may be from it.
 
-Each statement runs in three ways: as it stands (eager PyTorch), in float64 (the truth: floats are
-float64, ints stay), and several times in float64 with noise. The noise is what rounding does: after
-a statement, each element of its result moves by one rounding step of its dtype, up or down at
-random. Within a sum, a product of matrices or another statement that rounds inside, each operand
-moves before it by n half steps of the dtype that it is computed in, at random, n being the longest
-dim: together they move a sum by sqrt(n) half steps of its size, which is what adding up n terms one
-by one loses. So
+In: a program's inputs and statements. Out: for each value the truth, and eager and noisy runs, from
+which `difference` decides. A value `got` is right where
 
     |got - truth| <= 4 * max over eager and noisy runs |run - truth| + 4 steps of |truth|
                      + 1 denormal step
 
-where a few noisy runs may all have come close to the truth by chance: what lies outside is judged
-again with many. Values are exact, and get no noise, while float32 and float64 agree on each bit;
-that is how inputs begin, and on the grid of small quarters it stays so through sums and products
-(of float64, what fits into float32 counts as exact). Where a result jumps (a comparison, argmin,
-floor, a cast to int), the operands must be exact, or the run is left out: else both answers would
-be right. Ints and bools must be equal. An infinity or a NaN must be one in eager or in the truth;
-where the largest finite number is in reach, infinity may be either.
+Each statement runs as it stands (eager PyTorch), in float64 (the truth; ints stay ints), and
+several times in float64 with noise. The noise imitates rounding: after a statement each element
+moves by one rounding step of its dtype, up or down at random. Before a statement that rounds inside
+(a sum, a matrix product), each operand moves by n half steps of the dtype that it is computed in,
+where n is the longest dim. Together these move a sum by sqrt(n) half steps of its size: the loss of
+adding up n terms one by one. A few noisy runs may all be close to the truth by chance, so a value
+outside the limit is judged again with many.
+
+Values are exact, and get no noise, while float32 and float64 agree on each bit. Inputs begin so,
+and on the grid of small quarters sums and products stay so. (In float64, a value that fits into
+float32 counts as exact.) Where a result jumps (a comparison, argmin, floor, a cast to int), the
+operands must be exact, or the run is left out, since two answers would be right.
+
+Ints and bools must be equal. An infinity or a NaN must be one in eager or in the truth; where the
+largest finite number is within the tolerance, infinity may be either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Runs random programs with loops compiled, results and gradients, and makes failing ones small.
+"""Compares random programs with loops, results and gradients, and makes failing ones small.
 
-In: a `LoopProgram`. Out: "" or what is wrong. In float64 results and gradients are eager's; in
-float32 they may be as far from the float64 ones as eager's own are, times a factor:
+In: a `LoopProgram`. Out: "" or what is wrong. `exact` is the program in float64; a result or a
+gradient `got` is right where
 
     |got - exact| <= 1e-8 * the largest                                    in float64
     |got - exact| <= 20 * max |eager32 - exact| + 1e-5 * the largest       in float32

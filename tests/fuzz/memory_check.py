@@ -1,7 +1,11 @@
-"""Predicted peaks of random programs against what they ask both allocators for.
+"""Compares predicted peaks of random programs with the bytes that both allocators are asked for.
 
-In: a `Program`, run with and without gradients. Out: "" or what is wrong: the contract of
-`tests/memory/contract.py`.
+In: a `Program`. Out: "" or what is wrong.
+
+    check(program)     runs it with and without gradients
+
+The contract is that of `tests/memory/contract.py`: measured <= predicted, with room where libraries
+such as oneDNN allocate.
 """
 
 from __future__ import annotations

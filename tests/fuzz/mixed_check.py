@@ -1,7 +1,11 @@
-"""Runs random programs of numbers, strings, containers and tensors compiled, against plain Python.
+"""Compares compiled programs of numbers, strings, containers and tensors with plain Python.
 
-In: a `MixedProgram`. Out: "" or what is wrong: a value or its type, the exception's type, or what
-became of an argument. What is refused with a CompileError is counted.
+In: a `MixedProgram`. Out: "" or what is wrong.
+
+    check(program)     compares values and their types, the exception's type, and what became of
+                       the arguments
+
+A program that is refused with a CompileError is counted, and is no failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
 """Grammar of model code: layers, norms, convolutions, activations, residuals, attention, gates.
 
-Each rule draws one thing that models do, of a value that is there: `[B, C]` rows, `[B, T, C]`
-sequences, `[B, C, T]` and `[B, C, H, W]` images. `begin` draws the arguments.
+In: a `Drawing`. Out: one more statement of its sketch, about a value that it has: rows `[B, C]`,
+sequences `[B, T, C]`, lines `[B, C, T]` or images `[B, C, H, W]`. `begin` draws the arguments.
+
+    x0 = torch.randn(B, T, 16)
+    v0 = self.p0(x0)                  self.p0 = nn.Linear(16, 32)
+    v1 = F.gelu(v0)
+    v2 = v1 + v0
 """
 
 from __future__ import annotations

@@ -1,7 +1,13 @@
-"""Grammar of pair programs: every row of one tensor with every row of another, then reduced.
+"""Grammar of pair programs: each row of one tensor with each row of another, then reduced.
 
-Among the rules are those that compare a value with a selection, a reduction or a copy of itself:
-whoever computes it twice has to find the same bits.
+In: a `Drawing`. Out: one more statement of its sketch.
+
+    v0 = (x0[:, None] - x1[None]).abs().sum(-1)     [N, M]
+    v1 = v0.min(1).values
+    v2 = (v0 == v1[:, None]).sum(1)
+
+Some rules compare a value with a selection, a reduction or a copy of itself. They find kernels that
+compute a value twice with different bits.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Eager PyTorch with other roundings: what a program gives if its ops round otherwise.
+"""Eager PyTorch with other roundings: a sample of the results that rounding alone allows.
 
     with Rounding(generator):
-        out = program(x)        # every op that rounds gives a value one step off, at random
+        out = program(x)        # each op that rounds gives a value one step off, at random
 
-Nothing moves where an op is exact, as it is on small multiples of 1/4: its result in float64 is the
-same number. Ops that sum (products, convolutions, `sum`, `mean`) have their operands moved instead,
-each by half a step, which is what adding up in another order does. Draws of random numbers, copies
-and selections round nothing.
+An op is exact where its result in float64 is the same number, as on small multiples of 1/4; its
+result is not changed. Ops that sum (products, convolutions, `sum`, `mean`) have their operands
+changed by half a step each instead, which is the effect of another order of addition. Draws of
+random numbers, copies and selections do not round.
 """
 
 from __future__ import annotations

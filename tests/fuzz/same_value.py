@@ -1,14 +1,15 @@
 """Programs that compare a value with a selection, an extreme or a copy of itself.
 
-Whatever a kernel computes twice has to come out the same, bit for bit: else a value is not equal to
-its own diagonal, and no element to the largest one. What a program gives is checked by what must
-hold of it, so there is no tolerance:
+In: a seed. Out: a program with a property that holds exactly, so that no tolerance is needed:
 
     s = a @ b.T                                       generate(3)
     own = s.gather(1, t[:, None])
     return (s == own).sum(1)                          check(generate(3)): at least one in each row
 
-`python -m tests.fuzz.same_value --programs 500 --seed 0` runs more than the tests do.
+A value that a kernel computes twice must have the same bits. Otherwise it is not equal to its own
+diagonal, or no element is equal to the largest one.
+
+`python -m tests.fuzz.same_value --programs 500 --seed 0` runs more programs than the tests do.
 """
 
 from __future__ import annotations
@@ -170,7 +171,11 @@ def _arguments(program: SameValue) -> tuple[Tensor, ...]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.same_value", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz.same_value",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     args = parser.parse_args()

@@ -9,8 +9,8 @@
         sizes=({"B": 3}, {"B": 5}),
     )
 
-is a class with this `__init__` and `forward`, or, without parts, a function. `str(sketch)` is a
-file that runs by itself and shows eager beside compiled results.
+stands for a class with this `__init__` and `forward`; without `parts`, for a function.
+`str(sketch)` is a file that runs by itself, and prints the eager and the compiled results.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Tells a story of a module's state to eager PyTorch and to Lowtide, and compares every result, and
-every attribute after every step.
+"""Runs a story of a module's state in eager PyTorch and compiled, and compares after every step.
 
-In: a `Story`. Out: "" or what is wrong. "loud: " begins what is refused, or ends in an internal
-error: no wrong result.
+In: a `Story`. Out: "" or what is wrong: a result, an exception, or an attribute. A text that begins
+with "loud: " is no wrong result: a refusal, or an internal error.
+
+    check(generate(17))     three ways: steps change the module itself ("script"), the compiled one
+                            ("wrapper"), or one that was saved and loaded ("loaded")
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""Random modules that keep state, and what is done to them between calls.
+"""Random modules that keep state, and steps that change the state between calls.
 
-    generate(17)     a `Story`, always the same one
+In: a seed. Out: a `Story`, always the same one, such as
 
-A module has a few attributes of the kinds below, each with statements that read and write it; a
-story calls it a few times, and in between somebody changes an attribute, an item or a part, puts
-it into another mode, or copies it. `state_check` tells it to eager PyTorch and to Lowtide.
+    self.h0 = None                                          in __init__
+    self.h0 = x if self.h0 is None else self.h0 + x         in forward
+    steps=("call", "call", "m.h0 = None", "call", "m.eval()", "call")
+
+A module has a few attributes of the kinds below, each with statements that read and write it. A
+step calls the module, sets an attribute, an item or a submodule, changes its mode, or copies it.
+`state_check` runs the story in eager PyTorch and compiled.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     generate(17)     a `Sketch`, always the same one
 
-A program is drawn from one of the four grammars, with now and then a statement of another.
+A program is drawn from one of the four grammars `models`, `pairs`, `writes` and `ends`; now and
+then a statement comes from another one.
 """
 
 from __future__ import annotations

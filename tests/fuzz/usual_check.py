@@ -1,10 +1,14 @@
-"""Runs a sketch in eager, in float64 and compiled, and compares all that a caller can see.
+"""Runs a sketch in eager PyTorch, in float64 and compiled, and compares all that a caller can see.
 
-In: a `Sketch`. Out: "" or what is wrong, as "script, call 1: result v3: …". What begins with
-"loud: " is no wrong result: an internal error that PyTorch papered over, or a refusal.
+In: a `Sketch`. Out: "" or what is wrong, such as
 
-Eager's backward pass refuses where a tensor that it has saved was overwritten. A compiled one may
-have saved the value instead, and is not wrong for that; the other way round is a failure.
+    script, call 1: results v3: is 2, eager 3
+
+A text that begins with "loud: " is no wrong result: an internal error after which PyTorch ran the
+program, or a refusal.
+
+One difference is allowed. Eager's backward pass raises where a saved tensor was overwritten; the
+compiled one may have saved the value, and not raise. The other way round is a failure.
 """
 
 from __future__ import annotations

@@ -1,30 +1,32 @@
-"""Whether what a compiled call gave is right.
+"""Decides whether the result of a compiled call is right.
 
 In: what eager PyTorch gave (`eager`), the same program in float64 (`truth`) and, drawn only where
-something differs, eager runs that round otherwise (`noisy`, see `rounding`). Out: "" or what is
+something differs, eager runs with other roundings (`noisy`, see `rounding`). Out: "" or what is
 wrong.
 
-*Floats.* An element of value t is wrong if it is further from t than
+*Floats.* An element whose truth is t is wrong if its distance from t is more than
 
     4 * max |eager - truth| over the comparable elements  +  4 steps of its dtype at |t|
 
-An element alone says little about eager's error, which by chance may be 0; all elements together
-say too much, since the error of a large one would excuse any error of a small one. Comparable are
-therefore the elements whose value is at most 1024 times |t|: what a row loses by cancellation has
-the size of its terms, and rarely does a random row cancel to less than a thousandth of them. Where
-t is 0, all finite elements are comparable. What lies outside is judged again by the element: it
-may be as far off as 4 times the furthest of eager and 16 noisy runs. So an element that cancels,
-or that jumps with a rounding (`round`, `argmin` then gather), is fine only if rounding alone moves
-it as far.
+Comparable elements have |truth| <= 1024 |t|; where t is 0, all finite elements are comparable. One
+element alone would say too little about eager's error, which may be 0 by chance. All elements would
+say too much: the error of a large element would excuse any error of a small one. The factor is 1024
+since a row's error by cancellation has the size of its terms, and a random row rarely cancels to
+less than a thousandth of them.
 
-A NaN or an infinity must be eager's (of the same sign) or the truth's; a number where eager has an
-infinity or a NaN must be close to the truth. Where the truth is within that limit of the dtype's
-largest number, both are fine; so is any end where eager has one and the truth has none, since
-something has overflowed on the way, and it depends on the order of a sum what comes of that.
+An element beyond this limit is judged again by itself: it may be as far off as 4 times the furthest
+of eager and 16 noisy runs. So an element that cancels, or that jumps with a rounding (`round`, or
+`argmin` then gather), is right only if rounding alone moves it as far.
+
+A NaN or an infinity must be eager's, with the same sign, or the truth's. A number where eager has a
+NaN or an infinity must be close to the truth. Where the truth is close to the dtype's largest
+number, both infinity and a number are right. Where eager has an infinity or a NaN and the truth has
+none, any infinity or NaN is right: something overflowed on the way, and the outcome depends on the
+order of a sum.
 
 *Everything else* (integers, bools, shapes, dtypes, strides, `requires_grad`, which tensors share
-memory, whether a gradient is None) must be eager's. An integer or a bool that differs is fine only
-where noisy runs differ from eager too.
+memory, whether a gradient is None) must be eager's. A different integer or bool is right only where
+noisy runs differ from eager, too.
 """
 
 from __future__ import annotations

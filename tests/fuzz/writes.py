@@ -1,4 +1,12 @@
-"""Grammar of views, detached parts and writes in place: who sees what is written, and when."""
+"""Grammar of views, detached parts and in-place writes: which names see a write, and when.
+
+In: a `Drawing`. Out: one more statement of its sketch.
+
+    v0 = x0 * 2
+    v1 = v0[:, 1:]
+    v1.mul_(3)
+    v2 = v0.detach() + v1
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
-"""What compiling a module's method keeps: captured parameters, guards, attributes it assigns.
+"""The state of compiling a module's method: captured parameters, guards, assigned attributes.
 
-In: paths from the root module. Out: captured parameters, once per path or tensor, and `Guard`s.
+In: paths from the root module, such as "fc.weight". Out: captured parameters, one per path or
+tensor, and `Guard`s.
 
     self.fc.weight   →   %weight: Tensor @ "fc.weight"
-    self.fc.bias     →   a constant None, and Guard("none", "fc.bias") if that is what it is
+    self.fc.bias     →   where it is None: a constant None, and Guard("none", "fc.bias")
 
-Always holds: the program is right for every state of the modules in which the guards give what they
-gave while compiling, and the captured values have the types they had. An attribute that the program
-assigns is *dynamic*: it is read and written where it is used; if that is found out too late,
-`Restart` is raised, and compiling begins again.
+Always holds: the program is right for every state of the modules in which each guard gives the
+value, and each captured value has the type, that it had while compiling.
+
+An attribute that the program assigns is *dynamic*: it is read and written in place. If the compiler
+finds an assignment after it has captured the attribute, it raises `Restart` and begins again.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What a program has assumed of what lies outside of it: globals, closures, attributes of objects.
+"""Assumptions about names from outside a program: globals, closures, attributes of objects.
 
-In: each name that the compiler looked up, where, and what it found. Out: `holds()`, which every
-call asks before it runs the program.
+In: each name that the compiler looked up, its holder (a dict of globals, a closure's cell or an
+object), and the value that it found. Out: `holds()`, which every call runs before the program.
 
     RATE = 0.5                      def holds():
     def f(x):                           return g["RATE"] is 0.5 and g["helper"] is helper
         return helper(x) * RATE
 
-Always holds: a name that means something else than when the program was built is noticed by the
-next call. A global number is then read at each call; for all else the program is built anew. What
-installed packages define is taken to stay. Tensors are read at each call from the start
-(`captured`).
+Always holds: if a name has another value than when the program was compiled, the next call compiles
+a new program. The new program reads a global number at each call; other values it assumes again.
+Tensors are never assumed: they are captured, and read at each call. Names of installed packages
+are assumed not to change, without a check.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Writes into tensors that the region itself made: the tensor's abstract value becomes another.
+"""Writes into tensors that the region has made: the tensor's abstract value is replaced.
 
-In: a `mutate` op and abstract operands. Out: what it gives; the `Abs` of the tensor that is changed
-holds the new value, so every alias (they share the `Abs`) sees it. Views of it are made again
-when they are next looked at.
+In: a `mutate` op and abstract operands. Out: the op's result. The `Abs` of the written tensor gets
+the new value; aliases share the `Abs`, so they see the write. A view of the tensor is recomputed
+from its base at its next use.
 
     y = x + 1          y: Abs(t1)                   t1[i] = x[i] + 1
     v = y[0]           v: Abs(t2), base y
     y[0] = 5      ->   y: Abs(t3)                   t3[i] = 5 if i == 0 else t1[i]
-    return v           v is looked at: Abs(t4)      t4 = t3[0]
+    return v           v is recomputed: Abs(t4)     t4 = t3[0]
 
-Never: tensors from outside the region; tensors of which there is a view that may be a copy.
+The region ends before a write that is not handled: into a tensor from outside the region, or one
+of which it is not known what shares its memory, such as `x` after `x.reshape(…)`, which may copy.
 """
 
 from __future__ import annotations
