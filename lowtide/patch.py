@@ -6,8 +6,8 @@ In: nothing. Out: a `Patch`, which `undo()` or the end of a `with` block takes b
         import package              # its @torch.jit.script is lt.script
     LOWTIDE_PATCH_TORCH_JIT=1       the same for a whole process, at `import lowtide`
 
-Always holds: PyTorch's own modules go on seeing PyTorch's own torch.jit, so that what they decorate
-at import, and their isinstance tests, keep working. What torch.jit has and Lowtide has not (yet),
+Always holds: PyTorch's own modules, and Lowtide's, go on seeing PyTorch's own torch.jit, so that
+what they decorate at import, and their isinstance tests, keep working. What torch.jit has and Lowtide has not (yet),
 such as `_overload`, stays PyTorch's.
 """
 
@@ -29,6 +29,7 @@ NAMES: Final = (
     "interface", "fork", "wait", "Future", "freeze", "optimize_for_inference", "save", "load",
     "script_if_tracing", "CompilationUnit",
 )  # fmt: skip
+_SEE_PYTORCHS: Final = ("torch", "functorch", "lowtide")  # packages
 _OTHER_NAMES: Final = {
     "TopLevelTracedModule": "TracedModule",
 }
@@ -39,10 +40,10 @@ def lowtide_name(name: str) -> Any:
     return getattr(importlib.import_module("lowtide"), _OTHER_NAMES.get(name, name))
 
 
-def _asked_by_torch() -> bool:
+def _is_pytorchs_reader() -> bool:
     caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     package = str(caller.f_globals.get("__name__", "")).partition(".")[0]
-    return package in ("torch", "functorch")
+    return package in _SEE_PYTORCHS
 
 
 def _property(name: str) -> property:
@@ -52,7 +53,7 @@ def _property(name: str) -> property:
     def read(module: types.ModuleType) -> Any:
         if assigned:
             return assigned[-1]
-        if not _asked_by_torch():
+        if not _is_pytorchs_reader():
             try:
                 return lowtide_name(name)
             except AttributeError:

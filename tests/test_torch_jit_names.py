@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -122,3 +125,32 @@ def test_a_compiled_list_of_modules_is_changed() -> None:
     assert torch.all(compiled(x) >= 0)
     del compiled.steps[2]
     torch.testing.assert_close(compiled(x), net.steps[1](x))
+
+
+PATCHED_FIRST = """
+import io
+import subprocess
+import sys
+from pathlib import Path
+import torch, lowtide as lt
+
+lt.patch_torch_jit()
+
+class Doubled(torch.jit.ScriptModule):
+    @torch.jit.script_method
+    def forward(self, x):
+        return x * 2
+
+file = io.BytesIO()
+torch.jit.save(Doubled(), file)
+file.seek(0)
+print(torch.jit.load(file)(torch.ones(1)).item())
+"""
+
+
+def test_a_process_that_begins_with_the_patch_saves_class_style_modules(tmp_path: Path) -> None:
+    """Lowtide's own modules, imported later, read PyTorch's torch.jit."""
+    program = tmp_path / "patched_first.py"
+    program.write_text(PATCHED_FIRST)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert done.stdout == "2.0\n", done.stderr
