@@ -7,8 +7,8 @@ In: nothing. Out: a `Patch`, which `undo()` or the end of a `with` block takes b
     LOWTIDE_PATCH_TORCH_JIT=1       the same for a whole process, at `import lowtide`
 
 Always holds: PyTorch's own modules, and Lowtide's, go on seeing PyTorch's own torch.jit, so that
-what they decorate at import, and their isinstance tests, keep working. What torch.jit has and Lowtide has not (yet),
-such as `_overload`, stays PyTorch's.
+what they decorate at import, and their isinstance tests, keep working. What torch.jit has and
+Lowtide has not (yet), such as `_overload`, stays PyTorch's.
 """
 
 from __future__ import annotations
