@@ -1,11 +1,11 @@
-"""One program of a file, and which of several is for the arguments of a call.
+"""The programs of a file that take the arguments of a call.
 
-In: programs and the types of arguments. Out: those that take them, the best first, or `NoProgram`,
-which tells what there is.
+In: programs and the types of arguments. Out: the programs that take them, the best first. Raises
+`NoProgram`, which lists the programs, if there is none.
 
     [f(Tensor, float), f(Tensor, int)] for (Tensor, int)   →   the second, then the first
 
-Always holds: a program takes what is of its types; besides, an int stands for a float.
+Always holds: a program takes arguments of its types; an int is also taken for a float.
 """
 
 from __future__ import annotations

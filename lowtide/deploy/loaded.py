@@ -1,10 +1,12 @@
-"""What `lt.load` gives: functions and methods whose programs come from a file.
+"""The result of `lt.load`: functions and methods whose programs come from a file.
 
 In: programs, and the signature of the Python function they were made from. Out: a `LoadedFunction`,
-or a `MethodMaker` that a ScriptModule makes its method with.
+or a `MethodMaker`, with which a ScriptModule makes its method.
 
-Always holds: a program runs only for arguments of its types, and where its guards give what they
-gave when it was compiled. What fits no program is an error that tells which there are.
+    loaded(x, 2)      runs the program for (Tensor, int); an error lists the programs if none fits
+
+Always holds: a program runs only for arguments of its types, and only if its guards give the values
+that they gave when it was compiled.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Which values may share memory, which ops write, and whether a write can be seen.
+"""Which values may share memory, which ops write, and which values see a write.
 
 In: a Function, or an op in a block. Out: storage classes, freshness, privacy. Front ends record a
-write as the `mutate` that it is; whoever wants to move, merge, keep or forget something asks here.
+write as a `mutate`; every pass that moves, merges or removes an op, or stores a value, uses this
+module.
 
     %y = torch.add(%x, %1)             fresh: memory of its own
     %v = torch.view(%y, %n)            one class: %y, %v, %z
     %z = mutate(%y) {"Tensor.relu_"}   seen by %v, if that is read later
     %c = torch.clone(%y)               fresh
 
-Always holds: without knowledge of an op its results may share memory with all of its operands, and
-it may keep them. `mutate` of an in-place activation gives the very tensor that it is given.
+Always holds: the results of an unknown op may share memory with all of its operands, and the op may
+store its operands anywhere. `mutate` of an in-place activation returns its operand.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The table of ops on Python values, and the way to the records of torch ops.
+"""The table of ops on Python values, and access to the records of torch ops.
 
-In: an op, or its name. Out: what it computes (`run`), the type of its result, and whether it may be
-shared, or removed.
+In: an op, or its name. Out: the function that computes it (`run`), the type of its result, its
+effects, and whether it may be shared or removed.
 
     find("py.add").run(2, 3)            ==  5
     find("py.add").result([INT, FLOAT]) ==  FLOAT       None: Python would raise TypeError
     torch_record("torch.sum")                           the record of `lowtide.ops.registry`
     effects_of(op)                      ==  Effects.DRAWS | Effects.RAISES       of torch.dropout
 
-Lists, dicts and objects are references, as in Python: an op that reads one reads what may change,
-and one that gives one makes something with an identity, whatever its row declares.
+Lists, dicts and objects are references, as in Python. So an op that reads one has the effect READS,
+and an op that returns one has the effect MAKES, whatever its row declares.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`with Recomputed(asked…)`: ops that keep only what they read, and run again for their gradients.
+"""`with Recomputed(asked…)`: ops that save only their inputs, and run again in the backward pass.
 
-In: `asked`, the arguments of a reentrant checkpoint, of which a tensor must want a gradient for the
-ops to be recorded; if it is not reentrant, they are recorded as ever. Out: a context manager, which
-keeps all where PyTorch runs the program.
+In: `asked`, the arguments of a reentrant checkpoint; its ops are recorded only if a tensor among
+them requires a gradient. For other checkpoints `asked` is empty, and ops are recorded as usual.
+Out: a context manager, which saves everything where PyTorch runs the program.
 
     %m: Any = call_torch() {target="lowtide.Recomputed", kwnames=()}
     %y: Tensor = with(%m)

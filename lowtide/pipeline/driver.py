@@ -1,15 +1,15 @@
-"""The driver: walks a Function's blocks on real values.
+"""The driver: runs a Function's blocks on real values.
 
 In: a Function and its arguments. Out: the operands of its terminator.
 
     y = x * 2 + n            Region 0: one kernel
     y[mask] = 0              PyTorch, through the reference interpreter
-    if y.sum() > 0: ...      the driver chooses the block, and walks it
+    if y.sum() > 0: ...      the driver chooses the block, and runs it
     return y.exp()           Region 3
 
-A region ends at what is not compiled; after it the next region has a signature of its own. A value
-is let go as soon as nothing further on uses it. If a region's check fails, or its sizes do not
-fit, PyTorch runs the same ops instead, so that its own error (or result) comes out.
+A region ends before an op that is not compiled; after that op the next region has a signature of
+its own. A value is released after its last use. If a region's check fails, or its shapes do not fit
+together, PyTorch runs the same ops instead, and gives its own error or result.
 """
 
 from __future__ import annotations

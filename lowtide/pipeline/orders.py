@@ -1,14 +1,14 @@
-"""In which order the dims of a region's outputs lie in memory: as those of PyTorch's own results.
+"""The order in memory of the dims of a region's outputs: that of PyTorch's own results.
 
 In: how PyTorch runs the ops of a region, the live-ins of a call. Out: an order for each output that
-has one of its own. The ops are run on meta tensors, so nothing is computed.
+is not contiguous in PyTorch. The ops run on meta tensors, so nothing is computed.
 
     x: [8, 16, 64, 64], channels_last     y = relu(x * 2)     {y: (0, 2, 3, 1)}
 
-It is asked only where an input is not contiguous, the program says how a tensor is to lie, or an op
-gives a view that lies otherwise: what else comes of an op is nearly always contiguous. It shows:
-masks of `dropout` are drawn in the order in which a tensor lies, and `view` raises where it would
-have to copy.
+This is done only where an input is not contiguous, the program names a memory format, or an op
+returns a view with other strides; otherwise outputs are nearly always contiguous. The order also
+decides results: `dropout` draws its mask in the order of the tensor's memory, and `view` raises
+where it would have to copy.
 """
 
 from __future__ import annotations

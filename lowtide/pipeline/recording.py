@@ -1,13 +1,13 @@
-"""One region as one `torch.autograd.Function`.
+"""Runs one region as one `torch.autograd.Function`.
 
-In: a region's compiled forward Program, its `Gradient`, how its ops run in eager PyTorch. Out:
-something to call in the place of the kernels, whose results carry gradients.
+In: a region's compiled forward Program, its `Gradient`, how its ops run in eager PyTorch. Out: a
+callable in place of the kernels, whose results carry gradients.
 
     o = exe([a[0], a[1]], sizes, [], a)      forward kernels; inputs and a few values are saved
     loss(o).backward()                       backward kernels, compiled at their first use
 
-PyTorch's engine joins regions. Where a gradient of the gradient is asked for, the region's ops run
-once more in PyTorch, which differentiates them as often as it is told to.
+PyTorch's engine joins regions. For a gradient of the gradient, the region's ops run again in
+PyTorch, which can differentiate them any number of times.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 In: the module that owns the state, a method's name, its Python function or a finished Function.
 Out: a `ScriptMethod`, called as the method would be.
 
-    c.forward(x)      reads x's type, then what the program captured, then runs the driver
-    c.fc.bias = None  another type than at compile time: the next call compiles a second variant
+    c.forward(x)      reads x's type, then the captured values and guards, then runs the driver
+    c.fc.bias = None  the next call compiles a second variant, since a guard differs
 
-Always holds: a `Variant` runs only where the submodules are those, its captured values have the
-types, and its guards give the values, for which it was compiled.
+Always holds: a `Variant` runs only for the submodules, the types of captured values and the guards'
+values that it was compiled for.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""`check_trace`: does the recorded program do what the Python function does?
+"""`check_trace`: whether the recorded program does what the Python function does.
 
 In: the function, its recording, and the inputs to check with. Out: nothing, or a `TracerWarning`.
 
-    the function is run again on copies     other results?     which output, and how far off
-                                            another program?   the first line that differs
-    … and with one more in each size        another program?   the size that became a constant
+    the function runs again on copies          other results?     the output, and the difference
+                                               another program?   the first line that differs
+    it runs again with each size varied        another program?   the size that became a constant
 
-Always holds: the inputs, the module's buffers and PyTorch's random state are afterwards what they
-were before. The program is checked op by op in PyTorch, before any kernel is made.
+Always holds: afterwards the inputs, the module's buffers and PyTorch's random state are what they
+were before. The program is checked op by op in PyTorch, before any kernel is compiled.
 """
 
 from __future__ import annotations

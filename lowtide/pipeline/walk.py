@@ -1,14 +1,16 @@
-"""The driver's road on meta tensors: what a call would do, without doing it.
+"""Runs the driver on meta tensors: the steps and the memory of a call, without the call.
 
-In: a `Driver` and arguments (their values are not looked at, only dtypes, sizes and strides). Out:
-the steps of the call, in order, and a `Ledger` of what is allocated meanwhile. Where inputs require
-grad, the backward pass is walked too: PyTorch's engine runs on the meta device, and a region's
-kernels are played by their memory plans.
+In: a `Driver` and arguments, of which only dtypes, sizes and strides are used. Out: the steps of
+the call, in order, and a `Ledger` of its allocations.
 
-Where the road depends on data, both branches of an `if` are walked, and the body of a loop once;
-the notes say so. Where a size depends on data it is taken to be the largest possible, or else the
-walk ends, and the notes say that too. Where an op fails though nothing before it was guessed, the
-call would fail there too: `fails`.
+    y = x.sort().values     TorchStep; the ledger sees PyTorch's ops on meta tensors
+    z = y.exp() + 1         KernelStep; the ledger gets the events of the region's memory plan
+
+Where inputs require gradients, the backward pass is walked too: PyTorch's engine runs on the meta
+device, and the memory plans stand for the kernels. If data decide an `if`, both branches are
+walked; the body of a loop is walked once. A size that depends on data is assumed to be the largest
+possible, or else the walk ends. The notes of the result name each such assumption. An op that fails
+though nothing before it was assumed would fail in the call, too: `fails`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Captured parameters of what is no module's own: global tensors, defaults, constants of traced
-programs.
+"""Captured parameters that belong to no module: global tensors, defaults, constants of traces.
 
-In: an object and a path from it. Out: a parameter of the program that is being built, once per
-path, which every call reads anew.
+In: an object and a path from it. Out: a parameter of the program being built, one per path. Every
+call reads its value.
 
     WEIGHTS = torch.rand(3)          def f(%x: Tensor, %WEIGHTS: Tensor @ "@main.globals|WEIGHTS")
     def f(x): return x * WEIGHTS

@@ -1,5 +1,4 @@
-"""`torch.utils.checkpoint.checkpoint(fn, x)`: the call of `fn`, in a block that is run again for
-its gradients instead of being kept.
+"""`torch.utils.checkpoint.checkpoint(fn, x)`: `fn` inlined, in a block that is recomputed.
 
 In: the call. Out: a `with` of a `Recomputed` around the body of `fn`.
 
@@ -9,8 +8,8 @@ In: the call. Out: a `with` of a `Recomputed` around the body of `fn`.
     %y: Tensor = with(%m)
       block(%_: Any): …
 
-The random numbers are the same again, whatever `preserve_rng_state` says. The reentrant form
-records nothing where no tensor among the arguments wants a gradient, as PyTorch's does.
+The recomputation draws the same random numbers, whatever `preserve_rng_state` says. As in PyTorch,
+the reentrant form records nothing where no tensor among the arguments requires a gradient.
 """
 
 from __future__ import annotations

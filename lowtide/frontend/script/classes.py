@@ -1,13 +1,12 @@
-"""Objects: their attributes and methods. Operators are in `class_operators`, how objects are made
-is in `constructing`.
+"""Attributes and methods of objects. `class_operators` has operators, `constructing` constructors.
 
-In: values of a class type, and the Python class behind it. Out: ops; methods are inlined.
+In: values of a class type, and the Python class. Out: ops; methods are inlined.
 
     p.norm()            →  the method's body, with self = %p
     p.x                 →  attr.get(%p) {name='x'}
 
-Always holds: at run time an object is an instance of the user's own class, so that what is not
-compiled (a dataclass's __eq__, say) is Python's.
+Always holds: at run time an object is an instance of the user's own class, so Python can run what
+is not compiled, such as the `__eq__` of a dataclass.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Functions and classes where a value is needed: Python's own, which Python runs.
+"""Functions and classes as values: Python functions, which Python runs.
 
-In: a lambda, a function or a class that is stored, compared, or handed to what only the run knows.
-Out: an op that gives it; a function that is only called is inlined instead (`calls`).
+In: a lambda, a function or a class that is stored, compared, or passed to a callee that is found at
+run time. Out: an op that makes the Python object. A function that is only called is inlined instead
+(`calls`).
 
     raise Refused(lambda: f"got {n}")  →  %f: Any = py.call(%n) {target="shop.<lambda>"}
     [torch.relu, torch.tanh]           →  %f: Any = py.call() {target="…"}, …
 
-Always holds: the variables of an inner function have the values that they have here. One that the
-outer function assigns again later, where Python would see the new value, is a CompileError.
+Always holds: the variables of an inner function have the values that they have where it is defined.
+If the outer function assigns one again later, Python would see the new value: a CompileError.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""The state of compiling one script function, and the tables that say who compiles which syntax.
+"""The state of compiling one script function, and the tables of handlers for each kind of syntax.
 
-In: AST nodes. Out: ops in the builder's block, variables in the innermost frame. The modules beside
-this one (`expressions`, `statements`, …) put their functions into the tables; they meet here, not
-in each other.
+In: AST nodes. Out: ops in the builder's block, variables in the innermost frame.
+
+    EXPRESSIONS[ast.BinOp](c, node)      registered by `operators`
+    c.builder.emit("py.add", …)          an op, with the place `builder.loc`
+
+The other modules of this folder (`expressions`, `statements`, …) register handlers in the tables,
+and call each other through them only.
 
 Always holds: `builder.loc` is the place of the statement or expression being compiled.
 """

@@ -2,9 +2,13 @@
 
 In: expression AST nodes. Out: SSA values, or Python objects that calls and attributes take apart.
 
-Always holds: a name means a variable of the function, else what Python itself would find: closure,
-globals, builtins. A number, string, dtype or tuple of these found there is a constant of the
-program.
+    n + RATE        RATE is a global number: a constant, and an assumption (`outside`)
+    [a, b]          list.make(%a, %b)
+    f"{n:03d}"      py.format(%n) {template="{0:03d}"}
+
+Always holds: a name is a variable of the function; otherwise it is looked up in the closure, the
+globals and the builtins, as in Python. A number, string, dtype or tuple of these that is found
+there is a constant of the program.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Attributes of modules: found in the real module while compiling, read from it at every call.
+"""Attributes of modules: looked up in the real module while compiling, read from it at each call.
 
 In: a ModuleRef and a name. Out: a captured parameter, a submodule, a method, or a constant.
 
     self.weight            parameter, buffer, number, list: captured
     self.fc                ModuleRef(path="fc")
-    self.stride            in `__constants__`: a constant, guarded
-    self.norm              a method or property: bound, or its getter inlined
+    self.stride            in `__constants__`: a constant, with a guard
+    self.norm              a method: bound; a property: its getter inlined
     self.h = x             attr.set; `h` is dynamic from the start (`Restart`)
 
-Always holds: what is decided while compiling stands in a guard.
+Always holds: each decision made while compiling has a guard.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a module's method to a Function with captured parameters.
+"""Compiles a module's method to a Function with captured parameters.
 
 In: a module, a method of it, the types of the caller's arguments. Out: a `MethodProgram`.
 
@@ -7,10 +7,12 @@ In: a module, a method of it, the types of the caller's arguments. Out: a `Metho
             return self.fc(x)                  %0: Tensor = torch.linear(%x, %weight, %bias)
                                                return(%0)
 
-Always holds: parameters that the program does not use are not captured, but for lists, dicts and
-tuples, whose items' types it may have asked. If it does not compile with
-bools and strings read at run time, it is compiled for the ones that stand there now, so that
-`if self.has_bias:` may leave out what only makes sense with a bias.
+Always holds: a parameter that the program does not use is not captured. Lists, dicts and tuples are
+captured all the same, since the types of their items may have decided a branch.
+
+A method that does not compile with bools and strings read at run time is compiled again with their
+present values as constants. For instance, `if self.has_bias:` can then leave out code that needs a
+bias.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Attributes of containers whose classes are the user's: `class AttrDict(dict)` with `__getattr__`.
+"""Attributes of containers with classes of the user's: `class AttrDict(dict)` with `__getattr__`.
 
-In: a value that stands for such an object, and a name. Out: what Python finds there; None for what
-every dict, list or tuple has, which is compiled as of these.
+In: a value that stands for such an object, and a name. Out: the attribute's value; None for what
+every dict, list or tuple has (`keys`, `append`), which is compiled as for these.
 
     self.cfg.scale     py.call(%cfg, %"scale") {target="builtins.getattr"}     read at each call
-    CFG.scale          what it is now, and an assumption that it stays
+    CFG.scale          of a global: its value now, and an assumption that it stays
 
-Always holds: an argument is known by its items only, so that its own attributes are refused.
+Always holds: of an argument only the items are known, so its own attributes are refused.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Finished programs inside the one being built: of what was traced, and of what was loaded.
+"""Inlines finished programs, traced or loaded, into the program being built.
 
-In: an object with programs, and a call's arguments. Out: the ops of one, in place of the call; what
-it captures becomes captured by the program around it.
+In: an object with programs, and a call's arguments. Out: the ops of one program, in place of the
+call. Its captured parameters become captured parameters of the outer program.
 
     traced(x)      →  the recorded ops, with %x for their parameter
-    loaded(x, 2)   →  those of the program that was saved for (Tensor, int)
+    loaded(x, 2)   →  the ops of the program that was saved for (Tensor, int)
 
-Always holds: what a loaded program relies on, the program around it relies on, too.
+Always holds: the outer program has all guards of the inner one.
 """
 
 from __future__ import annotations

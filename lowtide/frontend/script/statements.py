@@ -1,8 +1,13 @@
 """Statements other than loops: assignments, `if`, `with`, `return`, `assert`, `raise`, `del`.
 
-In: statement AST nodes, and the steps that follow them in their list. Out: ops and variables.
+In: statement AST nodes, and the statements after them in their list. Out: ops and variables.
 
-Always holds: a handler that gives True has compiled the steps that follow, too.
+    if n > 0:               %y: Tensor = if(%0)
+        y = x                 block(): yield(%x)
+    else:                     block(): yield(%1)
+        y = -x
+
+Always holds: a handler that returns True has compiled the statements after it, too.
 """
 
 from __future__ import annotations
