@@ -57,3 +57,11 @@ def test_training_goes_as_in_eager() -> None:
             losses[-1].append(loss.detach())
     torch.testing.assert_close(*losses)
     same(model, other)
+
+
+def test_weights_of_equal_layers_are_not_taken_for_one() -> None:
+    for seed in range(8):  # each weight is computed anew and dies; the next may lie where it lay
+        torch.manual_seed(seed)
+        layers = [nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)) for _ in range(8)]
+        model, x = nn.Sequential(*layers).double(), torch.randn(5, 6, dtype=torch.float64)
+        torch.testing.assert_close(lt.script(copy.deepcopy(model))(x), model(x))

@@ -88,7 +88,9 @@ class ModuleState:
     callees: Callees = field(default_factory=Callees)
     _values: dict[str, Value] = field(default_factory=dict[str, Value])
     _given: dict[str, t.Type] = field(default_factory=dict[str, t.Type])
-    _objects: dict[int, tuple[str, Value]] = field(default_factory=dict[int, tuple[str, Value]])
+    _objects: dict[int, tuple[str, Value, object]] = field(  # an id is good while the object lives
+        default_factory=dict[int, tuple[str, Value, object]]
+    )
 
     def capture(self, path: str, found: object, type_: t.Type) -> Value:
         """The captured parameter for what lies at `path`; one for each tensor, list or dict, by
@@ -110,7 +112,7 @@ class ModuleState:
         self.paths.append(path)
         self._values[path] = value
         if is_one:
-            self._objects[id(found)] = (path, value)
+            self._objects[id(found)] = (path, value, found)
         return value
 
     def settle(self) -> None:

@@ -55,12 +55,12 @@ def name_of(func: Callable[..., Any]) -> tuple[str, bool] | None:
     operator = _operator(func, name)
     if operator is not None:
         return operator
-    path = torch_paths().get(id(func)) or _methods().get(id(func)) or _by_module(func)
+    path = torch_paths().get(id(func)) or _method(func) or _by_module(func)
     return None if path is None else (path, False)
 
 
 def _operator(func: object, name: str) -> tuple[str, bool] | None:
-    if id(func) not in _methods() and getattr(torch.Tensor, "__ipow__", None) is not func:
+    if _method(func) is None and getattr(torch.Tensor, "__ipow__", None) is not func:
         return None
     if name in _INPLACE:
         return _INPLACE[name], False
@@ -72,13 +72,18 @@ def _operator(func: object, name: str) -> tuple[str, bool] | None:
     return None
 
 
+def _method(func: object) -> str | None:
+    """`Tensor.add` for that method of tensors."""
+    return _methods().get(id(func), (None, None))[0]
+
+
 @cache
-def _methods() -> Mapping[int, str]:
-    found: dict[int, str] = {}
+def _methods() -> Mapping[int, tuple[str, object]]:
+    found: dict[int, tuple[str, object]] = {}  # an id is good while the method lives
     for name in dir(torch.Tensor):
         member: Any = getattr(torch.Tensor, name, None)
         if callable(member) and not isinstance(member, type):
-            found[id(member)] = f"Tensor.{name}"
+            found[id(member)] = f"Tensor.{name}", member
     return found
 
 
