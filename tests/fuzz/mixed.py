@@ -168,10 +168,10 @@ WRITES: Final[Sequence[str]] = (
 LOOPS: Final[Sequence[str]] = (
     "for i$depth in range(3):", "for i$depth in range($int % 4):", "for i$depth in $ints[:4]:",
     "for w$depth in $strs[:3]:", "for i$depth, w$depth in enumerate($strs[:3]):",
-    "for z$depth in $tensors[:3]:", "for w$depth in $str[:3]:", "for f$depth in $floats:",
+    "for z$depth in $tensors[:3]:", "for w$depth in $str[:3]:", "for f$depth in $floats[:3]:",
     "for w$depth, i$depth in list($counts.items())[:3]:", "for i$depth in range(4, 0, -2):",
     "for w$depth in sorted($counts.keys())[:3]:",
-    "for i$depth, f$depth in zip($ints[:3], $floats):",
+    "for i$depth, f$depth in zip($ints[:3], $floats[:3]):",
     "for i$depth in reversed($ints[:3]):", "while len($ints) > 2 and c$depth < 3:",
 )  # fmt: skip
 _RAISING: Final = 0.1  # of the statements may raise in one of the calls
