@@ -464,6 +464,36 @@ def test_export_ignore_unused() -> None:
     assert module.log == [((3, 4), 3)]
 
 
+class Counter:
+    def __init__(self) -> None:
+        self.count: int = 0
+
+    @lt.unused
+    def left_out(self, n: int) -> int:
+        return next(k for k in range(n))
+
+    def calls_left_out(self) -> int:
+        return self.left_out(n=3)
+
+
+class HasCounter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = Counter()
+
+    def forward(self, x):
+        self.counter.count += 1
+        return self.counter.calls_left_out() if self.training else x * self.counter.count
+
+
+def test_unused_method_of_an_object_raises_where_it_is_called() -> None:
+    compiled = lt.script(HasCounter().eval())
+    torch.testing.assert_close(compiled(X), X)
+    compiled.train()
+    with pytest.raises(NotImplementedError, match=r"Counter\.left_out\(\) is marked as unused"):
+        compiled(X)
+
+
 @lt.ignore
 def outside(x: Tensor) -> Tensor:
     return torch.tensor(sorted(x.flatten().tolist()))

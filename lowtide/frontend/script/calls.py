@@ -28,7 +28,7 @@ from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin, take_keywor
 from lowtide.frontend.script.comprehensions import decided_early
 from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.context_managers import context_manager
-from lowtide.frontend.script.decorators import MODIFIER
+from lowtide.frontend.script.decorators import MODIFIER, UNUSED, modifier
 from lowtide.frontend.script.expressions import python_object
 from lowtide.frontend.script.functions import (
     compile_body,
@@ -316,6 +316,10 @@ def inline(
     owner: int = 0,
 ) -> Node:
     """The body of a Python function, in place of its call; see `Context.inline`."""
+    if modifier(fn) in UNUSED:
+        from lowtide.frontend.script import left_to_python  # it reads this module
+
+        return left_to_python.raise_unused(c, fn)
     if any(is_same(f.fn, fn) and f.owner == owner for f in c.frames):
         return _recursion(c, fn, node, args, keywords or {})
     if len(c.frames) > _DEEPEST:

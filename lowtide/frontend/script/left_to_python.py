@@ -174,12 +174,17 @@ def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
     if mark is None:
         return None
     if mark in decorators.UNUSED:
-        message = c.const(f"{fn.__qualname__}() is marked as unused, so it is not compiled")
-        c.builder.emit("raise", [message], exception="NotImplementedError")
-        return c.builder.undef(returned(fn, t.TENSOR))
+        return raise_unused(c, fn)
     if mark not in decorators.IGNORED:
         return None
     return python_call(c, fn, call, _given_back(fn, call) or returned(fn, t.TENSOR))
+
+
+def raise_unused(c: Context, fn: FunctionType) -> Node:
+    """The call of a function marked by `lt.unused` raises when the program comes to it."""
+    message = c.const(f"{fn.__qualname__}() is marked as unused, so it is not compiled")
+    c.builder.emit("raise", [message], exception="NotImplementedError")
+    return c.builder.undef(returned(fn, t.TENSOR))
 
 
 def _given_back(fn: FunctionType, call: Call) -> t.Type | None:
