@@ -464,7 +464,7 @@ def test_export_ignore_unused() -> None:
     assert module.log == [((3, 4), 3)]
 
 
-class Counter:
+class CallCounter:
     def __init__(self) -> None:
         self.count: int = 0
 
@@ -479,7 +479,7 @@ class Counter:
 class HasCounter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.counter = Counter()
+        self.counter = CallCounter()
 
     def forward(self, x):
         self.counter.count += 1
@@ -490,7 +490,7 @@ def test_unused_method_of_an_object_raises_where_it_is_called() -> None:
     compiled = lt.script(HasCounter().eval())
     torch.testing.assert_close(compiled(X), X)
     compiled.train()
-    with pytest.raises(NotImplementedError, match=r"Counter\.left_out\(\) is marked as unused"):
+    with pytest.raises(NotImplementedError, match=r"CallCounter\.left_out\(\) is marked as unused"):
         compiled(X)
 
 
