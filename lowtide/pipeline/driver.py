@@ -187,9 +187,7 @@ class BlockPlan:
             free_values([op])
         ):
             return True
-        reads = op.name == "torch.getitem" or (
-            op.name == "list.get" and _is_tensors(op.operands[0])
-        )
+        reads = op.name in ("torch.getitem", "list.get")
         if op.name == "mutate":  # of what was made before
             reads = all(op.operands[0] not in earlier.results for earlier in self.ops[start:])
         return reads and any(_is_counted(v, self.constants) for v in op.operands[1:])

@@ -91,6 +91,20 @@ def test_a_list_as_long_as_the_data_say_compiles_nothing() -> None:
     assert sum(counts) < 40  # sizes up to four, and which are equal
 
 
+def rescaled(x, rates: list[float]):
+    for rate in rates:
+        x = x * rate
+    return x
+
+
+def test_steps_of_a_loop_over_numbers_compile_nothing() -> None:
+    f = lt.script(rescaled)
+    x = torch.rand(50)
+    for n, most in ((80, 3), (40, 2), (81, 0)):
+        rates = [1 + k / n for k in range(n)]
+        assert compiles(lambda r=rates: close(f(x, r), rescaled(x, r))) <= most
+
+
 def scaled(x, s: float, n: int):
     return x * s + n
 
