@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script import decorators
 from lowtide.frontend.script.module_state import root_of
 from lowtide.memory import watching
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.script_method import ScriptMethod
-from lowtide.pipeline.script_module import ScriptModule, make_or_get, method_source, wrap
+from lowtide.pipeline.script_module import ScriptModule, entry_points, make_or_get, wrap
 
 
 def script_module(
@@ -64,16 +62,6 @@ def keep_module_to(module: ScriptModule, options: Options) -> None:
     for method in list(module.__dict__.values()):
         if isinstance(method, ScriptMethod):
             method.keep_to(options)
-
-
-def entry_points(module: torch.nn.Module) -> list[str]:
-    """forward, if there is one, and the exported methods."""
-    names = [] if method_source(module, "forward") is torch.nn.Module.forward else ["forward"]
-    for name in dir(type(module)):
-        found = inspect.getattr_static(type(module), name)
-        if decorators.modifier(found) in decorators.EXPORTED and name != "forward":
-            names.append(name)
-    return names
 
 
 def freeze(

@@ -232,9 +232,16 @@ class WrappedModule(ScriptModule):
         return made
 
     def _is_compiled(self, root: _Module, name: str) -> bool:
+        """Whether an entry point of the whole module calls it."""
         wraps: dict[int, ScriptModule] = self.__dict__["_lowtide_wraps"]
         methods = [m for w in wraps.values() for m in w.__dict__.values()]
-        return any((id(root), name) in m.callees for m in methods if isinstance(m, ScriptMethod))
+        compiled = [m for m in methods if isinstance(m, ScriptMethod)]
+        if not compiled:  # a copy that has not been called
+            whole = next(iter(wraps.values()))
+            compiled = [make_or_get(whole, entry) for entry in entry_points(root_of(whole))]
+            for method in compiled:
+                method.compile()
+        return any((id(root), name) in method.callees for method in compiled)
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
@@ -269,10 +276,17 @@ class WrappedModule(ScriptModule):
         self.__lowtide_root__._load_from_state_dict(*args)  # pyright: ignore[reportPrivateUsage]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        own = self.__dict__
-        root = copy.deepcopy(own["_lowtide_root"], memo)
-        made = wrap(root, own["_lowtide_given"], **own["_lowtide_options"])
+        made = self._around(copy.deepcopy(self.__dict__["_lowtide_root"], memo))
         memo[id(self)] = made
+        return made
+
+    def __copy__(self) -> Any:
+        return self._around(copy.copy(self.__dict__["_lowtide_root"]))
+
+    def _around(self, root: _Module) -> ScriptModule:
+        own = self.__dict__
+        made = wrap(root, own["_lowtide_given"], **own["_lowtide_options"])
+        made.__dict__["_lowtide_asked"] = own.get("_lowtide_asked", Options())
         return made
 
 
@@ -363,17 +377,32 @@ def _named(cls: type[WrappedModule], name: str) -> type[WrappedModule]:
     return type(name, (cls,), {})
 
 
+def entry_points(module: torch.nn.Module) -> list[str]:
+    """forward, if there is one, and the exported methods."""
+    names = [] if method_source(module, "forward") is torch.nn.Module.forward else ["forward"]
+    for name in dir(type(module)):
+        found = inspect.getattr_static(type(module), name)
+        if decorators.modifier(found) in decorators.EXPORTED and name != "forward":
+            names.append(name)
+    return names
+
+
 def make_or_get(module: ScriptModule, name: str) -> ScriptMethod:
     """The compiled method of this name."""
     known = module.__dict__.get(name)
     if not isinstance(known, ScriptMethod):
         known = module.__dict__[name] = make_method(module, name)
-        known.keep_to(module.__dict__.get("_lowtide_asked", Options()))
     return known
 
 
 def make_method(module: ScriptModule, name: str) -> ScriptMethod:
-    """A method of a compiled module, with no program yet."""
+    """A method of a compiled module, with no program yet, as what was asked of the module is."""
+    made = _method(module, name)
+    made.keep_to(module.__dict__.get("_lowtide_asked", Options()))
+    return made
+
+
+def _method(module: ScriptModule, name: str) -> ScriptMethod:
     own = module.__dict__
     root = root_of(module)
     given: Mapping[str, Function | MethodMaker] = own.get("_lowtide_given", {})
