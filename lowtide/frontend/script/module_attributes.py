@@ -18,6 +18,7 @@ import difflib
 import functools
 import inspect
 import typing
+from collections.abc import Iterable
 from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
@@ -58,6 +59,7 @@ from lowtide.frontend.script.programs import finished_names, module_program, sav
 from lowtide.frontend.script.remedies import alike
 from lowtide.frontend.script.source import mark_of, unwrap
 from lowtide.frontend.script.types_from_annotations import field_type, type_from_annotation
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
@@ -272,10 +274,13 @@ def _names_alike(module: torch.nn.Module, name: str) -> list[str]:
 
 
 def _property(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: property) -> Node:
-    """A property's getter, inlined; one that is outside the language is read at call time."""
+    """A property's getter, inlined; one that is outside the language is read by Python: before the
+    call, or, where that may be too often, too seldom or too early, at its place."""
     getter = found.fget
     assert getter is not None
     fn = unwrap(getter)
+    if (id(ref.module), name) in state_of(c).knowledge.read_in_place:
+        return _read_in_place(c, ref, name)
     try:
         if fn.__module__.startswith("torch."):  # a parametrization
             raise c.error(node, f"the property {name!r} is read by Python")
@@ -283,10 +288,38 @@ def _property(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: prope
         call = Call(node=ast.copy_location(ast.Call(place, [], []), node), args=[])
         return CALL_OF[BoundMethod](c, BoundMethod(fn, ref), call)
     except CompileError:
+        state, place = state_of(c), (id(ref.module), name)
+        before = torch.get_rng_state()
         given = _given_by_python(c, ref, name)
         if given is None:
             raise
+        draws = not torch.equal(torch.get_rng_state(), before)
+        torch.set_rng_state(before)  # the call is to draw these numbers
+        if not isinstance(given, Value) or given.type != t.TENSOR or _only_computes(ref, name):
+            return given
+        if place in state.read or draws or c.builder.block is not state.block:
+            state.knowledge.read_in_place.add(place)
+            raise Restart(name) from None
+        state.read.add(place)
         return given
+
+
+def _read_in_place(c: Context, ref: ModuleRef, name: str) -> Value:
+    """What a property gives, read where the program reads it."""
+    operands = [state_of(c).object(ref.path, ref.module), c.const(name)]
+    target = python_objects.name_of(getattr)
+    return c.builder.emit("py.call", operands, [t.TENSOR], target=target, kwnames=()).result
+
+
+def _only_computes(ref: ModuleRef, name: str) -> bool:
+    """Whether it is a weight that PyTorch's own parametrizations make of parameters alone; spectral
+    norm goes on with its power iteration whenever its weight is read."""
+    made = dict(ref.module.named_children()).get("parametrizations")
+    steps = () if made is None else dict(made.named_children()).get(name, ())
+    kinds = [type(step) for step in cast("Iterable[object]", steps)]
+    return bool(kinds) and all(
+        kind.__module__.startswith("torch.") and kind.__name__ != "_SpectralNorm" for kind in kinds
+    )
 
 
 def _given_by_python(c: Context, ref: ModuleRef, name: str) -> Node | None:

@@ -58,10 +58,14 @@ class Knowledge:
 
     `container_types`: by path, of lists and dicts into which the program puts more than they hold.
 
+    `read_in_place`: properties, as (id of the module, name), that Python reads where the program
+    does, not before the call.
+
     `as_declared`: what a class declares Optional is read as such, whatever it is now.
     `leaves_parts`: parts from installed packages may be left to Python."""
 
     dynamic: set[str] = field(default_factory=set[str])
+    read_in_place: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     attribute_types: dict[tuple[int, str], t.Type] = field(
         default_factory=dict[tuple[int, str], t.Type]
     )
@@ -78,7 +82,8 @@ class ModuleState:
     """One compilation; `block` is the method's own, whose last arguments are the captures.
 
     `callees`: the methods that were inlined, as (id of the module, name), each with the types of
-    the arguments that it was called with; a call that hands in a function or module has none."""
+    the arguments that it was called with; a call that hands in a function or module has none.
+    `read`: the properties that the program has read so far and that Python computes."""
 
     root: torch.nn.Module
     block: Block
@@ -86,6 +91,7 @@ class ModuleState:
     paths: list[str] = field(default_factory=list[str])
     guards: dict[Guard, None] = field(default_factory=dict[Guard, None])
     callees: Callees = field(default_factory=Callees)
+    read: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     _values: dict[str, Value] = field(default_factory=dict[str, Value])
     _given: dict[str, t.Type] = field(default_factory=dict[str, t.Type])
     _objects: dict[int, tuple[str, Value, object]] = field(  # an id is good while the object lives
