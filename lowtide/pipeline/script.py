@@ -17,6 +17,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from operator import is_
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
@@ -58,6 +59,8 @@ class ScriptFunction(TorchJitMembers):
 
     __wrapped__: Callable[..., Any]
     __name__: str
+    _of_defaults: Callable[..., Any] | None = None  # whose defaults a call has, where it has any
+    _defaults: Sequence[object] = ()
     _receivers = 0  # arguments that Python counts, which are not in the signature
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -66,6 +69,8 @@ class ScriptFunction(TorchJitMembers):
         self.__lowtide_function__ = fn
         self._fn = fn
         self._signature = inspect.signature(fn)
+        self._of_defaults = inspect.unwrap(fn)
+        self._defaults = defaults_of(self._of_defaults)
         parameters = self._signature.parameters.values()
         plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
         self._arity = len(parameters) if plain else -1  # arguments of a call that needs no binding
@@ -111,6 +116,9 @@ class ScriptFunction(TorchJitMembers):
         stats.count("calls_eager")
         return self._fn(*args, **kwargs)
 
+    def _read_signature(self) -> inspect.Signature:
+        return inspect.signature(self._fn)
+
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method: plain Python's binding."""
         return self if instance is None else functools.partial(self, instance)
@@ -126,6 +134,9 @@ class ScriptFunction(TorchJitMembers):
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments in order, with defaults; raises Python's own TypeError."""
+        defaults = defaults_of(self._of_defaults)
+        if len(defaults) != len(self._defaults) or not all(map(is_, defaults, self._defaults)):
+            self._signature, self._defaults = self._read_signature(), defaults
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -207,6 +218,12 @@ class ScriptFunction(TorchJitMembers):
                 return next(reversed(self._drivers.values())).function
         types = tuple(signature_types(self._fn).values())
         return tidy(script_function(self._fn, types))
+
+
+def defaults_of(fn: Any) -> list[object]:
+    """The defaults of a function's parameters, which Python code may replace."""
+    by_name: dict[str, object] = getattr(fn, "__kwdefaults__", None) or {}
+    return [*(getattr(fn, "__defaults__", None) or ()), *by_name.values()]
 
 
 Class = TypeVar("Class", bound=type)

@@ -44,7 +44,7 @@ from lowtide.pipeline.differences import attribute, guard_told, told
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.parametrized import unchanged
-from lowtide.pipeline.script import ScriptFunction
+from lowtide.pipeline.script import ScriptFunction, defaults_of
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
 from lowtide.pipeline.walk import Walk
@@ -179,9 +179,10 @@ class ScriptMethod(ScriptFunction):
         if isinstance(source, FunctionType):
             if not is_torch_class(type(root)):
                 check_syntax(source)
-            signature = inspect.signature(decorated(source), follow_wrapped=False)
-            parameters = list(signature.parameters.values())[1:]
-            self._signature = signature.replace(parameters=parameters)
+            self._of_defaults = decorated(source)
+            self._defaults = defaults_of(self._of_defaults)
+            self._signature = self._read_signature()
+            parameters = list(self._signature.parameters.values())
             self._fn = MethodType(source, root)
             self.__lowtide_function__ = source
             self.__doc__ = source.__doc__
@@ -223,6 +224,11 @@ class ScriptMethod(ScriptFunction):
             return self._python(*args, **kwargs)
         except Exception as error:
             raise through_user_lines(error) from error.__cause__
+
+    def _read_signature(self) -> inspect.Signature:
+        assert self._of_defaults is not None
+        signature = inspect.signature(self._of_defaults, follow_wrapped=False)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self

@@ -162,4 +162,5 @@ def default_value(c: Context, node: ast.AST, name: str, found: object) -> Node:
     """A parameter's or a field's default: a Python object, or a node of a local function."""
     if isinstance(found, torch.Tensor):
         return capture_default(c, name, found)
+    c.assumed.note_held(name, found)
     return cast("Node", found) if isinstance(found, NODES) else python_object(c, node, found, "")

@@ -230,6 +230,8 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
 
 
 def _partial(c: Context, call: Call, obj: functools.partial[object]) -> Partial:
+    c.assumed.note_held("args", obj.args)
+    c.assumed.note_held("keywords", obj.keywords)
     callee, *args = (c.python_object(call.node, o) for o in (obj.func, *obj.args))
     keywords = {k: c.python_object(call.node, v) for k, v in obj.keywords.items()}
     return Partial(callee, tuple(args), keywords)
@@ -328,6 +330,7 @@ def inline(
         check_count(c, Call(node=cast("ast.Call", node), args=[], unpacked=True))
     signature = inspect.signature(fn, follow_wrapped=False)
     bound = bind_python(c, node, fn.__name__, signature, args, keywords or {})
+    c.assumed.note_function(fn)
     depth = len(c.frames)
     try:
         frame = push_frame(c, fn)

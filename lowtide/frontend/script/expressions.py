@@ -101,8 +101,11 @@ def compile_name(c: Context, node: ast.Name) -> Node:
 def _outer_object(c: Context, node: ast.Name, found: object) -> Node:
     """What is assumed to stay; a number that did not is read at each call."""
     fn: FunctionType = cast("Any", c.frame).fn  # a field, which pyright takes for a method
-    holder = holder_of(fn, node.id) if may_change(fn) else None
-    if holder is None:
+    if not may_change(fn):
+        return python_object(c, node, found, "")
+    holder = holder_of(fn, node.id)
+    if holder is None:  # a builtin, which a global of that name would hide
+        c.assumed.note_presence(fn.__globals__, node.id, False)
         return python_object(c, node, found, "")
     if (id(holder), node.id) in c.assumed.varying:
         return capture(c, holder, node.id, t.type_of(found) or t.ANY)

@@ -1,11 +1,12 @@
 """Assumptions about names from outside a program: globals, closures, attributes of objects.
 
 In: each name that the compiler looked up, its holder (a dict of globals, a closure's cell or an
-object), and the value that it found. Out: `holds()`, which every call runs before the program.
+object), and the value that it found, or that there was none. Out: `holds()`, which every call runs
+before the program.
 
     RATE = 0.5                      def holds():
-    def f(x):                           return g["RATE"] is 0.5 and g["helper"] is helper
-        return helper(x) * RATE
+    def f(x):                           return (g["RATE"] is 0.5 and g["helper"] is helper
+        return helper(abs(x)) * RATE            and helper.__code__ is … and "abs" not in g)
 
 Always holds: if a name has another value than when the program was compiled, the next call compiles
 a new program. The new program reads a global number at each call; other values it assumes again.
@@ -37,7 +38,26 @@ class _Items(tuple[Any, ...]):
     __slots__ = ()
 
 
+class _Presence:
+    """Whether there was an attribute of this name, whatever it held."""
+
+    __slots__ = ("is_there",)
+
+    def __init__(self, is_there: bool) -> None:
+        self.is_there = is_there
+
+
+class _Answer:
+    """Stands for a holder that is asked a question."""
+
+    __slots__ = ("ask",)
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        self.ask = ask
+
+
 _Row = tuple[Any, str, object]  # holder, name, what was there
+_Key = tuple[int, str, type]
 
 
 @dataclass(slots=True)
@@ -45,7 +65,7 @@ class Assumptions:
     """What one program relies on, by holder and name. `varying`: globals that have changed before;
     `counts`: how often, by name; `differences`: what the program before it was wrong about."""
 
-    found: dict[tuple[int, str], _Row] = field(default_factory=dict[tuple[int, str], "_Row"])
+    found: dict[_Key, _Row] = field(default_factory=dict["_Key", "_Row"])
     varying: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     counts: Counter[str] = field(default_factory=Counter[str])
     differences: tuple[str, ...] = ()
@@ -55,7 +75,33 @@ class Assumptions:
         if not isinstance(found, torch.Tensor):  # it is captured
             is_container = isinstance(found, _CONTAINERS)
             kept = _items(cast("object", found)) if is_container else found
-            self.found.setdefault((id(holder), name), (holder, name, kept))
+            self._keep(holder, name, kept)
+
+    def note_presence(self, holder: object, name: str, is_there: bool) -> None:
+        """Whether `holder` has something of this name was asked, or found out."""
+        self._keep(holder, name, _Presence(is_there))
+
+    def note_function(self, fn: FunctionType) -> None:
+        """A function was compiled as part of the program."""
+        if may_change(fn):
+            has_defaults = fn.__defaults__ or fn.__kwdefaults__
+            for name in ("__code__", *(("__defaults__", "__kwdefaults__") if has_defaults else ())):
+                found = getattr(fn, name)
+                self._keep(fn, name, _items(found) if isinstance(found, dict) else found)
+
+    def note_held(self, name: str, held: object) -> None:
+        """A list, dict or set that lies where nobody can put another one."""
+        if _is_mutable(held):
+            self.note(_holders.setdefault(id(held), {name: held}), name, held)
+
+    def note_answer(self, holder: object, name: str, ask: Callable[[], object]) -> None:
+        """What `ask()` says of the holder, a list or dict, is what a call must find again."""
+        if (id(holder), name, _Answer) not in self.found:
+            self.found[id(holder), name, _Answer] = _Answer(ask), name, _items(ask())
+
+    def _keep(self, holder: object, name: str, kept: object) -> None:
+        kind = _Presence if isinstance(kept, _Presence) else object
+        self.found.setdefault((id(holder), name, kind), (holder, name, kept))
 
     def holds(self) -> Callable[[], bool] | None:
         """Says whether all is as it was; None where nothing was assumed."""
@@ -64,9 +110,13 @@ class Assumptions:
         for k, (holder, name, found) in enumerate(self.found.values()):
             names[f"h{k}"], names[f"v{k}"] = holder, found
             now = _text(holder, f"h{k}", name)
-            if isinstance(found, _Items):
-                names[f"f{k}"] = _test_of(_now(holder, name), found)
-                tests.append(f"f{k}({now})")
+            if isinstance(found, _Presence):
+                tests.append(_presence_text(holder, f"h{k}", name, found.is_there))
+            elif isinstance(found, _Items):
+                names[f"v{k}"] = was = _now(holder, name)
+                names[f"f{k}"] = _test_of(was, found)
+                is_one = "" if _is_mutable(was) else f"{now} is v{k} or "
+                tests.append(f"({is_one}f{k}({now}))")
             elif isinstance(found, (*_NUMBERS, str)):
                 tests.append(f"({now} is v{k} or same({now}, v{k}))")
             elif _now(holder, name) is found:
@@ -90,6 +140,7 @@ class Assumptions:
 
 
 _ABSENT = object()
+_holders: dict[int, dict[str, object]] = {}  # they keep what they hold, and so its id
 _OFTEN = 8  # programs that were built since the same name had changed
 
 
@@ -113,8 +164,15 @@ def renewed(before: Assumptions | None, program: str) -> Assumptions:
             RuntimeWarning,
             stacklevel=2,
         )
-    told = tuple(f"`{n}` is another {type(now).__name__}" for _, n, _, now in changed)
+    told = tuple(_told(h, n, was, now) for h, n, was, now in changed)
     return Assumptions(varying=before.varying | varying, counts=counts, differences=told)
+
+
+def _told(holder: object, name: str, was: object, now: object) -> str:
+    name = f"{holder.__name__}.{name}" if isinstance(holder, FunctionType) else name
+    if isinstance(was, _Presence) or now is _ABSENT:
+        return f"`{name}` {'is gone' if now is _ABSENT else 'was not there before'}"
+    return f"`{name}` is another {type(now).__name__}"
 
 
 def holder_of(fn: FunctionType, name: str) -> Any:
@@ -144,12 +202,22 @@ def _is_stdlib(module: str) -> bool:
 def _text(holder: object, at: str, name: str) -> str:
     if type(holder) is dict:
         return f"{at}[{name!r}]"
+    if isinstance(holder, _Answer):
+        return f"{at}.ask()"
     return f"{at}.cell_contents" if isinstance(holder, CellType) else f"{at}.{name}"
+
+
+def _presence_text(holder: object, at: str, name: str, is_there: bool) -> str:
+    if type(holder) is dict:
+        return f"{name!r} {'in' if is_there else 'not in'} {at}"
+    return f"{'' if is_there else 'not '}hasattr({at}, {name!r})"
 
 
 def _now(holder: Any, name: str) -> object:
     if type(holder) is dict:
         return cast("dict[str, object]", holder).get(name, _ABSENT)
+    if isinstance(holder, _Answer):
+        return holder.ask()
     name = "cell_contents" if isinstance(holder, CellType) else name
     try:
         return getattr(holder, name, _ABSENT)
@@ -158,6 +226,8 @@ def _now(holder: Any, name: str) -> object:
 
 
 def _same(a: object, b: object) -> bool:
+    if isinstance(a, _Presence):
+        return a.is_there == (b is not _ABSENT)
     if isinstance(a, _Items):
         return a == _items(b)
     if isinstance(a, MethodType):  # made anew by each look at it
@@ -196,6 +266,13 @@ def _test_of(x: Any, items: _Items) -> Callable[[Any], bool]:
         and now == held
         and [*now] == keys
     )
+
+
+def _is_mutable(x: object) -> bool:
+    """Whether the same container may hold something else later."""
+    if isinstance(x, tuple | frozenset):
+        return any(map(_is_mutable, cast("tuple[object, ...]", x)))
+    return isinstance(x, _CONTAINERS)
 
 
 def _is_plain(x: object) -> bool:

@@ -88,6 +88,7 @@ def script_function(
     builder = Builder(Block())
     c = Context(builder)
     c.assumed = assumed or c.assumed
+    c.assumed.note_function(plain)
     frame = push_frame(c, plain, source)
     builder.loc = source.loc(source.node)
     builder.block.args.extend(Value(name, type_) for name, type_ in types.items())

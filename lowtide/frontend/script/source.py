@@ -125,24 +125,27 @@ def is_installed_file(file: str | None) -> bool:
     return not _INSTALLED.isdisjoint(Path(file or "").parts)
 
 
-@functools.lru_cache(maxsize=2048)
 def read_source(fn: FunctionType) -> FunctionSource:
-    """The parsed source of a function; raises CompileError if there is none."""
-    code = fn.__code__
+    """The parsed source of a function, as its code is now; raises CompileError if there is none."""
+    return _read_source(fn.__code__, fn.__code__.co_filename, fn.__qualname__)
+
+
+@functools.lru_cache(maxsize=2048)
+def _read_source(code: CodeType, file: str, qualname: str) -> FunctionSource:
+    """`file`: which code objects do not compare."""
     if code.co_name == "<lambda>":
         return _read_lambda(code)
     try:
         lines, first_line = inspect.getsourcelines(code)
     except (OSError, TypeError, IndexError) as error:
         raise CompileError(
-            f"the source of {fn.__qualname__!r} ({code.co_filename}, line {code.co_firstlineno}) "
-            "is not available",
+            f"the source of {qualname!r} ({file}, line {code.co_firstlineno}) is not available",
             remedy="the function in a .py file",
         ) from error
     node, extra_lines = _parse(lines, code)
     return FunctionSource(
         node=node,
-        file=code.co_filename,
+        file=file,
         lines=tuple(lines),
         first_line=first_line,
         line_shift=first_line - 1 - extra_lines,
