@@ -72,8 +72,8 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     found = inspect.getattr_static(cls, name, _ABSENT) if cls is not None else _ABSENT
     if cls is None or isinstance(found, MemberDescriptorType):
         return _read(c, base, name)
-    if isinstance(found, FunctionType | property) and may_change(cls):
-        c.assumed.note(cls, name, found)
+    if isinstance(found, FunctionType | property | staticmethod | classmethod):
+        c.assumed.note_member(cls.__mro__, name)
     is_enum: bool = issubclass(cls, enum.Enum)
     if is_enum and name in ("name", "value"):
         return _enum_attribute(c, base, cls, name)
@@ -121,6 +121,7 @@ def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
     cls = class_of(base.type)
     found = inspect.getattr_static(cls, name, None) if cls is not None else None
     if isinstance(found, property):
+        c.assumed.note_member(cast("type", cls).__mro__, name)
         if found.fset is None:
             raise c.error(node, f"the property {name!r} has no setter", f"@{name}.setter")
         c.inline(cast("FunctionType", found.fset), node, [base, stored])
@@ -242,6 +243,8 @@ def call_method(
     if fn is not None:
         first: Node = receiver
         cls = class_of(receiver.type)
+        assert cls is not None
+        c.assumed.note_member(cls.__mro__, name)
         if isinstance(inspect.getattr_static(cls, name, None), classmethod):
             first = PythonObject(cls)
         return c.inline(fn, node, [first, *args], keywords or {})

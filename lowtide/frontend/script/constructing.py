@@ -42,6 +42,7 @@ def construct(
     init = inspect.getattr_static(cls, "__init__", None)
     made = _new(c, cls)
     if isinstance(init, FunctionType):
+        c.assumed.note_member(cls.__mro__, "__init__")
         c.inline(init, node, [made, *args], keywords)
     elif args or keywords:
         raise c.error(node, f"{cls.__name__}() takes no arguments", f"{cls.__name__}()")

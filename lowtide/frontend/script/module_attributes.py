@@ -54,7 +54,6 @@ from lowtide.frontend.script.nodes import (
     Super,
     describe,
 )
-from lowtide.frontend.script.outside import may_change
 from lowtide.frontend.script.programs import finished_names, module_program, saved_optional
 from lowtide.frontend.script.remedies import alike
 from lowtide.frontend.script.source import mark_of, unwrap
@@ -78,6 +77,7 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
     """`module.name`."""
     state, own = state_of(c), vars(ref.module)
     path = join_path(ref.path, name)
+    c.assumed.note_class(ref.module)
     if name in HOOKS and not own.get(name):
         state.guard("hooks", ref.path)
         return Members(())
@@ -99,7 +99,15 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
             return data(c, node, ref, name, held[name])
     if module_program(ref, name) is not None:
         return FinishedMethod(ref, name)
+    note_not_replaced(c, ref, name)
     return class_attribute(c, node, ref, type(ref.module).__mro__, name)
+
+
+def note_not_replaced(c: Context, ref: ModuleRef, name: str) -> None:
+    """What the class has is meant as long as the module has nothing of this name itself."""
+    own = vars(ref.module)
+    if name not in own and not hasattr(type(ref.module), "__lowtide_root__"):
+        c.assumed.note_presence(own, name, False)
 
 
 def _is_made_method(module: torch.nn.Module, name: str) -> bool:
@@ -120,6 +128,9 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
     if _is_constant(state, ref.module, name, found):
         state.guard("value", path)
         return c.const(found)
+    if isinstance(found, MethodType) and found.__self__ is ref.module:  # `m.f = MethodType(f, m)`
+        state.guard("value", path)
+        return BoundMethod(unwrap(found), ref)
     if _is_function(found):
         state.guard("value", path)
         return python_object(c, node, found, "")
@@ -236,8 +247,8 @@ def class_attribute(
         if given is None:
             raise _absent(c, node, ref, name)
         return given
-    if isinstance(found, FunctionType | property) and may_change(type(ref.module)):
-        c.assumed.note(next(k for k in mro if name in k.__dict__), name, found)
+    if isinstance(found, FunctionType | property | staticmethod | classmethod):
+        c.assumed.note_member(mro, name)
     if isinstance(found, property):
         return _property(c, node, ref, name, found)
     if isinstance(found, staticmethod):

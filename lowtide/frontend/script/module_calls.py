@@ -32,7 +32,11 @@ from lowtide.frontend.script.left_to_python import (
     python_module,
     result_type,
 )
-from lowtide.frontend.script.module_attributes import class_attribute, state_of
+from lowtide.frontend.script.module_attributes import (
+    class_attribute,
+    note_not_replaced,
+    state_of,
+)
 from lowtide.frontend.script.module_containers import METHODS
 from lowtide.frontend.script.module_state import own_call
 from lowtide.frontend.script.node_tables import CALL_OF
@@ -119,20 +123,21 @@ def _is_torch(fn: object) -> bool:
 
 
 def _compiled(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
+    c.assumed.note_class(ref.module)
     found = class_attribute(c, call.node, ref, type(ref.module).__mro__, "forward")
     own = vars(ref.module).get("forward")
-    if own is not None:  # `module.forward = …`, as some libraries patch it
-        fn = unwrap(own)
+    if own is None:
+        note_not_replaced(c, ref, "forward")
+    else:  # `module.forward = …`, as some libraries patch it
+        c.assumed.note(vars(ref.module), "forward", own)
         is_free = isinstance(own, FunctionType)
-        found = PythonObject(own) if is_free else BoundMethod(fn, ref)
+        found = PythonObject(own) if is_free else BoundMethod(unwrap(own), ref)
     if method == "__call__":
         state_of(c).guard("hooks", ref.path)
         call = hooks.before(c, ref, call)
     assert isinstance(found, BoundMethod | PythonObject)
-    if isinstance(found, BoundMethod):
-        result = _method(c, found, call)
-    else:
-        raise c.error(call.node, f"the forward of {ref.path!r} was replaced", "a subclass")
+    is_method = isinstance(found, BoundMethod)
+    result = _method(c, found, call) if is_method else CALL_OF[PythonObject](c, found, call)
     return hooks.after(c, ref, call, result) if method == "__call__" else result
 
 

@@ -14,6 +14,7 @@ Always holds: elements of module containers are ModuleRefs, of parameter contain
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -50,16 +51,22 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _DICTS = (nn.ModuleDict, nn.ParameterDict)
 
 
-def _keys(ref: ModuleRef) -> list[str]:
-    """The attribute names of the elements, in order."""
-    module: Any = ref.module
-    match ref.module:
+def _keys(c: Context, ref: ModuleRef) -> list[str]:
+    """The attribute names of the elements, in order; those of modules alone are looked at in each
+    call as it is."""
+    if isinstance(ref.module, nn.ParameterList | nn.ParameterDict | nn.ModuleDict):
+        c.assumed.note_answer(ref.module, "keys", functools.partial(_keys_of, ref.module))
+    return _keys_of(ref.module)
+
+
+def _keys_of(module: Any) -> list[str]:
+    match module:
         case nn.ParameterList():
             return [str(i) for i in range(len(module))]
         case nn.ParameterDict():
             return [str(k) for k in module.keys()]  # noqa: SIM118 (not a dict)
         case _:
-            return list(vars(ref.module)["_modules"])
+            return list(vars(module)["_modules"])
 
 
 def _element(c: Context, node: ast.AST, ref: ModuleRef, key: str) -> Node:
@@ -69,9 +76,9 @@ def _element(c: Context, node: ast.AST, ref: ModuleRef, key: str) -> Node:
 def elements(c: Context, node: ast.AST, ref: ModuleRef) -> Sequence[Node]:
     """What a loop over the container gives: its elements, or the keys of a dict."""
     if isinstance(ref.module, _DICTS):
-        return [c.const(k) for k in _keys(ref)]
+        return [c.const(k) for k in _keys(c, ref)]
     if isinstance(ref.module, _LISTS):
-        return [_element(c, node, ref, k) for k in _keys(ref)]
+        return [_element(c, node, ref, k) for k in _keys(c, ref)]
     raise c.error(
         node,
         f"{describe(ref)} cannot be run over",
@@ -85,7 +92,7 @@ def item(c: Context, node: ast.Subscript, ref: ModuleRef) -> Node:
     if own is not None:
         return own
     index = _index(c, node.slice)
-    keys = _keys(ref)
+    keys = _keys(c, ref)
     if isinstance(index, slice) and isinstance(ref.module, _LISTS):
         picked = tuple(_element(c, node, ref, k) for k in keys[index])
         return Members(picked, isinstance(ref.module, nn.Sequential))
@@ -208,20 +215,20 @@ Method = Callable[[Context, ModuleRef, Call], Node]
 
 
 def _items(c: Context, ref: ModuleRef, call: Call) -> Node:
-    pairs = [Members((c.const(k), _element(c, call.node, ref, k))) for k in _keys(ref)]
+    pairs = [Members((c.const(k), _element(c, call.node, ref, k))) for k in _keys(c, ref)]
     return Members(tuple(pairs))
 
 
 def _values(c: Context, ref: ModuleRef, call: Call) -> Node:
-    return Members(tuple(_element(c, call.node, ref, k) for k in _keys(ref)))
+    return Members(tuple(_element(c, call.node, ref, k) for k in _keys(c, ref)))
 
 
 def _only_keys(c: Context, ref: ModuleRef, call: Call) -> Node:
-    return Members(tuple(c.const(k) for k in _keys(ref)))
+    return Members(tuple(c.const(k) for k in _keys(c, ref)))
 
 
 def _len(c: Context, ref: ModuleRef, call: Call) -> Node:
-    return c.const(len(_keys(ref)))
+    return c.const(len(_keys(c, ref)))
 
 
 def _children(ref: ModuleRef) -> Iterable[tuple[str, ModuleRef]]:
@@ -242,12 +249,20 @@ def _all_modules(ref: ModuleRef, seen: set[int], prefix: str) -> Iterable[tuple[
 
 def _listed(find: Callable[[ModuleRef], Iterable[tuple[str, ModuleRef]]], named: bool) -> Method:
     def method(c: Context, ref: ModuleRef, call: Call) -> Node:
-        found = find(ref)
+        found = list(find(ref))
         if named:
+            rows = functools.partial(_names_listed, find, ref)
+            c.assumed.note_answer(ref.module, "names of modules", rows)
             return Members(tuple(Members((c.const(n), m)) for n, m in found))
         return Members(tuple(m for _, m in found))
 
     return method
+
+
+def _names_listed(
+    find: Callable[[ModuleRef], Iterable[tuple[str, ModuleRef]]], ref: ModuleRef
+) -> list[str]:
+    return [name for name, _ in find(ref)]
 
 
 def _tensors(kind: str, named: bool) -> Method:
@@ -259,9 +274,10 @@ def _tensors(kind: str, named: bool) -> Method:
             call.keywords.get("recurse", call.args[-1] if call.args else c.const(True))
         )
         list_all = getattr(torch.nn.Module, f"named_{kind}")
-        found = cast(
-            "list[tuple[str, torch.Tensor]]", list(list_all(ref.module, recurse=flag is not False))
-        )
+        find = functools.partial(list_all, ref.module, recurse=flag is not False)
+        found = cast("list[tuple[str, torch.Tensor]]", list(find()))
+        question = f"{kind} {flag is not False}"
+        c.assumed.note_answer(ref.module, question, lambda: [name for name, _ in find()])
         nodes: list[Node] = []
         for name, tensor in found:
             owner, last = follow(ref.module, name)

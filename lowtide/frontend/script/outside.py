@@ -89,6 +89,19 @@ class Assumptions:
                 found = getattr(fn, name)
                 self._keep(fn, name, _items(found) if isinstance(found, dict) else found)
 
+    def note_class(self, obj: object) -> None:
+        """What the class of the object says was taken for what the object does."""
+        self._keep(obj, "__class__", type(obj))
+
+    def note_member(self, mro: Sequence[type], name: str) -> None:
+        """A method, property or the like was found in the first of these classes that has it."""
+        owner = next(k for k in mro if name in vars(k))
+        if may_change(mro[0]) or may_change(owner):
+            found = getattr(mro[0], name, None)
+            is_first = found is getattr(owner, name) or isinstance(found, MethodType)
+            holder = mro[0] if is_first else owner
+            self.note(holder, name, getattr(holder, name))
+
     def note_held(self, name: str, held: object) -> None:
         """A list, dict or set that lies where nobody can put another one."""
         if _is_mutable(held):

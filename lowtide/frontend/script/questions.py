@@ -33,6 +33,7 @@ from lowtide.ir.types import OptionalType
 def _isinstance(c: Context, call: Call) -> Node:
     found, cls = call.args
     if isinstance(found, ModuleRef) and isinstance(cls, PythonObject):
+        c.assumed.note_class(found.module)
         return c.const(isinstance(found.module, cast("Any", cls.obj)))
     value = c.as_value(found, call.node)
     if not isinstance(cls, PythonObject):
@@ -60,6 +61,7 @@ def _type(c: Context, call: Call) -> Node:
         raise c.error(call.node, "type() that makes a class is not compiled", "a global class")
     (found,) = call.args
     if isinstance(found, ModuleRef):
+        c.assumed.note_class(found.module)
         return PythonObject(type(found.module))
     cls = exact_class(found.type) if isinstance(found, Value) else None
     if cls is not None:
