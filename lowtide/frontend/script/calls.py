@@ -25,6 +25,7 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script import classes, constructing, methods
 from lowtide.frontend.script.arguments import bind_python, check_count, compile_arguments
 from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin, take_keywords
+from lowtide.frontend.script.cached_functions import cached_call
 from lowtide.frontend.script.comprehensions import decided_early
 from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.context_managers import context_manager
@@ -174,7 +175,7 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     wrapped = getattr(obj, "__wrapped__", None)
     is_cached = type(obj).__name__ == "_lru_cache_wrapper"
     if is_cached and isinstance(wrapped, FunctionType):
-        return inline(c, wrapped, call.node, call.args, call.keywords, unpacked=call.unpacked)
+        return cached_call(c, obj, wrapped, call)
     source = source_of(callee)
     entered = context_manager(c, obj, call)
     if entered is not None:

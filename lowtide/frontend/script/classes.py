@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType, MemberDescriptorType
 from typing import Any, cast
 
+import torch
+
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.declared_in_methods import declared_in_init
 from lowtide.frontend.script.decorators import IGNORED, modifier
@@ -100,6 +102,20 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
 def _read(c: Context, base: Value, name: str) -> Value:
     type_ = attribute_type(c, base.type, name)
     return c.builder.emit("attr.get", [base], [type_], name=name).result
+
+
+def as_found(c: Context, value: Value, *, by_class: bool = False) -> Value:
+    """The value as what a question is asked of: an attribute of an object may hold something else
+    than its class declares. Asked for None, the run looks; asked `by_class`, it does where Python
+    takes an int for a float, and `attr.get` raises for what else is not as declared."""
+    maker = c.builder.makers.get(value)
+    cls = class_of(maker.operands[0].type) if maker and maker.name == "attr.get" else None
+    if cls is None or t.is_dynamic(value.type) or issubclass(cls, enum.Enum | torch.nn.Module):
+        return value
+    if by_class and value.type != t.FLOAT:
+        c.builder.emit("use", [value])
+        return value
+    return c.builder.emit("cast", [value], [t.ANY]).result
 
 
 def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:

@@ -42,7 +42,7 @@ from lowtide.frontend.script.nodes import (
 )
 from lowtide.frontend.script.outside import holder_of, may_change
 from lowtide.frontend.script.own_attributes import own_attribute
-from lowtide.frontend.script.remedies import alike, defined, member
+from lowtide.frontend.script.remedies import defined, member
 from lowtide.frontend.script.targets import assign
 from lowtide.frontend.script.torch_calls import attribute
 from lowtide.ir import python_objects
@@ -187,8 +187,6 @@ def compile_attribute(c: Context, node: ast.Attribute) -> Node:
     base = c.expr(node.value)
     if type(base) in ATTRIBUTE_OF:
         return ATTRIBUTE_OF[type(base)](c, node, base, node.attr)
-    if isinstance(base, PythonObject):
-        return _object_attribute(c, node, base)
     if not isinstance(base, Value):
         raise c.error(
             node, f"{describe(base)} has no attribute {node.attr!r}", "a value that has it"
@@ -269,20 +267,6 @@ _ATTRIBUTES: dict[tuple[Type, str], str] = {
 
 def _plain(type_: Type) -> Type:
     return type_.elem if isinstance(type_, OptionalType) else type_
-
-
-def _object_attribute(c: Context, node: ast.Attribute, base: PythonObject) -> Node:
-    if not hasattr(base.obj, node.attr):
-        near = alike(node.attr, dir(base.obj), "a name that is there")
-        raise c.error(node, f"{describe(base)} has no attribute {node.attr!r}", near)
-    path = f"{base.path}.{node.attr}" if base.path else ""
-    found: object = getattr(base.obj, node.attr)
-    scope = vars(base.obj) if isinstance(base.obj, ModuleType) else {}
-    if isinstance(found, torch.Tensor) and scope.get(node.attr) is found:
-        return capture(c, scope, node.attr, t.TENSOR)
-    if may_change(base.obj):
-        c.assumed.note(base.obj, node.attr, found)
-    return python_object(c, node, found, path)
 
 
 @expression(ast.Dict)

@@ -11,7 +11,6 @@ In: a subscript's AST. Out: `Items`, flat operands with a word for each item (se
 from __future__ import annotations
 
 import ast
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -52,26 +51,12 @@ def compile_subscript(c: Context, node: ast.Subscript) -> Node:
     base = c.expr(node.value)
     if type(base) in ITEM_OF:
         return ITEM_OF[type(base)](c, node, base)
-    if isinstance(base, PythonObject) and isinstance(base.obj, enum.EnumMeta):
-        return classes.enum_lookup(c, node, base.obj, "name", c.expr(node.slice))
-    if isinstance(base, PythonObject) and hasattr(base.obj, "__getitem__"):
-        return _annotation(c, node)
     if not isinstance(base, Value):
         raise c.error(node, f"{describe(base)} has no items", INDEXED)
     base = c.not_none(base)
     if base in c.containers and (own := own_item(c, node, base)) is not None:
         return own
     return load(c, node, base, index_items(c, node.slice, base.type))
-
-
-def _annotation(c: Context, node: ast.Subscript) -> Node:
-    """`List[Tensor]`, standing where a value could: an argument of annotate or isinstance."""
-    try:
-        return PythonObject(eval(ast.unparse(node), dict(c.frame.names)))
-    except Exception as error:
-        raise c.error(
-            node, f"`{ast.unparse(node)}` cannot be used here: {error}", "a type"
-        ) from error
 
 
 def index_items(c: Context, node: ast.expr, base: Type) -> Items:

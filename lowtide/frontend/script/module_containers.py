@@ -66,7 +66,7 @@ def _keys_of(module: Any) -> list[str]:
         case nn.ParameterDict():
             return [str(k) for k in module.keys()]  # noqa: SIM118 (not a dict)
         case _:
-            return list(vars(module)["_modules"])
+            return list(cast("dict[str, object]", vars(cast("nn.Module", module))["_modules"]))
 
 
 def _element(c: Context, node: ast.AST, ref: ModuleRef, key: str) -> Node:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Sequence
-from types import UnionType
+from types import FunctionType, UnionType
 from typing import Any, cast
 
 from torch.torch_version import TorchVersion
@@ -239,9 +239,10 @@ _ORDERS: dict[type[ast.cmpop], Any] = {
 
 
 def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: Node) -> Value:
-    if isinstance(left, PythonObject) and isinstance(right, PythonObject):
+    by_value = isinstance(op, ast.Eq | ast.NotEq) and any(map(_has_own_equality, (left, right)))
+    if not by_value and isinstance(left, PythonObject) and isinstance(right, PythonObject):
         return _compare_objects(c, node, op, left, right)
-    known = compare_nodes(c, node, op, left, right)
+    known = None if by_value else compare_nodes(c, node, op, left, right)
     if known is None:
         known = _compare_versions(c, op, left, right)
     if known is not None:
@@ -252,6 +253,8 @@ def _compare(c: Context, node: ast.Compare, op: ast.cmpop, left: Node, right: No
             return c.py(node, "py.not", found) if isinstance(op, ast.NotIn) else found
     seek = c.read if isinstance(op, ast.In | ast.NotIn) else c.as_value
     a, b = c.as_value(left, node), seek(right, node)
+    if isinstance(op, ast.Is | ast.IsNot) and t.NONE in (a.type, b.type):
+        a, b = classes.as_found(c, a), classes.as_found(c, b)
     match op:
         case ast.Is():
             return c.py(node, "py.is", a, b)
@@ -291,6 +294,16 @@ def _among(c: Context, node: ast.AST, item: Value, container: Node) -> Value | N
         equal = c.py(node, "py.eq", item, c.as_value(iteration.element(c.const(k)), node))
         found = c.py(node, "py.or", found, equal)
     return found
+
+
+def _has_own_equality(node: Node) -> bool:
+    """Whether it is an object of which Python asks its class what it equals, when the run gets
+    there; what can be called, and the like, equals itself."""
+    if not isinstance(node, PythonObject) or isinstance(node.obj, type | tuple):
+        return False
+    own: object = type(node.obj).__eq__
+    is_data = own is not object.__eq__ and not callable(node.obj)
+    return is_data or isinstance(own, FunctionType)
 
 
 def _compare_objects(

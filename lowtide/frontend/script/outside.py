@@ -21,7 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -85,9 +85,10 @@ class Assumptions:
         """A function was compiled as part of the program."""
         if may_change(fn):
             has_defaults = fn.__defaults__ or fn.__kwdefaults__
-            for name in ("__code__", *(("__defaults__", "__kwdefaults__") if has_defaults else ())):
-                found = getattr(fn, name)
-                self._keep(fn, name, _items(found) if isinstance(found, dict) else found)
+            for name in ("__code__", *(_DEFAULTS if has_defaults else ())):
+                found: object = getattr(fn, name)
+                is_dict = name == "__kwdefaults__" and found is not None
+                self._keep(fn, name, _items(found) if is_dict else found)
 
     def note_class(self, obj: object) -> None:
         """What the class of the object says was taken for what the object does."""
@@ -115,6 +116,12 @@ class Assumptions:
     def _keep(self, holder: object, name: str, kept: object) -> None:
         kind = _Presence if isinstance(kept, _Presence) else object
         self.found.setdefault((id(holder), name, kind), (holder, name, kept))
+
+    def has_data(self) -> bool:
+        """Whether something else than code was found."""
+        code = (FunctionType, BuiltinFunctionType, type, ModuleType, CodeType, _Presence)
+        rows = self.found.values()
+        return any(n not in _DEFAULTS and not isinstance(found, code) for _, n, found in rows)
 
     def holds(self) -> Callable[[], bool] | None:
         """Says whether all is as it was; None where nothing was assumed."""
@@ -153,6 +160,7 @@ class Assumptions:
 
 
 _ABSENT = object()
+_DEFAULTS = ("__defaults__", "__kwdefaults__")
 _holders: dict[int, dict[str, object]] = {}  # they keep what they hold, and so its id
 _OFTEN = 8  # programs that were built since the same name had changed
 
@@ -196,11 +204,16 @@ def holder_of(fn: FunctionType, name: str) -> Any:
     return fn.__globals__ if name in fn.__globals__ else None
 
 
+def gives_it_again(holder: object, name: str, found: object) -> bool:
+    """Whether what was found is still there, rather than made anew by each look at it."""
+    return isinstance(found, _CONTAINERS) or _same(found, _now(holder, name))
+
+
 def may_change(owner: object) -> bool:
     """Whether what lies in it may become something else: not in PyTorch or installed packages."""
     if isinstance(owner, ModuleType):
         file = getattr(owner, "__file__", None)
-        return file is not None and not is_installed_file(file) and not _is_stdlib(owner.__name__)
+        return not is_installed_file(file) and not _is_stdlib(owner.__name__)
     if not isinstance(owner, type | FunctionType):
         return True  # an object of whatever class
     module = str(getattr(owner, "__module__", ""))

@@ -15,14 +15,15 @@ from typing import Any, cast
 
 import torch
 
-from lowtide.frontend.script import language
+from lowtide.frontend.script import classes, language
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context, NotKnown
-from lowtide.frontend.script.expressions import python_object, value_attribute
+from lowtide.frontend.script.expressions import value_attribute
 from lowtide.frontend.script.module_state import join_path
 from lowtide.frontend.script.narrowing import exact_class, is_one, members, python_class
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, STORE_OF
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
+from lowtide.frontend.script.outer_objects import has_attribute, object_attribute
 from lowtide.frontend.script.types_from_annotations import tested_types
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
@@ -35,7 +36,7 @@ def _isinstance(c: Context, call: Call) -> Node:
     if isinstance(found, ModuleRef) and isinstance(cls, PythonObject):
         c.assumed.note_class(found.module)
         return c.const(isinstance(found.module, cast("Any", cls.obj)))
-    value = c.as_value(found, call.node)
+    value = classes.as_found(c, c.as_value(found, call.node), by_class=True)
     if not isinstance(cls, PythonObject):
         raise c.error(
             call.node, "isinstance() takes a class, or a tuple of classes", "a class by name"
@@ -63,6 +64,7 @@ def _type(c: Context, call: Call) -> Node:
     if isinstance(found, ModuleRef):
         c.assumed.note_class(found.module)
         return PythonObject(type(found.module))
+    found = classes.as_found(c, found, by_class=True) if isinstance(found, Value) else found
     cls = exact_class(found.type) if isinstance(found, Value) else None
     if cls is not None:
         return PythonObject(cls)
@@ -84,9 +86,9 @@ def _getattr(c: Context, call: Call) -> Node:
     if isinstance(found, ModuleRef):
         _rely_on_presence(c, found, name)
         return call.args[2]
-    if isinstance(found, PythonObject) and hasattr(found.obj, name):
-        path = f"{found.path}.{name}" if found.path else ""
-        return python_object(c, call.node, getattr(found.obj, name), path)
+    if isinstance(found, PythonObject):
+        is_there = len(call.args) == 2 or c.constant(has_attribute(c, found, name)) is not False
+        return object_attribute(c, call.node, found, name) if is_there else call.args[2]
     value = c.as_value(found, call.node)
     if len(call.args) == 3 and not _class_has(value, name):
         return _ask_python(c, getattr, value, name, c.as_value(call.args[2], call.node))
@@ -109,7 +111,7 @@ def _hasattr(c: Context, call: Call) -> Node:
     if not isinstance(name, str):
         raise c.error(call.node, "hasattr() with a name that is computed", "a fixed name")
     if isinstance(found, PythonObject):
-        return c.const(hasattr(found.obj, name))
+        return has_attribute(c, found, name)
     if isinstance(found, ModuleRef):
         _rely_on_presence(c, found, name)
         return c.const(hasattr(found.module, name))
