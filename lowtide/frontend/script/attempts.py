@@ -19,12 +19,14 @@ Other = TypeVar("Other")
 def attempt(c: Context, compile_it: Callable[[], Result]) -> Result | CompileError:
     """What `compile_it` gives, or why it does not compile."""
     block, variables = c.builder.block, dict(c.frame.vars)
-    op_count, depth = len(block.ops), len(c.frames)
+    op_count, depth, captured = len(block.ops), len(c.frames), len(c.captured)
     try:
         return compile_it()
     except CompileError as error:
         del block.ops[op_count:], c.frames[depth:]
         c.frame.vars = variables
+        for path in list(c.captured)[captured:]:
+            del c.captured[path]
         return error
 
 
