@@ -161,7 +161,7 @@ def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
     parts = cast("tuple[object, ...]", found.obj) if is_tuple else (found.obj,)
     if not all(callable(p) or p is Ellipsis or is_installed(type(p)) for p in parts):
         type_ = t.type_of(found.obj)
-        if isinstance(type_, t.ClassType):
+        if isinstance(type_, t.ClassType) and found.obj is not NotImplemented:
             return capture_object(c, found.obj, type_)
         given = "an argument, or a function marked `@lt.ignore` that gives it"
         raise c.error(node, f"{describe(found)} cannot be used as a value", given)
