@@ -100,6 +100,8 @@ CLAMPS: Final = frozenset({"clamp", "clamp_min", "clamp_max", "normalize"})
 STRICT: Final = frozenset({
     "relu", "relu6", "hardtanh", "hardsigmoid", "hardswish", "rnn_relu_cell",
 })  # fmt: skip
+# a limit that PyTorch applies without recording it: what is below gets the cotangent, too
+UNRECORDED: Final = frozenset({"cosine_similarity"})
 # losses whose slope is NaN, not 0, where the distance is NaN
 LIPSCHITZ: Final = frozenset({"smooth_l1_loss", "huber_loss"})
 # the slope at NaN, where a backward formula asks on which side of a kink it lies
@@ -119,6 +121,8 @@ def _extreme(node: Apply, g: F, op: str) -> Cotangents:
     larger = node.fn == "maximum"
     if op in CLAMPS:
         return _clamped(node, g, larger)
+    if op in UNRECORDED:
+        return g, None
     if op in STRICT:
         outside = a <= b if larger else a >= b
         return outside.where(g.like(0), g), outside.where(g, 0)

@@ -155,6 +155,13 @@ def test_losses_infinitely_far_apart(name: str) -> None:
     check(name, with_inf(6, 7), ties(6, 7))
 
 
+@pytest.mark.parametrize("eps", [0.5, 3.0, 100.0])
+def test_norms_below_their_limit(eps: float) -> None:
+    x, y = randn(6, 7), randn(6, 7).roll(1)
+    check("cosine_similarity", x, y, 1, eps)
+    check("normalize", x, 2.0, 1, eps)
+
+
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize(
     ("name", "operands"), OTHERS, ids=lambda v: v if isinstance(v, str) else ""
