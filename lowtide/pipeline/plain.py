@@ -33,6 +33,7 @@ _mode_at: Callable[[int], Any] = getattr(_C, "_get_function_stack_at", _never)
 _dispatch_modes: Callable[[], int] = _flag("_len_torch_dispatch_stack")
 _dispatch_mode_at: Callable[[int], Any] = _flag("_get_dispatch_stack_at")
 _transform = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+_is_recording: Callable[[], bool] = _flag("_is_tracing")
 _any_autocast: Callable[[], bool] = getattr(_C, "_is_any_autocast_enabled", lambda: True)
 _keeps_graph: Callable[[], bool] = getattr(
     getattr(_C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True
@@ -119,6 +120,8 @@ def reason() -> str:
         return "a TorchFunctionMode or TorchDispatchMode is on"
     if _transform() is not None:
         return "inside a torch.func transform"
+    if _is_recording():  # torch.onnx.export does, too
+        return "torch.jit.trace is recording"
     if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return "inside forward-mode differentiation"
     if torch.get_default_dtype() is not torch.float32:

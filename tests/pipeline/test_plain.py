@@ -89,6 +89,13 @@ def test_modes_and_transforms() -> None:
         assert is_plain(lambda: scripted(x))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+def test_in_a_trace_of_torch_jits() -> None:
+    x = torch.rand(40)
+    traced = torch.jit.trace(scripted, x)
+    torch.testing.assert_close(traced(x[:7]), scripted(x[:7]))
+
+
 def test_forward_mode() -> None:
     import torch.autograd.forward_ad as fwad
 

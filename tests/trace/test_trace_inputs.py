@@ -203,6 +203,15 @@ def test_data_set_to_itself_is_nothing() -> None:
     assert torch.equal(lt.trace(fn, R(3))(x), fn(x))
 
 
+def test_a_cast_to_a_legacy_tensor_type() -> None:
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        return x.type(torch.DoubleTensor) + x.type(torch.LongTensor)
+
+    x = torch.rand(3) * 5
+    traced = lt.trace(cast, (x,))
+    assert torch.equal(traced(x + 1), cast(x + 1))
+
+
 def test_a_cast_that_changed_nothing_is_a_tensor_of_its_own() -> None:
     """`x.float()` of the floats of the example is x; of the halves of a call it is not."""
 

@@ -59,6 +59,7 @@ _CLASSES: Final[dict[object, torch.dtype]] = {
     float: torch.float64,
     complex: torch.complex128,
 }
+_LEGACY: Final[Any] = type(torch.FloatTensor)
 
 
 def encode(known: Known, x: Any) -> Value:
@@ -81,6 +82,8 @@ def encode(known: Known, x: Any) -> Value:
         return _member(known, x)
     if isinstance(x, type) and x in _CLASSES:
         return known.builder.const(_CLASSES[x])
+    if isinstance(x, _LEGACY):
+        return known.builder.const(f"{x.__module__}.{x.__name__}")  # as `Tensor.type` takes it
     if isinstance(x, int | float) and type(x) not in (bool, int, float):
         x = int(x) if isinstance(x, int) else float(x)  # an IntEnum, a NumPy float
     if not is_literal(x):
@@ -126,7 +129,7 @@ def is_encodable(x: Any) -> bool:
         return all(is_encodable(part) for pair in pairs for part in pair)
     if isinstance(x, Value | torch.Tensor | Traced | np.generic | int | float) or _is_member(x):
         return True
-    return (isinstance(x, type) and x in _CLASSES) or is_literal(x)
+    return (isinstance(x, type) and x in _CLASSES) or isinstance(x, _LEGACY) or is_literal(x)
 
 
 def plain(x: Any) -> Any:
