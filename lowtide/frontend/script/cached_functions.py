@@ -49,6 +49,7 @@ def cached_call(c: Context, obj: Any, fn: FunctionType, call: Call) -> Node:
         found = attempt(c, compile_it)
     finally:
         c.assumed, inner = outer, c.assumed
+        c.assumed.log += inner.log
     if isinstance(found, CompileError):
         return left_to_python.python_call(c, obj, call, t.ANY)
     c.assumed.found = {**inner.found, **c.assumed.found}

@@ -25,10 +25,13 @@ def capture(c: Context, root: object, path: str, type_: Type) -> Value:
     """The captured parameter for what lies at `path` from `root`, a module or a dict of globals."""
     whole = f"@{python_objects.name_of(root)}|{path}"
     if c.modules is not None:
-        return c.modules.capture(whole, None, type_)
-    known = c.captured.get(whole)
-    if known is None:
-        known = c.captured[whole] = Value(path.rpartition(".")[2], type_)
+        known = c.modules.capture(whole, None, type_)
+    else:
+        name = path.rpartition(".")[2]
+        known = c.captured.get(whole) or c.captured.setdefault(whole, Value(name, type_))
+    kind: type = root.__class__
+    if kind is dict:
+        c.assumed.note_read(root, path, known)
     return known
 
 

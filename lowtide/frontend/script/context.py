@@ -89,6 +89,8 @@ class Context:
         self.modules: ModuleState | None = None  # where the program is a module's method
         self.captured: dict[str, Value] = {}  # by path, where it is a function
         self.assumed = Assumptions()
+        self.opaque: list[Any] = []  # calls of Python code: see `rechecked`
+        self.loop_start: int | None = None  # how long the log was where the outermost loop begins
         self.maybe_unbound: set[Value] = set()  # what a variable is that may not be assigned yet
         self.constants: set[Value] = set()  # lists and dicts that stand for global ones
         # that stand for objects of the user's own classes, and whether they are read at each call
@@ -197,6 +199,16 @@ class Context:
             yield
         finally:
             self.builder.loc = outer
+
+    @contextmanager
+    def in_loop(self) -> Generator[None]:
+        """What is compiled inside runs several times."""
+        outer = self.loop_start
+        self.loop_start = len(self.assumed.log) if outer is None else outer
+        try:
+            yield
+        finally:
+            self.loop_start = outer
 
     def outside(self, node: ast.AST) -> CompileError:
         """An error for syntax that is not in the language."""

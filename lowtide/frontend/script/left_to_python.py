@@ -35,6 +35,7 @@ from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_attributes import state_of
 from lowtide.frontend.script.module_state import Restart, own_call
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
+from lowtide.frontend.script.rechecked import python_ran
 from lowtide.frontend.script.source import is_installed_file, read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
@@ -118,6 +119,7 @@ def python_module(
         kwnames=kwnames,
         why=why.partition("\n")[0],
     )
+    python_ran(c, type(ref.module))
     return op.result
 
 
@@ -213,6 +215,7 @@ def python_call(
     _note_assigned(c, fn, [*modules, *(a.module for a in call.args if isinstance(a, ModuleRef))])
     name = python_objects.name_of(fn if target is None else target)
     op = c.builder.emit("py.call", operands, [type_], target=name, kwnames=kwnames)
+    python_ran(c, fn)
     return c.const(None) if type_ == t.NONE else op.result
 
 
@@ -222,6 +225,7 @@ def _note_assigned(c: Context, fn: Callable[..., Any], modules: Sequence[torch.n
         return
     classes = frozenset(type(m) for module in modules for m in module.modules())
     assigned, knowledge = _assigned_attributes(fn, classes), c.modules.knowledge
+    knowledge.by_python |= assigned
     if not assigned <= knowledge.dynamic:
         knowledge.dynamic |= assigned
         raise Restart(fn.__name__)

@@ -356,7 +356,8 @@ class _Body:
             c.frame.vars[CONTINUED] = c.const(False)
             condition[0] = self._next_test(index)
 
-        branch = open_branch(c, compile_body)
+        with c.in_loop():
+            branch = open_branch(c, compile_body)
         branch.block.args = [index, *args]
         values: list[Value] = []
         for name in names:

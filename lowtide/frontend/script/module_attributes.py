@@ -83,6 +83,7 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
         return Members(())
     if name in own["_modules"]:
         found = child(ref.module, name)
+        c.assumed.note_read(ref.module, name, own["_modules"][name])
         if found is not None:
             return ModuleRef(found, path)
         state.guard("none", path)
@@ -94,13 +95,28 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
         return c.builder.list_make(weights)
     for held in (own["_parameters"], own["_buffers"], own):
         if name in held and not _is_made_method(ref.module, name):
-            if name in state.knowledge.dynamic:
-                return _dynamic(c, ref, name, held[name])
-            return data(c, node, ref, name, held[name])
+            is_dynamic = name in state.knowledge.dynamic
+            found = (
+                _dynamic(c, ref, name, held[name])
+                if is_dynamic
+                else data(c, node, ref, name, held[name])
+            )
+            _note_read(c, ref, name, held[name], found, is_dynamic=is_dynamic)
+            return found
     if module_program(ref, name) is not None:
         return FinishedMethod(ref, name)
     note_not_replaced(c, ref, name)
     return class_attribute(c, node, ref, type(ref.module).__mro__, name)
+
+
+def _note_read(
+    c: Context, ref: ModuleRef, name: str, before: object, found: Node, *, is_dynamic: bool
+) -> None:
+    """For what comes after a call of Python code: see `rechecked`."""
+    is_captured = isinstance(found, Value) and found not in c.builder.makers
+    kept = found if is_captured else before
+    kept = found.type if is_dynamic and isinstance(found, Value) else kept
+    c.assumed.note_read(ref.module, name, kept)
 
 
 def note_not_replaced(c: Context, ref: ModuleRef, name: str) -> None:
@@ -397,6 +413,8 @@ def _dynamic_type(c: Context, ref: ModuleRef, name: str, found: object) -> t.Typ
         return known
     declared = declared_type(ref.module, name)
     actual = data_type(ref.module, name, found)
+    if declared is None and found is None and name in state_of(c).knowledge.by_python:
+        return t.ANY
     if declared is not None and actual is not None and t.is_subtype(actual, declared):
         return declared
     return actual or t.ANY

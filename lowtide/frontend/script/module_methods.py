@@ -40,6 +40,7 @@ from lowtide.frontend.script.module_state import (
 )
 from lowtide.frontend.script.nodes import BoundMethod, ModuleRef
 from lowtide.frontend.script.outside import Assumptions
+from lowtide.frontend.script.rechecked import put_rechecks
 from lowtide.frontend.script.script import signature_types
 from lowtide.frontend.script.source import decorated, parameters_of, read_source
 from lowtide.ir.builder import Builder
@@ -149,6 +150,7 @@ def _compile(
     result = c.as_value(found, source.node)
     state.settle()
     builder.emit("return", [result])
+    put_rechecks(c)
     defaults = _defaults(fn)
     loc = source.loc(source.node)
     paths = tuple(state.paths)

@@ -54,7 +54,8 @@ class Restart(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Knowledge:
-    """What outlives a Restart. `literal_types`: attributes of these types are constants.
+    """What outlives a Restart. `dynamic`: attributes that are assigned, `by_python`: in functions
+    left to Python. `literal_types`: attributes of these types are constants.
 
     `container_types`: by path, of lists and dicts into which the program puts more than they hold.
 
@@ -65,6 +66,7 @@ class Knowledge:
     `leaves_parts`: parts from installed packages may be left to Python."""
 
     dynamic: set[str] = field(default_factory=set[str])
+    by_python: set[str] = field(default_factory=set[str])
     read_in_place: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     attribute_types: dict[tuple[int, str], t.Type] = field(
         default_factory=dict[tuple[int, str], t.Type]

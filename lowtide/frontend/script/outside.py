@@ -38,7 +38,7 @@ class _Items(tuple[Any, ...]):
     __slots__ = ()
 
 
-class _Presence:
+class Presence:
     """Whether there was an attribute of this name, whatever it held."""
 
     __slots__ = ("is_there",)
@@ -56,7 +56,7 @@ class _Answer:
         self.ask = ask
 
 
-_Row = tuple[Any, str, object]  # holder, name, what was there
+Row = tuple[Any, str, object]  # holder, name, what was there
 _Key = tuple[int, str, type]
 
 
@@ -65,10 +65,17 @@ class Assumptions:
     """What one program relies on, by holder and name. `varying`: globals that have changed before;
     `counts`: how often, by name; `differences`: what the program before it was wrong about."""
 
-    found: dict[_Key, _Row] = field(default_factory=dict["_Key", "_Row"])
+    found: dict[_Key, Row] = field(default_factory=dict["_Key", "Row"])
+    log: list[Row] = field(default_factory=list["Row"])
     varying: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     counts: Counter[str] = field(default_factory=Counter[str])
     differences: tuple[str, ...] = ()
+
+    def note_read(self, holder: object, name: str, kept: object) -> None:
+        """Something was looked at that is checked otherwise: what it was, the type that it must
+        have, or the captured value."""
+        is_container = isinstance(kept, _CONTAINERS)
+        self.log.append((holder, name, _items(cast("object", kept)) if is_container else kept))
 
     def note(self, holder: object, name: str, found: object) -> None:
         """`holder`: a dict of globals, a closure's cell, else what has the attribute."""
@@ -79,7 +86,7 @@ class Assumptions:
 
     def note_presence(self, holder: object, name: str, is_there: bool) -> None:
         """Whether `holder` has something of this name was asked, or found out."""
-        self._keep(holder, name, _Presence(is_there))
+        self._keep(holder, name, Presence(is_there))
 
     def note_function(self, fn: FunctionType) -> None:
         """A function was compiled as part of the program."""
@@ -114,32 +121,33 @@ class Assumptions:
             self.found[id(holder), name, _Answer] = _Answer(ask), name, _items(ask())
 
     def _keep(self, holder: object, name: str, kept: object) -> None:
-        kind = _Presence if isinstance(kept, _Presence) else object
+        self.log.append((holder, name, kept))
+        kind = Presence if isinstance(kept, Presence) else object
         self.found.setdefault((id(holder), name, kind), (holder, name, kept))
 
     def has_data(self) -> bool:
         """Whether something else than code was found."""
-        code = (FunctionType, BuiltinFunctionType, type, ModuleType, CodeType, _Presence)
+        code = (FunctionType, BuiltinFunctionType, type, ModuleType, CodeType, Presence)
         rows = self.found.values()
         return any(n not in _DEFAULTS and not isinstance(found, code) for _, n, found in rows)
 
     def holds(self) -> Callable[[], bool] | None:
         """Says whether all is as it was; None where nothing was assumed."""
-        names: dict[str, Any] = {"same": _same}
+        names: dict[str, Any] = {"same": same}
         tests: list[str] = []
         for k, (holder, name, found) in enumerate(self.found.values()):
             names[f"h{k}"], names[f"v{k}"] = holder, found
             now = _text(holder, f"h{k}", name)
-            if isinstance(found, _Presence):
+            if isinstance(found, Presence):
                 tests.append(_presence_text(holder, f"h{k}", name, found.is_there))
             elif isinstance(found, _Items):
-                names[f"v{k}"] = was = _now(holder, name)
+                names[f"v{k}"] = was = now_at(holder, name)
                 names[f"f{k}"] = _test_of(was, found)
                 is_one = "" if _is_mutable(was) else f"{now} is v{k} or "
                 tests.append(f"({is_one}f{k}({now}))")
             elif isinstance(found, (*_NUMBERS, str)):
                 tests.append(f"({now} is v{k} or same({now}, v{k}))")
-            elif _now(holder, name) is found:
+            elif now_at(holder, name) is found:
                 tests.append(f"{now} is v{k}")
             elif isinstance(found, MethodType):  # made anew by each look at it
                 tests.append(f"{now} == v{k}")
@@ -155,8 +163,8 @@ class Assumptions:
 
     def changed(self) -> list[tuple[Any, str, object, object]]:
         """Holder, name, value before and now of what is no longer so."""
-        rows = ((h, n, was, _now(h, n)) for h, n, was in self.found.values())
-        return [row for row in rows if not _same(row[2], row[3])]
+        rows = ((h, n, was, now_at(h, n)) for h, n, was in self.found.values())
+        return [row for row in rows if not same(row[2], row[3])]
 
 
 _ABSENT = object()
@@ -191,7 +199,7 @@ def renewed(before: Assumptions | None, program: str) -> Assumptions:
 
 def _told(holder: object, name: str, was: object, now: object) -> str:
     name = f"{holder.__name__}.{name}" if isinstance(holder, FunctionType) else name
-    if isinstance(was, _Presence) or now is _ABSENT:
+    if isinstance(was, Presence) or now is _ABSENT:
         return f"`{name}` {'is gone' if now is _ABSENT else 'was not there before'}"
     return f"`{name}` is another {type(now).__name__}"
 
@@ -206,7 +214,14 @@ def holder_of(fn: FunctionType, name: str) -> Any:
 
 def gives_it_again(holder: object, name: str, found: object) -> bool:
     """Whether what was found is still there, rather than made anew by each look at it."""
-    return isinstance(found, _CONTAINERS) or _same(found, _now(holder, name))
+    return isinstance(found, _CONTAINERS) or same(found, now_at(holder, name))
+
+
+def is_installed_code(fn: object) -> bool:
+    """Whether what is called belongs to Python, PyTorch or an installed package."""
+    fn = fn.__func__ if isinstance(fn, MethodType) else fn
+    owner = fn if isinstance(fn, type | FunctionType) else type(fn)
+    return isinstance(fn, BuiltinFunctionType) or not may_change(owner)
 
 
 def may_change(owner: object) -> bool:
@@ -239,7 +254,7 @@ def _presence_text(holder: object, at: str, name: str, is_there: bool) -> str:
     return f"{'' if is_there else 'not '}hasattr({at}, {name!r})"
 
 
-def _now(holder: Any, name: str) -> object:
+def now_at(holder: Any, name: str) -> object:
     if type(holder) is dict:
         return cast("dict[str, object]", holder).get(name, _ABSENT)
     if isinstance(holder, _Answer):
@@ -251,8 +266,8 @@ def _now(holder: Any, name: str) -> object:
         return _ABSENT
 
 
-def _same(a: object, b: object) -> bool:
-    if isinstance(a, _Presence):
+def same(a: object, b: object) -> bool:
+    if isinstance(a, Presence):
         return a.is_there == (b is not _ABSENT)
     if isinstance(a, _Items):
         return a == _items(b)

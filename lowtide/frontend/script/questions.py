@@ -24,6 +24,7 @@ from lowtide.frontend.script.narrowing import exact_class, is_one, members, pyth
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, STORE_OF
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
 from lowtide.frontend.script.outer_objects import has_attribute, object_attribute
+from lowtide.frontend.script.outside import Presence
 from lowtide.frontend.script.types_from_annotations import tested_types
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
@@ -137,6 +138,7 @@ def _rely_on_presence(c: Context, ref: ModuleRef, name: str) -> None:
     """A module may get an attribute, or lose one, that its class does not have."""
     if c.modules is not None and not hasattr(type(ref.module), name):
         c.modules.guard("has", join_path(ref.path, name))
+        c.assumed.note_read(ref.module, name, Presence(hasattr(ref.module, name)))
 
 
 def _callable(c: Context, call: Call) -> Node:

@@ -45,6 +45,7 @@ from lowtide.frontend.script.functions import (
     signature_annotations,
 )
 from lowtide.frontend.script.outside import Assumptions
+from lowtide.frontend.script.rechecked import put_rechecks
 from lowtide.frontend.script.source import (
     decorated,
     is_decorated,
@@ -101,6 +102,7 @@ def script_function(
     result = c.as_value(found, source.node)
     builder.emit("return", [result])
     builder.block.args.extend(c.captured.values())
+    put_rechecks(c)
     compiled = Function(
         plain.__name__,
         builder.block,
