@@ -153,7 +153,7 @@ class Lazy(Base):
     def forward(self, x: Tensor) -> Tensor:
         if self.flag is None:
             self.build()
-        return x + self.flag
+        return torch.add(x, self.flag)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_is_built_in_the_first_call_is_used_in_it() -> None:

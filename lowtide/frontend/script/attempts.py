@@ -20,11 +20,15 @@ def attempt(c: Context, compile_it: Callable[[], Result]) -> Result | CompileErr
     """What `compile_it` gives, or why it does not compile."""
     block, variables = c.builder.block, dict(c.frame.vars)
     op_count, depth, captured = len(block.ops), len(c.frames), len(c.captured)
+    assumed, known, seen, calls = c.assumed, len(c.assumed.found), len(c.assumed.log), len(c.opaque)
     try:
         return compile_it()
     except CompileError as error:
         del block.ops[op_count:], c.frames[depth:]
         c.frame.vars = variables
+        del assumed.log[seen:], c.opaque[calls:]
+        for key in list(assumed.found)[known:]:
+            del assumed.found[key]
         for path in list(c.captured)[captured:]:
             del c.captured[path]
         return error
