@@ -499,6 +499,28 @@ def outside(x: Tensor) -> Tensor:
     return torch.tensor(sorted(x.flatten().tolist()))
 
 
+class Scaling:
+    rate = 2
+
+    @lt.ignore
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.tensor([v * self.rate for v in x.flatten().tolist()])
+
+
+scaling = Scaling()
+
+
+class CallsScaling(nn.Module):
+    def forward(self, x):
+        return scaling(x) + 1
+
+
+def test_object_whose_call_is_ignored_is_called_by_python() -> None:
+    compiled = check(CallsScaling(), X)
+    scaling.rate = 3
+    torch.testing.assert_close(compiled(X), X.flatten() * 3 + 1)
+
+
 class CallsIgnored(nn.Module):
     def forward(self, x):
         return outside(x * 2) + 1

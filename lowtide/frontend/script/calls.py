@@ -261,7 +261,7 @@ def _left_to_python(c: Context, obj: object, call: Call) -> Node | None:
         return left_to_python.left_to_python(c, obj, call)
     if isinstance(obj, MethodType) and left_to_python.is_autograd_function(obj):
         return left_to_python.autograd_call(c, obj, call)
-    return None
+    return left_to_python.call_of_object(c, obj, call)
 
 
 @link

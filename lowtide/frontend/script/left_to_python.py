@@ -182,6 +182,15 @@ def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
     return python_call(c, fn, call, _given_back(fn, call) or returned(fn, t.TENSOR))
 
 
+def call_of_object(c: Context, obj: object, call: Call) -> Node | None:
+    """`obj(x)` where the `__call__` of its class is marked by `lt.ignore`; None for any other."""
+    method = inspect.getattr_static(type(obj), "__call__", None)
+    if decorators.modifier(method) not in decorators.IGNORED:
+        return None
+    result = returned(method, t.TENSOR)
+    return python_call(c, cast("Any", method), call, result, target=obj)
+
+
 def raise_unused(c: Context, fn: FunctionType) -> Node:
     """The call of a function marked by `lt.unused` raises when the program comes to it."""
     message = c.const(f"{fn.__qualname__}() is marked as unused, so it is not compiled")
