@@ -514,7 +514,7 @@ class _Specialiser:
         for old, new in self.b.writes[first:]:
             tensors = (t for x in operands for t in tensors_in(x))
             alike = [t for t in tensors if raw(inplace.root_of(t), False).name == old.name]
-            if len(alike) > 1 or not isinstance(alike[0].origin, Place):
+            if len(alike) != 1 or not isinstance(alike[0].origin, Place):
                 raise Unsupported("writes statistics of its own, or that are another operand too")
             if self.loop is not None or self.b.mask is not None:
                 raise Unsupported("writes statistics in a loop or branch")

@@ -63,8 +63,14 @@ def scaled_by_them(x: Tensor, mean: Tensor, var: Tensor, w: Tensor, b: Tensor) -
     return F.batch_norm(x, mean, var, var.view(-1), mean, training=True)
 
 
+def detached(x: Tensor, mean: Tensor, var: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.batch_norm(x, mean.detach(), var.detach(), w, b, training=True)
+
+
 ALIKE = (one_for_both, scaled_by_them)
-PROGRAMS = (normed, read_before, read_afterwards, viewed_before, twice, in_turns, of_mean_alone)
+PROGRAMS = (
+    normed, read_before, read_afterwards, viewed_before, twice, in_turns, of_mean_alone, detached,
+)  # fmt: skip
 
 
 def inputs(shape: tuple[int, ...], dtype: torch.dtype = f64) -> list[Tensor]:
