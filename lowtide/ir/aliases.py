@@ -15,8 +15,8 @@ store its operands anywhere. `mutate` of an in-place activation returns its oper
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Final, cast
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Final, TypeAlias, cast
 
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
@@ -42,6 +42,7 @@ _STRUCTURE: Final = ("tuple.make", "tuple.get", "list.make", "list.get", "unpack
 _WRITE_ANOTHER: Final = ("F.embedding", "F.embedding_bag")  # max_norm: they scale their weight
 # what a block is given, and gives, is one operand, or result, each
 _IN_ORDER: Final = ("section", "recalled")
+Groups: TypeAlias = Callable[[Op], Iterator[Sequence[Value]]]
 _MODES: Final = ("set_grad_enabled", "set_autocast")  # for all that follows
 
 
@@ -134,10 +135,12 @@ def is_apart(op: Op, changed: Container[Value]) -> bool:
 
 
 class Classes:
-    """Storage classes of a block's values: disjoint sets of those that may share memory."""
+    """Storage classes of a block's values: disjoint sets of those that may share memory; or of what
+    else `groups` says of an op."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, groups: Groups | None = None) -> None:
         self._parent: dict[Value, Value] = {}
+        self._groups = groups or _may_share
         self._block(block)
 
     def root(self, v: Value) -> Value:
@@ -157,17 +160,22 @@ class Classes:
         for op in block.ops:
             for inner in op.blocks:
                 self._block(inner)
-            for group in _groups(op):
+            for group in self._groups(op):
                 self._unite(group)
 
     def _unite(self, values: Iterable[Value]) -> None:
-        roots = [self.root(v) for v in values if holds_tensors(v)]
+        roots = [self.root(v) for v in values]
         for other in roots[1:]:
             self._parent[self.root(other)] = self.root(roots[0])
 
 
-def _groups(op: Op) -> Iterator[Sequence[Value]]:
-    """Values that may share memory because of this op."""
+def _may_share(op: Op) -> Iterator[Sequence[Value]]:
+    for group in groups(op):
+        yield [v for v in group if holds_tensors(v)]
+
+
+def groups(op: Op) -> Iterator[Sequence[Value]]:
+    """Values of which one may be another, or a part of it, because of this op."""
     if op.name in _IN_ORDER:
         for inner in op.blocks:
             yield from zip(op.operands, inner.args, strict=False)

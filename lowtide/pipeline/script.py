@@ -43,6 +43,7 @@ from lowtide.pipeline.options import Options, options_of
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.torch_jit_members import TorchJitMembers
 from lowtide.pipeline.tracebacks import through_user_lines
+from lowtide.pipeline.warned import warn
 
 if TYPE_CHECKING:
     from lowtide.pipeline.script_module import ScriptModule
@@ -151,7 +152,9 @@ class ScriptFunction(TorchJitMembers):
         with self._lock:
             driver = self._drivers.get(types)
             if driver is None or driver.is_outdated():
-                assumed = self._assumed[types] = renewed(self._assumed.get(types), self.__name__)
+                assumed = self._assumed[types] = renewed(
+                    self._assumed.get(types), self.__name__, warn
+                )
                 compiled = script_function(self._fn, types, assumed)
                 leaves, function = leaf_classes(compiled), tidy(compiled)
                 debug.show("ir", function.name, lambda: str(function))

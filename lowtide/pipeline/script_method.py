@@ -48,6 +48,7 @@ from lowtide.pipeline.script import ScriptFunction, defaults_of
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
 from lowtide.pipeline.walk import Walk
+from lowtide.pipeline.warned import warn
 
 _MOST_VARIANTS: Final = 32  # per types of arguments, before they are forgotten
 _CONTAINERS: Final = (list, tuple, dict)
@@ -366,7 +367,7 @@ class ScriptMethod(ScriptFunction):
         if isinstance(self._source, Function):
             function, guards, leaves, assumed = self._source, (), (), Assumptions()
         else:
-            assumed = renewed(self._assumed.get(types), self.__name__)
+            assumed = renewed(self._assumed.get(types), self.__name__, warn)
             program = self._compiled(self._source, types, varying=frozenset(assumed.varying))
             function, guards, leaves = program.function, program.guards, program.leaves
             assumed.found = program.assumed.found

@@ -33,7 +33,7 @@ def cached_call(c: Context, obj: Any, fn: FunctionType, call: Call) -> Node:
     from lowtide.frontend.script import left_to_python  # it reads modules that read this one
 
     outer, start = c.assumed, len(c.builder.block.ops)
-    c.assumed = Assumptions()
+    c.assumed = Assumptions(varying=outer.varying, live=outer.live, assigned=outer.assigned)
 
     def compile_it() -> Value:
         given = (*call.args, *call.keywords.values())

@@ -92,7 +92,8 @@ class Context:
         self.opaque: list[Any] = []  # calls of Python code: see `rechecked`
         self.loop_start: int | None = None  # how long the log was where the outermost loop begins
         self.maybe_unbound: set[Value] = set()  # what a variable is that may not be assigned yet
-        self.constants: set[Value] = set()  # lists and dicts that stand for global ones
+        # lists, dicts and sets that stand for global ones, or for parts of these, with the whole
+        self.constants: dict[Value, object] = {}
         # that stand for objects of the user's own classes, and whether they are read at each call
         self.containers: dict[Value, tuple[Any, bool]] = {}
         self.iterators: set[Value] = set()  # lists that stand for what Python reads once

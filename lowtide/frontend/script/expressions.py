@@ -23,8 +23,9 @@ from typing import Any, cast
 import torch
 
 from lowtide.frontend.script import classes
-from lowtide.frontend.script.captured import capture
+from lowtide.frontend.script.captured import capture, capture_object
 from lowtide.frontend.script.context import Context, expression, link
+from lowtide.frontend.script.global_containers import type_of_live
 from lowtide.frontend.script.methods import has_method
 from lowtide.frontend.script.narrowing import python_class
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF
@@ -139,7 +140,7 @@ def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
     if isinstance(obj, list | tuple | dict):
         return _container(c, node, cast("object", obj))
     if isinstance(obj, set | frozenset) and all(map(is_literal, cast("set[object]", obj))):
-        return _literal_set(c, cast("set[object]", obj))
+        return _container(c, node, cast("object", obj))
     if isinstance(obj, enum.Enum):
         return classes.enum_member(c, obj)
     if isinstance(obj, ModuleType):
@@ -149,11 +150,20 @@ def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
     return PythonObject(cast("object", obj), path)
 
 
-def _container(c: Context, node: ast.AST, obj: object) -> Node:
+def _container(c: Context, node: ast.AST, obj: Any) -> Node:
+    if c.assumed.is_live(obj):
+        made = capture_object(c, obj, type_of_live(obj))
+        return c.stands_for(made, obj, is_read=True)
+    before = len(c.constants)
     if isinstance(obj, dict):
         made = _mapping(c, node, cast("Mapping[object, object]", obj))
+    elif isinstance(obj, set | frozenset):
+        made = c.dynamic("set.make", [c.const(e) for e in cast("Iterable[object]", obj)])
     else:
         made = _sequence(c, node, cast("Sequence[object]", obj))
+    if isinstance(made, Value):
+        c.constants[made] = obj
+        c.constants.update(dict.fromkeys([*c.constants][before:], cast("object", obj)))
     return c.stands_for(made, obj, is_read=False) if isinstance(made, Value) else made  # pyright: ignore[reportUnknownArgumentType]
 
 
@@ -163,22 +173,12 @@ def _sequence(c: Context, node: ast.AST, obj: Sequence[object]) -> Node:
     values = [c.as_value(python_object(c, node, e, ""), node) for e in obj]
     if isinstance(obj, tuple) and not isinstance(obj, torch.Size):
         return c.builder.tuple_make(values)
-    made = c.builder.list_make(values)
-    c.constants.add(made)
-    return made
+    return c.builder.list_make(values)
 
 
 def _mapping(c: Context, node: ast.AST, obj: Mapping[object, object]) -> Node:
     parts = [c.as_value(python_object(c, node, e, ""), node) for kv in obj.items() for e in kv]
-    made = make_dict(c, parts[::2], parts[1::2])
-    c.constants.add(made)
-    return made
-
-
-def _literal_set(c: Context, obj: Iterable[object]) -> Node:
-    made = c.dynamic("set.make", [c.const(e) for e in obj])
-    c.constants.add(made)
-    return made
+    return make_dict(c, parts[::2], parts[1::2])
 
 
 @expression(ast.Attribute)

@@ -20,7 +20,7 @@ from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import Call, Method, Node, describe
 from lowtide.frontend.script.remedies import IGNORED, alike
-from lowtide.frontend.script.targets import check_own, widen
+from lowtide.frontend.script.targets import widen
 from lowtide.ir import opdefs, python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
@@ -60,8 +60,6 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
         case FutureType() if name in ("wait", "value"):
             return c.py(call.node, "future.wait", receiver)
         case _ if t.is_dynamic(plain) or _python_has(plain, name):
-            if name in _SET_WRITES:
-                check_own(c, call.node, receiver)
             named = {k: c.as_value(v, call.node) for k, v in call.keywords.items()}
             operands = [receiver, *args, *named.values()]
             return c.dynamic("py.call_method", operands, name=name, kwnames=tuple(named))
@@ -114,7 +112,6 @@ _PYTHON: dict[Type, type] = {t.INT: int, t.FLOAT: float, t.COMPLEX: complex, t.B
 _READERS = frozenset(
     {"extend", "join", "update", "union", "intersection", "difference", "symmetric_difference"}
 ) | {"issubset", "issuperset", "isdisjoint", "intersection_update", "difference_update"}
-_SET_WRITES = frozenset({"add", "discard", "remove", "pop", "clear", "update"})
 _LIST = frozenset(
     {"append", "extend", "insert", "remove", "pop", "clear", "index", "count", "sort", "reverse"}
 ) | {"copy"}
@@ -129,7 +126,6 @@ def _list_method(
     if name == "copy":
         return c.py(call.node, "list.of", xs)
     if opdefs.writes(f"list.{name}"):
-        check_own(c, call.node, xs)
         added = _added(name, args)
         if added is not None:
             widen(c, xs, ListType(t.join(type_.elem, added)))
@@ -179,8 +175,6 @@ def _dict_method(
 ) -> Node:
     if call.keywords and name != "update":
         raise c.error(call.node, f"{name}() with keywords", "positional arguments")
-    if opdefs.writes(f"dict.{name}"):
-        check_own(c, call.node, d)
     if name == "setdefault":
         args = [*args, c.const(None)] if len(args) == 1 else args
         joined = DictType(t.join(type_.key, args[0].type), t.join(type_.value, args[1].type))

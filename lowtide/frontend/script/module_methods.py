@@ -29,6 +29,7 @@ from lowtide.frontend.script import module_attributes, module_calls, module_cont
 from lowtide.frontend.script.arguments import handed_on
 from lowtide.frontend.script.context import Context, Frame
 from lowtide.frontend.script.functions import outer_names
+from lowtide.frontend.script.global_containers import check_unchanged
 from lowtide.frontend.script.leaves import leaf_classes
 from lowtide.frontend.script.module_state import (
     Callees,
@@ -133,7 +134,9 @@ def _compile(
     types = method_types(fn, arg_types)
     builder = Builder(Block())
     c = Context(builder)
-    c.assumed = Assumptions(varying=set(knowledge.varying))
+    c.assumed = Assumptions(
+        varying=set(knowledge.varying), live=knowledge.live, assigned=knowledge.assigned
+    )
     c.modules = state = ModuleState(root=module, block=builder.block, knowledge=knowledge)
     builder.loc = source.loc(source.node)
     parameters = list(parameters_of(fn).values())[1:]
@@ -149,6 +152,7 @@ def _compile(
         found = module_calls.call_method(c, BoundMethod(fn, ref), call)
     result = c.as_value(found, source.node)
     state.settle()
+    check_unchanged(c)
     builder.emit("return", [result])
     put_rechecks(c)
     defaults = _defaults(fn)

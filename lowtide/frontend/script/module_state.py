@@ -74,7 +74,9 @@ class Knowledge:
     container_types: dict[str, t.Type] = field(default_factory=dict[str, t.Type])
     literal_types: tuple[type, ...] = ()
     captured_names: frozenset[str] = frozenset()  # never constants: `freeze(preserved_attrs=)`
-    varying: frozenset[tuple[int, str]] = frozenset()  # globals: see `Assumptions`
+    varying: frozenset[tuple[int, str]] = frozenset()  # these three: see `Assumptions`
+    live: dict[int, object] = field(default_factory=dict[int, object])
+    assigned: dict[tuple[int, str], object] = field(default_factory=dict[tuple[int, str], object])
     as_declared: bool = False
     leaves_parts: bool = False
 

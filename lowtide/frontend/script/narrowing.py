@@ -114,12 +114,19 @@ def _instance(c: Context, name: str, node: ast.expr, outcome: bool) -> Iterator[
     def find(type_: Type) -> Type:
         answers = [(m, is_one(m, tested)) for m in members(type_)]
         if not outcome:
-            return _union([m for m, answer in answers if answer is not True])
+            return _union([_left(m, tested) for m, answer in answers if answer is not True])
         one = tested[0] if len(tested) == 1 and _tells_all(tested[0]) else None
         kept = [m if answer or one is None else one for m, answer in answers if answer is not False]
         return _union(kept)
 
     yield name, find
+
+
+def _left(type_: Type, tested: Sequence[Type]) -> Type:
+    """What a value of this type still is where it is of none of the tested ones: no list of ints
+    that is no list, but a size, of which the same type is said."""
+    no_list = type_ == t.ListType(t.INT) and any(t.is_subtype(type_, x) for x in tested)
+    return t.ANY if no_list else type_
 
 
 def _tells_all(type_: Type) -> bool:
@@ -142,6 +149,8 @@ def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
         return None
     own = python_class(type_)
     others = [cls for x in tested if (cls := classes.class_of(x)) is not None]
+    if classes.class_of(type_) is not None:  # an IntEnum is an int, a class may derive from list
+        others += [cls for x in tested if (cls := python_class(x)) is not object]
     if any(issubclass(own, x) for x in others):
         return True
     below = any(issubclass(x, own) for x in others) or any(t.is_subtype(x, type_) for x in tested)

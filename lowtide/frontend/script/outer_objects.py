@@ -15,7 +15,7 @@ import ast
 import enum
 import functools
 import inspect
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, Final, cast
 
 import torch
@@ -40,6 +40,8 @@ _ANNOTATIONS: Final = ("typing", "types", "typing_extensions")
 
 def object_attribute(c: Context, node: ast.AST, base: PythonObject, name: str) -> Node:
     """`base.name`."""
+    if (id(base.obj), name) in c.assumed.assigned:
+        return _ask(c, getattr, base.obj, name, t.ANY)
     if may_change(base.obj) and (member := _computed(base.obj, name)) is not None:
         return _computed_attribute(c, node, base, name, member)
     if not hasattr(base.obj, name):
@@ -47,7 +49,8 @@ def object_attribute(c: Context, node: ast.AST, base: PythonObject, name: str) -
         raise c.error(node, f"{describe(base)} has no attribute {name!r}", near)
     path = f"{base.path}.{name}" if base.path else ""
     found: object = getattr(base.obj, name)
-    scope = vars(base.obj) if isinstance(base.obj, ModuleType) else {}
+    own: object = getattr(base.obj, "__dict__", None)  # of a class it is none that can be kept
+    scope = cast("dict[str, object]", own) if type(own) is dict else {}
     if isinstance(found, torch.Tensor) and scope.get(name) is found:
         return capture(c, scope, name, t.TENSOR)
     if may_change(base.obj):

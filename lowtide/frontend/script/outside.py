@@ -17,7 +17,6 @@ are assumed not to change, without a check.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,13 +62,22 @@ _Key = tuple[int, str, type]
 @dataclass(slots=True)
 class Assumptions:
     """What one program relies on, by holder and name. `varying`: globals that have changed before;
-    `counts`: how often, by name; `differences`: what the program before it was wrong about."""
+    `counts`: how often, by name; `differences`: what the program before it was wrong about; `live`:
+    containers, by id, that are no constants of it, since it changes them; `assigned`: attributes,
+    with their holders, that it assigns."""
 
     found: dict[_Key, Row] = field(default_factory=dict["_Key", "Row"])
     log: list[Row] = field(default_factory=list["Row"])
     varying: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     counts: Counter[str] = field(default_factory=Counter[str])
     differences: tuple[str, ...] = ()
+    live: dict[int, object] = field(default_factory=dict[int, object])
+    assigned: dict[tuple[int, str], object] = field(default_factory=dict[tuple[int, str], object])
+
+    def is_live(self, obj: object) -> bool:
+        """Whether the program reads the very object, and not a copy: a container that it changes,
+        that holds tensors or itself, or that gives more than it holds, as a defaultdict does."""
+        return id(obj) in self.live or hasattr(type(obj), "__missing__") or _is_unlike(obj, ())
 
     def note_read(self, holder: object, name: str, kept: object) -> None:
         """Something was looked at that is checked otherwise: what it was, the type that it must
@@ -80,9 +88,9 @@ class Assumptions:
     def note(self, holder: object, name: str, found: object) -> None:
         """`holder`: a dict of globals, a closure's cell, else what has the attribute."""
         if not isinstance(found, torch.Tensor):  # it is captured
-            is_container = isinstance(found, _CONTAINERS)
-            kept = _items(cast("object", found)) if is_container else found
-            self._keep(holder, name, kept)
+            one: Any = found
+            is_copy = isinstance(found, _CONTAINERS) and not self.is_live(one)
+            self._keep(holder, name, _items(one) if is_copy else one)
 
     def note_presence(self, holder: object, name: str, is_there: bool) -> None:
         """Whether `holder` has something of this name was asked, or found out."""
@@ -167,13 +175,26 @@ class Assumptions:
         return [row for row in rows if not same(row[2], row[3])]
 
 
+def _is_unlike(obj: object, outer: tuple[object, ...]) -> bool:
+    """Whether a copy of a container would not do; `outer`: those that it lies in."""
+    if isinstance(obj, torch.Tensor):
+        return True
+    if not isinstance(obj, list | tuple | dict):
+        return False
+    if any(obj is o for o in outer):
+        return True
+    one: Any = cast("object", obj)
+    held: list[object] = list(one.values() if isinstance(obj, dict) else one)
+    return any(_is_unlike(x, (*outer, one)) for x in held)
+
+
 _ABSENT = object()
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
 _holders: dict[int, dict[str, object]] = {}  # they keep what they hold, and so its id
 _OFTEN = 8  # programs that were built since the same name had changed
 
 
-def renewed(before: Assumptions | None, program: str) -> Assumptions:
+def renewed(before: Assumptions | None, program: str, warn: Callable[[str], None]) -> Assumptions:
     """For the program that is built in place of one that relied on `before`: numbers that have
     changed are read at each call; a warning tells what changes again and again."""
     if before is None:
@@ -187,11 +208,9 @@ def renewed(before: Assumptions | None, program: str) -> Assumptions:
     counts = before.counts + Counter(name for _, name, _, _ in changed)
     often = next((name for _, name, _, _ in changed if counts[name] == _OFTEN), None)
     if often is not None:
-        warnings.warn(
+        warn(
             f"{program} is compiled anew whenever `{often}` changes, which it did {_OFTEN} times; "
-            "an argument would be read at each call",
-            RuntimeWarning,
-            stacklevel=2,
+            "an argument would be read at each call"
         )
     told = tuple(_told(h, n, was, now) for h, n, was, now in changed)
     return Assumptions(varying=before.varying | varying, counts=counts, differences=told)

@@ -99,11 +99,11 @@ def _getattr(c: Context, call: Call) -> Node:
 def _setattr(c: Context, call: Call) -> Node:
     """`setattr(module, "name", value)`, the same as an assignment."""
     found, name, value = call.args[0], c.constant(call.args[1]), call.args[2]
-    if not isinstance(found, ModuleRef) or not isinstance(name, str):
+    if type(found) not in STORE_OF or not isinstance(name, str):
         raise c.error(
             call.node, "setattr() is compiled of modules, with a fixed name", "an assignment"
         )
-    STORE_OF[ModuleRef](c, call.node, found, name, value)
+    STORE_OF[type(found)](c, call.node, found, name, value)
     return c.const(None)
 
 

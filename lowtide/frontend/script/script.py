@@ -44,6 +44,8 @@ from lowtide.frontend.script.functions import (
     push_frame,
     signature_annotations,
 )
+from lowtide.frontend.script.global_containers import check_unchanged
+from lowtide.frontend.script.module_state import Restart
 from lowtide.frontend.script.outside import Assumptions
 from lowtide.frontend.script.rechecked import put_rechecks
 from lowtide.frontend.script.source import (
@@ -83,12 +85,22 @@ def script_function(
     A type that is None, or left out at the end, comes from the annotation, else from the default,
     else it is Tensor. Raises CompileError, with the place in the user's file.
     """
-    plain = unwrap(fn)
+    assumed = Assumptions() if assumed is None else assumed
+    while True:  # until no container from outside is changed that is a constant
+        try:
+            return _compiled(unwrap(fn), arg_types, assumed)
+        except Restart:
+            assumed.found.clear()
+
+
+def _compiled(
+    plain: FunctionType, arg_types: Sequence[Type | None] | None, assumed: Assumptions
+) -> Function:
     source = read_source(plain)
     types = signature_types(plain, arg_types)
     builder = Builder(Block())
     c = Context(builder)
-    c.assumed = assumed or c.assumed
+    c.assumed = assumed
     c.assumed.note_function(plain)
     frame = push_frame(c, plain, source)
     builder.loc = source.loc(source.node)
@@ -100,6 +112,7 @@ def script_function(
         frame.vars.update({v.name: parameter_node(v) for v in builder.block.args})
         found = compile_body(c)
     result = c.as_value(found, source.node)
+    check_unchanged(c)
     builder.emit("return", [result])
     builder.block.args.extend(c.captured.values())
     put_rechecks(c)

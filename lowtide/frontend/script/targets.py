@@ -20,7 +20,7 @@ from functools import reduce
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.flow import some
+from lowtide.frontend.script.flow import branch_on, some
 from lowtide.frontend.script.indexing import Items, index_items, load
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, ELEMENTS_OF, STORE_OF
 from lowtide.frontend.script.nodes import Node, Poison, describe
@@ -82,16 +82,13 @@ def store(c: Context, target: ast.Subscript, base: Value, items: Items, value: V
     """`base[items] = value`."""
     match base.type, items.spec:
         case ListType(), ("int" | "tensor" | "bool",):
-            check_own(c, target, base)
             widen(c, base, ListType(t.join(base.type.elem, value.type)))
             c.effect("list.set", base, items.operands[0], value)
         case ListType(), ("slice",):
-            check_own(c, target, base)
             elem = value.type.elem if isinstance(value.type, ListType) else t.ANY
             widen(c, base, ListType(t.join(base.type.elem, elem)))
             c.effect("list.set_slice", base, *items.operands, value)
         case DictType(key, elem), (_,):
-            check_own(c, target, base)
             index = items.operands[0]
             widen(c, base, DictType(t.join(key, index.type), t.join(elem, value.type)))
             c.effect("dict.set", base, index, value)
@@ -125,12 +122,6 @@ def widen(c: Context, value: Value, type_: Type) -> None:
     """What is put into a container may tell what it holds."""
     if isinstance(value.type, ListType | DictType):
         c.builder.widen(value, type_)
-
-
-def check_own(c: Context, node: ast.AST, value: Value) -> None:
-    """Raises CompileError if the list or dict is a global one, of which the program has a copy."""
-    if value in c.constants:
-        raise c.error(node, "a global list, dict or set cannot be changed", "an argument for it")
 
 
 def augmented_item(c: Context, node: ast.AugAssign, target: ast.Subscript, operator: str) -> None:
@@ -172,7 +163,6 @@ def delete(c: Context, target: ast.expr) -> None:
                 delete(c, elt)
         case ast.Subscript():
             base = c.value(target.value)
-            check_own(c, target, base)
             items = index_items(c, target.slice, base.type)
             if isinstance(base.type, ClassType) and len(items.operands) == 1:
                 classes.call_method(c, target, base, "__delitem__", items.operands)
@@ -233,10 +223,23 @@ def _with_rest(c: Context, node: ast.AST, value: Value, before: int, after: int)
         rest = c.builder.list_make(elems[before : count - after])
         return [*elems[:before], rest, *elems[count - after :]]
     xs = c.py(node, "list.of", value)  # it may be a Size, of which a slice is no list
+    _check_fewest(c, node, c.py(node, "py.len", xs), before + after)
     first = [c.py(node, "list.get", xs, c.const(k)) for k in range(before)]
     last = [c.py(node, "list.get", xs, c.const(k - after)) for k in range(after)]
     stop = c.const(-after if after else None)
     return [*first, c.py(node, "list.slice", xs, c.const(before), stop, c.const(None)), *last]
+
+
+def _check_fewest(c: Context, node: ast.AST, count: Value, fewest: int) -> None:
+    """Raises where there are fewer values than names."""
+    text = f"not enough values to unpack (expected at least {fewest}, got {{}})"
+
+    def fail() -> None:
+        message = c.builder.emit("py.format", [count], [t.STR], template=text).result
+        c.builder.emit("raise", [message], exception="ValueError")
+
+    too_few = c.py(node, "py.lt", count, c.const(fewest))
+    branch_on(c, node, too_few, fail, lambda: None)
 
 
 def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]:

@@ -147,7 +147,9 @@ _WRITING: dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type
     "list.repeat": (_repeat, _none_for_list),
 }
 
-_RAISING: dict[str, Effects] = dict.fromkeys(("list.get", "list.index"), Effects.RAISES)
+_RAISING: dict[str, Effects] = dict.fromkeys(
+    ("list.get", "list.index", "list.slice", "list.sorted"), Effects.RAISES
+)
 
 ROWS = [
     *(

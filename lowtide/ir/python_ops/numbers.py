@@ -273,6 +273,13 @@ _CMATH: dict[str, Type] = {
 }
 
 
+# For some operands of the right types: 0, the negative, the infinite, the empty.
+_RAISING = (
+    *("int", "float", "complex", "index", "round", "range", "pow_mod", "max", "min"),
+    *("truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"),
+)
+
+
 def _rows() -> list[OpDef]:
     rows = {f"py.{name}": (run, lenient(rule)) for name, (run, rule) in _OTHERS.items()}
     rows |= {f"py.{n}": (run, of_tensors(lenient(rule))) for n, (run, rule) in _OPERATORS.items()}
@@ -282,8 +289,9 @@ def _rows() -> list[OpDef]:
         rows |= {f"math.{n}": (getattr(math, n), always(result)) for n in names}
     rows |= {f"math.{n}": (getattr(math, n), always(r)) for n, r in _MATH_OTHERS.items()}
     rows |= {f"cmath.{n}": (getattr(cmath, n), always(r)) for n, r in _CMATH.items()}
-    raising = ("int", "float", "truediv", "floordiv", "mod", "divmod")
-    effects = {f"py.{name}": Effects.RAISES for name in raising}
+    raising = [f"py.{name}" for name in _RAISING]
+    raising += [name for name in rows if name.startswith(("math.", "cmath."))]
+    effects = dict.fromkeys(raising, Effects.RAISES)
     return [
         OpDef(name=n, run=run, result=rule, effects=effects.get(n, Effects.NONE))
         for n, (run, rule) in rows.items()

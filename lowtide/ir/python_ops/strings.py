@@ -7,6 +7,7 @@ find("str.split").result([STR])   ==  List[str]
 from __future__ import annotations
 
 from lowtide.ir import types as t
+from lowtide.ir.effects import Effects
 from lowtide.ir.python_ops.row import OpDef, always
 from lowtide.ir.types import ListType, TupleType, Type
 
@@ -27,16 +28,23 @@ _METHODS: dict[Type, tuple[str, ...]] = {
 
 METHODS = frozenset(name for names in _METHODS.values() for name in names)
 
+_RAISING = ("index", "rindex", "split", "rsplit", "partition", "rpartition", "format", "join")
+
 ROWS = [
     *(
-        OpDef(name=f"str.{name}", run=getattr(str, name), result=always(result))
+        OpDef(
+            name=f"str.{name}",
+            run=getattr(str, name),
+            result=always(result),
+            effects=Effects.RAISES if name in _RAISING else Effects.NONE,
+        )
         for result, names in _METHODS.items()
         for name in names
     ),
     OpDef(name="py.str", run=str, result=always(t.STR)),
     OpDef(name="py.repr", run=repr, result=always(t.STR)),
-    OpDef(name="py.ord", run=ord, result=always(t.INT)),
-    OpDef(name="py.chr", run=chr, result=always(t.STR)),
+    OpDef(name="py.ord", run=ord, result=always(t.INT), effects=Effects.RAISES),
+    OpDef(name="py.chr", run=chr, result=always(t.STR), effects=Effects.RAISES),
     OpDef(name="py.hex", run=hex, result=always(t.STR)),
     OpDef(name="py.bin", run=bin, result=always(t.STR)),
     OpDef(name="py.oct", run=oct, result=always(t.STR)),

@@ -82,10 +82,10 @@ def member_of_a_global_frozenset(n: int) -> Tuple[bool, int]:
     return n not in _FROZEN, len(_FROZEN)
 
 
-@program(args=lambda: (1,), refused=True, torchscript=False)
+@program(args=lambda: (1,), torchscript=False)
 def global_set_changed(n: int) -> int:
-    _MODES.add("full")  # refused
-    return n
+    _MODES.add("full")
+    return n + len(_MODES)
 
 
 def _apply(x: Tensor, then: Optional[Callable[[Tensor], Tensor]] = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple, Union
 
@@ -239,3 +240,49 @@ def total(n: int, *more: int) -> int:
 @program(args=lambda: (3,), torchscript=False)
 def scripted_with_star(n: int):
     return total(n), total(n, 1, 2)
+
+
+@program(calls=lambda: [([1],), ([],)], raises=ValueError, torchscript=False)
+def fewer_values_than_names_beside_a_starred_one(xs: List[int]):
+    first, *rest, last = xs
+    return first, rest, last
+
+
+@program(calls=lambda: [([1],), ([],)], raises=ValueError, torchscript=False)
+def least_of_none_that_nobody_uses(xs: List[int]):
+    min(xs)
+    return 1
+
+
+@program(calls=lambda: [(1.0,), (0.0,)], raises=ValueError, torchscript=False)
+def logarithm_that_nobody_uses(v: float):
+    unused = math.log(v)
+    return 1
+
+
+@program(calls=lambda: [("a,b", ","), ("", "")], raises=ValueError, torchscript=False)
+def split_that_nobody_uses(s: str, by: str):
+    s.split(by)
+    return 1
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Title(str, enum.Enum):
+    MR = "Mr"
+
+
+@program(args=lambda: (Level.LOW, Title.MR), torchscript=False)
+def enums_that_are_numbers_and_strings(level: Level, title: Title):
+    if isinstance(level, int) and isinstance(title, str):
+        return isinstance(level, (str, float)), isinstance(title, enum.Enum), level + 1
+    return None
+
+
+@program(calls=lambda: [([1, 2],), ({"a": 7},), ({},)], raises=KeyError)
+def list_of_ints_or_a_dict(v: Union[List[int], Dict[str, int]]):
+    if isinstance(v, list):
+        return v[0] + len(v)
+    return v["a"]
