@@ -159,7 +159,7 @@ def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
         return c.builder.emit("call_torch", [dtype], [t.ANY], target=target, kwnames=()).result
     is_tuple = isinstance(found.obj, tuple)
     parts = cast("tuple[object, ...]", found.obj) if is_tuple else (found.obj,)
-    if not all(callable(p) or _is_of_python(p) or is_installed(type(p)) for p in parts):
+    if not all(callable(p) or p is Ellipsis or is_installed(type(p)) for p in parts):
         type_ = t.type_of(found.obj)
         if isinstance(type_, t.ClassType) and found.obj is not NotImplemented:
             return capture_object(c, found.obj, type_)
@@ -167,10 +167,6 @@ def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
         raise c.error(node, f"{describe(found)} cannot be used as a value", given)
     target = python_objects.name_of(_giver(found.obj))
     return c.builder.emit("py.call", (), [t.ANY], target=target, kwnames=()).result
-
-
-def _is_of_python(obj: object) -> bool:
-    return obj is Ellipsis or obj is NotImplemented
 
 
 VALUE_OF[LocalFunction] = function_value
