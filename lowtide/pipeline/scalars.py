@@ -67,9 +67,10 @@ class Host(Protocol):
 def evaluate(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> Abs:
     """The abstract result; raises Unsupported where the op has to wait for the run."""
     nested = any(isinstance(x.value, Seq) and any(map(holds_list, x.value.elems)) for x in operands)
-    if all(is_constant(x) for x in operands) and not nested:
-        return _folded(definition, operands)
     rule = _RULES.get(op.name)
+    is_identity = rule in (_is, _is_not) and any(isinstance(x.value, Seq | Map) for x in operands)
+    if all(is_constant(x) for x in operands) and not (nested or is_identity):
+        return _folded(definition, operands)
     if rule is not None:
         result = rule(host, *operands)
         if result is not None:
@@ -318,10 +319,15 @@ def _negation(known: Abs) -> Abs:
 
 
 def _is(host: Host, a: Abs, b: Abs) -> Abs | None:
-    """Only None (and other constants) can be told apart now."""
+    """Only None (and other constants) can be told apart now. Two lists of the caller's may be one
+    list."""
     for x, y in ((a, b), (b, a)):
         if x.value is None and y.value is not OPAQUE:
             return Abs(y.value is None)
+    if isinstance(a.value, Seq | Map) or isinstance(b.value, Seq | Map):
+        if a is b:
+            return Abs(True)
+        raise Unsupported("asks whether two lists are one")
     return None
 
 

@@ -43,14 +43,15 @@ def program(x: Tensor, n: int, r: float, s: str, flag: bool, xs: List[int], ys: 
     t = (n, s)
     e: Dict[int, float] = {1: r}
     u: Dict[str, Tensor] = {"a": x}
+    zs = xs
 """
-END = "    return x, n, r, s, flag, xs, ys, ts, ws, d, o, k, q, b, m, y, v, t, e, u\n"
+END = "    return x, n, r, s, flag, xs, ys, ts, ws, d, o, k, q, b, m, y, v, t, e, u, zs\n"
 
 NAMES: Final[Mapping[str, Sequence[str]]] = {
     "int": ("n", "k"), "float": ("r", "q"), "str": ("s", "m"), "bool": ("flag", "b"),
-    "tensor": ("x", "y"), "ints": ("xs",), "floats": ("ys",), "tensors": ("ts",), "strs": ("ws",),
-    "counts": ("d",), "rates": ("e",), "named": ("u",), "any": ("v",), "maybe": ("o",),
-    "pair": ("t",),
+    "tensor": ("x", "y"), "ints": ("xs", "zs"), "floats": ("ys",), "tensors": ("ts",),
+    "strs": ("ws",), "counts": ("d",), "rates": ("e",), "named": ("u",), "any": ("v",),
+    "maybe": ("o",), "pair": ("t",),
 }  # fmt: skip
 
 # What an expression of a kind may be; `$int` is filled with an expression of that kind, `$@int`
@@ -89,7 +90,8 @@ FORMS: Final[Mapping[str, Sequence[str]]] = {
         "isinstance($any, int)", "isinstance($any, Tensor)", "bool($int)", "bool($tensor.any())",
         "$tensor.sum() > $float", "$ints == $ints", "$strs != $strs", "$int in (1, 2, 3)",
         "any([i > 1 for i in $ints])", "all([len(w) > 0 for w in $strs])", "$bool != $bool",
-        "$any is None", "bool($str)", "len($ints) == 0", "$pair[1] == $str", "$bool ^ $bool",
+        "$@ints is $@ints", "$@ints is not $ints", "$any is None",
+        "bool($str)", "len($ints) == 0", "$pair[1] == $str", "$bool ^ $bool",
     ),
     "str": (
         "$str + $str[:3]", "$str[:2] * 2", "$str.upper()", "$str.lower()", "$str[::-1]",

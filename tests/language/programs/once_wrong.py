@@ -286,3 +286,12 @@ def list_of_ints_or_a_dict(v: Union[List[int], Dict[str, int]]):
     if isinstance(v, list):
         return v[0] + len(v)
     return v["a"]
+
+
+@program(calls=lambda: [(torch.ones(2), [1], [1])])
+def which_list_is_which_beside_tensors(x: Tensor, a: List[int], b: List[int]):
+    c = a
+    c *= 2
+    d = [1, 2]
+    e = d
+    return x + 1, c is a, a is b, d is e, d is not [1, 2]
