@@ -7,11 +7,12 @@ from_leaf(x)    what an op has made of `x`, whose gradient is the leaf's
 from __future__ import annotations
 
 import mmap
+import operator
 import sys
 from typing import Any, Final, cast
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lowtide.errors import LowtideError
 from lowtide.memory.graph import THROUGH
@@ -34,8 +35,11 @@ def like(x: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
 
 def with_sizes(value: Any) -> Any:
     """The same, with meta tensors for those whose sizes are symbols, at the values that these are
-    known to have; raises LowtideError where they have none."""
-    return tree_map_only(torch.Tensor, _with_sizes, value)
+    known to have; raises LowtideError where they have none. Where there is none, it is the value
+    itself: which lists are one says something, too."""
+    found = tree_map_only(torch.Tensor, _with_sizes, value)
+    is_same = all(map(operator.is_, tree_leaves(found), tree_leaves(value)))
+    return value if is_same else found
 
 
 def _with_sizes(x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from lowtide.ir.recomputed import Recomputed
 from lowtide.memory import watching
 from lowtide.memory.available import is_out_of_memory
 from lowtide.passes.turns import take_turns_together
-from lowtide.pipeline import little, plain, stats
+from lowtide.pipeline import little, one_object, plain, stats
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget import pieces
 from lowtide.pipeline.budget.allowance import Role
@@ -440,7 +440,8 @@ class Driver:
     """A Function, ready to be called with positional arguments, captured ones included; `captured`
     reads these, where it is no module's method. `differences`: what the program was compiled anew
     for, if another was before it. `holds`: whether what lies outside is as the program
-    assumes, None if it assumes nothing of it. `leaves`: classes whose methods it has inlined, since
+    assumes, None if it assumes nothing of it. `apart`: operands that must not be one object: see
+    `one_object`. `leaves`: classes whose methods it has inlined, since
     none is derived from them."""
 
     is_tight: bool = False  # whether the arena keeps no free block while it needs another
@@ -448,6 +449,7 @@ class Driver:
     leaves: tuple[type[Any], ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
     holds: Callable[[], bool] | None = None
+    apart: one_object.Places = ()
 
     def __init__(
         self,
@@ -480,6 +482,8 @@ class Driver:
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function; raises Ineligible, before anything ran, if PyTorch must do it."""
+        if self.apart:
+            one_object.check(args, self.apart)
         try:
             return self._called(args)
         except (RuntimeError, MemoryError) as error:

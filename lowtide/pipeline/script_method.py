@@ -42,6 +42,7 @@ from lowtide.pipeline.captures import (
 )
 from lowtide.pipeline.differences import attribute, guard_told, told
 from lowtide.pipeline.driver import Driver, make_driver
+from lowtide.pipeline.one_object import places_of
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.parametrized import unchanged
 from lowtide.pipeline.script import ScriptFunction, defaults_of
@@ -258,7 +259,10 @@ class ScriptMethod(ScriptFunction):
         with self._lock:
             self.options = options
             for variant in self.variants():
-                variant.driver = make_driver(variant.driver.function, options)
+                before = variant.driver
+                variant.driver = made = make_driver(before.function, options)
+                made.leaves, made.holds, made.apart = before.leaves, before.holds, before.apart
+                made.differences = before.differences
 
     def compile(self) -> None:
         """Compiles for the types of the annotations; raises CompileError."""
@@ -371,12 +375,14 @@ class ScriptMethod(ScriptFunction):
             program = self._compiled(self._source, types, varying=frozenset(assumed.varying))
             function, guards, leaves = program.function, program.guards, program.leaves
             assumed.found = program.assumed.found
+            assumed.puts_more = program.assumed.puts_more
             self._assumed[types] = assumed
         debug.show("ir", function.name, lambda: str(function))
         differences = self._compiled_for(types)
         variant = self._variant(function, guards)
         variant.driver.differences = assumed.differences or differences
         variant.driver.leaves, variant.driver.holds = leaves, assumed.holds()
+        variant.driver.apart = places_of(function) if assumed.puts_more else ()
         return self._keep(types, variant)
 
     def _compiled(

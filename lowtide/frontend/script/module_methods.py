@@ -153,6 +153,8 @@ def _compile(
     result = c.as_value(found, source.node)
     state.settle()
     check_unchanged(c)
+    is_wider = any(v.type != types[v.name] for v in arguments)
+    c.assumed.puts_more = is_wider or bool(knowledge.container_types)
     builder.emit("return", [result])
     put_rechecks(c)
     defaults = _defaults(fn)

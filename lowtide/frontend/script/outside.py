@@ -62,9 +62,10 @@ _Key = tuple[int, str, type]
 @dataclass(slots=True)
 class Assumptions:
     """What one program relies on, by holder and name. `varying`: globals that have changed before;
-    `counts`: how often, by name; `differences`: what the program before it was wrong about; `live`:
-    containers, by id, that are no constants of it, since it changes them; `assigned`: attributes,
-    with their holders, that it assigns."""
+    `counts`: how often, by name; `differences`: what the program before it was wrong about; `log`:
+    each look, in order; `live`: containers, by id, that are no constants of it, since it changes
+    them; `assigned`: attributes, with their holders, that it assigns; `puts_more`: into a list or
+    dict of the caller's than it held."""
 
     found: dict[_Key, Row] = field(default_factory=dict["_Key", "Row"])
     log: list[Row] = field(default_factory=list["Row"])
@@ -73,6 +74,7 @@ class Assumptions:
     differences: tuple[str, ...] = ()
     live: dict[int, object] = field(default_factory=dict[int, object])
     assigned: dict[tuple[int, str], object] = field(default_factory=dict[tuple[int, str], object])
+    puts_more: bool = False
 
     def is_live(self, obj: object) -> bool:
         """Whether the program reads the very object, and not a copy: a container that it changes,
@@ -143,7 +145,16 @@ class Assumptions:
         """Says whether all is as it was; None where nothing was assumed."""
         names: dict[str, Any] = {"same": same}
         tests: list[str] = []
+        of_classes = [row for row in self.found.values() if row[1] == "__class__"]
+        if of_classes:  # there may be very many
+            names |= {
+                "objects": [h for h, _, _ in of_classes],
+                "kinds": [k for _, _, k in of_classes],
+            }
+            tests.append("[*map(type, objects)] == kinds")
         for k, (holder, name, found) in enumerate(self.found.values()):
+            if name == "__class__":
+                continue
             names[f"h{k}"], names[f"v{k}"] = holder, found
             now = _text(holder, f"h{k}", name)
             if isinstance(found, Presence):

@@ -114,6 +114,8 @@ def _compiled(
     result = c.as_value(found, source.node)
     check_unchanged(c)
     builder.emit("return", [result])
+    given = zip(builder.block.args, types.values(), strict=True)
+    c.assumed.puts_more = any(v.type != type_ for v, type_ in given)
     builder.block.args.extend(c.captured.values())
     put_rechecks(c)
     compiled = Function(
