@@ -23,6 +23,11 @@ LEFT: Final[dict[str, tuple[int, ...]]] = {
 # op → whether operands of these values are PyTorch's
 LEFT_IF: Final[dict[str, Callable[[Sequence[Any]], bool]]] = {
     "cdist": lambda x: x[2] != 2,
+    # a count of what is not 0: it has a gradient, which is 0
+    "norm": lambda x: x[1] == 0,
+    "linalg.norm": lambda x: x[1] == 0,
+    "linalg.vector_norm": lambda x: x[1] == 0,
+    "pairwise_distance": lambda x: x[2] == 0,
 }
 
 

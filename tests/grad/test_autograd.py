@@ -381,3 +381,17 @@ def test_running_statistics_that_are_read_are_those_of_the_call() -> None:
         return found
 
     torch.testing.assert_close(gradient(lt.script(minus_the_mean)), gradient(minus_the_mean))
+
+
+def counts(x, y):
+    apart = F.pairwise_distance(x, y, 0.0)
+    return x.norm(p=0, dim=1), torch.linalg.vector_norm(x, 0), torch.linalg.norm(x[0], 0), apart
+
+
+def test_norms_of_order_0_have_a_gradient_which_is_0() -> None:
+    x, y = leaf(4, 5), randn(4, 5, seed=1)
+    for found, theirs in zip(lt.script(counts)(x, y), counts(x, y), strict=True):
+        assert found.requires_grad == theirs.requires_grad
+        torch.testing.assert_close(found, theirs)
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+        assert not gradient.any()
