@@ -23,7 +23,7 @@ LEFT: Final[dict[str, tuple[int, ...]]] = {
 # op → whether operands of these values are PyTorch's
 LEFT_IF: Final[dict[str, Callable[[Sequence[Any]], bool]]] = {
     "cdist": lambda x: x[2] != 2,
-    # a count of what is not 0: it has a gradient, which is 0
+    # a count of what is not 0: its result requires a gradient all the same
     "norm": lambda x: x[1] == 0,
     "linalg.norm": lambda x: x[1] == 0,
     "linalg.vector_norm": lambda x: x[1] == 0,
