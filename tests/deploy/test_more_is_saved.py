@@ -425,3 +425,11 @@ def test_packed_weights() -> None:
         lt.trace(module, X)
     assert "return self.fc(x).relu()" in str(told.value)
     assert "write instead: lt.script of the module" in str(told.value)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_that_were_never_called_take_a_state(kind: type[nn.RNNBase]) -> None:
+    c = lt.script(kind(3, 2))
+    x, h = X[:, None], torch.ones(1, 1, 2)
+    equal(c, x)
+    equal(c, x, (h, 2 * h) if kind is nn.LSTM else h)

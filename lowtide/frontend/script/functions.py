@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import importlib
 import typing
 from collections.abc import Mapping
 from types import FunctionType, MethodType
@@ -78,11 +79,24 @@ def signature_annotations(fn: FunctionType, node: ast.FunctionDef | ast.Lambda) 
     """The declared types of parameters, in annotations or in a type comment."""
     names = outer_names(fn)
     found: dict[str, Type] = {}
-    for name, annotation in fn.__annotations__.items():
+    for name, annotation in {**_of_overload(fn), **fn.__annotations__}.items():
         type_ = type_from_annotation(annotation, names)
         if type_ is not None and name != "return":
             found[name] = type_
     return found | commented_types(node, names)
+
+
+def _of_overload(fn: FunctionType) -> Mapping[str, object]:
+    """The annotations of the first overload that `torch._jit_internal._overload_method` has been
+    given, as of `nn.LSTM.forward`, whose state is a pair of tensors."""
+    by_class = _OVERLOADS.get(f"__torch__.{fn.__module__}.{fn.__name__}", {})
+    first = by_class.get(fn.__qualname__.rpartition(".")[0], [])[:1]
+    return first[0].__annotations__ if first else {}
+
+
+_OVERLOADS: dict[str, dict[str, list[FunctionType]]] = getattr(
+    importlib.import_module("torch._jit_internal"), "_overloaded_methods", {}
+)
 
 
 def commented_types(
