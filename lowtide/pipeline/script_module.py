@@ -147,7 +147,20 @@ class ScriptModule(_Module):
         raise TypeError("a compiled module cannot be pickled: lt.save(module, file) instead")
 
 
-class WrappedModule(ScriptModule):
+class _OfItsRootsClass:
+    """What isinstance() takes for one of its root's class, too: `for m in net.modules(): if
+    isinstance(m, nn.BatchNorm2d): m.eval()`. By itself, as `super()` has the name for its own."""
+
+    @property
+    def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self.__dict__["_lowtide_root"])
+
+    @__class__.setter
+    def __class__(self, cls: type[Any]) -> None:
+        self.__dict__["_lowtide_root"].__class__ = cls
+
+
+class WrappedModule(_OfItsRootsClass, ScriptModule):
     """A compiled module around a root of another class."""
 
     forward: Any = LazyMethod(None, "forward")

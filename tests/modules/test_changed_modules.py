@@ -255,3 +255,23 @@ def test_what_only_its_type_was_asked_of_is_seen_when_it_changes() -> None:
     assert compiled(x).item() == 4
     (again,) = compiled.explain(x).compiled_again
     assert again.facts == ("type of `self.weight` was Tensor, is NoneType",)
+
+
+def test_parts_are_found_by_their_classes() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2)))
+    made = lt.script(net)
+
+    def set_up(part: nn.Module) -> None:
+        if isinstance(part, nn.Linear):
+            nn.init.ones_(part.weight)
+            nn.init.zeros_(part.bias)
+
+    made.apply(set_up)
+    assert torch.equal(net[0].weight, torch.ones(2, 2))
+    for part in made.modules():
+        if isinstance(part, nn.BatchNorm1d):
+            part.eval()
+    x = torch.ones(3, 2)
+    torch.testing.assert_close(made(x), net[1](x * 2))
+    assert isinstance(made, lt.ScriptModule)
+    assert not isinstance(made[0], nn.BatchNorm1d)
