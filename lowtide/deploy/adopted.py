@@ -50,6 +50,22 @@ def adopted(
     return tuple(_adopted(value, classes) for value in args), named
 
 
+def adopted_attribute(module: torch.nn.Module, name: str, value: Any) -> Any:
+    """What a loaded module is given in place of an object of the file's class of the same name.
+    Raises TypeError where it is one that would have to stay what it is."""
+    cls: type[Any] = cast("type[Any]", type(vars(module).get(name)))
+    is_other = type(value).__name__ == cls.__name__ and not isinstance(value, cls)
+    if not is_other or not _kind(cls):
+        return value
+    found = _adopted(value, {cls.__name__: cls})
+    if not isinstance(found, cls):
+        raise TypeError(
+            f"`{name}` holds the {cls.__name__} of the file, which is another class than this "
+            f"{cls.__name__}; change the attributes of the one that is there"
+        )
+    return found
+
+
 def _adopted(value: Any, classes: Classes) -> Any:
     known = classes.get(type(value).__name__)
     if isinstance(value, enum.Enum) and known is not None:

@@ -104,7 +104,9 @@ class ClassNames:
     def _entry(self, cls: type, id_: str) -> ClassEntry:
         loaded = records.entry_of(cls)
         if loaded is not None and loaded.kind == "record":
-            return dataclasses.replace(loaded, id=id_)
+            given = [n for n in self._used[cls] if not loaded.has(n)]  # after it was loaded
+            more = tuple(class_table.Field(name=n, repr=False, compare=False) for n in given)
+            return dataclasses.replace(loaded, id=id_, fields=(*loaded.fields, *more))
         return class_table.describe(cls, id_, self._used[cls])
 
 

@@ -28,6 +28,7 @@ from lowtide.deploy import (
     storages,
     tensor_file,
 )
+from lowtide.deploy.adopted import adopted_attribute
 from lowtide.deploy.archive import Archive
 from lowtide.deploy.entry_rows import EntryReader
 from lowtide.deploy.jsontext import Node
@@ -131,6 +132,8 @@ class _Loader:
             maker = SavedMethod(method.name, method.signature, method.programs)
             for place in method.modules:
                 vars(tree[place]).setdefault("_lowtide_programs", {})[method.name] = maker
+        for module in tree:
+            vars(module)["_lowtide_adopts"] = adopted_attribute
         return wrap(tree[-1])
 
     def _tree(self, kind: str, decoder: Decoder) -> list[torch.nn.Module]:

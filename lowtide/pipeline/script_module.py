@@ -153,7 +153,8 @@ class _OfItsRootsClass:
 
     @property
     def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return type(self.__dict__["_lowtide_root"])
+        root: object = self.__dict__["_lowtide_root"]
+        return type(root)
 
     @__class__.setter
     def __class__(self, cls: type[Any]) -> None:
@@ -262,6 +263,8 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
         if name in own and isinstance(own[name], ScriptMethod):
             own[name] = value
             return
+        if "_lowtide_adopts" in root.__dict__:
+            value = root.__dict__["_lowtide_adopts"](root, name, value)
         setattr(root, name, _bare(value) if isinstance(value, _Module) else value)
 
     def __delattr__(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional, Union
@@ -129,3 +130,50 @@ def test_another_class_of_that_name() -> None:
     Other.__name__ = "Pair"
     with pytest.raises(TypeError, match="was saved for"):
         through_file(lt.script(swapped))(Other(2, X))
+
+
+class Way(enum.Enum):
+    AHEAD = 1
+    BACK = 2
+
+
+class Extent(NamedTuple):
+    low: float
+    high: float
+
+
+@dataclasses.dataclass
+class Setting:
+    scale: float = 1.0
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.way, self.extent, self.setting = Way.AHEAD, Extent(0.0, 1.0), Setting()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clamp(self.extent.low, self.extent.high) * self.setting.scale
+        return x if self.way is Way.AHEAD else -x
+
+
+def test_attributes_of_a_loaded_module_take_the_callers_enums_and_named_tuples() -> None:
+    loaded: Any = through_file(lt.script(Stateful()))
+    x = torch.tensor([-1.0, 3.0])
+    assert loaded(x).tolist() == [0.0, 1.0]
+    loaded.way, loaded.extent = Way.BACK, Extent(-2.0, 2.0)
+    assert loaded(x).tolist() == [1.0, -2.0]
+    with pytest.raises(TypeError, match="another class than this Setting"):
+        loaded.setting = Setting(2.0)
+    loaded.setting.scale = 2.0
+    assert loaded(x).tolist() == [2.0, -4.0]
+    assert through_file(loaded)(x).tolist() == [2.0, -4.0]
+
+
+def test_an_object_that_was_given_an_attribute_after_loading_keeps_it_in_the_next_file() -> None:
+    loaded: Any = through_file(lt.script(Stateful()))
+    loaded.setting.note, loaded.setting.weights = "new", [torch.ones(1)]
+    again: Any = through_file(loaded)
+    assert again(torch.ones(1)) == 1
+    assert again.setting.note == "new"
+    assert torch.equal(again.setting.weights[0], torch.ones(1))
