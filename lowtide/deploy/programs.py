@@ -27,9 +27,11 @@ from lowtide.frontend.script.module_methods import method_types
 from lowtide.frontend.script.module_state import follow, is_torch_class, root_of
 from lowtide.frontend.script.script import script_function, signature_types
 from lowtide.frontend.script.source import parameters_of
+from lowtide.ir import types as t
 from lowtide.ir.core import Function
 from lowtide.ir.types import TupleType
 from lowtide.passes.standard import tidy
+from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.script import ScriptFunction
 from lowtide.pipeline.script_method import ScriptMethod, Variant
 
@@ -40,7 +42,7 @@ def of_function(f: ScriptFunction) -> list[Program]:
     if saved is not None:
         return saved
     fn: Any = f.__lowtide_function__
-    made = [d.function for d in f.drivers()]
+    made = [_as_now(fn, driver) for driver in f.drivers()]
     parameters = parameters_of(fn).values()
     if (not made or _is_annotated(parameters)) and not _is_variadic(parameters):
         try:
@@ -52,6 +54,29 @@ def of_function(f: ScriptFunction) -> list[Program]:
     if not made:
         raise _no_variadic(f.__name__)
     return _distinct(Program(function) for function in made)
+
+
+def _as_now(fn: Any, driver: Driver) -> Function:
+    """The driver's program; where globals are other ones than it was made for, or it reads them at
+    each call since they have changed before, a program that has them as they are."""
+    function = driver.function
+    if driver.is_outdated() or _reads_numbers(function):
+        return tidy(script_function(fn, [a.type for a in function.arguments]))
+    return function
+
+
+def _variant_as_now(method: ScriptMethod, variant: Variant) -> Variant:
+    """`_as_now` of a method."""
+    function = variant.driver.function
+    if variant.driver.is_outdated() or _reads_numbers(function):
+        return method.anew(tuple(a.type for a in function.arguments))
+    return variant
+
+
+def _reads_numbers(function: Function) -> bool:
+    """Whether it reads a global number."""
+    read = zip(function.params[len(function.arguments) :], function.captures, strict=True)
+    return any(t.is_number(value.type) and path.startswith("@") for value, path in read)
 
 
 def _is_variadic(parameters: Iterable[inspect.Parameter]) -> bool:
@@ -88,6 +113,7 @@ def of_method(method: ScriptMethod, called: Iterable[Types] = ()) -> list[Progra
         wanted.insert(0, tuple(method_types(source, ()).values()))
     made, failed = _for_each(method, wanted)
     made += [v for v in method.variants() if v.is_readable()]
+    made = [_variant_as_now(method, v) for v in made]
     made = [v for v in made if _takes_rest(v.driver.function, parameters)]
     if not made:
         raise failed or _no_variadic(method.__name__)
@@ -117,7 +143,7 @@ def _as_declared(method: ScriptMethod, made: Sequence[Variant]) -> list[Variant]
     optional = [v.driver.function for v in made if _reads_optional(v, method.root)]
     for types in dict.fromkeys(tuple(p.type for p in f.arguments) for f in optional):
         with contextlib.suppress(CompileError):
-            found += _in_both_modes(method, lambda t=types: method.as_declared(t))
+            found += _in_both_modes(method, lambda t=types: method.anew(t, as_declared=True))
     return found
 
 

@@ -300,11 +300,12 @@ class ScriptMethod(ScriptFunction):
             fitting = (v for v in found if v.values() is not None)
             return next(fitting, None) or self._make(types)
 
-    def as_declared(self, types: tuple[t.Type, ...]) -> Variant:
-        """A program that reads what is declared Optional as such, whatever it is now; not kept."""
+    def anew(self, types: tuple[t.Type, ...], *, as_declared: bool = False) -> Variant:
+        """A program in which globals are constants, also those that have changed; not kept.
+        `as_declared`: it reads what is declared Optional as such, whatever it is now."""
         assert isinstance(self._source, FunctionType)
         with self._lock:
-            program = self._compiled(self._source, types, as_declared=True)
+            program = self._compiled(self._source, types, as_declared=as_declared)
             return self._variant(program.function, program.guards)
 
     def _find(self, values: Sequence[Any]) -> tuple[Variant, Values]:

@@ -433,3 +433,26 @@ def test_recurrent_layers_that_were_never_called_take_a_state(kind: type[nn.RNNB
     x, h = X[:, None], torch.ones(1, 1, 2)
     equal(c, x)
     equal(c, x, (h, 2 * h) if kind is nn.LSTM else h)
+
+
+RATE = 1.0
+
+
+def by_rate(x: Tensor) -> Tensor:
+    return x * RATE
+
+
+class ByRate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * RATE
+
+
+def test_a_global_number_that_has_changed_is_saved_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for made in (lt.script(by_rate), lt.script(ByRate())):
+        for rate in (1.0, 2.0, 3.0):
+            monkeypatch.setitem(globals(), "RATE", rate)
+            made(X)
+        monkeypatch.setitem(globals(), "RATE", 7.0)
+        assert torch.equal(through_file(made)(X), X * 7)
