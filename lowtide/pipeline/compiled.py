@@ -21,7 +21,7 @@ from lowtide.ir.python_text import python_text
 from lowtide.memory import watching
 from lowtide.memory.stand_ins import with_sizes
 from lowtide.memory.virtual import Virtual, virtual_for
-from lowtide.pipeline import one_object, plain
+from lowtide.pipeline import plain
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
@@ -110,8 +110,8 @@ class Compiled(ABC):
             given = self.bind(*with_sizes((args, kwargs)))
             driver, values = self.resolve(given)
             plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
-            is_shared = driver.apart and one_object.is_shared(values, driver.apart)
-            why = plain.reason() or (one_object.WHY if is_shared else ineligible(plain_values))
+            unmet = driver.demands.unmet(values) if driver.demands is not None else ""
+            why = plain.reason() or unmet or ineligible(plain_values)
             planned = driver.planned(values)
             is_tight = planned.is_tight or arena.is_tight()
             virtual = virtual_for(values, is_tight)

@@ -32,7 +32,7 @@ from lowtide.ir.recomputed import Recomputed
 from lowtide.memory import watching
 from lowtide.memory.available import is_out_of_memory
 from lowtide.passes.turns import take_turns_together
-from lowtide.pipeline import little, one_object, plain, stats
+from lowtide.pipeline import little, plain, stats
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget import pieces
 from lowtide.pipeline.budget.allowance import Role
@@ -40,6 +40,7 @@ from lowtide.pipeline.budget.checkpoint import as_section
 from lowtide.pipeline.budget.chunks import RunBlock
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import run_section
+from lowtide.pipeline.demands import Demands
 from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.holes import Holes
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
@@ -440,16 +441,15 @@ class Driver:
     """A Function, ready to be called with positional arguments, captured ones included; `captured`
     reads these, where it is no module's method. `differences`: what the program was compiled anew
     for, if another was before it. `holds`: whether what lies outside is as the program
-    assumes, None if it assumes nothing of it. `apart`: operands that must not be one object: see
-    `one_object`. `leaves`: classes whose methods it has inlined, since
-    none is derived from them."""
+    assumes, None if it assumes nothing of it. `demands`: what it assumes of its operands. `leaves`:
+    classes whose methods it has inlined, since none is derived from them."""
 
     is_tight: bool = False  # whether the arena keeps no free block while it needs another
     differences: tuple[str, ...] = ()
     leaves: tuple[type[Any], ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
     holds: Callable[[], bool] | None = None
-    apart: one_object.Places = ()
+    demands: Demands | None = None
 
     def __init__(
         self,
@@ -482,8 +482,8 @@ class Driver:
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function; raises Ineligible, before anything ran, if PyTorch must do it."""
-        if self.apart:
-            one_object.check(args, self.apart)
+        if self.demands is not None and (why := self.demands.unmet(args)):
+            raise Ineligible(why)
         try:
             return self._called(args)
         except (RuntimeError, MemoryError) as error:

@@ -37,9 +37,9 @@ from lowtide.pipeline import debug, listening, plain, stats
 from lowtide.pipeline.argument_errors import python_words
 from lowtide.pipeline.captures import Reader
 from lowtide.pipeline.compiled import CannotInline
+from lowtide.pipeline.demands import demands
 from lowtide.pipeline.differences import differences, type_facts
 from lowtide.pipeline.driver import Driver, make_driver
-from lowtide.pipeline.one_object import places_of
 from lowtide.pipeline.options import Options, options_of
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.torch_jit_members import TorchJitMembers
@@ -161,7 +161,7 @@ class ScriptFunction(TorchJitMembers):
                 debug.show("ir", function.name, lambda: str(function))
                 driver = make_driver(function, self.options)
                 driver.leaves, driver.holds = leaves, assumed.holds()
-                driver.apart = places_of(function) if assumed.puts_more else ()
+                driver.demands = demands(function, assumed)
                 driver.differences = assumed.differences or self._new_types(types, self._drivers)
                 self._drivers[types] = driver
                 if function.captures:

@@ -40,9 +40,9 @@ from lowtide.pipeline.captures import (
     tree,
     type_of_value,
 )
+from lowtide.pipeline.demands import demands
 from lowtide.pipeline.differences import attribute, guard_told, told
 from lowtide.pipeline.driver import Driver, make_driver
-from lowtide.pipeline.one_object import places_of
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.parametrized import unchanged
 from lowtide.pipeline.script import ScriptFunction, defaults_of
@@ -261,7 +261,7 @@ class ScriptMethod(ScriptFunction):
             for variant in self.variants():
                 before = variant.driver
                 variant.driver = made = make_driver(before.function, options)
-                made.leaves, made.holds, made.apart = before.leaves, before.holds, before.apart
+                made.leaves, made.holds, made.demands = before.leaves, before.holds, before.demands
                 made.differences = before.differences
 
     def compile(self) -> None:
@@ -377,13 +377,14 @@ class ScriptMethod(ScriptFunction):
             function, guards, leaves = program.function, program.guards, program.leaves
             assumed.found = program.assumed.found
             assumed.puts_more = program.assumed.puts_more
+            assumed.methods = program.assumed.methods
             self._assumed[types] = assumed
         debug.show("ir", function.name, lambda: str(function))
         differences = self._compiled_for(types)
         variant = self._variant(function, guards)
         variant.driver.differences = assumed.differences or differences
         variant.driver.leaves, variant.driver.holds = leaves, assumed.holds()
-        variant.driver.apart = places_of(function) if assumed.puts_more else ()
+        variant.driver.demands = demands(function, assumed)
         return self._keep(types, variant)
 
     def _compiled(

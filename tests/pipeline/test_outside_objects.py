@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import lowtide as lt
 
@@ -281,3 +281,30 @@ def test_members_of_classes_that_are_replaced(name: str, monkeypatch: pytest.Mon
     others: dict[str, Any] = {"static": staticmethod(far), "of_class": classmethod(far_method)}
     monkeypatch.setattr(Point, name, others.get(name, far_method))
     assert torch.equal(made(x, p), uses_point(x, p))
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.point = Point()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.point.static(x)
+
+
+def calls_point(x: Tensor, p: Point) -> Tensor:
+    return p.static(x) + p.of_class(x)
+
+
+def test_an_object_with_a_method_of_its_own() -> None:
+    made, x, p = lt.script(calls_point), torch.ones(2), Point()
+    assert torch.equal(made(x, p), calls_point(x, p))
+    p.static = far  # pyright: ignore[reportAttributeAccessIssue]
+    assert torch.equal(made(x, p), calls_point(x, p))
+    assert "a 'static' of its own" in str(made.explain(x, p))
+    assert torch.equal(made(x, Point()), calls_point(x, Point()))
+    m = Holder()
+    compiled = lt.script(m)
+    assert torch.equal(compiled(x), m(x))
+    m.point.static = far  # pyright: ignore[reportAttributeAccessIssue]
+    assert torch.equal(compiled(x), m(x))

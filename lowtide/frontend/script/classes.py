@@ -68,6 +68,7 @@ def enum_lookup(c: Context, node: ast.AST, cls: type, by: str, key: Node) -> Nod
 def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
     """`base.name` of an object."""
     assert isinstance(base, Value)
+    owner = base
     if isinstance(base.type, t.OptionalType):
         base = c.builder.emit("cast", [base], [base.type.elem]).result
     cls = class_of(base.type)
@@ -76,6 +77,8 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
         return _read(c, base, name)
     if isinstance(found, FunctionType | property | staticmethod | classmethod):
         c.assumed.note_member(cls.__mro__, name)
+        if not isinstance(found, property):  # the object may have its own
+            c.assumed.called.setdefault(owner, set()).add(name)
     is_enum: bool = issubclass(cls, enum.Enum)
     if is_enum and name in ("name", "value"):
         return _enum_attribute(c, base, cls, name)

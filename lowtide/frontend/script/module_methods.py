@@ -17,7 +17,7 @@ bias.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
@@ -155,6 +155,9 @@ def _compile(
     check_unchanged(c)
     is_wider = any(v.type != types[v.name] for v in arguments)
     c.assumed.puts_more = is_wider or bool(knowledge.container_types)
+    captures = builder.block.args[len(arguments) :]
+    by_path = dict(zip(state.paths, captures, strict=True))
+    c.assumed.settle_methods({**dict(enumerate(arguments)), **by_path})
     builder.emit("return", [result])
     put_rechecks(c)
     defaults = _defaults(fn)
@@ -162,7 +165,7 @@ def _compile(
     paths = tuple(state.paths)
     compiled = Function(name, builder.block, result.type, defaults, loc, paths)
     verify(compiled, after="script")
-    function = without_unused_captures(tidy(compiled))
+    function = without_unused_captures(tidy(compiled), c.assumed.methods)
     # What only its type was asked of is read no more, but the answer must still hold.
     unread = [p for p in paths if p not in function.captures and not p.startswith("@")]
     types_only = [Guard("type", p) for p in unread if follow(module, p)[1]]
@@ -183,11 +186,12 @@ def _defaults(fn: FunctionType) -> dict[str, object]:
     return {n: v for n, v in (found | (fn.__kwdefaults__ or {})).items() if is_literal(v)}
 
 
-def without_unused_captures(fn: Function) -> Function:
-    """The function with only those captured parameters that an op uses, and containers."""
+def without_unused_captures(fn: Function, wanted: Container[int | str] = ()) -> Function:
+    """The function with only those captured parameters that an op uses, containers, and those whose
+    paths are `wanted`."""
     used = {v for op in fn.walk() for v in op.operands}
     count = len(fn.arguments)
     rows = list(zip(fn.params[count:], fn.captures, strict=True))
-    kept = [(v, p) for v, p in rows if v in used or isinstance(v.type, _CONTAINERS)]
+    kept = [(v, p) for v, p in rows if v in used or isinstance(v.type, _CONTAINERS) or p in wanted]
     block = Block([*fn.arguments, *(v for v, _ in kept)], fn.block.ops)
     return replace(fn, block=block, captures=tuple(path for _, path in kept))

@@ -26,6 +26,7 @@ from typing import Any, cast
 import torch
 
 from lowtide.frontend.script.source import is_installed, is_installed_file
+from lowtide.ir.core import Value
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _NUMBERS = (int, float)
@@ -65,7 +66,8 @@ class Assumptions:
     `counts`: how often, by name; `differences`: what the program before it was wrong about; `log`:
     each look, in order; `live`: containers, by id, that are no constants of it, since it changes
     them; `assigned`: attributes, with their holders, that it assigns; `puts_more`: into a list or
-    dict of the caller's than it held."""
+    dict of the caller's than it held; `called`, `methods`: names of methods of objects, which these
+    must not hide, by value and by operand."""
 
     found: dict[_Key, Row] = field(default_factory=dict["_Key", "Row"])
     log: list[Row] = field(default_factory=list["Row"])
@@ -75,6 +77,15 @@ class Assumptions:
     live: dict[int, object] = field(default_factory=dict[int, object])
     assigned: dict[tuple[int, str], object] = field(default_factory=dict[tuple[int, str], object])
     puts_more: bool = False
+    called: dict[Value, set[str]] = field(default_factory=dict["Value", set[str]])
+    methods: dict[int | str, frozenset[str]] = field(
+        default_factory=dict[int | str, frozenset[str]]
+    )
+
+    def settle_methods(self, places: Mapping[int | str, Value]) -> None:
+        """The program is complete; `places`: its arguments by number, its captures by path."""
+        rows = ((k, self.called[v]) for k, v in places.items() if v in self.called)
+        self.methods = {k: frozenset(names) for k, names in rows}
 
     def is_live(self, obj: object) -> bool:
         """Whether the program reads the very object, and not a copy: a container that it changes,

@@ -116,6 +116,7 @@ def _compiled(
     builder.emit("return", [result])
     given = zip(builder.block.args, types.values(), strict=True)
     c.assumed.puts_more = any(v.type != type_ for v, type_ in given)
+    c.assumed.settle_methods({**dict(enumerate(builder.block.args)), **c.captured})
     builder.block.args.extend(c.captured.values())
     put_rechecks(c)
     compiled = Function(

@@ -20,7 +20,7 @@ from lowtide.errors import BudgetError
 from lowtide.ir.aliases import may_change
 from lowtide.ir.core import Function
 from lowtide.memory import watching
-from lowtide.pipeline import one_object, plain
+from lowtide.pipeline import plain
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget import allowance
 from lowtide.pipeline.budget.allowance import Role
@@ -56,8 +56,8 @@ class BudgetedDriver(Driver):
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Runs the function within the budget; raises BudgetError, and what a Driver raises."""
-        if self.apart:
-            one_object.check(args, self.apart)
+        if self.demands is not None and (why := self.demands.unmet(args)):
+            raise Ineligible(why)
         plan = self._plan_of(args)
         if plan.growth_bytes is None:
             return plan.driver(args)
