@@ -149,3 +149,16 @@ class Unmade(nn.Module):
 def test_a_module_without_its_init() -> None:
     with pytest.raises(lt.CompileError, match=r"Unmade.__init__ has not called(.|\n)*super\(\)"):
         lt.script(Unmade())
+
+
+def rows_between(x: Tensor):
+    first, *rest, last = x
+    return first, rest, last
+
+
+def test_a_tensor_is_unpacked_with_a_rest() -> None:
+    for n in (4, 2):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(lt.script(rows_between)(x), rows_between(x))
+    with pytest.raises(ValueError, match="not enough values to unpack"):
+        lt.script(rows_between)(torch.randn(1, 3))

@@ -222,7 +222,7 @@ def _with_rest(c: Context, node: ast.AST, value: Value, before: int, after: int)
         elems = [c.builder.tuple_get(value, k) for k in range(count)]
         rest = c.builder.list_make(elems[before : count - after])
         return [*elems[:before], rest, *elems[count - after :]]
-    xs = c.py(node, "list.of", value)  # it may be a Size, of which a slice is no list
+    xs = _as_list(c, node, value)
     _check_fewest(c, node, c.py(node, "py.len", xs), before + after)
     first = [c.py(node, "list.get", xs, c.const(k)) for k in range(before)]
     last = [c.py(node, "list.get", xs, c.const(k - after)) for k in range(after)]
@@ -273,8 +273,10 @@ def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]
 
 def unpacked(c: Context, node: ast.AST, spread: Sequence[Value]) -> Value:
     """One list of all these sequences' elements."""
-    lists = [  # of what may be a Size, too
-        c.list_of(part, node) if t.is_tensor(part.type) else c.py(node, "list.of", part)
-        for part in spread
-    ]
+    lists = [_as_list(c, node, part) for part in spread]
     return reduce(lambda joined, part: c.py(node, "py.add", joined, part), lists)
+
+
+def _as_list(c: Context, node: ast.AST, value: Value) -> Value:
+    """A list of its elements; it may be a Size, of which a slice is no list."""
+    return c.list_of(value, node) if t.is_tensor(value.type) else c.py(node, "list.of", value)
