@@ -225,11 +225,38 @@ def squares_of_indices(x):
     return total, torch.stack([x[i, 0] * (i * i - 3 * i) for i in range(x.shape[0])])
 
 
+def added_to_twice(x):
+    acc, low = torch.zeros(x.shape[1]), x.sum(0)
+    for i in range(x.shape[0]):
+        acc = acc + 1
+        acc = acc + x[i]
+        low += 3
+        low -= x[i]
+    return acc, low
+
+
+def multiplied_twice(x):
+    p = torch.ones(x.shape[1])
+    for i in range(x.shape[0]):
+        p = p * 1.01
+        p = p * (1 + x[i] * 0.01)
+    return p
+
+
+def largest_of_a_number_too(x):
+    top = torch.full((x.shape[1],), -1e9)
+    for i in range(x.shape[0]):
+        top = torch.clamp(top, min=0.7)
+        top = torch.maximum(top, x[i])
+    return top
+
+
 PROGRAMS: list[Callable[..., Any]] = [
     summed, added_in_place, rows_of, subtracted, largest, multiplied, stacked, stacked_last,
     concatenated, filled, columns, shifted, blocks, pairs, flat_pairs, backwards, every_second,
     histogram, two_results, gathered, aliased, margins, rotated,
-    wavelet, wide_and_narrow, products_of_indices, squares_of_indices,
+    added_to_twice, multiplied_twice, largest_of_a_number_too, wavelet, wide_and_narrow,
+    products_of_indices, squares_of_indices,
 ]  # fmt: skip
 TRIPS = [1, 2, 33, 100]
 NEEDS_A_ROW = (

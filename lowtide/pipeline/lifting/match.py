@@ -224,10 +224,10 @@ class Carry:
         return self._joined(left, right, fn) if self.has(left) else self._joined(right, left, fn)
 
     def _joined(self, inner: Expr, other: Expr, fn: str) -> Expr | None:
+        if isinstance(inner, Load):
+            return other if inner.source == self.name else None
         found = self._delta(inner, fn)
-        if found is None or isinstance(found, Const):
-            return other if found is not None else None
-        return ex.apply(COMBINE[fn], (found, other), found.dtype)
+        return None if found is None else ex.apply(COMBINE[fn], (found, other), found.dtype)
 
     def _accumulated(self, fn: str, delta: Expr) -> Expr:
         if delta.dtype in _NARROW and fn in ("sum", "prod"):
