@@ -157,6 +157,8 @@ class Builder:
         maker = self.makers.get(value)
         if maker is not None and maker.name in ("list.get", "dict.item"):
             self.widen(maker.operands[0], _with_item(maker.operands[0].type, type_))
+        elif maker is not None and maker.name == "loop":
+            self.widen(maker.blocks[0].args[maker.results.index(value) + 1], type_)
 
     def _widen_carried(self, value: Value, op: Op) -> None:
         """The same of what a block gives, a branch or a step of a loop, if that is the value."""

@@ -295,3 +295,12 @@ def which_list_is_which_beside_tensors(x: Tensor, a: List[int], b: List[int]):
     d = [1, 2]
     e = d
     return x + 1, c is a, a is b, d is e, d is not [1, 2]
+
+
+@program(calls=lambda: [(torch.ones(2), 2, [5]), (torch.ones(2), 0, [5])], torchscript=False)
+def list_of_a_loop_takes_a_number_that_only_the_run_knows(x: Tensor, k: int, xs: List[int]):
+    if k > 0:
+        for _ in range(3):
+            xs = [k] * 3
+        xs += [x.argmax().item()]
+    return x, xs
