@@ -64,6 +64,7 @@ REFUSED = {
     "mixed_modules.format_calls": "str.format() of a text that is not known",
     "mixed_modules.matrix_class": "Matrix.__abs__",
     "numbers_or_tensors.classes_of_results": "class_of_value",
+    "once_wrong.divmod_of_an_object": "the Python function divmod",
     "once_wrong.lambdas_of_the_file": "a call of the Python function",
     # the file's class of this name is not the caller's
     "packed_sequences.named_tuples_in_a_list": "False in place of True",

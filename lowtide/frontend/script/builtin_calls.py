@@ -36,6 +36,7 @@ from lowtide.frontend.script.operators import binary, truth
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 
@@ -183,6 +184,9 @@ def _divmod(c: Context, call: Call) -> Node:
     a, b = _values(c, call)
     if t.is_dynamic(a.type) or t.is_dynamic(b.type):
         return c.py(call.node, "py.divmod", a, b)  # a tensor has `//` and `%`, but not both at once
+    if not all(t.is_number(x.type) for x in (a, b)):  # a tensor, or an object with `__divmod__`
+        target = python_objects.name_of(divmod)
+        return c.builder.emit("py.call", [a, b], [t.ANY], target=target, kwnames=()).result
     quotient = binary(c, call.node, "floordiv", "py.floordiv", a, b)
     return c.builder.tuple_make([quotient, binary(c, call.node, "mod", "py.mod", a, b)])
 

@@ -51,6 +51,7 @@ from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
+from lowtide.ir.python_ops.dicts import VIEWS
 from lowtide.ir.types import ClassType, DictType, OptionalType, TupleType, Type
 
 
@@ -76,6 +77,9 @@ def compile_name(c: Context, node: ast.Name) -> Node:
         return bound
     if c.is_iterator(found):
         c.frame.vars[node.id] = read_once(node.id, c.frame.source.loc(node))
+    view = c.builder.makers.get(found) if isinstance(found, Value) else None
+    if view is not None and view.name in VIEWS:  # Python's sees the dict as it is now
+        return c.py(node, view.name, *view.operands)
     if found is not None:
         return found
     frame = c.frame

@@ -37,6 +37,7 @@ from lowtide.frontend.script.nodes import (
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
+from lowtide.ir.python_ops.dicts import VIEWS
 
 _LARGEST_UNROLLED = 64
 
@@ -260,7 +261,7 @@ def _view(c: Context, value: Value) -> tuple[Value, str] | None:
     """The dict and the op where this is its keys, values or items, which a loop sees as they are
     at each step."""
     maker = c.builder.makers.get(value)
-    if maker is None or maker.name not in ("dict.keys", "dict.values", "dict.items"):
+    if maker is None or maker.name not in VIEWS:
         return None
     return maker.operands[0], maker.name
 

@@ -108,6 +108,9 @@ def _own(name: str) -> Callable[..., Any]:
     return run
 
 
+# of which Python's own see the dict as it is when they are looked at
+VIEWS = ("dict.keys", "dict.values", "dict.items")
+
 _Rows = dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type | None]]]
 
 _READING: _Rows = {

@@ -304,3 +304,27 @@ def list_of_a_loop_takes_a_number_that_only_the_run_knows(x: Tensor, k: int, xs:
             xs = [k] * 3
         xs += [x.argmax().item()]
     return x, xs
+
+
+@program(args=lambda: ({"a": 1},), torchscript=False)
+def views_of_a_dict_see_what_it_becomes(d: Dict[str, int]):
+    keys, pairs = d.keys(), d.items()
+    d["b"] = 2
+    for k in range(2):
+        d[str(k)] = len(keys)
+    return list(keys), list(pairs), "b" in keys, sum(d.values())
+
+
+@program(calls=lambda: [(7, 2), (torch.tensor(7), 2)], raises=TypeError, torchscript=False)
+def divmod_of_tensors_is_none(a: Any, b: int):
+    return divmod(a, b)
+
+
+class Sized:
+    def __divmod__(self, n: int):
+        return "whole", n
+
+
+@program(args=lambda: (2,), torchscript=False)
+def divmod_of_an_object(n: int):
+    return divmod(Sized(), n)
