@@ -293,7 +293,25 @@ def _extremum_by(c: Context, call: Call, values: list[Value], op_name: str) -> N
     xs = values[0] if len(values) == 1 else c.builder.list_make(values)
     keywords = {"key": call.keywords["key"], "reverse": c.const(op_name == "py.max")}
     ordered = sorted_by(c, call.node, list_of(c, xs, call.node), keywords)
-    return c.py(call.node, "list.get", ordered, c.const(0))
+    return _first_or_default(c, call, ordered, op_name)
+
+
+def _first_or_default(c: Context, call: Call, ordered: Value, op_name: str) -> Node:
+    def fail() -> None:
+        message = c.const(f"{op_name[3:]}() arg is an empty sequence")
+        c.builder.emit("raise", [message], exception="ValueError")
+
+    def first() -> Value:
+        return c.py(call.node, "list.get", ordered, c.const(0))
+
+    count = c.py(call.node, "py.len", ordered)
+    if "default" in call.keywords:
+        default = c.as_value(call.keywords["default"], call.node)
+        return choose(
+            c, call.node, c.py(call.node, "py.gt", count, c.const(0)), first, lambda: default
+        )
+    branch_on(c, call.node, c.py(call.node, "py.eq", count, c.const(0)), fail, lambda: None)
+    return first()
 
 
 def _any_all(start: bool) -> Builtin:

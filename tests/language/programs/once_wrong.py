@@ -328,3 +328,13 @@ class Sized:
 @program(args=lambda: (2,), torchscript=False)
 def divmod_of_an_object(n: int):
     return divmod(Sized(), n)
+
+
+@program(calls=lambda: [(["a", "bc"],), ([],)], torchscript=False)
+def longest_or_what_is_given_for_none(words: List[str]):
+    return max(words, key=len, default=""), min(words, key=lambda w: -len(w), default=None)
+
+
+@program(calls=lambda: [(["a", "bc"],), ([],)], raises=ValueError, torchscript=False)
+def longest_of_none(words: List[str]):
+    return max(words, key=len), max("q", "rs", key=len)
