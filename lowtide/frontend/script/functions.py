@@ -29,6 +29,7 @@ from lowtide.frontend.script.nodes import NODES, Node, PythonObject
 from lowtide.frontend.script.source import FunctionSource, read_source
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
+from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
 from lowtide.ir.types import FunctionType as FunctionType_
@@ -82,7 +83,8 @@ def signature_annotations(fn: FunctionType, node: ast.FunctionDef | ast.Lambda) 
     for name, annotation in {**_of_overload(fn), **fn.__annotations__}.items():
         type_ = type_from_annotation(annotation, names)
         if type_ is not None and name != "return":
-            found[name] = type_
+            is_rest = node.args.kwarg is not None and node.args.kwarg.arg == name
+            found[name] = t.DictType(t.STR, type_) if is_rest else type_
     return found | commented_types(node, names)
 
 

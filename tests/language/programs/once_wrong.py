@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.language import jit
-from tests.language.support import module_program, program
+from tests.language.support import call, module_program, program
 
 DOUBLE = lambda x, k=2: x * k
 STEPS = (lambda x: x + 1, lambda x: x - 1)
@@ -338,3 +338,12 @@ def longest_or_what_is_given_for_none(words: List[str]):
 @program(calls=lambda: [(["a", "bc"],), ([],)], raises=ValueError, torchscript=False)
 def longest_of_none(words: List[str]):
     return max(words, key=len), max("q", "rs", key=len)
+
+
+def _shifted(x: Tensor, **by: int):
+    return x + sum(by.values())
+
+
+@program(calls=lambda: [(torch.ones(1),), call(torch.ones(1), a=2.0)], torchscript=False)
+def annotated_rest_of_keywords(x: Tensor, **more: float):
+    return _shifted(x, a=1, b=2) * more.get("a", 1.0), list(more), "b" in more
