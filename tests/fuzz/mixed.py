@@ -33,6 +33,59 @@ import torch
 from torch import Tensor
 
 
+class Account:
+    def __init__(self, total: float):
+        self.total = total
+        self.items: List[int] = []
+        self.last: Optional[Tensor] = None
+
+    def add(self, n: int) -> int:
+        if n < 0:
+            return len(self.items)
+        if len(self.items) < 9:
+            self.items.append(n)
+        self.total += n
+        return n
+
+    def mean(self) -> float:
+        return self.total / len(self.items) if len(self.items) > 0 else 0.0
+
+    def keep(self, x: Tensor) -> Tensor:
+        before = self.last
+        self.last = x
+        return x if before is None else before + x
+
+
+def clip(n: int, low: int = 0, high: int = 9) -> int:
+    if n < low:
+        return low
+    return high if n > high else n
+
+
+def pick(xs: List[int], k: int) -> Optional[int]:
+    for i, n in enumerate(xs):
+        if i == k:
+            return n
+    return None
+
+
+def grow(xs: List[int], n: int) -> List[int]:
+    if len(xs) < 8:
+        xs.append(n)
+    return xs
+
+
+def both(x: Tensor, n: int, scale: float = 2.0) -> Tuple[Tensor, int]:
+    while n > 3:
+        n -= 2
+        x = x * scale
+    return x + n, n
+
+
+def label(words: List[str], sep: str = "-") -> str:
+    return sep.join([w[:1].upper() + w[1:] for w in words])
+
+
 """
 BEGIN = """\
 def program(x: Tensor, n: int, r: float, s: str, flag: bool, xs: List[int], ys: List[float],
@@ -44,8 +97,12 @@ def program(x: Tensor, n: int, r: float, s: str, flag: bool, xs: List[int], ys: 
     e: Dict[int, float] = {1: r}
     u: Dict[str, Tensor] = {"a": x}
     zs = xs
+    acc = Account(r)
 """
-END = "    return x, n, r, s, flag, xs, ys, ts, ws, d, o, k, q, b, m, y, v, t, e, u, zs\n"
+END = """\
+    results = x, n, r, s, flag, xs, ys, ts, ws, d, o, k, q, b, m, y, v, t, e, u, zs
+    return results, acc.total, acc.items, acc.last
+"""
 
 NAMES: Final[Mapping[str, Sequence[str]]] = {
     "int": ("n", "k"), "float": ("r", "q"), "str": ("s", "m"), "bool": ("flag", "b"),
@@ -58,6 +115,8 @@ NAMES: Final[Mapping[str, Sequence[str]]] = {
 # with a name of it.
 FORMS: Final[Mapping[str, Sequence[str]]] = {
     "int": (
+        "clip($int)", "clip($int, high=$int)", "len(grow($@ints, $int))", "acc.add($int)",
+        "both($tensor, $int)[1]", "len(acc.items)", "clip(n=$int, low=-$int)",
         "$int + $int", "$int - $int", "$int * $int % 1000", "$int // $int",
         "$int % $int", "-$int", "abs($int)", "max($int, $int)", "min($int, $int, 4)",
         "len($str)", "len($ints)", "len($counts)", "int($float)", "int($bool)",
@@ -72,6 +131,7 @@ FORMS: Final[Mapping[str, Sequence[str]]] = {
         "$tensor.argmax().item()", "len([w for w in $strs if $bool])", "int('7')",
     ),
     "float": (
+        "acc.total", "acc.mean()", "both($tensor, $int, $float)[0].sum().item()",
         "$float + $int", "$float - $float", "$float * 0.5", "$int / $int",
         "$float / $float", "$float // $float", "$float % $float", "-$float",
         "abs($float)", "max($float, $float)", "min($floats)", "math.sqrt(abs($float))",
@@ -82,6 +142,7 @@ FORMS: Final[Mapping[str, Sequence[str]]] = {
         "sum([f * 2 for f in $floats])", "math.pow($float, 2) % 50", "float('inf')",
     ),
     "bool": (
+        "acc.last is None", "pick($ints, $int) is None", "acc.items == $ints",
         "$int < $int", "$int == $int", "$float >= $float", "$int != $float",
         "0 <= $int < 5", "$bool and $bool", "$bool or $bool", "not $bool",
         "$str == $str", "$str < $str", "$str in $strs", "$int in $ints",
@@ -94,6 +155,7 @@ FORMS: Final[Mapping[str, Sequence[str]]] = {
         "bool($str)", "len($ints) == 0", "$pair[1] == $str", "$bool ^ $bool",
     ),
     "str": (
+        "label($strs)", "label($strs, $str)", "label(words=$strs)[:9]",
         "$str + $str[:3]", "$str[:2] * 2", "$str.upper()", "$str.lower()", "$str[::-1]",
         "$str[1:]", "$str[-1:]", "$str.replace('a', 'bc')", "str($int)", "str($bool)",
         "f'{$@int}-{$@str}'", "f'{$float:.2f}'", "'%d' % $int", "'%s:%d' % ($str, $int)",
@@ -103,6 +165,7 @@ FORMS: Final[Mapping[str, Sequence[str]]] = {
         "str($ints)", "f'{$@maybe}'", "chr(97 + $int % 5)", "max($strs)",
     ),
     "tensor": (
+        "both($tensor, $int)[0]", "both($tensor, $int, scale=0.5)[0]", "acc.keep($tensor)",
         "$tensor + $int", "$tensor * $float", "$tensor - $tensor", "$tensor * $bool",
         "$tensor / $int", "$float - $tensor", "$tensor // 2", "$tensor.clone()",
         "$tensors[$int]", "$named['a']", "$named.get($str, $tensor)", "torch.relu($tensor)",
@@ -113,6 +176,7 @@ FORMS: Final[Mapping[str, Sequence[str]]] = {
         "torch.tensor($floats).sum() + $tensor", "$tensor % 3", "torch.maximum($tensor, y)",
     ),
     "ints": (
+        "grow($ints, $int)", "acc.items",
         "[$int, $int]", "$ints[1:]", "$ints[::-1]", "$ints + [$int]", "[$int] * 3",
         "sorted($ints)", "[i * $int % 97 for i in $ints]", "[i for i in $ints if i > $int]",
         "list(range($int % 5))", "$ints.copy()", "[len(w) for w in $strs]", "$ints[-2:]",
@@ -145,7 +209,7 @@ FORMS: Final[Mapping[str, Sequence[str]]] = {
         "($int if $bool else $tensor)", "($float if $bool else $tensor)", "$any - $float",
         "-$any", "abs($any)", "$any / 2", "$any // 2", "2 * $any", "$any ** 2",
     ),
-    "maybe": ("None", "$int", "($int if $bool else None)", "$maybe"),
+    "maybe": ("None", "pick($ints, $int)", "$int", "($int if $bool else None)", "$maybe"),
     "pair": ("($int, $str)", "$pair", "(len($ints), $str)"),
 }  # fmt: skip
 
@@ -164,6 +228,9 @@ WRITES: Final[Sequence[str]] = (
     "$FLOAT, $INT = $float, $int", "$ANY = $ANY + $int", "$ANY += $tensor",
     "$TENSOR += $tensor", "$TENSOR = $tensor.clone()", "$TENSOR[0] = $float",
     "$TENSOR.mul_($float)", "$INT, *$INTS = [$int] + $ints", "$BOOL = not $bool",
+    "acc.add($int)", "acc.total *= $float", "acc.items.append($int)", "acc = Account($float)",
+    "acc.last = $tensor", "grow($@ints, $int)", "$TENSOR, $INT = both($tensor, $int)",
+    "$INT += acc.add($int)", "acc.items = $ints", "$INTS = acc.items",
     "$MAYBE = $maybe", "$ANY *= $float", "assert $int < 900", "$BOOL &= $bool",
 )  # fmt: skip
 
