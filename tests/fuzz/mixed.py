@@ -279,9 +279,13 @@ def generate(seed: int) -> MixedProgram:
     drawing = _Drawing(random.Random(seed))
     body: tuple[Node, ...] = ()
     for _ in range(drawing.r.randint(3, 12)):
-        further = (*body, *drawing.statement(2))
-        if _raises(further) <= (drawing.r.random() < _RAISING):
-            body = further
+        more = drawing.statement(2)
+        may_raise = drawing.r.random() < _RAISING and not more[-1].inside
+        raising = _raises((*body, *more))
+        if raising <= may_raise:
+            body = (*body, *more)
+        if raising == may_raise == 1:
+            break  # what raises is kept where its value is read: nothing may be put in its place
     return MixedProgram(seed=seed, body=body)
 
 

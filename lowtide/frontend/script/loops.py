@@ -267,8 +267,8 @@ class _Body:
             mark = c.builder.mark(start)
             known = self.source_changes, len(self.unbound)
             trial = self._compile(names, types)
-            rows = zip(types, trial.values, strict=True)
-            joined = [t.join(a, v.type) for a, v in rows]
+            rows = zip(types, before, trial.values, strict=True)  # which the body may have widened
+            joined = [t.join_all((a, v.type, w.type)) for a, v, w in rows]
             c.builder.hold(trial.values)  # by what is written to in the next iteration
             self._look_at_source(mark)
             self.unbound |= {

@@ -347,3 +347,15 @@ def _shifted(x: Tensor, **by: int):
 @program(calls=lambda: [(torch.ones(1),), call(torch.ones(1), a=2.0)], torchscript=False)
 def annotated_rest_of_keywords(x: Tensor, **more: float):
     return _shifted(x, a=1, b=2) * more.get("a", 1.0), list(more), "b" in more
+
+
+@program(calls=lambda: [(torch.ones(2), [1, 2, 3], 5)], torchscript=False)
+def list_of_two_names_that_a_loop_widens_by_one(x: Tensor, xs: List[int], k: int):
+    zs = xs
+    for _ in range(2):
+        count = 0
+        while len(xs) > 2 and count < 3:
+            count += 1
+            xs.append(x.argmax().item())
+            zs += [k]
+    return zs, xs
