@@ -15,8 +15,10 @@ import builtins
 import dataclasses
 import enum
 import inspect
+import numbers
 import os
 import sysconfig
+from collections import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
@@ -36,6 +38,11 @@ KINDS: Final = ("enum", "named_tuple", "record", "exception", "module")
 FOREIGN: Final[Mapping[str, type]] = {
     **{f"builtins.{c.__name__}": c for c in (tuple, list, dict, set, frozenset, slice, range)},
     **{f"builtins.{c.__name__}": c for c in (int, float, bool, complex, str, bytes, object)},
+    # which only isinstance() asks for
+    **{f"collections.abc.{c.__name__}": c for c in (abc.Sequence, abc.MutableSequence, abc.Set)},
+    **{f"collections.abc.{c.__name__}": c for c in (abc.Mapping, abc.MutableMapping, abc.Sized)},
+    **{f"collections.abc.{c.__name__}": c for c in (abc.Iterable, abc.Collection, abc.Hashable)},
+    **{f"numbers.{c.__name__}": c for c in (numbers.Number, numbers.Real, numbers.Integral)},
     "torch.Size": torch.Size,
     "torch.finfo": torch.finfo,
     "torch.iinfo": torch.iinfo,

@@ -98,6 +98,9 @@ def tested_types(classes: object) -> list[Type] | None:
 
 
 def _tested(member: object) -> Type | None:
+    origin: object = getattr(member, "__origin__", None)
+    if isinstance(origin, type) and not typing.get_args(member):
+        member = cast("type[object]", origin)  # `typing.Sequence`, which stands for a class
     if isinstance(member, type) and (member in _VAGUE or member not in PLAIN):
         return _named_tuple(member, {}) or ClassType(python_objects.name_of(member))
     return type_from_annotation(member, {})

@@ -4,7 +4,7 @@ import collections
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -359,3 +359,8 @@ def list_of_two_names_that_a_loop_widens_by_one(x: Tensor, xs: List[int], k: int
             xs.append(x.argmax().item())
             zs += [k]
     return zs, xs
+
+
+@program(calls=lambda: [(1,), ([1],), ((1, 2),), ("a",), ({"a": 1},)], torchscript=False)
+def classes_by_their_names_in_typing(v: Any):
+    return isinstance(v, Sequence), isinstance(v, Mapping), isinstance(v, (Tuple, List))
