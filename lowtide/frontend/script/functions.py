@@ -80,7 +80,7 @@ def signature_annotations(fn: FunctionType, node: ast.FunctionDef | ast.Lambda) 
     """The declared types of parameters, in annotations or in a type comment."""
     names = outer_names(fn)
     found: dict[str, Type] = {}
-    for name, annotation in {**_of_overload(fn), **fn.__annotations__}.items():
+    for name, annotation in {**_of_overloads(fn), **fn.__annotations__}.items():
         type_ = type_from_annotation(annotation, names)
         if type_ is not None and name != "return":
             is_rest = node.args.kwarg is not None and node.args.kwarg.arg == name
@@ -88,12 +88,12 @@ def signature_annotations(fn: FunctionType, node: ast.FunctionDef | ast.Lambda) 
     return found | commented_types(node, names)
 
 
-def _of_overload(fn: FunctionType) -> Mapping[str, object]:
-    """The annotations of the first overload that `torch._jit_internal._overload_method` has been
-    given, as of `nn.LSTM.forward`, whose state is a pair of tensors."""
+def _of_overloads(fn: FunctionType) -> Mapping[str, object]:
+    """What all overloads agree on that `torch._jit_internal._overload_method` has been given, as of
+    `nn.LSTM.forward`, whose state is a pair of tensors, and whose input may be packed."""
     by_class = _OVERLOADS.get(f"__torch__.{fn.__module__}.{fn.__name__}", {})
-    first = by_class.get(fn.__qualname__.rpartition(".")[0], [])[:1]
-    return first[0].__annotations__ if first else {}
+    found = [f.__annotations__ for f in by_class.get(fn.__qualname__.rpartition(".")[0], [])]
+    return {k: v for k, v in found[0].items() if all(f.get(k) == v for f in found)} if found else {}
 
 
 _OVERLOADS: dict[str, dict[str, list[FunctionType]]] = getattr(
