@@ -96,11 +96,14 @@ def collected(
 ) -> Node:
     """A list of what `element` compiles, once in each round."""
     outer = dict(c.frame.vars)
-    nodes = _unrolled(c, generators, lambda: settled(c, element(), node))
-    if nodes is not None:
+    iteration = _iteration(c, generators[0])
+    is_plain = len(generators) == 1 and not generators[0].ifs and iteration.exists is None
+    count = static_length(c, iteration) if is_plain else None
+    if count is not None:
+        target = generators[0].target
+        nodes = _unrolled(c, target, iteration, count, lambda: settled(c, element(), node))
         _restore(c, node, outer)
         return list_of_nodes(c, node, nodes)
-    c.frame.vars = dict(outer)
     made = c.builder.list_make([])
 
     def append() -> None:
@@ -109,7 +112,7 @@ def collected(
             widen(c, made, ListType(t.join(made.type.elem, value.type)))
         c.effect("list.append", made, value)
 
-    _looped(c, node, generators, append)
+    _looped(c, node, generators, append, iteration)
     _restore(c, node, outer)
     return made
 
@@ -123,20 +126,16 @@ def _restore(c: Context, node: ast.expr, outer: Vars) -> None:
 
 
 def _unrolled(
-    c: Context, generators: Sequence[ast.comprehension], element: Callable[[], Node]
-) -> list[Node] | None:
-    """The elements one by one, if how many they are is known; else None, and nothing is compiled
-    but what is run over."""
-    generator = generators[0]
-    if len(generators) > 1 or generator.ifs:
-        return None
-    iteration = _iteration(c, generator)
-    count = static_length(c, iteration)
-    if count is None or iteration.exists is not None:
-        return None
+    c: Context,
+    target: ast.expr,
+    iteration: Iteration,
+    count: int,
+    element: Callable[[], Node],
+) -> list[Node]:
+    """The elements one by one."""
     nodes: list[Node] = []
     for k in range(count):
-        assign(c, generator.target, iteration.element(c.const(k)))
+        assign(c, target, iteration.element(c.const(k)))
         nodes.append(element())
     if iteration.finish is not None:
         iteration.finish()
@@ -152,12 +151,14 @@ def _looped(
     node: ast.expr,
     generators: Sequence[ast.comprehension],
     innermost: Callable[[], None],
+    outermost: Iteration | None = None,
 ) -> None:
+    """`outermost`: what the first of the generators runs over, if that is compiled already."""
     if not generators:
         innermost()
         return
     generator, *more = generators
-    iteration = _iteration(c, generator)
+    iteration = outermost or _iteration(c, generator)
 
     def body(i: Value) -> None:
         assign(c, generator.target, iteration.element(i))

@@ -364,3 +364,14 @@ def list_of_two_names_that_a_loop_widens_by_one(x: Tensor, xs: List[int], k: int
 @program(calls=lambda: [(1,), ([1],), ((1, 2),), ("a",), ({"a": 1},)], torchscript=False)
 def classes_by_their_names_in_typing(v: Any):
     return isinstance(v, Sequence), isinstance(v, Mapping), isinstance(v, (Tuple, List))
+
+
+def _grown(xs: List[int], n: int) -> List[int]:
+    xs.append(n)
+    return xs
+
+
+@program(calls=lambda: [([1, 2],)], torchscript=False)
+def what_a_comprehension_runs_over_is_computed_once(xs: List[int]):
+    first = [i + 1 for i in _grown(xs, 3)]
+    return first, {i for i in _grown(xs, 4)}, any([i > 1 for i in _grown(xs, 5)]), xs
