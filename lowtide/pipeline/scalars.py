@@ -279,6 +279,8 @@ def _equal(host: Host, a: Abs, b: Abs) -> bool | None:
         return _equal_sequences(host, a.value, b.value)
     if is_constant(a) and is_constant(b):
         return bool(concrete(a) == concrete(b))
+    if a.value is OPAQUE or b.value is OPAQUE:
+        return None  # a str of a size, say
     plain = [v.value for v in (a, b) if is_constant(v)]
     if any(v is None or isinstance(v, str | torch.dtype | torch.device) for v in plain):
         return None if tensors_in(a) or tensors_in(b) else False

@@ -375,3 +375,17 @@ def _grown(xs: List[int], n: int) -> List[int]:
 def what_a_comprehension_runs_over_is_computed_once(xs: List[int]):
     first = [i + 1 for i in _grown(xs, 3)]
     return first, {i for i in _grown(xs, 4)}, any([i > 1 for i in _grown(xs, 5)]), xs
+
+
+@program(calls=lambda: [(torch.ones(50, 3), 40, 0.5), (torch.ones(40, 3), 50, 2.0)])
+def texts_of_numbers_beside_tensors(x: Tensor, k: int, r: float):
+    y = x * k
+    if f"{k}" == "40":
+        y = y + 1
+    if str(x.shape[0]) == "50":
+        y = y * 2
+    if str(k) in ("40", "41"):
+        y = y - 3
+    if ("a", str(r)) == ("a", "0.5"):
+        y = y * 5
+    return y, "%d" % k != "50"
