@@ -27,7 +27,7 @@ from lowtide.pipeline.abstract import Abs, Map, Origin, Seq, is_constant
 from lowtide.pipeline.activity import Full
 from lowtide.pipeline.lifting import branches, closing, ending, scan, tables
 from lowtide.pipeline.lifting.inplace import check_gradient, root_of
-from lowtide.pipeline.lifting.match import Carried, Carry, NotLifted
+from lowtide.pipeline.lifting.match import Carried, Carry, NotLifted, is_held
 from lowtide.pipeline.lifting.ragged import Steps
 from lowtide.pipeline.lifting.rows import Chunk, Growing, Item, Rows, pieces_of, turned
 from lowtide.texpr import expr as ex
@@ -243,6 +243,8 @@ class Lift:
                 return plan if named else StandIn(self._named(value.shape, value.dtype))
             if isinstance(x.value, Val):
                 raise Unlike("a carried tensor changes its shape or dtype")
+        if not is_held(x.value, value.dtype):
+            raise Unlike(f"it carries a number that {value.dtype} does not hold")
         if plan == _KEPT or isinstance(plan, StandIn):
             return StandIn(self._named(value.shape, value.dtype))
         raise NotLifted("a number is carried that becomes a tensor")

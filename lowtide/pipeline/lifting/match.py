@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
+import torch
+
 from lowtide.ir import dtypes
 from lowtide.pipeline.lifting import invert
 from lowtide.pipeline.lifting.invert import Writer
@@ -274,6 +276,19 @@ def _divisors_of(e: Expr, a: Axis) -> set[int]:
                 if isinstance(atom, FloorDiv | Mod) and a in atom.num.atoms():
                     found.add(atom.den.const or 0)
     return found
+
+
+def is_held(number: object, dtype: dtypes.DType) -> bool:
+    """Is what a loop begins with, if that is a number, the same in a tensor of this dtype? Python
+    computes with 16777217 in the first step, and float32 has 16777216."""
+    if isinstance(number, Expr):
+        return number.dtype is dtype
+    if not isinstance(number, int | float) or number != number:
+        return True
+    try:
+        return torch.tensor(number, dtype=dtype.torch, device="cpu").item() == number
+    except (OverflowError, RuntimeError):
+        return False
 
 
 def _conditions(e: Expr) -> list[Expr]:

@@ -6,8 +6,8 @@ In: what `lift` takes. Out: what it leaves behind.
     for t in range(T):                   ->     for t in range(1, T):
         h = torch.tanh(x[t] @ w + h)                h = tanh(x[t] @ w + h)        [B, H]
 
-So it is with zeros that the first step broadcasts, and, under autocast, with a state in float32
-that the step makes half of.
+So it is with zeros that the first step broadcasts, under autocast with a state in float32 that the
+step makes half of, and with a number that becomes a tensor of a dtype that does not hold it.
 """
 
 from __future__ import annotations
