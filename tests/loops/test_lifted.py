@@ -329,3 +329,47 @@ def test_extremes_of_many_iterations_stay_lifted() -> None:
     report = str(lt.script(largest).explain(x))
     assert "once for each of" not in report
     assert len(lt.script(largest).memory(x).buffers) < 20
+
+
+def whole_numbers(x):
+    t = 16777217
+    for i in range(x.shape[0]):
+        t = t % 2 + x[i] * 0.001
+    return t
+
+
+def halves(x):
+    t, y = 70000.0, x.half()
+    for i in range(x.shape[0]):
+        t = t * 0.05 + y[i]
+    return t
+
+
+@pytest.mark.parametrize("fn", [whole_numbers, halves], ids=lambda f: f.__name__)
+def test_a_number_that_its_tensor_would_not_hold_is_the_first_steps_own(
+    fn: Callable[..., Any],
+) -> None:
+    f = lt.script(fn)
+    for n in (0, 1, 5, 40):
+        x = torch.rand(n, 6)
+        want = fn(x)
+        got = f(x)
+        assert type(got) is type(want)
+        if n:
+            torch.testing.assert_close(got, want)
+    assert "0 ops left to PyTorch" in str(f.explain(torch.rand(40, 6)))
+
+
+def test_a_column_of_no_rows_hands_its_gradient_on() -> None:
+    def columns_written(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        for j in range(4):
+            out[:, j] = x[:, j] * j
+            out[:, j] += 1
+        return out
+
+    f = lt.script(columns_written)
+    for n in (3, 0):
+        x = torch.rand(n, 4).requires_grad_()
+        assert f(x).requires_grad
+        same(columns_written, torch.rand(n, 4))

@@ -156,6 +156,7 @@ def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
         value = _computed(host, op, source, view, operands)
     if view.name != root.value.name:
         if not _has_elements(host, view):
+            _check_empty(host, root.value, value, since)
             return x
         value = updates.write(host.b, root.value, view, value)
     check_gradient(host, root.value, value, since)
@@ -172,6 +173,13 @@ def check_gradient(host: Host, before: object, after: object, since: int) -> Non
         return
     if host.activity.carries(before, since) and not host.activity.carries(after, since):
         raise Unsupported("writes over all of a tensor that has a gradient")
+
+
+def _check_empty(host: Host, root: Val, value: Val, since: int) -> None:
+    """Raises Unsupported if a write of no elements hands a gradient on: PyTorch's tensor requires
+    gradients from then on."""
+    if host.activity.carries(value, since) and not host.activity.carries(root, since):
+        raise Unsupported("writes no elements, of what has a gradient")
 
 
 def _has_elements(host: Host, view: Val) -> bool:
