@@ -85,8 +85,13 @@ def found(program: LoopProgram, f: Callable[..., Any], sizes: Sizes, dtype: torc
         gradients = torch.autograd.grad(ys, list(leaves.values()), gs, allow_unused=True)
     for name, x in given.items():
         assert torch.equal(x.detach(), kept[name]), f"the input {name} was changed"
-    named: Named = {n: y.detach() for n, y in out.items() if isinstance(y, torch.Tensor)}
+    named: Named = {n: _as_tensor(y) for n, y in out.items()}
     return named | {f"gradient of {n}": g for n, g in zip(leaves, gradients, strict=True)}
+
+
+def _as_tensor(y: torch.Tensor | float) -> torch.Tensor:
+    """A result; a number as a vector of one, for a tensor of no dims is something else."""
+    return y.detach() if isinstance(y, torch.Tensor) else torch.tensor([y], dtype=torch.float64)
 
 
 def difference(

@@ -35,6 +35,7 @@ INPUTS = {
 RUNS: tuple[Sizes, ...] = (
     {"T": 34, "B": 3, "H": 5}, {"T": 35, "B": 4, "H": 33}, {"T": 40, "B": 33, "H": 4},
     {"T": 36, "B": 35, "H": 37}, {"T": 4, "B": 3, "H": 6}, {"T": 3, "B": 36, "H": 34},
+    {"T": 2, "B": 4, "H": 3}, {"T": 1, "B": 5, "H": 3},
 )  # fmt: skip
 
 
@@ -416,6 +417,71 @@ def _nested_scan(d: _Draw) -> Block:
     ]
 
 
+def _accumulators(d: _Draw) -> Block:
+    """Accumulators that take numbers and several terms, and numbers that are counted beside them;
+    some begin as numbers, some are read inside, some grow in an inner loop of few steps."""
+    i, count, rows, out = (d.name(p) for p in ("t", "n", "rows", "out"))
+    row = d.at(i)
+    counts = d.r.random() < 0.5
+    before: Block = [Node(text=f"{count} = {d.pick('0', '1', '3', '1.0')}")] * counts
+    numbers = ["1", "-2", "0.5", i, *[count] * 2 * counts]
+    inside: Block = []
+    accumulators = [d.name("acc") for _ in range(d.r.randrange(1, 4))]
+    for acc in accumulators:
+        kind = d.pick("sum", "sum", "sum", "product", "extreme", "other")
+        starts = ("0", "0.0", "1", "2.5") if kind in ("sum", "product") else ()
+        begin = d.pick("torch.zeros_like(h)", "h * 1.5", "h.clone()", "h[0]", *starts)
+        before.append(Node(text=f"{acc} = {begin}"))
+        terms = [f"torch.tanh({other} + {row})" for other in accumulators if other is not acc]
+        terms += [row, f"{row} * {d.r.choice(numbers)}", d.state([row, "h"], 1), f"{row}.mean()"]
+        inside += _taken(d, acc, kind, [*terms, *numbers, *numbers, f"k[{i}]"], i, row)
+    if counts:
+        step = d.pick("{n} + 2", "{n} + 1", "{n} - 1", "{n} * 0.5", "{n} * 2 % 7", "7 - {n}")
+        counted = Node(text=f"{count} = {step.format(n=count)}")
+        inside.insert(d.r.randrange(len(inside) + 1), counted)
+    after: Block = []
+    if d.r.random() < 0.3:
+        before.append(Node(text=f"{rows} = []"))
+        read = Node(text=f"{rows}.append({d.r.choice(accumulators)} + {row})")
+        inside.insert(d.r.randrange(len(inside) + 1), read)
+        after.append(Node(text=f"{out} = torch.stack({rows})"))
+        d.made.append(out)
+    d.made += [*accumulators, *[count] * counts]
+    n = "x.shape[0]"
+    steps = d.pick(f"{n}", f"{n}", f"1, {n}", f"{n} - 1, -1, -1", f"0, {n}, 2", f"{n} - 2")
+    return [*before, Node(text=f"for {i} in range({steps}):", inside=tuple(inside)), *after]
+
+
+def _taken(d: _Draw, acc: str, kind: str, terms: list[str], i: str, row: str) -> Block:
+    """What an accumulator takes in each iteration, some of it in an inner loop of few steps."""
+    steps: Block = []
+    for _ in range(d.r.randrange(1, 4)):
+        steps.append(Node(text=d.pick(*_TAKES[kind]).format(a=acc, t=d.r.choice(terms))))
+        if d.r.random() < 0.15:
+            steps[-1] = Node(text=f"if {d.asked(i)}:", inside=(steps[-1],))
+    if d.r.random() < 0.7:
+        return steps
+    j = d.name("j")
+    trips = d.pick("1", "2", "3", f"min({i}, 2)", f"{i} % 3", f"3 - min({i}, 3)")
+    more = Node(text=f"{acc} = {acc} {d.pick('+', '-')} {row} * {d.pick(j, '0.5')}")
+    inner = Node(text=f"for {j} in range({trips}):", inside=(*steps, more))
+    return [inner] if d.r.random() < 0.5 else [*steps, inner]
+
+
+_TAKES = {  # how an accumulator takes a term; the last two kinds are of tensors
+    "sum": ("{a} = {a} + {t}", "{a} = {a} - {t}", "{a} = {t} + {a}", "{a} += {t}", "{a} -= {t}"),
+    "product": ("{a} = {a} * (1 + 0.01 * {t})", "{a} = {a} * 0.9", "{a} = {a} / 1.25"),
+    "extreme": (
+        "{a} = {a}.clamp(min=0.3)", "{a} = torch.maximum({a}, {t} + 0 * h)",
+        "{a} = torch.minimum({t} + 0 * h, {a})",
+    ),
+    "other": (
+        "{a} = {a} + {t}", "{a} = {a} - {t}", "{a} = 0.5 * {a} + {t}", "{a} = {t} - {a}",
+        "{a} *= 0.5", "{a} = torch.where(h > 0, {a} + {t}, {a})", "{a} = torch.maximum({a}, h)",
+    ),
+}  # fmt: skip
+
+
 def _straight(d: _Draw) -> Block:
     """A statement without a loop, so that loops have neighbours."""
     kind = d.pick("state", "sequence", "scalar")
@@ -431,5 +497,5 @@ def _straight(d: _Draw) -> Block:
 
 _BLOCKS: list[tuple[Callable[[_Draw], Block], float]] = [
     (_carries, 5), (_fills, 4), (_shared_out, 1.5), (_columns, 2), (_windows, 3), (_table, 2),
-    (_nested_scan, 1.5), (_triangle, 1.5), (_straight, 2),
+    (_nested_scan, 1.5), (_triangle, 1.5), (_accumulators, 5), (_straight, 2),
 ]  # fmt: skip
