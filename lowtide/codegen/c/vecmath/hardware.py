@@ -18,14 +18,17 @@ from lowtide.codegen.c.vecmath.snippet import Layout, Snippet, expand, one_float
 class Primitive:
     """One operation: the builtins of gcc and of clang for it, and the fallback's body.
 
-    `x86`: gcc's builtin by vector bytes, as (condition, expression); `clang`: its own, likewise.
-    In expressions `ps` stands for ps or pd, and ALL for the mask of all lanes.
+    `x86`: gcc's builtin by vector bytes, as (condition, expression); `clang`: its own, likewise, as
+    far as this clang has it: `elementwise_fma` is of clang 16. In expressions `ps` stands for ps or
+    pd, and ALL for the mask of all lanes. `lanes`: of clangs without it, which make one instruction
+    of the loop.
     """
 
     head: str
     x86: dict[int, tuple[str, str]]
     clang: tuple[str, str] | None = None
     x86_for_clang: bool = False
+    lanes: str = ""
     fallback: str
 
 
@@ -67,7 +70,6 @@ _RINT = """
   F r = (F)((I)(a + big - big) | (I)sign);"""
 _RINT_END = "return blend_T((F)((I)a & KI(MAGNITUDE)) < K(big), r, a);"
 _HAS_FMA = "defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)"
-_FMA_CLANG = (_HAS_FMA, "__builtin_elementwise_fma(a, b, c)")
 _ROUND_CLANG = "defined(__SSE4_1__) || defined(__aarch64__)"
 _FMA_X86 = _three(
     "__builtin_ia32_vfmaddps512_mask(a, b, c, ALL, 4)",
@@ -77,7 +79,11 @@ _FMA_X86 = _three(
 
 PRIMITIVES: tuple[Primitive, ...] = (
     Primitive(
-        head="F fma_T(F a, F b, F c)", x86=_FMA_X86, clang=_FMA_CLANG, fallback="return a * b + c;"
+        head="F fma_T(F a, F b, F c)",
+        x86=_FMA_X86,
+        clang=(_HAS_FMA, "__builtin_elementwise_fma(a, b, c)"),
+        lanes="for (int i = 0; i < LANES; i++) a[i] = FMA(a[i], b[i], c[i]); return a;",
+        fallback="return a * b + c;",
     ),
     Primitive(
         head="F sqrt_T(F a)",
@@ -146,7 +152,8 @@ PRIMITIVES: tuple[Primitive, ...] = (
 
 
 def _snippet(primitive: Primitive, dtype: str) -> Snippet:
-    body = primitive.fallback.replace("SQRT", f"__builtin_sqrt{'f' if dtype == 'f32' else ''}")
+    suffix = "f" if dtype == "f32" else ""
+    body = primitive.fallback.replace("SQRT", f"__builtin_sqrt{suffix}")
     itemsize = int(dtype[1:]) // 8
 
     def text(layout: Layout) -> str:
@@ -154,7 +161,12 @@ def _snippet(primitive: Primitive, dtype: str) -> Snippet:
         lines: list[str] = []
         if primitive.clang:
             condition, call = primitive.clang
-            lines += [f"#if defined(__clang__) && ({condition})", f"  return {call};"]
+            has = f"LT_HAS({call.partition('(')[0]})"
+            lines += [f"#if ({condition}) && {has}", f"  return {call};"]
+        if primitive.lanes and primitive.clang:
+            loop = primitive.lanes.replace("LANES", str(layout.lanes))
+            loop = loop.replace("FMA", f"__builtin_fma{suffix}")
+            lines += [f"#elif defined(__clang__) && ({primitive.clang[0]})", f"  {loop}"]
         if row:
             condition, call = row
             call = call.replace("ALL", hex((1 << layout.lanes) - 1))

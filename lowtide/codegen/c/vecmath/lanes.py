@@ -135,7 +135,7 @@ def _test_mask(name: str, operator: str, vector: str) -> Snippet:
     def text(layout: Layout) -> str:
         every = hex((1 << layout.lanes) - 1)
         test = f"__builtin_ia32_ptestm{letter}512(m, m, {every})"
-        lines = ["#if defined(__clang__)", f"  return {clang}(m) != 0;"]
+        lines = [f"#if LT_HAS({clang})", f"  return {clang}(m) != 0;"]
         if layout.lanes * itemsize == 64:
             wanted = f"({test} & {every}) == {every}" if operator == "&" else f"{test} != 0"
             lines += ["#elif defined(__AVX512F__)", f"  return {wanted};"]

@@ -31,6 +31,11 @@ typedef short int16_t; typedef unsigned short uint16_t;
 typedef int int32_t; typedef unsigned int uint32_t;
 typedef long long int64_t; typedef unsigned long long uint64_t;
 #define LT_INLINE static inline __attribute__((always_inline))
+#ifdef __clang__ // whose vector builtins came one after another, from 14 on
+#define LT_HAS(builtin) __has_builtin(builtin)
+#else
+#define LT_HAS(builtin) 0
+#endif
 #define LT_CALLED static __attribute__((noinline, unused))
 """
 
