@@ -11,6 +11,7 @@ A program that is refused with a CompileError is counted, and is no failure.
 from __future__ import annotations
 
 import copy
+import io
 import math
 import re
 import warnings
@@ -29,24 +30,37 @@ from tests.fuzz.mixed import MixedProgram, runs
 
 
 def check(program: MixedProgram, tally: Tally | None = None) -> str:
-    """Calls the program with each of `runs()`, twice the first."""
+    """Calls the program with each of `runs()`, twice the first; one of three from a file, too."""
     tally = tally or Tally()
     plain = _function(program)
-    compiled = lt.script(plain)
+    compiled: Any = lt.script(plain)
+    try:
+        wrong = _called(plain, compiled, tally)
+        if not wrong and not program.seed % 3:
+            wrong = _called(plain, _reloaded(compiled), tally)
+            wrong = f"from a file: {wrong}" if wrong else ""
+    except CompileError as error:
+        tally.refused[_reason(error)] += 1
+        return ""
+    return wrong
+
+
+def _called(plain: Callable[..., Any], compiled: Callable[..., Any], tally: Tally) -> str:
     given = runs()
     for args in (*given, given[0]):
         tally.runs += 1
-        want = _told(plain, args)
-        try:
-            got = _told(compiled, args)
-        except CompileError as error:
-            tally.refused[_reason(error)] += 1
-            return ""
-        wrong = different(want, got)
+        wrong = different(_told(plain, args), _told(compiled, args))
         if wrong:
             return f"{args}\n  {wrong}"
         tally.compiled += 1
     return ""
+
+
+def _reloaded(compiled: Any) -> Callable[..., Any]:
+    file = io.BytesIO()
+    lt.save(compiled, file)
+    file.seek(0)
+    return lt.load(file)
 
 
 def _function(program: MixedProgram) -> Callable[..., Any]:
