@@ -155,6 +155,36 @@ class SharedByNames(nn.Module):
         return x
 
 
+class MadeInTheFirstCall(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = None
+        self.counts: dict[str, int] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache is None or self.counts is None:
+            self.cache, self.counts = {}, {"calls": 0}
+        if "k" in self.cache:
+            x = x + self.cache["k"]
+        self.cache["k"] = x
+        self.counts["calls"] += 1
+        return x * self.counts["calls"]
+
+
+class ListMadeInTheFirstCall(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layers is None:
+            self.layers = [None, None]
+        for k in range(2):
+            self.layers[k] = x if self.layers[k] is None else self.layers[k] + x
+            x = self.layers[k]
+        return x
+
+
 KINDS = [
     InDict, Declared, InList, ByGet, Grows, OfTwoTypes, InTuple, Layers, ByTwoNames, Nested,
     SharedByNames,
@@ -166,8 +196,12 @@ def scripted(m: nn.Module) -> Any:
 
 
 def loaded(m: nn.Module) -> Any:
+    return again(lt.script(m))
+
+
+def again(made: Any) -> Any:
     file = io.BytesIO()
-    lt.save(lt.script(m), file)
+    lt.save(made, file)
     file.seek(0)
     return lt.load(file)
 
@@ -181,6 +215,15 @@ def copied(m: nn.Module) -> Any:
 def test_what_is_put_in_is_there(kind: type[nn.Module], way: Callable[[nn.Module], Any]) -> None:
     plain, made = kind(), way(kind())
     for k in range(3):
+        x = torch.ones(1) + k
+        assert torch.equal(made(x), plain(x)), k
+
+
+@pytest.mark.parametrize("kind", [MadeInTheFirstCall, ListMadeInTheFirstCall])
+def test_a_cache_may_be_made_in_the_first_call(kind: type[nn.Module]) -> None:
+    plain, made = kind(), lt.script(kind())
+    for k, way in enumerate([lambda m: m, lambda m: m, copy.deepcopy, again, again]):
+        made = way(made)
         x = torch.ones(1) + k
         assert torch.equal(made(x), plain(x)), k
 
@@ -249,3 +292,28 @@ def test_a_loaded_program_is_not_run_with_what_it_was_not_made_for() -> None:
     m.cache["k"] = torch.ones(1)
     with pytest.raises(lt.CompileError, match=r"type of `self.cache` was .*None.*, is .*Tensor"):
         m(torch.ones(1))
+
+
+class MadeByPython(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = None
+
+    def forward(self, x: Tensor, more: bool) -> Tensor:
+        if more:
+            self.cache["k"] += x
+        else:
+            self.cache["k"] = x
+        return self.cache["k"] * 2
+
+
+def test_a_cache_that_is_not_there_takes_no_items() -> None:
+    made = lt.script(MadeByPython())
+    with pytest.raises(TypeError, match="NoneType"):
+        made(torch.ones(1), False)
+    made.cache = {}
+    assert made(torch.ones(1), False) == 2
+    assert made(torch.ones(1), True) == 4
+    made.cache = None
+    with pytest.raises(TypeError, match="NoneType"):
+        made(torch.ones(1), True)

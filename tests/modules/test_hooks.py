@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +160,34 @@ def test_gradients_and_activations() -> None:
     net(X).sum().backward()
     torch.testing.assert_close(grad, layer.weight.grad)
     torch.testing.assert_close(out, kept["out"])
+
+
+class Keeps(nn.Module):
+    """Its layer's hook is a method of its own, and forward uses what that has kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.kept: dict[str, Tensor] = {}
+        self.calls = 0
+        self.layer.register_forward_hook(self.keep)
+
+    def keep(self, module: nn.Module, args: Any, result: Tensor) -> None:
+        self.kept["out"] = result.detach()
+        self.calls += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x)) + self.kept["out"] * self.calls
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_forward_uses_what_a_method_as_a_hook_has_kept(copied: bool) -> None:
+    plain = nn.Sequential(Keeps())
+    made = lt.script(copy.deepcopy(plain))
+    made = copy.deepcopy(made) if copied else made
+    for k in range(3):
+        torch.testing.assert_close(made(X + k), plain(X + k))
+    assert made[0].calls == 3
 
 
 class Wrong(nn.Module):

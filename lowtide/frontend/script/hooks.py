@@ -59,22 +59,30 @@ def _call_hook(
     c: Context, call: Call, hook: Any, args: list[Node], wrapped: Callable[[Any], Any]
 ) -> Node:
     inner = Call(node=call.node, args=args)
-    module = cast("ModuleRef", args[0]).module
     if is_torch_hook(hook):  # never called by Python: nothing tells which attributes it assigns
         return c.inline(unwrap(type(hook).__call__), call.node, [PythonObject(hook), *args])
-    found = attempt(c, lambda: _inlined(c, hook, module, inner))
+    found = attempt(c, lambda: _inlined(c, hook, inner))
     if not isinstance(found, CompileError):
         return found
     return _called(c, hook, inner, wrapped)
 
 
-def _inlined(c: Context, hook: Any, module: torch.nn.Module, call: Call) -> Node:
+def _inlined(c: Context, hook: Any, call: Call) -> Node:
     if isinstance(hook, FunctionType):
         return c.inline(hook, call.node, call.args)
-    if getattr(hook, "__self__", None) is module:
-        args = [call.args[0], *call.args]
-        return c.inline(unwrap(hook), call.node, args, owner=id(module))
+    owner = _within(c, cast("ModuleRef", call.args[0]), getattr(hook, "__self__", None))
+    if owner is not None:
+        args = [owner, *call.args]
+        return c.inline(unwrap(hook), call.node, args, owner=id(owner.module))
     raise c.error(call.node, "a hook that is the method of another object")
+
+
+def _within(c: Context, ref: ModuleRef, owner: object) -> ModuleRef | None:
+    """The module whose method a hook is: the hooked one, or another of this program's."""
+    if owner is ref.module:
+        return ref
+    modules = [] if c.modules is None else list(c.modules.root.named_modules())
+    return next((ModuleRef(m, path) for path, m in modules if m is owner), None)
 
 
 def _called(c: Context, hook: Any, call: Call, wrapped: Callable[[Any], Any]) -> Node:

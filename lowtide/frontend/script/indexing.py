@@ -62,6 +62,7 @@ def compile_subscript(c: Context, node: ast.Subscript) -> Node:
 def index_items(c: Context, node: ast.expr, base: Type) -> Items:
     """Compiles what stands in the brackets of a subscript of a value of type `base`."""
     items = _Growing()
+    base = base.elem if isinstance(base, OptionalType) else base
     if isinstance(base, ClassType):  # its method gets one value, a slice or a tuple too
         return Items(("tensor",), (c.as_value(c.expr(node), node),))
     if isinstance(base, DictType) or (t.is_dynamic(base) and not t.may_be_tensor(base)):

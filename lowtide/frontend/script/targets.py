@@ -28,7 +28,7 @@ from lowtide.frontend.script.operators import augmented, right_side
 from lowtide.frontend.script.torch_calls import attribute
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
-from lowtide.ir.types import ClassType, DictType, ListType, TupleType, Type
+from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type
 
 
 def assign(c: Context, target: ast.expr, value: Node) -> None:
@@ -45,7 +45,8 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
             with c.at(target):
                 base = c.value(target.value)
                 items = index_items(c, target.slice, base.type)
-                is_part = isinstance(target.slice, ast.Slice) and isinstance(base.type, ListType)
+                plain = base.type.elem if isinstance(base.type, OptionalType) else base.type
+                is_part = isinstance(target.slice, ast.Slice) and isinstance(plain, ListType)
                 given = c.read if is_part else c.as_value
                 store(c, target, base, items, given(value, target))
         case ast.Attribute():
@@ -80,6 +81,7 @@ def _unpack_nodes(c: Context, target: ast.AST, elts: list[ast.expr], nodes: Sequ
 
 def store(c: Context, target: ast.Subscript, base: Value, items: Items, value: Value) -> None:
     """`base[items] = value`."""
+    base = c.not_none(some(c, target, base, "'NoneType' object does not support item assignment"))
     match base.type, items.spec:
         case ListType(), ("int" | "tensor" | "bool",):
             widen(c, base, ListType(t.join(base.type.elem, value.type)))
@@ -126,7 +128,7 @@ def widen(c: Context, value: Value, type_: Type) -> None:
 
 def augmented_item(c: Context, node: ast.AugAssign, target: ast.Subscript, operator: str) -> None:
     """`base[items] += value`: the item is read, changed in place, and stored, as Python does."""
-    base = c.value(target.value)
+    base = c.not_none(c.value(target.value))
     items = index_items(c, target.slice, base.type)
     old = c.as_value(load(c, target, base, items), target)
     new = augmented(c, node, operator, old, right_side(c, node, old))
@@ -164,6 +166,7 @@ def delete(c: Context, target: ast.expr) -> None:
         case ast.Subscript():
             base = c.value(target.value)
             items = index_items(c, target.slice, base.type)
+            base = some(c, target, base, "'NoneType' object does not support item deletion")
             if isinstance(base.type, ClassType) and len(items.operands) == 1:
                 classes.call_method(c, target, base, "__delitem__", items.operands)
                 return
