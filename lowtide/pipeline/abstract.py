@@ -15,8 +15,9 @@ kernel.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from lowtide.ir import dtypes
@@ -49,11 +50,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """One call of a Python function on operands: how a number or a view is made at run time."""
+    """One call of a Python function on operands: how a number or a view is made at run time.
+    Always holds: the operands are as they are at the call, whatever becomes of lists and dicts."""
 
     fn: Callable[..., Any]
     operands: tuple[Abs, ...]
     name: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operands", tuple(map(frozen, self.operands)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,17 @@ class Abs:
     item: int | None = None
     base: Abs | None = None
     dynamic: bool = False
+
+
+def frozen(x: Abs) -> Abs:
+    """A value as it is now: a list or dict of the region may be changed later."""
+    if x.origin is not None or not isinstance(x.value, Seq | Map):
+        return x
+    elems = tuple(map(frozen, x.value.elems))
+    changes = isinstance(x.value, Map) or x.value.kind is list
+    if not changes and all(map(operator.is_, elems, x.value.elems)):
+        return x
+    return Abs(replace(x.value, elems=elems), dynamic=x.dynamic)
 
 
 def constant(value: object) -> Abs:

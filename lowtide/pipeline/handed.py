@@ -27,13 +27,6 @@ def viewed(origin: Origin, item: int | None) -> Abs | None:
     return None
 
 
-def frozen(x: Abs) -> Abs:
-    """An operand as it is now: a list of the region may be changed later."""
-    if isinstance(x.value, Seq) and x.value.kind is list and x.origin is None:
-        return Abs(x.value)
-    return x
-
-
 def elements(x: Abs) -> tuple[Abs, ...]:
     """The items of a sequence; raises Unsupported for what is none here."""
     if not isinstance(x.value, Seq):

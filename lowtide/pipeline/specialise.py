@@ -38,6 +38,7 @@ from lowtide.pipeline.abstract import (
     Place,
     Seq,
     constant,
+    frozen,
     is_constant,
     operands_of,
     raw,
@@ -47,7 +48,6 @@ from lowtide.pipeline.activity import Activity, Full
 from lowtide.pipeline.asked import divisors_behind, told
 from lowtide.pipeline.handed import (
     elements,
-    frozen,
     has_float,
     is_too_large,
     item,

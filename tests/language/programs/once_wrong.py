@@ -389,3 +389,19 @@ def texts_of_numbers_beside_tensors(x: Tensor, k: int, r: float):
     if ("a", str(r)) == ("a", "0.5"):
         y = y * 5
     return y, "%d" % k != "50"
+
+
+@program(calls=lambda: [(torch.ones(50), 0.5, 40)], torchscript=False)
+def numbers_of_lists_that_change_afterwards(x: Tensor, r: float, k: int):
+    ys = [r, 1.0]
+    most, total = max(ys), sum(ys)
+    ys[0] = 7.0
+    ys.append(5.0)
+    words = [f"{k}", "b"]
+    joined = ",".join(words)
+    words.reverse()
+    ys.append(min(ys))
+    d = {"a": [r]}
+    held = max(d["a"])
+    d["a"].append(9.0)
+    return x * most + total, most, total, joined, ys, words, held
