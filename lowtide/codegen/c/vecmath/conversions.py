@@ -87,7 +87,8 @@ def _half(name: str, head: str, clang: str, generic: str, column: int) -> Snippe
     def text(layout: Layout) -> str:
         lines = [
             f"{head} {{",
-            "#if defined(__clang__) && (defined(__F16C__) || defined(__aarch64__))",
+            "#if defined(__clang__) && defined(__FLT16_MANT_DIG__)"  # not clang 14 for x86
+            " && (defined(__F16C__) || defined(__aarch64__))",
             f"  typedef _Float16 half __attribute__((vector_size({2 * layout.lanes})));",
             f"  return {clang};",
         ]
