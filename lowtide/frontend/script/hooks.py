@@ -81,7 +81,8 @@ def _within(c: Context, ref: ModuleRef, owner: object) -> ModuleRef | None:
     """The module whose method a hook is: the hooked one, or another of this program's."""
     if owner is ref.module:
         return ref
-    modules = [] if c.modules is None else list(c.modules.root.named_modules())
+    root: Any = ref.module if c.modules is None else c.modules.root
+    modules: list[tuple[str, torch.nn.Module]] = list(root.named_modules())
     return next((ModuleRef(m, path) for path, m in modules if m is owner), None)
 
 

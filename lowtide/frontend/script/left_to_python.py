@@ -188,7 +188,7 @@ def call_of_object(c: Context, obj: object, call: Call) -> Node | None:
     if decorators.modifier(method) not in decorators.IGNORED:
         return None
     result = returned(method, t.TENSOR)
-    return python_call(c, cast("Any", method), call, result, target=obj)
+    return python_call(c, method, call, result, target=obj)
 
 
 def raise_unused(c: Context, fn: FunctionType) -> Node:

@@ -157,7 +157,7 @@ def join_path(path: str, name: str) -> str:
 def root_of(module: Any) -> torch.nn.Module:
     """The user's own module behind a compiled one; of one that torch.jit has traced the module that
     holds its state; any other as it is."""
-    own = getattr(type(module), "__lowtide_root__", None)
+    own = getattr(cast("type[object]", type(module)), "__lowtide_root__", None)
     if own is not None:
         return own.__get__(module)
     if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
