@@ -125,7 +125,9 @@ def after(loop: ast.AST, function: ast.AST) -> list[list[ast.AST]]:
 def _after(loop: ast.AST, nodes: Sequence[ast.AST]) -> list[list[ast.AST]] | None:
     for k, node in enumerate(nodes):
         if node is loop:
-            return [list(nodes[k + 1 :])]
+            orelse: list[ast.stmt] = getattr(node, "orelse", [])
+            skipped = ast.If(ast.Constant(True), orelse, [])  # after a `break`
+            return [[*([skipped] if orelse else []), *nodes[k + 1 :]]]
         for field in ("body", "orelse", "finalbody"):
             body: object = getattr(node, field, None)
             inner = _after(loop, cast("list[ast.AST]", body)) if isinstance(body, list) else None

@@ -697,3 +697,13 @@ def variable_of_a_loop_before_a_break(n: int, m: int) -> int:
             break
         y = -1
     return y
+
+
+@program(calls=lambda: [(1, 9), (3, 9), (3, 1)], torchscript=False)
+def variable_of_a_loop_in_its_else(n: int, m: int) -> int:
+    for i in range(n):
+        if i == m:
+            break
+    else:
+        return i * 10
+    return -1
