@@ -142,6 +142,15 @@ def machine() -> dict[str, str]:
     }
 
 
+def _recorded(path: Path, about: dict[str, str]) -> dict[str, dict[str, object]]:
+    """The parts that an earlier run of the same commit on the same machine wrote to the file."""
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    parts = found.pop("parts")
+    return {part["name"]: part for part in parts} if found == about else {}
+
+
 def main() -> int:
     names = [part.name for part in PARTS]
     parser = argparse.ArgumentParser(
@@ -157,12 +166,14 @@ def main() -> int:
     about, outcomes = machine(), list[Outcome]()
     day, vendor = datetime.date.today().isoformat(), about["vendor"].lower()
     path = args.out / f"{day}-{vendor}-full-tests.json"
+    before = _recorded(path, about)
     for part in PARTS:
         if args.parts and part.name not in args.parts:
             continue
         print(f"==== {part.name}", flush=True)
         outcomes.append(run(part))
-        found = {**about, "parts": [asdict(o) for o in outcomes]}
+        parts = before | {o.name: asdict(o) for o in outcomes}
+        found = {**about, "parts": [parts[p.name] for p in PARTS if p.name in parts]}
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     for o in outcomes:
         state = "left out" if o.status is None else "passed" if o.status == 0 else "FAILED"
