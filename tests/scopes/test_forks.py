@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.memory.scopes import bag, others, scope
+from lowtide.memory.scopes import bag, scope
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -94,18 +94,6 @@ def test_the_lock_is_nobodys_in_a_child() -> None:
         holder.join()
     assert bag.LOCK.acquire(timeout=1)
     bag.LOCK.release()
-
-
-def test_a_collector_that_was_paused_is_on_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(others, "_has_paused", [True])
-    gc.disable()
-    try:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(not gc.isenabled())
-        assert os.waitpid(pid, 0)[1] == 0
-    finally:
-        gc.enable()
 
 
 def test_what_a_thread_says_of_the_collector_holds() -> None:

@@ -13,9 +13,7 @@ One idea a file:
     births      where a tensor was made: a code object and an instruction, a line only when asked
     bag         the tensors that one owner holds, weakly; counts them
     disposed    a handle without a tensor: what every use of it raises, and how one is made
-    others      which tensors other threads may be using, inside of PyTorch's C++
-    cpython     what C works on that a frame has called, and where CPython keeps it
-    reading     memory read as a debugger reads it, which cannot crash
+    threads     whether another thread may be using a tensor, inside of PyTorch's C++
     watch       how tensors are seen as they are made, per thread
     ownership   what changes hands
     scope       DisposeScope: who owns what, and when it ends

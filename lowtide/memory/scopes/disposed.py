@@ -11,9 +11,9 @@ none, the memory is free when `empty_out` returns, whatever still refers to the 
 Always: Python's way to a tensor is closed twice. `DisposedTensor` refuses attributes, special
 methods and `__torch_function__`; what asks C++ directly meets a tensor of PyTorch's Python dispatch
 key, whose `__torch_dispatch__` refuses. A handle that C++ holds weakly (after `retain_grad`) cannot
-be exchanged: it is closed to Python, and let go of as soon as nothing else holds it. Where other
-threads run Python, all handles are closed first and exchanged after, but for those that one may be
-using in C++ (`others`): they have what they had until a scope ends after that.
+be exchanged: it is closed to Python, and let go of as soon as nothing else holds it. Where another
+thread may be using the tensor in C++ (`threads.may_share`) the handle is closed, too, but keeps its
+impl: the call that is running goes on with it, and the memory goes with the last reference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from torch._guards import CompileContext  # pyright: ignore[reportPrivateUsage]
 
 from lowtide.errors import UNKNOWN_LOC, DisposedTensorError, Loc
-from lowtide.memory.scopes import others
+from lowtide.memory.scopes import threads
 from lowtide.memory.scopes.births import (
     FIELDS,
     Birth,
@@ -185,13 +185,13 @@ def error_of(tensor: torch.Tensor) -> DisposedTensorError:
 
 
 def empty_out(births: Births, ending: Ending) -> list[Birth]:
-    """Turn handles into disposed ones; what nobody else holds is freed before this returns, or by
-    `release_pending` if other threads run Python, which may be using it.
+    """Turn handles into disposed ones; what nobody else holds is freed before this returns, or with
+    its last reference if another thread may be using it.
 
     Out: the births that were passed over: of tensors that their makers keep, of handles that were
     disposed before, and of tensors of a class with slots of its own, which cannot change its class.
     """
-    is_shared = _is_shared()
+    is_shared = threads.may_share()
     passed_over: list[Birth] = []
     hollows = _Hollows(0 if is_shared else _alive_of_many(births))
     ready = hollows.ready
@@ -203,13 +203,11 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
             tensor = ref()
             # The common case here: to call a function for each tensor is a tenth of it.
             if type(tensor) is _Tensor and instruction >= 0:
-                attributes = tensor.__dict__
                 if is_shared:
-                    if attributes:
-                        _kept[id(ref)] = ref, _Tensor, attributes
                     tensor.__dict__ = obituary
                     tensor.__class__ = DisposedTensor
                     continue
+                attributes = tensor.__dict__
                 hollow = ready.pop() if ready else hollows.take()
                 try:
                     _swap_impl(tensor, hollow)
@@ -224,8 +222,6 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
                 instruction >= 0 and _is_emptied(ref, obituary, is_shared)
             ):
                 passed_over.append((ref, code, instruction))
-        if is_shared:
-            _pending[id(together)] = together, together[::FIELDS]
     return passed_over
 
 
@@ -268,9 +264,7 @@ def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any], is_sha
     hollow: Any = _make_wrapper(*_HOLLOW)
     try:
         hollow.__class__ = kind
-        if is_shared:
-            _kept[id(ref)] = ref, kind, attributes
-        else:
+        if not is_shared:
             _swap_impl(tensor, hollow)
     except TypeError:  # a class with slots
         return False
@@ -287,7 +281,7 @@ def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any], is_sha
 def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
     """A tensor that C++ holds weakly: closed to Python, and let go of by `release_pending`."""
     tensor = ref()
-    _pending[id(ref)] = ref, [ref]
+    _pending[id(ref)] = ref
     _set(tensor, "__dict__", obituary)
     _set(tensor, "__class__", DisposedTensor)
 
@@ -303,47 +297,14 @@ def outside_dispatch_modes() -> AbstractContextManager[Any]:
 
 
 def release_pending() -> None:
-    """Let go of handles that are closed, unless another thread may be using them or C++ holds them
-    weakly and a graph needs them: those wait for the next end."""
-    closed = [(key, part, [ref() for ref in part[1]]) for key, part in [*_pending.items()]]
-    used = (
-        _used([id(tensor) for *_, tensors in closed for tensor in tensors])
-        if closed
-        else set[int]()
-    )
-    hollows = _Hollows(sum(len(tensors) for *_, tensors in closed))
-    for key, (together, refs), tensors in closed:
-        if key not in _pending:  # another thread has let go of them meanwhile
-            continue
-        left: list[weakref.ref[torch.Tensor]] = []
-        for ref, tensor in zip(refs, tensors, strict=True):
-            if type(tensor) is DisposedTensor and (
-                (used and id(tensor) in used)
-                or not (_is_exchanged(ref, tensor, hollows) or _let_go(ref, tensor, hollows))
-            ):
-                left.append(ref)
-            elif _kept:
-                _kept.pop(id(ref), None)
-        if left:
-            _pending[key] = together, left
-        else:
+    """Let go of handles that are closed because C++ held them weakly, unless a graph needs them or
+    another thread may be using them: those wait for the next end."""
+    if not _pending or threads.may_share():
+        return
+    for key, ref in [*_pending.items()]:
+        tensor = ref()
+        if type(tensor) is not DisposedTensor or _is_exchanged(tensor) or _let_go(tensor):
             _pending.pop(key, None)
-
-
-def _is_shared() -> bool:
-    """Whether another thread may be using what ends."""
-    try:
-        return others.are_others()
-    except Exception:  # as in `_used`
-        return True
-
-
-def _used(ids: list[int]) -> set[int]:
-    """Those that another thread may be using: all, if that cannot be found out."""
-    try:
-        return others.used_by_others(ids)
-    except Exception:  # a scope's end must not fail by it, be it for want of memory or of stack
-        return set(ids)
 
 
 _NO_CONTEXT = contextlib.nullcontext()
@@ -354,33 +315,24 @@ _HOLLOW = (
     *(_Hollow, (), None, None, None, None),
     *(torch.strided, torch.device("meta"), False, False, "sizes", True, True),
 )
-# Handles that are closed and have their tensors yet, by the id of what they ended with, which stays
-# as long; and what is to become of the handle that those in C++ get who hold the tensor on: its
-# class and its attributes, by id of the reference, if it is no plain one.
-_pending: dict[int, tuple[object, list[weakref.ref[torch.Tensor]]]] = {}
-_kept: dict[int, tuple[weakref.ref[torch.Tensor], type, dict[str, Any]]] = {}
+# Handles that are closed and that C++ held weakly, by id of the reference.
+_pending: dict[int, weakref.ref[torch.Tensor]] = {}
 
 
-def _is_exchanged(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor, hollows: _Hollows) -> bool:
+def _is_exchanged(tensor: torch.Tensor) -> bool:
     """Give the handle another impl; False if C++ holds its own weakly."""
-    hollow = hollows.take()
-    kept = _kept.get(id(ref)) if _kept else None
-    if kept is not None:
-        hollow.__class__ = kept[1]
     try:
-        _swap_impl(tensor, hollow)
+        _swap_impl(tensor, _Hollows(0).take())
     except RuntimeError:
         return False
-    if kept is not None:
-        _set(hollow, "__dict__", kept[2])
     return True
 
 
-def _let_go(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor, hollows: _Hollows) -> bool:
+def _let_go(tensor: torch.Tensor) -> bool:
     """Exchange a tensor that C++ holds weakly, if nothing else holds it."""
     # Autocast holds the leaves that it has cast.
     torch.clear_autocast_cache()
-    if _is_exchanged(ref, tensor, hollows):
+    if _is_exchanged(tensor):
         return True
     # Of its own, as C++ sets attributes on the way.
     _set(tensor, "__dict__", {**object.__getattribute__(tensor, "__dict__")})
@@ -397,7 +349,7 @@ def _let_go(ref: weakref.ref[torch.Tensor], tensor: torch.Tensor, hollows: _Holl
         finally:
             _set(tensor, "__class__", DisposedTensor)
         _C._autograd._unsafe_set_version_counter((tensor,), (version,))
-    return _is_exchanged(ref, tensor, hollows)
+    return _is_exchanged(tensor)
 
 
 def _is_applied(frame: FrameType) -> bool:

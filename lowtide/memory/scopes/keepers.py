@@ -35,7 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import dlpack
 from torch.utils.data import dataloader
 
-from lowtide.memory.scopes import others, watch
+from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.bag import LOCK, Bag
 from lowtide.memory.scopes.births import unseen
 from lowtide.memory.scopes.constructed import constructed, count_references
@@ -106,7 +106,6 @@ def install() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(_PACKAGE) and not name.endswith(_USERS):
             hide(module)
-    others.can_see()  # here, as it needs more of the stack than an end has
     watch.on_grad_set = keep
     watch.on_foreign = _foreign_seen
     nn_module.register_module_parameter_registration_hook(_registered)

@@ -26,7 +26,7 @@ from typing import Any, ParamSpec, TypeVar, TypeVarTuple, overload
 import torch
 
 from lowtide.errors import ScopeError
-from lowtide.memory.scopes import disposed, keepers, others, resident, watch
+from lowtide.memory.scopes import disposed, keepers, resident, threads, watch
 from lowtide.memory.scopes.bag import LOCK
 from lowtide.memory.scopes.births import FIELDS, Birth, Births, loc_of, user_frame
 from lowtide.memory.scopes.disposed import DisposedTensor, Ending, empty_out
@@ -331,7 +331,7 @@ def without_collector(count: int) -> AbstractContextManager[Any]:
     """Python's collector does not run while many tensors end: it would find nothing, many times.
 
     Only where there is no other thread, which might turn it off for itself, or fork, meanwhile."""
-    may_pause = count >= _MANY and gc.isenabled() and others.is_alone()
+    may_pause = count >= _MANY and gc.isenabled() and threads.is_alone()
     return _collector_paused() if may_pause else _NO_CONTEXT
 
 
