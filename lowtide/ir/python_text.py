@@ -26,7 +26,7 @@ def python_text(fn: Function) -> str:
     return _Writer().function(fn)
 
 
-_INFIX = {
+INFIX = {
     "py.add": "+",
     "py.sub": "-",
     "py.mul": "*",
@@ -48,8 +48,8 @@ _INFIX = {
     "py.is": "is",
     "py.is_not": "is not",
 }
-_PREFIX = {"py.neg": "-", "py.pos": "+", "py.not": "not ", "py.invert": "~"}
-_FORMS = {
+PREFIX = {"py.neg": "-", "py.pos": "+", "py.not": "not ", "py.invert": "~"}
+FORMS = {
     "list.get": "{0}[{1}]",
     "list.slice": "{0}[{1}:{2}:{3}]",
     "list.set": "{0}[{1}] = {2}",
@@ -147,12 +147,12 @@ class _Writer:
 
     def expression(self, op: Op) -> str:
         args = [self.use(v) for v in op.operands]
-        if op.name in _INFIX:
-            return f"{args[0]} {_INFIX[op.name]} {args[1]}"
-        if op.name in _PREFIX:
-            return f"{_PREFIX[op.name]}{args[0]}"
-        if op.name in _FORMS:
-            return _FORMS[op.name].format(*args)
+        if op.name in INFIX:
+            return f"{args[0]} {INFIX[op.name]} {args[1]}"
+        if op.name in PREFIX:
+            return f"{PREFIX[op.name]}{args[0]}"
+        if op.name in FORMS:
+            return FORMS[op.name].format(*args)
         match op.name:
             case "tuple.make":
                 return f"({args[0]},)" if len(args) == 1 else f"({', '.join(args)})"

@@ -349,6 +349,10 @@ def type_of(value: object) -> Type | None:
 
 
 def _type_of_sequence(value: Sequence[object]) -> Type | None:
+    if isinstance(value, list) and len(classes := {*map(type, value)}) == 1:
+        (class_,) = classes
+        if class_ in _OF_PYTHON:  # perhaps a long list of numbers
+            return ListType(_OF_PYTHON[class_])
     elems = [type_of(v) for v in value]
     known = [e for e in elems if e is not None]
     if len(known) != len(elems):
@@ -357,7 +361,7 @@ def _type_of_sequence(value: Sequence[object]) -> Type | None:
         names = field_names(type(value))
         cls = python_objects.name_of(type(value)) if names else ""
         return TupleType(tuple(known), names, cls)
-    return ListType(join_all(known))
+    return ListType(join_all(dict.fromkeys(known)))
 
 
 def _type_of_dict(value: Mapping[object, object]) -> Type | None:

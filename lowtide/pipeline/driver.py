@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 import torch.utils.checkpoint
 
+from lowtide.codegen.host.python_part import PythonPart, is_printable, plain_values
 from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
 from lowtide.ir.aliases import is_apart, lent, may_change, returned, written_by
@@ -57,6 +58,7 @@ from lowtide.runtime.blocks import KernelFault
 Env = dict[Value, Any]
 _GROW: Final = ("list.append", "list.extend")
 _ARITHMETIC: Final = ("py.add", "py.sub", "py.mul", "py.floordiv", "py.mod", "py.neg")
+_WORTH_A_CALL: Final = 4  # ops in a row
 _PLACES: Final = ("torch.getitem", "list.get", "mutate")
 NO_MEMORY: Final = (
     "lowtide: `memory(…)` of the compiled function names what is alive at the peak, with nothing "
@@ -78,8 +80,10 @@ class BlockPlan:
         lent: frozenset[Value],
         returned: frozenset[Value],
         differentiated: frozenset[Value],
+        numbers: frozenset[Value],
     ) -> None:
         self.block = block
+        self.numbers = numbers
         self.ops = block.ops
         self.name = name
         self.mutates = mutates
@@ -92,7 +96,7 @@ class BlockPlan:
         self.last = len(block.ops) - 1
         self.live_at = _liveness(block)
         self._first_live_ins = list(live_ins)
-        self.constants = {op.result for op in block.ops if op.name == "const"}
+        self.constants = {op.result: op.attrs["value"] for op in block.ops if op.name == "const"}
         self.is_repeated = False
         self.tiles: Tiles = "usual"
         self.growing = {v for v in block.args if _is_tensors(v)}
@@ -106,6 +110,7 @@ class BlockPlan:
             if op.name in _GROW
         }
         self._regions: dict[int, Region | None] = {}
+        self._python: dict[int, tuple[PythonPart, int, tuple[Value, ...]] | None] = {}
         self._steps: dict[int, tuple[Step, tuple[Value, ...]]] = {}  # and what is dead after it
         self._inner: dict[int, BlockPlan] = {}
         self.sections: dict[Op, Block] = {}  # those made of ops when they are run
@@ -129,7 +134,7 @@ class BlockPlan:
         end = pos
         while end < self.last and not self._ends(end, pos) and not self._parts(end, pos):
             end += 1
-        if not any(_is_work(op) for op in self.ops[pos:end]):
+        if not any(_is_work(op, self.numbers) for op in self.ops[pos:end]):
             return None
         stop = end + 1 if end == self.last else end
         used = free_values(self.ops[pos:stop])
@@ -196,7 +201,7 @@ class BlockPlan:
     def _chooses_places(self, op: Op) -> bool:
         """Is in its branches, and in no loop there, what the driver runs because of a place?"""
         inner = [o for block in op.blocks for o in walk(block)]
-        known = self.constants | {o.result for o in inner if o.name == "const"}
+        known = {*self.constants, *(o.result for o in inner if o.name == "const")}
         return all(o.name != "loop" for o in inner) and any(
             o.name == "torch.getitem" and any(_is_counted(v, known) for v in o.operands[1:])
             for o in inner
@@ -223,7 +228,7 @@ class BlockPlan:
         if found is None:
             with self._lock:
                 known = self.changed, self.statistics, self.lent, self.returned
-                known = *known, self.differentiated
+                known = *known, self.differentiated, self.numbers
                 made = BlockPlan(block, self.name, self.mutates, (), *known)
                 made.shown = self.shown
                 made.is_repeated = self.is_repeated or bool(block.args)
@@ -266,8 +271,7 @@ class BlockPlan:
                     pos = ~stop
                     continue
                 pos = stop
-            self.run_op(pos, env)
-            pos += 1
+            pos = self._advance(pos, self.last, env)
         return [env[v] for v in self.block.terminator.operands]
 
     def _run_region(self, region: Region, pos: int, env: Env) -> int | list[Any]:
@@ -306,9 +310,45 @@ class BlockPlan:
         return self._run_ops(start, stop, env)
 
     def _run_ops(self, start: int, stop: int, env: Env) -> int:
-        for pos in range(start, stop):
-            self.run_op(pos, env)
+        pos = start
+        while pos < stop:
+            pos = self._advance(pos, stop, env)
         return stop
+
+    def _advance(self, pos: int, stop: int, env: Env) -> int:
+        """Runs the op at `pos` outside of any region, and those after it that are one Python
+        function with it; gives the position of the next one."""
+        try:
+            found = self._python[pos]
+        except KeyError:
+            found = self._python_part(pos)
+        if found is None or found[1] > stop:
+            self.run_op(pos, env)
+            return pos + 1
+        part, end, dead = found
+        part.run(env)
+        for v in dead:
+            env.pop(v, None)
+        return end
+
+    def _python_part(self, pos: int) -> tuple[PythonPart, int, tuple[Value, ...]] | None:
+        """Ops from `pos` on that are run as a Python function, the position after them, and what
+        is dead there; None where it would not pay."""
+        end = pos
+        while end < self.last and (end == pos or self.region(end) is None):
+            if not is_printable(self.ops[end], self.numbers):
+                break
+            end += 1
+        ops = self.ops[pos:end]
+        if any(op.blocks for op in ops) or len(ops) >= _WORTH_A_CALL:
+            alive = self.live_at[end]
+            results = [v for op in ops for v in op.results if v in alive]
+            part = PythonPart(ops, results, self.constants)
+            dead = tuple(v for v in part.inputs if v not in alive)
+            found = part, end, dead
+        else:
+            found = None
+        return self._python.setdefault(pos, found)
 
     def run_op(self, pos: int, env: Env) -> None:
         """Runs one op outside of any region, then drops what nobody uses any more."""
@@ -463,6 +503,7 @@ class Driver:
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function),
             statistics(function), lent(function), returned(function), differentiated(function),
+            plain_values(function.block),
         )  # fmt: skip
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
         self.tiles: Tiles = tiles
@@ -548,9 +589,11 @@ def _is_counted(value: Value, constants: Container[Value]) -> bool:
     return value.type == t.INT and value not in constants
 
 
-def _is_work(op: Op) -> bool:
+def _is_work(op: Op, numbers: Container[Value]) -> bool:
     if op.blocks:
-        return any(_is_work(inner) for block in op.blocks for inner in block.ops)
+        return any(_is_work(inner, numbers) for block in op.blocks for inner in block.ops)
+    if op.name == "torch.getitem" and op.operands[0] in numbers:
+        return False
     return op.name.startswith("torch.") and not static_reason(op)
 
 

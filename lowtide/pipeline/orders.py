@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 import torch
 from torch.utils._pytree import tree_map
 
+from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value
 from lowtide.memory import layouts
 from lowtide.memory.like_cpu import LikeTheCpu
@@ -95,6 +96,7 @@ def _without_loops(eager: EagerRegion) -> EagerRegion:
     for op in eager.ops:
         if any(inner.name == "loop" for inner in _all([op])) or not late.isdisjoint(op.operands):
             late.update(op.results)
+            late.update(x.operands[0] for x in _all([op]) if opdefs.writes(x.name))
         else:
             ops.append(op)
     outputs = (None if at is None or at[0] in late else at for at in eager.outputs)

@@ -17,7 +17,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
@@ -25,6 +25,7 @@ import torch
 
 from lowtide.errors import CompileError
 from lowtide.frontend.trace.captures import CONSTANTS, Constants
+from lowtide.frontend.trace.nests import NotANest
 from lowtide.frontend.trace.trace import Call, Recording, record
 from lowtide.pipeline import debug
 from lowtide.pipeline.compile_module import keep_module_to
@@ -32,7 +33,7 @@ from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.options import Options, options_of
 from lowtide.pipeline.script_module import ScriptModule
 from lowtide.pipeline.shells import Shell, members, shell_of
-from lowtide.pipeline.trace_check import Check, check
+from lowtide.pipeline.trace_check import Check, check, copied
 from lowtide.pipeline.traced import TracedFunction, TracedModule
 
 
@@ -111,11 +112,20 @@ def trace_module(
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What is traced, with what it is called, and what it is checked with (else the same)."""
+    """What is traced, with what it is called, and what it is checked with (else the same, which
+    the traced run may have given another shape: `again`)."""
 
     func: Callable[..., Any]
     call: Call
     checks: Sequence[Call]
+    again: Call = field(init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            again = copied(self.call, data=False)
+        except NotANest:  # recording it says which argument is none
+            again = self.call
+        object.__setattr__(self, "again", again)
 
 
 def _trace_function(example: Example, tolerance: float | None, options: Options) -> TracedFunction:
@@ -173,7 +183,7 @@ def _finish(
         traced=traced,
         tolerance=tolerance,
     )
-    check(checking, example.checks or [example.call], vary=not example.checks)
+    check(checking, example.checks or [example.again], vary=not example.checks)
 
 
 def _with_constants(root: torch.nn.Module, constants: Constants) -> torch.nn.Module:

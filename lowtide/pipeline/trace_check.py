@@ -165,13 +165,14 @@ def difference(a: Function, b: Function) -> str:
     return ""
 
 
-def copied(call: Call) -> Call:
-    """The call on copies of its tensors; one tensor given twice stays one tensor."""
+def copied(call: Call, data: bool = True) -> Call:
+    """The call on copies of its tensors; one tensor given twice stays one tensor. Without `data`
+    they share the memory: it is their shapes and strides that nobody else changes."""
     made: dict[int, torch.Tensor] = {}
 
     def copy(x: torch.Tensor) -> torch.Tensor:
         if id(x) not in made:
-            made[id(x)] = _differentiable_as(x, x.detach().clone())
+            made[id(x)] = _differentiable_as(x, x.detach().clone() if data else x.detach())
         return made[id(x)]
 
     return _mapped(call, copy)

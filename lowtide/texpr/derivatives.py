@@ -104,11 +104,12 @@ STRICT: Final = frozenset({
 UNRECORDED: Final = frozenset({"cosine_similarity"})
 # losses whose slope is NaN, not 0, where the distance is NaN
 LIPSCHITZ: Final = frozenset({"smooth_l1_loss", "huber_loss"})
-# the slope at NaN, where a backward formula asks on which side of a kink it lies
+# the slope at NaN, where a backward formula asks on which side of a kink it lies: that of PyTorch's
+# vectorised kernels, from which its scalar code, for what is left of a vector, differs
 AT_NAN: Final = {
-    "elu": 1.0, "celu": 1.0, "selu": 1.0507009873554804934193349852946, "hardswish": 1.0,
-    "hardsigmoid": 0.0, "softshrink": 1.0,
-}  # fmt: skip
+    **dict.fromkeys(("elu", "celu", "selu", "hardswish"), math.nan),
+    **dict.fromkeys(("hardtanh", "relu6", "hardsigmoid", "hardshrink", "softshrink"), 0.0),
+}
 # a root of 0 has the slope 0 where it is a norm, a distance or a deviation
 ROOTS: Final = frozenset({
     "std", "std.unbiased", "std_mean", "std_mean.unbiased", "norm", "linalg.vector_norm",

@@ -25,6 +25,7 @@ _SUMS = {
     "convolution",
     "convolution_backward",
     "sum",
+    "nansum",
     "mean",
     "dot",
     "mv",

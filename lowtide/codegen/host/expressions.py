@@ -1,0 +1,383 @@
+"""Writes ops without control flow as Python expressions and assignments.
+
+In: ops. Out: lines. A value that is used once, in its own block and on its own source line, waits:
+it is written into its user if it is evaluated there in the order in which it was made, and gets a
+variable otherwise.
+
+    %1: int = py.rshift(%s, %one)
+    %2: int = py.xor(%1, %i)            →    s_2 = (s >> 1) ^ i
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from lowtide.ir import opdefs, python_objects
+from lowtide.ir import types as t
+from lowtide.ir.core import Op, Value
+from lowtide.ir.interpret import UNBOUND, run_op
+from lowtide.ir.named_results import build
+from lowtide.ir.python_text import FORMS, INFIX, PREFIX
+
+NAME: Final = "part"  # of the function
+CALLED_BACK: Final = ("raise", "assert", "print")  # have more to do than Python code shows
+
+# What Python code says in another order than the op has its operands: they are evaluated so.
+_ORDER: Final = {"py.contains": (1, 0), "list.set": (2, 0, 1), "dict.set": (2, 0, 1)}
+_STATEMENTS: Final = {"list.set", "list.delete", "dict.set", "dict.delete"}
+_METHODS: Final = {
+    *("list.append", "list.extend", "list.insert", "list.remove", "list.reverse", "list.clear"),
+    *("list.pop", "list.index", "list.count", "dict.get", "dict.copy", "dict.pop", "dict.popitem"),
+    *("dict.setdefault", "dict.update", "dict.clear"),
+}  # fmt: skip
+_SPELLED: Final = {"list.get", "list.slice", "dict.item", *_STATEMENTS, "py.contains"}
+GIVES_BOOL: Final = {
+    *("py.lt", "py.le", "py.gt", "py.ge", "py.eq", "py.ne", "py.is", "py.is_not", "py.not"),
+    *("py.contains", "py.bool"),
+}  # fmt: skip
+NUMBERS: Final = (t.INT, t.FLOAT, t.BOOL, t.STR)
+
+
+def _is_identity_of_literal(op: Op, texts: Iterable[str]) -> bool:
+    """Python warns of `x is 1`."""
+    if op.name not in ("py.is", "py.is_not"):
+        return False
+    return any(x[:2] == "(-" or not (x[:1] == "(" or x.isidentifier()) for x in texts)
+
+
+@dataclass(slots=True, kw_only=True)
+class Pending:
+    """An expression that is not written yet. `reads`: variables in it."""
+
+    value: Value
+    op: Op
+    text: str
+    operands: tuple[str, ...] = ()
+    reads: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True, kw_only=True)
+class Uses:
+    """How often values are used, and in which block each use and each definition stands.
+    `negated`: `a != b` where `a == b` is known, which is used instead."""
+
+    count: Counter[Value] = field(default_factory=Counter[Value])
+    user_block: dict[Value, object] = field(default_factory=dict[Value, object])
+    first_user: dict[Value, Op] = field(default_factory=dict[Value, Op])
+    block_of: dict[Op, object] = field(default_factory=dict[Op, object])
+    home: dict[Value, object] = field(default_factory=dict[Value, object])
+    maker: dict[Value, Op] = field(default_factory=dict[Value, Op])
+    negated: dict[Value, Value] = field(default_factory=dict[Value, Value])
+
+    def add(self, ops: Sequence[Op], block: object) -> None:
+        equal: dict[tuple[Value, ...], Value] = {}
+        for op in ops:
+            operands = op.operands
+            if op.name == "py.eq" and all(v.type in NUMBERS for v in operands):
+                equal[tuple(operands)] = op.result
+            elif op.name == "py.ne" and (same := equal.get(tuple(operands))) is not None:
+                self.negated[op.result] = same
+                operands = [same]
+            for v in operands:
+                self.count[v] += 1
+                self.user_block[v] = block
+                self.first_user.setdefault(v, op)
+            self.block_of[op] = block
+            for v in op.results:
+                self.home[v] = block
+                self.maker[v] = op
+            for inner in op.blocks:
+                for v in inner.args:
+                    self.home[v] = inner
+                self.add(inner.ops, inner)
+
+
+def _f_string(template: str, texts: Sequence[str]) -> str:
+    """A format by position as an f-string, "" where that cannot be written."""
+    rest, found = list(texts), ""
+    for literal, name, spec, conversion in string.Formatter().parse(template):
+        shown = repr(literal)
+        if shown[0] != "'":
+            return ""
+        found += shown[1:-1].replace("{", "{{").replace("}", "}}")
+        if name is None:
+            continue
+        if name or not rest or set(rest[0] + (spec or "")) & set("'\"\\{}!"):
+            return ""
+        after = f"!{conversion}" if conversion else ""
+        found += "{" + rest.pop(0) + after + (f":{spec}" if spec else "") + "}"
+    return "" if rest else f"f'{found}'"
+
+
+def bare(text: str) -> str:
+    """An operation without the parentheses around it."""
+    if text[:1] != "(" or text == "()":
+        return text
+    depth = 0
+    for k, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if (depth == 0 and k < len(text) - 1) or (depth == 1 and c == ",") or c in "'\"":
+            return text
+    return text[1:-1]
+
+
+class Expressions:
+    """Writes the function; `scope`: what its text calls by name; `lines_of`: the op of each
+    line."""
+
+    def __init__(
+        self, ops: Sequence[Op], results: Sequence[Value], constants: Mapping[Value, object]
+    ) -> None:
+        self.ops = ops
+        self.results = results
+        self.constants = dict(constants)
+        self.uses = Uses()
+        self.uses.add(ops, None)
+        for v in results:
+            self.uses.count[v] += 2  # they have a variable
+        self.scope: dict[str, Any] = {}
+        self.bound: dict[int, str] = {}
+        self.names: dict[Value, str] = {}
+        self.variables: set[str] = set()
+        self.replaced: dict[str, Value] = {}  # whose variable it was before
+        self.taken = {NAME, *keyword.kwlist, *dir(builtins)}
+        self.pending: list[Pending] = []
+        self.lines: list[str] = []
+        self.lines_of: list[Op] = []
+        self.depth = 1
+        self.at = ops[0]
+        self.latest_if: tuple[str, int] | None = None  # its condition and line, if it ends the text
+
+    # -- lines and names --
+
+    def line(self, text: str, depth: int | None = None) -> None:
+        if not text.startswith((" ", "if ")) and depth is None:
+            self.latest_if = None
+        self.lines.append("    " * (self.depth if depth is None else depth) + text)
+        self.lines_of.append(self.at)
+
+    def name_of(self, value: Value) -> str:
+        found = self.names.get(value)
+        if found is None:
+            found = self.called(value, self.fresh(value.name))
+        return found
+
+    def called(self, value: Value, name: str) -> str:
+        self.names[value] = name
+        self.variables.add(name)
+        return name
+
+    def fresh(self, hint: str) -> str:
+        stem = re.sub(r"\W", "_", hint.partition(".")[0]).strip("_")
+        stem = stem if stem.isidentifier() else "v"
+        name, count = stem, 1
+        while name in self.taken:
+            count += 1
+            name = f"{stem}_{count}"
+        self.taken.add(name)
+        return name
+
+    def bind(self, value: object, hint: str) -> str:
+        """A name in the scope for an object."""
+        found = self.bound.get(id(value))
+        if found is None:
+            found = self.bound[id(value)] = self.fresh(hint)
+            self.scope[found] = value
+        return found
+
+    def callee(self, run: Callable[..., Any]) -> str:
+        name = getattr(run, "__name__", "call")
+        return name if getattr(builtins, name, None) is run else self.bind(run, name)
+
+    def text_of(self, value: Value) -> str:
+        """A value that is not pending: a literal, or a variable."""
+        return self.literal(value) if value in self.constants else self.name_of(value)
+
+    def literal(self, value: Value) -> str:
+        found = self.constants[value]
+        kind = type(found)
+        if found is None or kind in (bool, str) or (kind is int and cast("int", found) >= 0):
+            return repr(found)
+        if kind is int or (kind is float and math.isfinite(cast("float", found))):
+            return f"({found!r})"
+        return self.bind(found, "const")
+
+    def reads(self, texts: Iterable[str]) -> frozenset[str]:
+        names = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
+        return frozenset(names & self.variables)
+
+    # -- what is not written yet --
+
+    def flush(self, keep: int = 0) -> None:
+        """Writes what is pending, but for the last `keep`."""
+        written, self.pending = (
+            self.pending[: len(self.pending) - keep],
+            self.pending[len(self.pending) - keep :],
+        )
+        at = self.at
+        for p in written:
+            self.at = p.op
+            self.line(f"{self.name_of(p.value)} = {bare(p.text)}")
+        self.at = at
+
+    def take(self, values: Sequence[Value], order: Sequence[int] | None = None) -> list[str]:
+        """The texts of an op's operands. What is pending among them is written into the text if it
+        is evaluated in the order in which it was made, and is from the same line."""
+        order = range(len(values)) if order is None else order
+        waiting = {id(p.value) for p in self.pending}
+        wanted = [values[k] for k in order if id(values[k]) in waiting]
+        last = self.pending[len(self.pending) - len(wanted) :]
+        fits = [p.value for p in last] == wanted and all(
+            p.op.loc.line == self.at.loc.line for p in last
+        )
+        if wanted and not fits:
+            self.flush()
+            last = []
+        texts = {id(p.value): p.text for p in last}
+        if texts:
+            del self.pending[len(self.pending) - len(last) :]
+        return [texts.get(id(v)) or self.text_of(v) for v in values]
+
+    def define(self, op: Op, text: str, operands: Sequence[str] = ()) -> None:
+        """A value that an op makes."""
+        value = op.result
+        count = self.uses.count[value]
+        if count == 1 and self.uses.user_block[value] is self.uses.home[value]:
+            operands = tuple(operands)
+            reads = self.reads([text])
+            made = Pending(value=value, op=op, text=text, operands=operands, reads=reads)
+            self.pending.append(made)
+            return
+        self.flush()
+        self.line(f"{self.name_of(value)} = {bare(text)}" if count else text)
+
+    # -- ops --
+
+    def expression(self, op: Op) -> None:
+        if op.results and (same := self.uses.negated.get(op.result)) is not None:
+            texts = self.take([same])
+            text = f"(not {texts[0]})"
+        else:
+            texts = self.take(op.operands, _ORDER.get(op.name))
+            text = self.spelled(op, texts)
+        if op.name in _STATEMENTS:
+            self.flush()
+            self.line(text)
+            if self.uses.count[op.result]:
+                self.constants[op.result] = None
+            return
+        self.define(op, text, texts)
+
+    def spelled(self, op: Op, texts: list[str]) -> str:
+        if op.name in INFIX and not _is_identity_of_literal(op, texts):
+            return f"({texts[0]} {INFIX[op.name]} {texts[1]})"
+        if op.name in PREFIX:
+            return f"({PREFIX[op.name]}{texts[0]})"
+        if op.name in _SPELLED:
+            form = FORMS[op.name].format(*texts)
+            return f"({form})" if op.name == "py.contains" else form
+        if op.name in _METHODS:
+            return f"{texts[0]}.{op.name.partition('.')[2]}({', '.join(texts[1:])})"
+        if op.name == "torch.getitem":
+            is_slice = op.attrs["spec"][0] == "slice"  # type: ignore[index]
+            return f"{texts[0]}[{':'.join(texts[1:]) if is_slice else texts[1]}]"
+        if op.name == "py.bool" and self.is_bool(op.operands[0]):
+            return texts[0]
+        maker = self.uses.maker.get(op.operands[0]) if op.operands else None
+        if op.name == "py.index" and maker is not None and maker.name == "py.len":
+            return texts[0]
+        definition = opdefs.find(op.name)
+        assert definition is not None, op
+        return f"{self.callee(definition.run)}({', '.join(texts)})"
+
+    def is_bool(self, value: Value) -> bool:
+        maker = self.uses.maker.get(value)
+        return maker is not None and maker.name in GIVES_BOOL
+
+    def const(self, op: Op) -> None:
+        self.constants[op.result] = op.attrs["value"]
+
+    def undef(self, op: Op) -> None:
+        self.constants[op.result] = UNBOUND
+
+    def cast(self, op: Op) -> None:
+        self.define(op, self.take(op.operands)[0])
+
+    def use(self, op: Op) -> None:
+        (text,) = self.take(op.operands)
+        self.flush()
+        if text not in self.variables:
+            self.line(text)
+
+    def tuple_(self, op: Op) -> None:
+        texts = self.take(op.operands)
+        text = f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
+        if cls := op.attrs.get("cls"):
+            found = python_objects.find(str(cls))
+            text = f"{self.bind(build, 'build')}({self.bind(found, 'cls')}, {text})"
+        self.define(op, text, texts)
+
+    def tuple_get(self, op: Op) -> None:
+        self.define(op, f"{self.take(op.operands)[0]}[{op.attrs['index']}]")
+
+    def list_(self, op: Op) -> None:
+        if not op.operands and self.uses.count[op.result] > 1:
+            self.line(f"{self.name_of(op.result)} = []")  # what is pending may as well come later
+            return
+        self.define(op, f"[{', '.join(self.take(op.operands))}]")
+
+    def dict_(self, op: Op) -> None:
+        texts = self.take(op.operands)
+        pairs = zip(texts[::2], texts[1::2], strict=True)
+        self.define(op, "{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}")
+
+    def set_(self, op: Op) -> None:
+        texts = self.take(op.operands)
+        self.define(op, "{" + ", ".join(texts) + "}" if texts else "set()")
+
+    def unpack(self, op: Op) -> None:
+        (text,) = self.take(op.operands)
+        self.flush()
+        if op.results:
+            targets = ", ".join(self.name_of(r) for r in op.results)
+            self.line(f"{targets}{',' if len(op.results) == 1 else ''} = {text}")
+        else:
+            self.line(f"[] = {text}")
+
+    def format_(self, op: Op) -> None:
+        texts = self.take(op.operands)
+        template = str(op.attrs["template"])
+        text = _f_string(template, texts) or f"{template!r}.format({', '.join(texts)})"
+        self.define(op, text)
+
+    def called_back(self, op: Op) -> None:
+        """What has more to do than Python code shows."""
+        texts = self.take(op.operands)
+        self.flush()
+
+        def run(*values: object) -> None:
+            run_op(op, dict(zip(op.operands, values, strict=True)))
+
+        if op.name == "assert":
+            texts = [self.variable(text) for text in texts]
+            head = f"if not {texts[0]}: "
+        else:
+            head = ""
+        self.line(f"{head}{self.bind(run, op.name)}({', '.join(texts)})")
+        for v in op.results:
+            self.constants[v] = None
+
+    def variable(self, text: str) -> str:
+        if text.isidentifier():
+            return text
+        name = self.fresh("v")
+        self.line(f"{name} = {text}")
+        return name
