@@ -106,12 +106,12 @@ class Casts:
 
     def add(self, meta: Tensor, real: Tensor) -> None:
         """`meta` stands for `real`, and its cast is kept if that one's is."""
-        if is_weight(real):
+        if _is_weight(real):
             self._weights[meta] = True
 
     def look(self) -> None:
         """Forgets what was kept, if autocast has ended meanwhile."""
-        if self._kept and not nesting():
+        if self._kept and not _nesting():
             self._kept.clear()
 
     @contextlib.contextmanager
@@ -166,7 +166,7 @@ class Casts:
         if not self._is_cast(x) or x.dtype is dtype:
             return x
         is_kept = is_kept and x.dtype is torch.float32 and torch.is_autocast_cache_enabled()
-        if not (is_kept and (x in self._weights or is_weight(x))):
+        if not (is_kept and (x in self._weights or _is_weight(x))):
             return x.to(dtype)
         found = self._kept.get(id(x))
         if found is None:
@@ -175,12 +175,12 @@ class Casts:
         return found[1]
 
 
-def is_weight(x: Tensor) -> bool:
+def _is_weight(x: Tensor) -> bool:
     """Whether PyTorch would keep its cast."""
     return x.requires_grad and x.is_leaf and not x._is_view()
 
 
-def nesting() -> int:
+def _nesting() -> int:
     """How many blocks of autocast this thread is in."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()

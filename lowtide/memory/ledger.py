@@ -135,7 +135,6 @@ class Ledger(OwnMode):
         self.notes: dict[str, None] = {}
         self.name, self.loc, self.kind = "", UNKNOWN_LOC, _TORCH
         self._op: Any = None
-        self.places: dict[int, tuple[str, Loc]] = {}  # of autograd's nodes, by their numbers
         self._clock = 0
         self._peak_clock = 0
         self._peak_inside = Held(name="", nbytes=0, kind="", loc=UNKNOWN_LOC)
@@ -146,7 +145,6 @@ class Ledger(OwnMode):
         self._is_paused = False
         self.was_asked = False  # for a number that only the data know
         self._answers = False
-        self.is_elsewhere = False  # what is made now: on another device
         self.elsewhere = Elsewhere()
         self._of_python: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # gradients
         self._done: Any = None  # the node of the backward pass that has run last
@@ -264,9 +262,9 @@ class Ledger(OwnMode):
                 node.metadata[_OP] = self._op
                 todo += [below for below, _ in node.next_functions]
 
-    def watch(self, results: Sequence[torch.Tensor], since: int = 0) -> None:
+    def watch(self, results: Sequence[torch.Tensor]) -> None:
         """From now on it is seen when a node of the backward pass of these results is done."""
-        for node in nodes_of(results, since):
+        for node in nodes_of(results):
             node.register_hook(self._node_is_done)
             node.metadata[WATCHED] = True
 
@@ -354,13 +352,13 @@ class Ledger(OwnMode):
         result = _lifted(func, result)
         if func in _MAKE_ZEROS:
             self._zeros = _key(result)
-        if leaves or self.is_elsewhere:
+        if leaves:
             self.given(_tensors(result))
             self.elsewhere.add(_tensors(result))
             return result
         for x in _tensors(result):
             if not any(x is given for given in args):  # as the ops in place return
-                self._book(x)
+                self.book(x)
         if self.of_host and _is_recorded(args):
             self._heap.graph_bytes += _node_bytes(args, result)
         if self._within is not None and scratch.runs_twice(func):
@@ -425,7 +423,8 @@ class Ledger(OwnMode):
         for x in tensors:
             self._storages[_key(x)] = weakref.ref(x.untyped_storage())
 
-    def _book(self, x: torch.Tensor) -> None:
+    def book(self, x: torch.Tensor) -> None:
+        """It counts as long as its memory lives."""
         key = _key(x)
         known = self._storages.get(key)
         if not x.is_meta:
@@ -477,8 +476,8 @@ class Ledger(OwnMode):
         self._node = number
 
     def _place(self) -> tuple[str, Loc]:
-        node, number = _current()
-        place = None if node is None else node.metadata.get(_NODE, self.places.get(number))
+        node, _ = _current()
+        place = None if node is None else node.metadata.get(_NODE)
         return (f"{place[0]} backward", place[1]) if place else (self.name, self.loc)
 
     def _enter(self, entry: Entry) -> None:

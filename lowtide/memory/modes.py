@@ -41,9 +41,3 @@ class OwnMode(TorchDispatchMode):
             is_on = not all(mode.ignore_compile_internals() for mode in stack)
             setattr(dispatch, _FLAG, is_on)
             _C._dynamo.guards.set_is_in_mode_without_ignore_compile_internals(is_on)
-
-
-class LooksOn(OwnMode):
-    """A mode that looks at what Python runs in a call of something compiled."""
-
-    looks_on = True  # by which `pipeline/plain` knows it

@@ -20,17 +20,14 @@ from lowtide.ir.core import Function
 from lowtide.ir.python_text import python_text
 from lowtide.memory import watching
 from lowtide.memory.stand_ins import with_sizes
-from lowtide.memory.virtual import Virtual, virtual_for
 from lowtide.pipeline import plain
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.explain import Explanation, explain
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.options import Options
-from lowtide.pipeline.played import virtual_backward
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.walk import Walk, ineligible
 from lowtide.pipeline.warned import warn
-from lowtide.runtime import arena
 
 if TYPE_CHECKING:
     from lowtide.frontend.trace.recorder import Recorder
@@ -112,29 +109,15 @@ class Compiled(ABC):
             plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
             unmet = driver.demands.unmet(values) if driver.demands is not None else ""
             why = plain.reason() or unmet or ineligible(plain_values)
-            planned = driver.planned(values)
-            is_tight = planned.is_tight or arena.is_tight()
-            virtual = virtual_for(values, is_tight)
-            again = self._read_again(virtual, given, values)
-            if again is None:
-                return why, Walk(planned, values)
-            walk = Walk(planned, again, virtual)
-            del again  # which the call does not hold in its backward pass
-            with virtual.on():
-                walk.notes += virtual_backward(virtual, walk.leave())
-            return why, walk
+            return why, Walk(driver.planned(values), values, self._computed(given, values))
 
-    def _read_again(
-        self, virtual: Virtual, given: tuple[Any, ...], values: Sequence[Any]
-    ) -> tuple[Any, ...] | None:
-        """The operands without values, where reading what is captured computes: a parametrization
-        makes its weight at each call, and what it takes is the call's."""
+    def _computed(self, given: tuple[Any, ...], values: Sequence[Any]) -> frozenset[int]:
+        """By `id`, the operands that reading what is captured makes anew at each call, as a
+        parametrization makes its weight."""
         if len(values) == len(given):
-            return None
-        untouched = virtual.untouched(given)  # made before: it is not the call's
-        with virtual.on():
-            found = self.resolve(untouched)[1]
-        return found if virtual.has_run else None
+            return frozenset()
+        rows = zip(values, self.resolve(given)[1], strict=True)
+        return frozenset(id(x) for x, y in rows if x is not y)
 
     def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call from code that is being traced: the program's ops, control flow kept, become

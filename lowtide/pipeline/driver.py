@@ -36,7 +36,6 @@ from lowtide.passes.turns import take_turns_together
 from lowtide.pipeline import little, plain, stats
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget import pieces
-from lowtide.pipeline.budget.allowance import Role
 from lowtide.pipeline.budget.checkpoint import as_section
 from lowtide.pipeline.budget.chunks import RunBlock
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
@@ -569,15 +568,15 @@ class Driver:
         return self._holes.run(self, args, lambda: self.plan.run(env))[0]
 
 
-def make_driver(function: Function, options: Options, role: Role = "alone") -> Driver:
-    """A driver for a function, within a budget if there is one; `role`: in what has that."""
+def make_driver(function: Function, options: Options) -> Driver:
+    """A driver for a function, within a budget if there is one."""
     function = with_near_constants(function)
     if options.budget_bytes is None:
         # a budget does a loop in stretches, which know `x[t]`, not `x[2 * u]`
         return Driver(take_turns_together(function), tiles=options.tiles)
     from lowtide.pipeline.budget.budgeted import BudgetedDriver  # it derives from Driver
 
-    return BudgetedDriver(function, options.budget_bytes, options.tiles, role)
+    return BudgetedDriver(function, options.budget_bytes, options.tiles)
 
 
 def _is_tensors(value: Value) -> bool:

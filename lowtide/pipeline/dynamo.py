@@ -21,21 +21,18 @@ import torch
 
 from lowtide import config
 from lowtide.errors import LowtideError
-from lowtide.frontend.dynamo.internals import BACKEND, breaks, register
+from lowtide.frontend.dynamo.internals import BACKEND, register
 from lowtide.ir.core import Function
-from lowtide.pipeline import debug, faults, listening, plain, rehearsed, stats
-from lowtide.pipeline.budget import allowance
-from lowtide.pipeline.budget.allowance import Role
+from lowtide.pipeline import captured, debug, faults, plain, stats
 from lowtide.pipeline.compiled import Compiled, tell_without_budget
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.explain import Explanation
 from lowtide.pipeline.options import Options, options_of
-from lowtide.pipeline.shares import is_whole_call
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
 
 _reason = plain.reason
-_of_thread = listening.of_thread
+_of_thread = captured.of_thread
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -43,24 +40,19 @@ Model = TypeVar("Model", bound=Callable[..., Any])
 class CompiledGraph(Compiled):
     """One captured graph that became a program. `program` is a `GraphProgram`."""
 
-    def __init__(
-        self, module: torch.fx.GraphModule, program: Any, options: Options, role: Role
-    ) -> None:
+    def __init__(self, module: torch.fx.GraphModule, program: Any, options: Options) -> None:
         self.__name__ = self.__qualname__ = program.function.name
         self.forward: Callable[..., Any] = module.forward
         self.options = options
-        self._driver = make_driver(program.function, options, role)
+        self._driver = make_driver(program.function, options)
         self._arguments: tuple[int, ...] = program.arguments
         self._captured: tuple[Any, ...] = program.captured
         self._sets_grad: bool = program.sets_grad
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        if _of_thread.listeners:
-            return listening.run(self, args, self._run)
-        return self._run(*args)
-
-    def _run(self, *args: Any) -> Any:
+        if _of_thread.call is not None or _of_thread.listener is not None:
+            captured.runs(self, args)
         if _reason():
             self.without_budget(_reason())
             stats.count("calls_eager")
@@ -103,12 +95,8 @@ class PlainGraph:
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        return listening.run(self, args, self._run)
-
-    def _run(self, *args: Any) -> Any:
-        if (call := allowance.current()) is not None:
-            call.took(0)
-        if not (self._has_told or listening.is_asked() or config.current().disable):
+        captured.runs(self, args)
+        if not (self._has_told or config.current().disable):
             self._has_told = True
             tell_without_budget("a captured graph", self.why)
         stats.count("calls_eager")
@@ -130,7 +118,7 @@ def backend(
 ) -> Callable[..., Any]:
     """The `torch.compile` backend: a captured graph as a callable of the same inputs.
 
-    `options`: `budget`, here of each graph, and `tune`; `mode` changes nothing."""
+    `options`: `budget` of each graph, and `tune`; `mode` changes nothing."""
     del example_inputs, mode
     return _graph(gm, _asked(**(options or {}))).__call__
 
@@ -147,8 +135,7 @@ def _graph(module: torch.fx.GraphModule, options: Options) -> Graph:
         return PlainGraph(module, fault, options)
     function = program.function
     debug.show("ir", function.name, lambda: str(function))
-    role = "whole call" if is_whole_call(breaks(module)) else "part of a call"
-    return CompiledGraph(module, program, options, role)
+    return CompiledGraph(module, program, options)
 
 
 def _asked(budget: object = None, tune: object = False, **others: object) -> Options:
@@ -190,8 +177,8 @@ def compile(
 
     `fullgraph`: raise where the capture would break the graph. `dynamic`: True makes all sizes
     symbols at once, False none, None those that are seen to change. Both are torch.compile's.
-    `budget`: the bytes that one call may allocate at its peak, over all graphs that it is captured
-    as. `tune`: see `lt.script`.
+    `budget`: the bytes that one captured graph may allocate at its peak; with `fullgraph` that is
+    the whole call. `tune`: see `lt.script`.
 
         fast = lt.compile(model)
         fast(torch.rand(64, 8))
@@ -210,7 +197,7 @@ def compile(
         dynamic=dynamic,
         options=cast("Any", options.given()) or None,
     )
-    return rehearsed.attach(made, options.budget_bytes)
+    return captured.attach(made, functools.partial(_graph, options=options), options.budget_bytes)
 
 
 def explain_compiled(
@@ -221,11 +208,9 @@ def explain_compiled(
     The function is called, since only a run tells which graphs it takes. Each entry prints."""
     seen: list[Explanation | PlainGraph] = []
 
-    def listener(graph: Graph, given: tuple[Any, ...]) -> Any:
-        with allowance.aside():  # it is told of a graph before that is run
-            seen.append(graph if isinstance(graph, PlainGraph) else graph.explain(*given))
-        return listening.RUN
+    def listener(graph: Graph, given: tuple[Any, ...]) -> None:
+        seen.append(graph if isinstance(graph, PlainGraph) else graph.explain(*given))
 
-    with listening.by(listener):
+    with captured.listening(listener):
         compiled(*args, **kwargs)
     return tuple(seen)

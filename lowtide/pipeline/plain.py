@@ -106,17 +106,9 @@ def _is_harmless(mode: Any) -> bool:
     return type(mode) is DeviceContext or getattr(mode, "may_be_told", False)
 
 
-def _dispatch_modes_on() -> bool:
-    """Whether one is but such as look on (`pipeline/promised`)."""
-    depth = _dispatch_modes()
-    return depth > 0 and not all(
-        getattr(_dispatch_mode_at(k), "looks_on", False) for k in range(depth)
-    )
-
-
 def reason() -> str:
     """Why nothing is compiled just now."""
-    if _dispatch_modes_on() or (function_modes_on() and not all(map(_is_harmless, _modes()))):
+    if _dispatch_modes() > 0 or (function_modes_on() and not all(map(_is_harmless, _modes()))):
         return "a TorchFunctionMode or TorchDispatchMode is on"
     if _transform() is not None:
         return "inside a torch.func transform"

@@ -4,7 +4,6 @@ In: a `Ledger`, and an executable with its memory plan. Out: what the ledger lea
 
     play(ledger, exe, symbols)([a, b], sizes, numbers)   what it takes; its outputs
     backward(ledger, results)                            the engine's road, from dense cotangents
-    virtual_backward(virtual, results)                   the same of tensors without values
 """
 
 from __future__ import annotations
@@ -17,17 +16,13 @@ from typing import Any
 import torch
 
 from lowtide.errors import UNKNOWN_LOC
-from lowtide.memory.graph import goes_further, nodes_of
-from lowtide.memory.leaves import tensors_in
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.plan import Event
-from lowtide.memory.virtual import Virtual
 from lowtide.runtime import heap, ours
 from lowtide.texpr.sizes import evaluate
 
 _TRUE = torch.tensor(True, device="cpu")
 Tensor = torch.Tensor
-_FURTHER = "the backward pass goes on into a graph that was there before: none of it is counted"
 
 
 def play(
@@ -72,19 +67,16 @@ def _with_sizes(event: Event, known: Mapping[str, int]) -> Event:
     return Event(held=dataclasses.replace(event.held, formula=text), takes=event.takes)
 
 
-def backward(ledger: Ledger, results: Sequence[Tensor], since: int = 0) -> list[str]:
+def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
     """The backward pass of everything that carries a gradient; notes of what is not counted.
 
     Each result gets a cotangent of its own, which counts; gradients count as what is new of them.
-    Where it would go on to nodes older than `since`, which are the caller's, none of it is run.
     """
     carrying = [x for x in results if x.requires_grad]
     if not carrying:
         return []
-    if goes_further(carrying, since):
-        return [_FURTHER]
     ledger.at("cotangent", UNKNOWN_LOC, "gradient", heap.COTANGENTS)
-    ledger.watch(carrying, since)
+    ledger.watch(carrying)
     cotangents = [torch.ones_like(x) for x in carrying]
     ledger.python_has(cotangents)  # so that the engine adds nothing to them in their place
     try:
@@ -96,25 +88,3 @@ def backward(ledger: Ledger, results: Sequence[Tensor], since: int = 0) -> list[
     finally:
         ledger.backward_ends()
     return []
-
-
-def virtual_backward(virtual: Virtual, result: Any) -> list[str]:
-    """The same of tensors without values; the caller's own gradients stay as they are."""
-    tensors = tensors_in(result)
-    if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
-        return []
-    before = [(x, x.grad) for x in _leaves(tensors, virtual.since)]
-    virtual.names = False
-    try:
-        with virtual.casts.ended():
-            return backward(virtual.ledger, tensors, virtual.since)
-    finally:
-        for x, grad in before:
-            x.grad = grad
-
-
-def _leaves(tensors: Sequence[Tensor], since: int) -> list[Tensor]:
-    """Those to which the backward pass of these leads."""
-    found = [x for x in tensors if x.requires_grad and x.is_leaf]
-    nodes = nodes_of(tensors, since)
-    return found + [node.variable for node in nodes if hasattr(node, "variable")]

@@ -33,7 +33,7 @@ from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
 from lowtide.memory import watching
 from lowtide.passes.standard import tidy
-from lowtide.pipeline import debug, listening, plain, stats
+from lowtide.pipeline import debug, plain, stats
 from lowtide.pipeline.argument_errors import python_words
 from lowtide.pipeline.captures import Reader
 from lowtide.pipeline.compiled import CannotInline
@@ -111,9 +111,6 @@ class ScriptFunction(TorchJitMembers):
             except CannotInline:
                 pass  # its Python code is traced, control flow frozen
         else:
-            plays = listening.of_thread.plays
-            if plays is not None and (found := plays(self, args, kwargs)) is not listening.RUN:
-                return found
             self.without_budget(_reason())
         stats.count("calls_eager")
         return self._fn(*args, **kwargs)

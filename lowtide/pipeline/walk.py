@@ -16,12 +16,12 @@ though nothing before it was assumed would fail in the call, too: `fails`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
 
-from lowtide.errors import LowtideError
+from lowtide.errors import UNKNOWN_LOC, LowtideError
 from lowtide.ir import recomputed
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
@@ -33,7 +33,6 @@ from lowtide.memory.ledger import Ledger
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.like_cuda import LikeCuda
 from lowtide.memory.stand_ins import like
-from lowtide.memory.virtual import Virtual
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.checkpoint import BY_PYTORCH
 from lowtide.pipeline.budget.chunks import RunBlock, known_as
@@ -95,7 +94,10 @@ def ineligible(values: Sequence[Any]) -> str:
 class Walk:
     """See the module's text; everything is found out when it is made."""
 
-    def __init__(self, driver: Driver, args: Sequence[Any], virtual: Virtual | None = None) -> None:
+    def __init__(
+        self, driver: Driver, args: Sequence[Any], computed: Container[int] = frozenset()
+    ) -> None:
+        """`computed`: by `id`, operands that are made for the call, and count."""
         self.function = driver.function
         self.differences = driver.differences
         self.steps: list[Step] = []
@@ -105,26 +107,21 @@ class Walk:
         self.has_guessed = False
         self.may_stray = False  # whether a guess was of more than a number that an op checks inside
         self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
-        self.forward_bytes = 0  # of the peak, before a backward pass
         self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
         is_tight = driver.is_tight or arena.is_tight()
         played = PlayedArena(is_tight, is_used=on_host, is_trimmed=driver.is_tight)
-        self.ledger = virtual.ledger if virtual is not None else Ledger(played, of_host=on_host)
-        if virtual is not None and driver.is_tight:
-            virtual.ledger.arena.trim()
-        self._virtual = virtual
+        self.ledger = Ledger(played, of_host=on_host)
+        self._computed = computed
         self._has_modes = plain.function_modes_on()  # the caller's
         self._known: dict[int, torch.Tensor] = {}
-        self._casts = virtual.casts if virtual is not None else Casts(self.device.type)
+        self._casts = Casts(self.device.type)
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
-        # The caller's, and what stands for each, by that one's id.
-        self.operands: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._places = places = Places()
         self._objects = WalkedObjects(self.ledger.paused, places)
         self._sizes: list[tuple[str, int]] = []
         try:
-            if virtual is None and (kind := _kind_beside_dense(args)):
+            if kind := _kind_beside_dense(args):
                 raise WalkEnds(_NOT_DENSE.format(kind))
             env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
@@ -136,8 +133,7 @@ class Walk:
             )
             with casts, self.ledger, road, over, torch.set_grad_enabled(self.records):
                 self.results = results = self._block(driver.plan, env)
-                self.forward_bytes = self.ledger.peak_bytes
-                if self.records and virtual is None:
+                if self.records:
                     with self._casts.ended():
                         self.notes += backward(self.ledger, self._objects.tensors_in(results))
         except WalkEnds as why:
@@ -168,15 +164,6 @@ class Walk:
     def sizes(self) -> Iterator[tuple[str, int]]:
         """Each size of the caller's tensors, and what the user calls it."""
         return iter(self._sizes)
-
-    def leave(self) -> Any:
-        """What the call gives, on the CPU, without values; the walk lets go of all tensors."""
-        assert self._virtual is not None
-        results, operands = self.results, dict(self.operands)
-        self.results = None
-        self.operands.clear()
-        self._known.clear()
-        return None if results is None else self._virtual.joined(results, operands)
 
     # -- walking --
 
@@ -492,15 +479,16 @@ class Walk:
     def _meta(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             found = self._known.get(id(value))
-            if found is None and self._virtual is not None:
-                found = self._known[id(value)] = self._virtual.operand(value)
-                self.operands[id(found)] = value, found
             if found is None:
                 with self.ledger.paused():
                     found = like(value, value.requires_grad)
                     if value.is_leaf and value.grad is not None:
                         found.grad = like(value.grad)
-                self.ledger.given([found])
+                if id(value) in self._computed:
+                    self.ledger.at("a value that is read", UNKNOWN_LOC)
+                    self.ledger.book(found)
+                else:
+                    self.ledger.given([found])
                 self._known[id(value)] = found
             self._casts.add(found, value)
             if self.device != CPU:

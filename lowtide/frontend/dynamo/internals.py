@@ -8,11 +8,15 @@ In: nodes and example values of a captured graph. Out: plain Python facts.
 
 from __future__ import annotations
 
+import builtins
 import functools
+import inspect
 import os
 import re
-from collections.abc import Callable
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, cast
 
 import torch
 
@@ -54,6 +58,88 @@ def breaks(module: Any) -> bool:
     return getattr(why, "graph_break", True)
 
 
+class _Captured(BaseException):
+    """The first graph, and examples of its inputs. Not an Exception, which the capture would take
+    for a fault of the backend's."""
+
+
+def first_graph(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, Sequence[Any]] | str:
+    """What a call would be captured as first, with fake tensors as examples of its inputs; or why
+    there is none. The capture stops there: nothing is run.
+
+    Raises TypeError for arguments that the function does not take."""
+    import torch._dynamo.convert_frame as convert_frame
+    import torch.utils._python_dispatch as dispatch
+    from torch._dynamo import config, utils
+
+    called: Any = model.forward if isinstance(model, torch.nn.Module) else model
+    called = called if hasattr(called, "__code__") else getattr(called, "__call__", called)  # noqa: B004
+    function: Any = getattr(called, "__func__", called)
+    if not inspect.isfunction(function) or config.disable:
+        return "PyTorch captures Python functions and modules"
+    receiver = (called.__self__,) if function is not called else ()
+    signature = inspect.signature(function, follow_wrapped=False)
+    bound = signature.bind(*receiver, *args, **kwargs)
+    bound.apply_defaults()
+    cells = function.__closure__ or ()
+    inside = {n: c.cell_contents for n, c in zip(function.__code__.co_freevars, cells, strict=True)}
+
+    def stop(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
+        raise _Captured(module, examples)
+
+    capture: Any = convert_frame
+    context = capture.CompileContext(capture.get_compile_id({}))
+    try:
+        with (
+            capture.compile_lock,
+            _nothing_known(),
+            utils.get_metrics_context(),
+            capture.compile_context(context),
+            dispatch._disable_current_modes(),  # pyright: ignore[reportPrivateUsage]
+        ):
+            capture.compile_frame(
+                function.__code__,
+                function.__globals__,
+                {**bound.arguments, **inside},
+                vars(builtins),
+                cells,
+                compiler_fn=stop,
+                one_graph=False,
+                restart_reasons=set(),
+            )
+    except _Captured as found:
+        return cast("tuple[Any, Sequence[Any]]", found.args)
+    except Exception as why:  # what it cannot capture, and faults that a call would meet, too
+        return f"{type(why).__name__}: {str(why).strip().partition(chr(10))[0]}"
+    return "PyTorch captures no graph"
+
+
+@contextmanager
+def _nothing_known() -> Generator[None]:
+    """Inside, the capture does not know the sizes that it has met, so that all are numbers, nor
+    keeps in mind those that it meets."""
+    import torch._dynamo.pgo as pgo
+
+    known: Any = pgo
+    before, known._CODE_STATE = known._CODE_STATE, defaultdict(known.CodeState)
+    try:
+        yield
+    finally:
+        known._CODE_STATE = before
+
+
+def break_of(module: Any) -> str:
+    """Where and why Python goes on after a captured graph; "" where it does not."""
+    why = getattr(module, "compile_subgraph_reason", None)
+    if why is None or not why.graph_break:
+        return ""
+    frames = [f for f in why.user_stack if not f.filename.startswith(_TORCH)]
+    place = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    return f"{place}{str(why.reason).strip().partition(chr(10))[0]}"
+
+
 def example_of(node: Any) -> Any:
     """The fake value that the capture computed for a node; None where it has none."""
     meta: dict[str, Any] = node.meta
@@ -83,11 +169,6 @@ def is_wrapped(example: Any) -> bool:
     functorch: Any = getattr(torch._C, "_functorch", None)  # pyright: ignore[reportPrivateUsage]
     check: Any = getattr(functorch, "is_functorch_wrapped_tensor", None)
     return check is not None and isinstance(example, torch.Tensor) and bool(check(example))
-
-
-def is_capturing() -> bool:
-    """Whether the capture, or what it hands its graph to, is at work."""
-    return torch._guards.TracingContext.try_get() is not None  # pyright: ignore
 
 
 def place_of(node: Any) -> Loc:

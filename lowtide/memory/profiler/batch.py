@@ -13,12 +13,16 @@ the step reaches by its closure, its globals, its object or its defaults.
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import inspect
 import math
-from collections.abc import Callable, Generator, Iterable
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, cast
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -27,9 +31,10 @@ from lowtide.errors import LowtideError
 from lowtide.memory.available import is_out_of_memory
 from lowtide.memory.measure import same_python_random, same_random_numbers
 from lowtide.memory.profiler.profile import profile
-from lowtide.memory.reached import everything
+from lowtide.memory.scopes.births import is_users
 from lowtide.memory.sizes import budget_bytes
 
+_MOST: Final = 100_000  # objects that are looked at
 _WITH_STATE: Final = (torch.nn.Module, torch.optim.Optimizer, LRScheduler)
 
 
@@ -188,8 +193,53 @@ def _module_keeper(module: torch.nn.Module) -> Callable[[], None]:
 
 def _reached_by(step: Any) -> list[Any]:
     """Modules and optimizers that a function reaches by name; those inside others left out."""
-    reached = everything(step, lambda x: not isinstance(x, _WITH_STATE)).values()
-    things = [x for x in reached if isinstance(x, _WITH_STATE)]
+    seen: dict[int, Any] = {}
+    things: list[Any] = []
+    todo: list[Any] = [step]
+    while todo and len(seen) < _MOST:
+        x = todo.pop()
+        if id(x) in seen:
+            continue
+        seen[id(x)] = x
+        if isinstance(x, _WITH_STATE):
+            things.append(x)
+        else:
+            todo += _parts(x)
     modules = [thing for thing in things if isinstance(thing, torch.nn.Module)]
     inner = {id(m) for module in modules for m in module.modules() if m is not module}
     return [thing for thing in things if id(thing) not in inner]
+
+
+def _parts(x: Any) -> list[Any]:
+    """What is reached in one step: from a function its closure, defaults and the globals that it
+    names, from a container its items, from an object of the user's its attributes."""
+    if isinstance(x, FunctionType):
+        if not is_users(x.__code__):
+            return []
+        cells = [c.cell_contents for c in x.__closure__ or () if c != CellType()]
+        named = [x.__globals__.get(name) for name in _names(x.__code__)]
+        return [*cells, *(x.__defaults__ or ()), x.__kwdefaults__, *named]
+    if isinstance(x, MethodType):
+        return [x.__self__, x.__func__]
+    if isinstance(x, functools.partial):
+        return [x.func, x.args, x.keywords]
+    if isinstance(x, Mapping):
+        return list(cast("Mapping[Any, Any]", x).values())
+    if isinstance(x, list | tuple | set | deque):
+        return list(cast("Iterable[Any]", x))
+    kind = cast("type[Any]", type(x))
+    if isinstance(x, type | ModuleType | torch.Tensor) or _is_installed(kind):
+        return []
+    methods = [m for owner in kind.__mro__ for m in vars(owner).values()]
+    return [*methods, *vars(x).values()] if hasattr(x, "__dict__") else methods
+
+
+def _is_installed(kind: type) -> bool:
+    package = kind.__module__.partition(".")[0]
+    return package in sys.stdlib_module_names or package in ("torch", "lowtide", "numpy")
+
+
+def _names(code: CodeType) -> set[str]:
+    """Of globals, those that functions within it name, too."""
+    inner = (_names(const) for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*inner)

@@ -1,8 +1,7 @@
 """A Driver that keeps to a budget.
 
 In: a Function, a number of bytes. Out: something called as a Driver is. At the first call with
-sizes, dtypes and wanted gradients the plan is searched for; later ones look it up. A captured graph
-that is one of several of its call keeps to its share (`allowance`), or is as small as it can be.
+sizes, dtypes and wanted gradients the plan is searched for; later ones look it up.
 
 Always holds: where no plan fits, BudgetError is raised before anything is run or allocated.
 """
@@ -22,32 +21,23 @@ from lowtide.ir.core import Function
 from lowtide.memory import watching
 from lowtide.pipeline import plain
 from lowtide.pipeline.backend import Tiles
-from lowtide.pipeline.budget import allowance
-from lowtide.pipeline.budget.allowance import Role
 from lowtide.pipeline.budget.candidate import storage_of, tensors_in
-from lowtide.pipeline.budget.search import Plan, refusal, search
+from lowtide.pipeline.budget.search import Plan, search
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.warned import warn
 from lowtide.runtime import arena, heap
 
-_Key = tuple[Any, Any, int | None]  # forms, what shares memory, the share of a call's budget
+_Key = tuple[Any, Any]  # forms, what shares memory
 _MOST_PLANS: Final = 256
 
 
 class BudgetedDriver(Driver):
     """See the module's text."""
 
-    def __init__(
-        self,
-        function: Function,
-        budget_bytes: int,
-        tiles: Tiles = "usual",
-        role: Role = "alone",
-    ) -> None:
+    def __init__(self, function: Function, budget_bytes: int, tiles: Tiles = "usual") -> None:
         super().__init__(function, tiles=tiles)
         self.budget_bytes = budget_bytes
-        self._role: Role = role
         self._plain = Driver(function, tiles=tiles)
         self._plans: dict[_Key, Plan | BudgetError] = {}
         self._writes = bool(may_change(function))
@@ -76,38 +66,17 @@ class BudgetedDriver(Driver):
 
     def _plan_of(self, args: Sequence[Any]) -> Plan:
         """Raises BudgetError."""
-        call = None if self._role == "alone" else allowance.current()
-        if call is not None and call.budget_bytes != self.budget_bytes:
-            call = None  # of another object, whose graphs have a budget of their own
-        share_bytes = None if call is None else call.next_bytes(self._role)
-        key = _key(args), _sharing(args) if self._writes else (), share_bytes
+        key = _key(args), _sharing(args) if self._writes else ()
         found = self._plans.get(key)
         if found is None:
             with self._searching:
-                found = (
-                    self._plans.get(key) or self._least_under(key) or self._found(args, share_bytes)
-                )
+                found = self._plans.get(key) or self._found(args)
                 if len(self._plans) >= _MOST_PLANS:
                     self._plans.clear()
                 self._plans[key] = found
         if isinstance(found, BudgetError):
             raise copy.copy(found)  # its traceback's frames hold the arguments
-        if call is not None:
-            call.took(found.peak_bytes)
-            is_tried = call.is_tried or call.share_bytes is not None
-            if found.forward_bytes > self.budget_bytes and not is_tried:
-                raise refusal(self.function.name, self.budget_bytes, found.memory)
         return found
-
-    def _least_under(self, key: _Key) -> Plan | None:
-        """For a share that is too small: what was found for another one that is."""
-        *same, share_bytes = key
-        for (*others, share), plan in self._plans.items():
-            if share_bytes is None or share is None or others != same:
-                continue
-            if isinstance(plan, Plan) and max(share, share_bytes) < plan.peak_bytes:
-                return plan
-        return None
 
     def _tell(self, why: str) -> None:
         """Says once why a call keeps to no budget."""
@@ -115,15 +84,12 @@ class BudgetedDriver(Driver):
             self._has_told = True
             warn(f"{self.function.name}: its budget is not kept: {why}")
 
-    def _found(self, args: Sequence[Any], share_bytes: int | None) -> Plan | BudgetError:
+    def _found(self, args: Sequence[Any]) -> Plan | BudgetError:
         if any(x.layout is not torch.strided for x in tensors_in(args)):
             raise Ineligible("a tensor that is not a dense one")  # as a call says it, before plans
         try:
             with watching.aside():
-                if share_bytes is None:
-                    plan = search(self._plain, args, self.budget_bytes)
-                else:
-                    plan = search(self._plain, args, share_bytes, or_least=True)
+                plan = search(self._plain, args, self.budget_bytes)
             arena.keep_tight()
             if plan.ends:
                 self._tell(f"{plan.ends}; up to there it is")

@@ -65,14 +65,12 @@ _MOST_ALIKE: Final = 8  # plans near the least, of which a refusal looks at fewe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A driver that keeps to `memory`; `forward_bytes`: the peak before the backward pass, which
-    takes less where it begins with fewer cotangents. `growth_bytes`: what one op adds at most with
+    """A driver that keeps to `memory`. `growth_bytes`: what one op adds at most with
     its holes, None where the C library's heap holds nothing of it; `growths`: the same by op.
     `ends`: where and why nothing more is known of the call, "" if all is."""
 
     driver: Driver
     memory: MemoryPlan
-    forward_bytes: int
     growth_bytes: int | None
     growths: Mapping[object, int]
     ends: str
@@ -83,8 +81,8 @@ class Plan:
         return self.memory.peak_bytes
 
 
-def search(driver: Driver, args: Sequence[Any], budget_bytes: int, or_least: bool = False) -> Plan:
-    """See the module's text. `or_least`: what comes nearest, where none fits."""
+def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
+    """See the module's text; raises BudgetError where none fits."""
     least: list[_Tried] = []
     for tried in _path(driver, args, budget_bytes):
         if tried.peak_bytes <= budget_bytes + _ALIKE:
@@ -94,8 +92,6 @@ def search(driver: Driver, args: Sequence[Any], budget_bytes: int, or_least: boo
         least = sorted((*least, tried), key=lambda tried: tried.peak_bytes)[:_MOST_ALIKE]
         least = [t for t in least if t.peak_bytes <= least[0].peak_bytes + _ALIKE]
     plan = min(map(_coarser, least), key=lambda plan: plan.peak_bytes)
-    if or_least:
-        return plan
     raise refusal(driver.function.name, budget_bytes, plan.memory)
 
 
@@ -276,7 +272,6 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
     return Plan(
         driver=driver,
         memory=memory,
-        forward_bytes=walk.forward_bytes,
         growth_bytes=ledger.growth_bytes if on_cpu else None,
         growths=ledger.growths,
         ends="" if walk.fails else walk.ends,
