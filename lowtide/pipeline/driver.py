@@ -35,7 +35,6 @@ from lowtide.memory.available import is_out_of_memory
 from lowtide.passes.turns import take_turns_together
 from lowtide.pipeline import little, plain, stats
 from lowtide.pipeline.backend import Tiles
-from lowtide.pipeline.budget import pieces
 from lowtide.pipeline.budget.checkpoint import as_section
 from lowtide.pipeline.budget.chunks import RunBlock
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
@@ -114,7 +113,6 @@ class BlockPlan:
         self._inner: dict[int, BlockPlan] = {}
         self.sections: dict[Op, Block] = {}  # those made of ops when they are run
         self._apart: dict[Op, bool] = {}
-        self.is_piece = False  # whether the block is one of these
         self._lock = threading.Lock()
 
     def region(self, pos: int) -> Region | None:
@@ -237,18 +235,6 @@ class BlockPlan:
                 found = self._inner.setdefault(id(block), made)
         return found
 
-    def in_pieces(self, pos: int, env: Env) -> Op | None:
-        """The op as a section, if it is to be done in pieces."""
-        op = self.ops[pos]
-        if self.is_piece or not pieces.may_be_cut(op):
-            return None
-        block = self.sections.get(op)
-        if block is None:
-            made = Block(op.operands, [op, Op(name="yield", operands=op.results)])
-            block = self.sections.setdefault(op, made)
-            self.inner(block).is_piece = True
-        return pieces.as_section(op, env, block)
-
     def again(self, op: Op, env: Env) -> Op | None:
         """A checkpoint's block as a section, if what it gives are tensors for themselves."""
         if op not in self._apart:
@@ -352,14 +338,11 @@ class BlockPlan:
     def run_op(self, pos: int, env: Env) -> None:
         """Runs one op outside of any region, then drops what nobody uses any more."""
         op = self.ops[pos]
-        section = None if op.blocks else self.in_pieces(pos, env)
-        if not op.blocks and section is None:
+        if not op.blocks:
             self._run_plain(pos, env)
             return
         alive = self.live_at[pos + 1]
-        if section is not None:
-            results = self._section(section, env, alive)
-        elif op.name == "if":
+        if op.name == "if":
             results = self._if(op, env, alive)
         elif op.name == "loop":
             results = self._loop(op, env, alive)

@@ -255,12 +255,7 @@ class Walk:
 
     def _op(self, plan: BlockPlan, pos: int, env: Env, reason: str) -> int:
         op = plan.ops[pos]
-        section = plan.in_pieces(pos, env) if self.device == CPU else None
-        if section is not None:
-            before = len(self.steps)
-            results = self._section(plan, section, env, plan.live_at[pos + 1])
-            del self.steps[before + 1 :]  # each piece is one
-        elif op.name == "if":
+        if op.name == "if":
             results = self._if(plan, op, env, plan.live_at[pos + 1])
         elif op.name == "loop":
             if reason:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lowtide as lt
+from lowtide.pipeline.driver import BlockPlan
 from tests.memory.contract import asked_bytes, assert_within_contract
 
 again = functools.partial(checkpoint, use_reentrant=False)
@@ -348,3 +350,13 @@ def test_another_partial_is_another_program() -> None:
     model.run = functools.partial(nn.functional.linear, weight=None)
     with pytest.raises(lt.CompileError):
         compiled(x)
+
+
+def test_a_section_made_in_a_call_is_planned_once() -> None:
+    x, w = torch.randn(50, 40, requires_grad=True), torch.randn(40, 40)
+    compiled, counts = lt.script(of_a_function), []
+    for _ in range(4):
+        compiled(x, w).sum().backward()
+        gc.collect()
+        counts.append(sum(type(made) is BlockPlan for made in gc.get_objects()))
+    assert counts[1] == counts[-1]

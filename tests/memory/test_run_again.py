@@ -19,7 +19,6 @@ from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.cheapest import cheapest
 from lowtide.pipeline.budget.effects import Effects
 from lowtide.pipeline.budget.find import candidates
-from lowtide.pipeline.budget.handing_over import hand_over
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.products import is_product
 from lowtide.pipeline.budget.rewrite import Known, with_sections
@@ -160,32 +159,6 @@ def test_the_fewer_bytes_the_more_is_computed_again(in_chunks: bool) -> None:
         most_bytes *= 0.9
     assert len(set(costs)) > (not in_chunks)
     assert costs == sorted(costs)
-
-
-def test_a_cotangent_that_is_handed_over_goes_when_it_is_read() -> None:
-    x = torch.randn(5, requires_grad=True)
-    g = torch.arange(5.0)
-    expected = torch.autograd.grad((x * 3).exp(), x, g.clone())
-    memory = weakref.ref(g.untyped_storage())
-    gone: list[bool] = []
-    y = x * 3
-    y.register_hook(lambda _: gone.append(memory() is None))
-    ends, given = hand_over([y.exp(), None], [g, None], {0})
-    assert not g.numel()
-    assert given[0] is not None
-    assert given[0].shape == (5,)
-    found = torch.autograd.grad(ends[0], x, given[0])
-    torch.testing.assert_close(found, expected)
-    assert gone == [True]
-
-
-def test_what_others_have_is_not_handed_over() -> None:
-    g = torch.arange(5.0)
-    y = torch.randn(5, requires_grad=True).exp()
-    ends, given = hand_over([y], [g], ())
-    assert ends[0] is y
-    assert given[0] is g
-    assert g.numel() == 5
 
 
 def test_a_search_holds_no_arguments() -> None:

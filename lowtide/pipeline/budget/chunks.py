@@ -22,7 +22,6 @@ backward pass the gradients of its operands, chunk by chunk.
               the other chunks; the last block takes them as its last arguments (see `recalled`)
     end       the result that a product gives at last: its gradient does not read it, so that the
               last block takes a stand-in
-    flat      so many of the first dims of the first operand, and of all results, are one dim
     unread    the forms of the results, whose values nobody asks for, and what is no tensor: only
               the backward pass is run
 """
@@ -41,7 +40,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from lowtide.ir.core import Op
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.cut import Cut, Form, Plain, Span, form_of, order_of
-from lowtide.pipeline.budget.handing_over import hand_over
 from lowtide.pipeline.budget.operand_gradients import Gradients
 from lowtide.runtime import heap
 
@@ -156,9 +154,8 @@ class Chunks:
                 del known
             else:
                 products = self._products.pop(span.start, [])
-                alone = free if self.chunks == 1 else ()
                 parts = self.parts(values, span)
-                rows = self.chunk_gradients(parts, wanted, given, products, alone)
+                rows = self.chunk_gradients(parts, wanted, given, products)
             found.add(rows, self.cuts, span)
             del rows  # as above
         return found.rows
@@ -205,10 +202,9 @@ class Chunks:
         wanted: Sequence[bool],
         cotangents: Sequence[Tensor | None],
         products: list[Tensor] | None = None,
-        free: Sequence[int] = (),
     ) -> list[Tensor | None]:
         """Runs one chunk again, and back. `products`: what was kept of it, if anything was; what is
-        used of them is taken out. `free`: cotangents that may go when they have been read."""
+        used of them is taken out."""
         starts = started(parts, wanted)
         given, run = list(starts), self.run_again
         if products:
@@ -219,9 +215,7 @@ class Chunks:
             given.append(form_of(g).stand_in(g.device))
             run = self.run_recalled
         with torch.enable_grad(), self.saving():
-            results, cotangents = hand_over(run(given)[: self.results], cotangents, free)
-            ends = _ends(results)
-            del results
+            ends = _ends(run(given)[: self.results])
         return gradients_of(ends, starts, wanted, cotangents, again=False)
 
     def extent(self, values: Sequence[Any]) -> int:

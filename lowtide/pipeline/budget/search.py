@@ -7,16 +7,14 @@ Plans lie on one path that does not depend on the budget, cheap ones first: the 
 the same with an arena that gives free blocks back before it takes others; that with its images
 turned to channels last (`turned`); then, step by step, twice as many chunks for the section that
 lowers the peak most. Where gradients are recorded chunks are computed again, at each step first
-only some of them, or without their products (`products`), then with some of each once more
-(`within`). And there are segments, which are computed again as a whole (`segments`), for ever fewer
-bytes (`cheapest`): before the chunks, if these would free less than half, and not at all if they
-would free most. At the end of the chunks, kernels whose tiles need least work memory. At last all
-that once more with short loops written out.
+only some of them, or without their products (`products`). And there are segments, which are
+computed again as a whole (`segments`), for ever fewer bytes (`cheapest`): before the chunks, if
+these would free less than half, and not at all if they would free most. At the end of the chunks,
+kernels whose tiles need least work memory. At last all that once more with short loops written out.
 
-Each plan stands for itself with fewer chunks, where its peak does not need them (`coarser`): that
-is found only for plans that come near the budget. The first one that fits is taken, so a smaller
-budget never gives a larger peak. Holes that ops leave in the heap within themselves do not count:
-where there is no room for them, the op runs without (`runtime/mapped`).
+The first plan that fits is taken, so a smaller budget never gives a larger peak. Holes that ops
+leave in the heap within themselves do not count: where there is no room for them, the op runs
+without (`runtime/mapped`).
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ from lowtide.pipeline import faults
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.candidate import Candidate
 from lowtide.pipeline.budget.cheapest import FEWER, cheapest
-from lowtide.pipeline.budget.coarser import coarser
 from lowtide.pipeline.budget.decided import decided, written_out
 from lowtide.pipeline.budget.effects import Effects
 from lowtide.pipeline.budget.find import candidates
@@ -42,7 +39,6 @@ from lowtide.pipeline.budget.products import Choice, is_product, worth_keeping
 from lowtide.pipeline.budget.rewrite import NOTHING, UNKNOWN, Counts, Kept, Made, with_sections
 from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.budget.turned import turned
-from lowtide.pipeline.budget.within import LEAST, within
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
 from lowtide.pipeline.signature import CPU
@@ -59,8 +55,6 @@ _BEFORE: Final = 1.15  # times as many bytes as the best list of the stage befor
 _SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
 _WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same, where products of the others are kept; or none
 _MOST_KEPT: Final = 8  # chunks; each is rehearsed
-_ALIKE: Final = 1 << 16  # bytes that a peak may fall by with fewer chunks
-_MOST_ALIKE: Final = 8  # plans near the least, of which a refusal looks at fewer chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,61 +77,27 @@ class Plan:
 
 def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
     """See the module's text; raises BudgetError where none fits."""
-    least: list[_Tried] = []
-    for tried in _path(driver, args, budget_bytes):
-        if tried.peak_bytes <= budget_bytes + _ALIKE:
-            plan = _coarser(tried)
-            if plan.peak_bytes <= budget_bytes:
-                return plan
-        least = sorted((*least, tried), key=lambda tried: tried.peak_bytes)[:_MOST_ALIKE]
-        least = [t for t in least if t.peak_bytes <= least[0].peak_bytes + _ALIKE]
-    plan = min(map(_coarser, least), key=lambda plan: plan.peak_bytes)
-    raise refusal(driver.function.name, budget_bytes, plan.memory)
+    least: Plan | None = None
+    for plan in _path(driver, args, budget_bytes):
+        if plan.peak_bytes <= budget_bytes:
+            return plan
+        if least is None or plan.peak_bytes < least.peak_bytes:
+            least = plan
+    assert least is not None
+    raise refusal(driver.function.name, budget_bytes, least.memory)
 
 
 def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
     """The plans, in order of cost; none is left out for a budget's sake."""
-    return (tried.plan for tried in _path(driver, args, math.inf))
+    return _path(driver, args, math.inf)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
-    """A plan, and how it was made: with the arguments in `trials`, which the program as it is has
-    not."""
-
-    plan: Plan
-    trials: _Trials | None = None
-    chunks: Counts = field(default_factory=dict[Candidate, int])
-    kept: Kept = NOTHING
-    tiles: Tiles | None = None
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.plan.peak_bytes
-
-
-def _coarser(tried: _Tried) -> Plan:
-    """With fewer chunks, and a peak that is no higher, nor lower by more than `_ALIKE`."""
-    trials = tried.trials
-    if trials is None:
-        return tried.plan
-    plans = {frozenset(tried.chunks.items()): tried.plan}
-
-    def is_as_good(fewer: Counts) -> bool:
-        plan = trials.plan(fewer, tried.kept, tried.tiles).plan
-        plans[frozenset(fewer.items())] = plan
-        return tried.peak_bytes - _ALIKE <= plan.peak_bytes <= tried.peak_bytes
-
-    found = coarser(tried.chunks, trials.bytes_in, is_as_good, tried.kept.chunks)
-    return plans[frozenset(found.items())]
-
-
-def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[_Tried]:
+def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[Plan]:
     """Where no plan like one could fit, those that keep more than it are not tried."""
     driver = Driver(driver.function, tiles=driver.tiles)
     driver.is_tight = True
     walk = Walk(driver, args)
-    yield _Tried(plan=_plan(driver, walk))
+    yield _plan(driver, walk)
     function = _rewritten(driver, lambda: decided(driver, args), "which branches are decided")
     driver = Driver(function, tiles=driver.tiles)
     trials = _Trials(driver, args)
@@ -155,11 +115,11 @@ def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[
         yield from _roads(trials, walk.records, budget_bytes)
 
 
-def _roads(trials: _Trials, records: bool, budget_bytes: float) -> Iterator[_Tried]:
+def _roads(trials: _Trials, records: bool, budget_bytes: float) -> Iterator[Plan]:
     """Plans of one program with chunks, and with segments where gradients are recorded."""
     parts = _parts(trials.driver, trials.args, records)
     found, cutter = parts.runs, parts.cutter
-    trials.choices, trials.bytes_in = parts.choices, parts.bytes_in
+    trials.choices = parts.choices
     roads = [_in_chunks(trials, found, cutter, budget_bytes)]
     if cutter is not None:
         trials.known = replace(
@@ -175,7 +135,7 @@ def _roads(trials: _Trials, records: bool, budget_bytes: float) -> Iterator[_Tri
         yield from road
 
 
-def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) -> Iterator[_Tried]:
+def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) -> Iterator[Plan]:
     """What is not kept is computed again, little of it at first; then the same with the large parts
     in chunks."""
     outer = cutter.outer
@@ -208,7 +168,7 @@ class _Least:
 
 def _with_segments(
     trials: _Trials, cutter: Cutter, chunks: Counts, least: _Least
-) -> Iterator[_Tried]:
+) -> Iterator[Plan]:
     """Beside these chunks, for ever fewer bytes. What is no less than a stage before came to is
     never taken: where that ends is guessed from the bytes that were looked for then."""
     before = list[Candidate]()
@@ -225,12 +185,12 @@ def _with_segments(
 
 def _in_chunks(
     trials: _Trials, found: Sequence[Candidate], cutter: Cutter | None, budget_bytes: float
-) -> Iterator[_Tried]:
+) -> Iterator[Plan]:
     """More chunks, step by step; `cutter`: where gradients are recorded."""
     records = cutter is not None
     chunks: dict[Candidate, int] = {}
     best = trials.plan(chunks)
-    again: _Tried | None = None
+    again: Plan | None = None
     if records and found:
         chunks = dict.fromkeys(found, 1)
         best = again = trials.plan(chunks)
@@ -239,31 +199,15 @@ def _in_chunks(
         if step is None:
             break
         chunks, best = step
-        if records and best.peak_bytes <= budget_bytes + _ALIKE:
+        if records and best.peak_bytes <= budget_bytes:
             yield from (trials.plan(chunks, kept) for kept in _keeping(chunks, trials.choices))
         if again is not None:  # all ops once more: some chunks of them cost less
             yield again
             again = None
         yield best
-        if cutter is not None and LEAST * best.peak_bytes <= budget_bytes + _ALIKE:
-            yield from _with_segments_within(trials, cutter, chunks, best, budget_bytes)
     if again is not None:
         yield again
     yield trials.plan(chunks, tiles="least")
-
-
-def _with_segments_within(
-    trials: _Trials, cutter: Cutter, chunks: Counts, best: _Tried, budget_bytes: float
-) -> Iterator[_Tried]:
-    """What each chunk computes again once more. None comes to less than `LEAST` of what chunks
-    alone do, so that budgets below that need not look; to keep chunks, too, never takes less."""
-    for segments in within(cutter, chunks):
-        parts = {**dict.fromkeys(segments, 1), **chunks}
-        tried = trials.plan(parts)
-        if LEAST * best.peak_bytes <= tried.peak_bytes < best.peak_bytes:
-            if tried.peak_bytes <= budget_bytes + _ALIKE:
-                yield from (trials.plan(parts, kept) for kept in _keeping(chunks, {}))
-            yield tried
 
 
 def _plan(driver: Driver, walk: Walk) -> Plan:
@@ -278,17 +222,12 @@ def _plan(driver: Driver, walk: Walk) -> Plan:
     )
 
 
-def _none_in(_: Candidate) -> int:
-    return 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """The runs that an axis cuts, and what is made within each; where gradients are recorded what
-    makes segments, and which products are worth being kept."""
+    """The runs that an axis cuts; where gradients are recorded what makes segments, and which
+    products are worth being kept."""
 
     runs: Sequence[Candidate] = ()
-    bytes_in: Callable[[Candidate], int] = _none_in
     cutter: Cutter | None = None
     choices: Mapping[Candidate, Sequence[Choice]] = field(
         default_factory=dict[Candidate, Sequence[Choice]]
@@ -300,10 +239,9 @@ def _parts(driver: Driver, args: Sequence[Any], records: bool) -> _Parts:
         outer = Outer(driver, args)
         runs = candidates(outer)
         if not records:
-            return _Parts(runs=runs, bytes_in=outer.inner_bytes)
+            return _Parts(runs=runs)
         return _Parts(
             runs=runs,
-            bytes_in=outer.inner_bytes,
             cutter=Cutter(Effects(outer)),
             choices={c: worth_keeping(outer, c) for c in runs},
         )
@@ -329,7 +267,6 @@ class _Trials:
         self.args = args
         self.known = UNKNOWN
         self.choices: Mapping[Candidate, Sequence[Choice]] = {}
-        self.bytes_in: Callable[[Candidate], int] = _none_in
         self._bodies: Made = {}
         self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
         self._plans: dict[tuple[frozenset[tuple[Candidate, int]], Tiles], Plan] = {}
@@ -339,7 +276,7 @@ class _Trials:
         chunks: Counts,
         kept: Kept = NOTHING,
         tiles: Tiles | None = None,
-    ) -> _Tried:
+    ) -> Plan:
         tiles = tiles or self.driver.tiles
         key = frozenset(chunks.items()), tiles
         plan = self._plans.get(key) if kept is NOTHING else None
@@ -350,12 +287,12 @@ class _Trials:
             plan = _plan(made, Walk(made, self.args))
             if kept is NOTHING:
                 self._plans[key] = plan
-        return _Tried(plan=plan, trials=self, chunks=chunks, kept=kept, tiles=tiles)
+        return plan
 
 
 def _next(
     trials: _Trials, found: Sequence[Candidate], chunks: Counts, peak_bytes: int
-) -> tuple[dict[Candidate, int], _Tried] | None:
+) -> tuple[dict[Candidate, int], Plan] | None:
     """The step that lowers the peak most; a larger one where no small one does. Of many sections
     not each alone: every step is rehearsed."""
     for factor in _FACTORS:

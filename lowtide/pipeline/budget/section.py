@@ -37,18 +37,12 @@ def run_section(
     op: Op, values: list[Any], runs: Sequence[RunBlock], shown: int | None = None
 ) -> list[Any]:
     """See the module's text. `runs`: of each block; `shown`: chunks that are rehearsed, for all."""
-    flat = cast("int", op.attrs.get("flat", 0))
-    sizes = values[0].shape[:flat] if flat else ()
-    if flat:
-        values[0] = values[0].flatten(0, flat - 1)
     records = torch.is_grad_enabled() and any(map(carries_gradient, values))
     section = (Stretches if "carried" in op.attrs else Chunks)(op, runs, shown)
     if records:
         ours.prepare()
-        results: list[Any] = list(_Recomputed.apply(section, *values))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    else:
-        results = section.forward(values)
-    return [r.unflatten(0, sizes) for r in results] if flat else results
+        return list(_Recomputed.apply(section, *values))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return section.forward(values)
 
 
 class _Recomputed(torch.autograd.Function):
