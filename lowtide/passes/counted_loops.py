@@ -21,10 +21,10 @@ from typing import Final
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
+from lowtide.passes.evolution import evolution, number_of
 from lowtide.passes.making import (
     Changes,
     Makers,
-    ahead_of,
     changes_in,
     constant,
     drop,
@@ -135,8 +135,8 @@ def _ends(test: str, step: int) -> bool:
 
 def _known(value: Value, makers: Makers) -> Value | int:
     """Its value, if that is a constant."""
-    found = constant(value, makers)
-    return found if type(found) is int else value
+    found = number_of(value, makers)
+    return value if found is None else found
 
 
 def _sides(op: Op | None) -> Iterator[tuple[str, Value, Value]]:
@@ -150,13 +150,14 @@ def _sides(op: Op | None) -> Iterator[tuple[str, Value, Value]]:
 def _steps(loop: Op, after: Value, makers: Makers) -> Iterator[tuple[Value | int, int]]:
     """What `after` may be counted by: its value before the first step, and what a step adds."""
     (body,) = loop.blocks
-    ahead = ahead_of(after, body.args[0], makers)
+    ahead = evolution(after, body.args[0], makers).ahead
     if ahead is not None:  # the number of the step, and more
         yield ahead - 1, 1
     yielded = body.terminator.operands[1:]
     for init, arg, value in zip(loop.operands[2:], body.args[1:], yielded, strict=True):
-        step = ahead_of(after, arg, makers) if value is after and arg.type == t.INT else None
-        if step:
+        if value is not after or arg.type != t.INT:
+            continue
+        if step := evolution(after, arg, makers).ahead:
             yield _known(init, makers), step
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
-from lowtide.passes.making import Makers, ahead_of, constant, final, make_constant, makers_of
+from lowtide.passes.evolution import evolution
+from lowtide.passes.making import Makers, constant, final, make_constant, makers_of
 from lowtide.passes.run import about
 
 
@@ -52,7 +53,9 @@ def _formulas(loop: Op, makers: Makers, same: dict[Value, Value]) -> list[Op]:
     after: list[Op] = []
     rows = zip(inits, body.args[1:], yielded, loop.results, strict=True)
     for init, arg, value, result in rows:
-        step = ahead_of(value, arg, makers) if arg.type == init.type == t.INT else None
+        if not arg.type == init.type == t.INT:
+            continue
+        step = evolution(value, arg, makers).ahead
         if not step:
             continue
         before += _number(arg, init, body.args[0], step, loop, makers, same)

@@ -34,6 +34,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.types import ListType
 from lowtide.passes.constants import fold_constants
+from lowtide.passes.evolution import evolution, number_of
 from lowtide.passes.making import (
     constant,
     copied_ops,
@@ -169,8 +170,8 @@ class _Loop:
         name, (a, b) = maker.name, maker.operands
         if self.counter(a) is None:
             name, a, b = TURNED.get(name, name), b, a
-        counter, limit = self.counter(a), constant(b, self.makers)
-        if counter is None or not isinstance(limit, int) or isinstance(limit, bool):
+        counter, limit = self.counter(a), number_of(b, self.makers)
+        if counter is None or limit is None:
             return None
         return self.compared(name, counter, limit)
 
@@ -201,22 +202,20 @@ class _Loop:
 
     def counter(self, value: Value) -> _Counter | None:
         """The number of the step, with something added; the length of a list that grows."""
-        if value is self.body.args[0]:
-            return _Counter(0, 1)
-        maker = self.makers.get(value)
-        if maker is None:
+        found = evolution(value, self.body.args[0], self.makers)
+        if found.ahead is None and (found.step or not self.is_length(found.base)):
             return None
-        if maker.name == "py.len":
-            return self.counter(maker.operands[0])
-        if isinstance(value.type, ListType):
-            return _Counter(0, 1) if self.grows(value, maker) else None
-        if maker.name not in ("py.add", "py.sub"):
-            return None
-        inner, more = self.counter(maker.operands[0]), constant(maker.operands[1], self.makers)
-        if inner is None or not isinstance(more, int) or isinstance(more, bool):
-            return None
-        more = more if maker.name == "py.add" else -more
-        return _Counter(inner.first + more, inner.least + more)
+        return _Counter(found.offset, found.offset + 1)
+
+    def is_length(self, value: Value | None) -> bool:
+        """Is it a list that grows, or its length?"""
+        maker = None if value is None else self.makers.get(value)
+        if maker is not None and maker.name == "py.len":
+            value = maker.operands[0]
+            maker = self.makers.get(value)
+        if value is None or maker is None or not isinstance(value.type, ListType):
+            return False
+        return self.grows(value, maker)
 
     def grows(self, xs: Value, maker: Op) -> bool:
         """Is the list empty before the loop, longer after each step, and asked before it grows?"""

@@ -25,7 +25,8 @@ from typing import Final
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.types import ListType
-from lowtide.passes.making import ahead_of, constant, drop, final, makers_of, users_of, with_inner
+from lowtide.passes.evolution import evolution, number_of
+from lowtide.passes.making import constant, drop, final, makers_of, users_of, with_inner
 from lowtide.passes.run import about
 
 _READERS: Final = ("torch.stack", "torch.cat", "list.get", "py.len", "list.slice", "list.of")
@@ -107,8 +108,8 @@ class _Items:
 
     def item(self, known: _Known, get: Op) -> Value | None:
         """The item that is read outside of loops, if it is one that they carry."""
-        at = constant(get.operands[1], self.makers)
-        if not isinstance(at, int) or isinstance(at, bool) or known.is_whole:
+        at = number_of(get.operands[1], self.makers)
+        if at is None or known.is_whole:
             return None
         place = at if known.in_front else -at - 1
         return known.items[place] if 0 <= place < len(known.items) else None
@@ -189,12 +190,12 @@ class _Items:
         self, index: Value, body: Block, in_front: bool, length: int | None, is_after: bool
     ) -> int | None:
         """How far from the end that grows, 0 for the very item there."""
-        at = constant(index, self.makers)
-        if isinstance(at, int) and not isinstance(at, bool):
+        at = number_of(index, self.makers)
+        if at is not None:
             if in_front:
                 return at if at >= 0 else None
             return -at - 1 if at < 0 else None
-        ahead = ahead_of(index, body.args[0], self.makers)
+        ahead = evolution(index, body.args[0], self.makers).ahead
         if ahead is None or length is None or in_front:
             return None
         found = length + is_after - ahead - 1

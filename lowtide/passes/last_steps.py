@@ -25,6 +25,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.passes.constants import fold_constants
+from lowtide.passes.evolution import Evolution, evolution, number_of
 from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
 from lowtide.passes.making import (
     Makers,
@@ -109,13 +110,13 @@ def _answer(condition: Value, loop: Op, makers: Makers) -> _Answer | None:
         return None
     step = loop.blocks[0].args[0]
     name, (a, b) = maker.name, maker.operands
-    left, right = _sum(a, makers), _sum(b, makers)
-    if left[0] is not step:
+    left, right = (_through_range(v, step, makers) for v in (a, b))
+    if left.ahead is None:
         name, left, right = TURNED.get(name, name), right, left
-    base, offset = _sum(loop.operands[0], makers)
-    if left[0] is not step or right[0] is not base or base is None:
+    trips = _through_range(loop.operands[0], step, makers)
+    if left.ahead is None or trips.base is None or (right.base, right.step) != (trips.base, 0):
         return None
-    return _compared(name, right[1] - offset - left[1])
+    return _compared(name, right.offset - trips.offset - left.offset)
 
 
 def _compared(name: str, end: int) -> _Answer | None:
@@ -128,28 +129,19 @@ def _compared(name: str, end: int) -> _Answer | None:
     return _Answer(long_before if agree else None, test(-1, end))
 
 
-def _sum(value: Value, makers: Makers) -> tuple[Value | None, int]:
-    """The value as another one, and a constant that is added to it. (A loop that runs has no fewer
-    steps than its range says.)"""
-    maker = makers.get(value)
-    known = constant(value, makers)
-    if isinstance(known, int):
-        return None, known
-    if maker is None:
-        return value, 0
-    operands = maker.operands
-    if maker.name == "py.range_len":
-        start, stop, step = operands
-        first = constant(start, makers)
-        if constant(step, makers) == 1 and isinstance(first, int):
-            base, more = _sum(stop, makers)
-            return base, more - first
-    elif maker.name in ("py.add", "py.sub"):
-        more = constant(operands[1], makers)
-        if isinstance(more, int) and not isinstance(more, bool):
-            base, offset = _sum(operands[0], makers)
-            return base, offset + (more if maker.name == "py.add" else -more)
-    return value, 0
+def _through_range(value: Value, step: Value, makers: Makers) -> Evolution:
+    """How it changes; in terms of the end of a range where it is the range's length. (A loop that
+    runs has no fewer steps than its range says.)"""
+    found = evolution(value, step, makers)
+    maker = None if found.base is None else makers.get(found.base)
+    if maker is None or maker.name != "py.range_len":
+        return found
+    first, stop, by = maker.operands
+    begin = number_of(first, makers)
+    if begin is None or number_of(by, makers) != 1:
+        return found
+    end = _through_range(stop, step, makers)
+    return found if end.step or found.step else end.more(found.offset - begin)
 
 
 def _peeled(loop: Op, answers: Mapping[Value, _Answer]) -> list[Op]:

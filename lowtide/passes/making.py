@@ -83,23 +83,6 @@ def may_change(op: Op, changes: Changes) -> bool:
     return reads and Changes.VALUES in changes
 
 
-def ahead_of(number: Value, step: Value, makers: Makers) -> int | None:
-    """c of a number that is step + c; None for any other."""
-    if number is step:
-        return 0
-    maker = makers.get(number)
-    if maker is None or maker.name not in ("py.add", "py.sub"):
-        return None
-    a, b = maker.operands
-    for x, y in ((a, b), (b, a)):
-        more, inner = constant(y, makers), ahead_of(x, step, makers)
-        if inner is not None and isinstance(more, int) and not isinstance(more, bool):
-            if maker.name == "py.add":
-                return inner + more
-            return inner - more if x is a else None
-    return None
-
-
 def make_constant(result: Value, value: object, like: Op) -> Op:
     """`%result = const(value)`"""
     return Op(name="const", attrs={"value": value}, results=[result], loc=like.loc)

@@ -26,10 +26,10 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.dead_code import eliminate_dead_code
+from lowtide.passes.evolution import evolution, number_of
 from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
 from lowtide.passes.making import (
     Makers,
-    ahead_of,
     constant,
     copied_ops,
     if_it_runs,
@@ -120,10 +120,10 @@ def _modulo(value: Value, step: Value, makers: Makers, test: str, limit: int) ->
     maker = makers.get(value)
     if maker is None or maker.name != "py.mod":
         return None
-    number, length = maker.operands[0], constant(maker.operands[1], makers)
-    if isinstance(length, bool) or not isinstance(length, int) or not 1 < length <= MOST_TURNS:
+    length = number_of(maker.operands[1], makers)
+    if length is None or not 1 < length <= MOST_TURNS:
         return None
-    offset = ahead_of(number, step, makers)
+    offset = evolution(maker.operands[0], step, makers).ahead
     return None if offset is None else _Turn(length, offset, test, limit)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import torch
 
@@ -28,6 +28,7 @@ from lowtide.ir import types as t
 from lowtide.ir.aliases import CHANGING
 from lowtide.ir.core import Block, Function, Op, Value, clone_block, free_values, walk, with_block
 from lowtide.passes.dead_code import eliminate_dead_code
+from lowtide.passes.evolution import Evolution, evolution
 from lowtide.passes.making import Makers, constant, make_constant, makers_of
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of
 from lowtide.pipeline.budget.cut import Cut
@@ -37,13 +38,6 @@ Tensor = torch.Tensor
 _JOINING: Final = ("torch.stack", "torch.cat")
 _ARITHMETIC: Final = ("py.add", "py.sub", "py.mul", "py.neg")
 _FAMILIES: Final = ("torch", "const", "cast", "tuple", "unpack", "py", "math")
-
-
-class _Affine(NamedTuple):
-    """step * t + first"""
-
-    step: int
-    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +140,7 @@ class _Loop:
     around: Loops
     op: Op
     trips: int
-    forms: dict[Value, _Affine] = field(default_factory=dict[Value, _Affine])
+    forms: dict[Value, Evolution] = field(default_factory=dict[Value, Evolution])
 
     @property
     def body(self) -> Block:
@@ -201,15 +195,16 @@ class _Loop:
     def reads(self) -> list[_Read] | None:
         """The items of tensors from outside that a step takes; None where the index of the step is
         used otherwise than the module's text says."""
-        self.forms = {self.body.args[0]: _Affine(1, 0)}
+        index = self.body.args[0]
+        self.forms = {index: Evolution(None, 1, 0)}
         found: list[_Read] = []
         for op in walk(self.body):
             places = [k for k, v in enumerate(op.operands) if v in self.forms]
             if not places:
                 continue
             if op.name in _ARITHMETIC:
-                form = self._arithmetic(op)
-                if form is None:
+                form = evolution(op.result, index, self.around.makers, self._number)
+                if form.base is not None:
                     return None
                 self.forms[op.result] = form
             elif op.name in ("torch.getitem", "torch.select"):
@@ -220,29 +215,6 @@ class _Loop:
             elif not opdefs.has_kind(op.name, ("pointwise",)):
                 return None
         return found
-
-    def _arithmetic(self, op: Op) -> _Affine | None:
-        rows = [self.forms.get(v) or self._fixed(v) for v in op.operands]
-        if any(r is None for r in rows):
-            return None
-        a, *rest = cast("list[_Affine]", rows)
-        match op.name, rest:
-            case "py.neg", []:
-                return _Affine(-a.step, -a.first)
-            case "py.add", [b]:
-                return _Affine(a.step + b.step, a.first + b.first)
-            case "py.sub", [b]:
-                return _Affine(a.step - b.step, a.first - b.first)
-            case "py.mul", [b] if not b.step:
-                return _Affine(a.step * b.first, a.first * b.first)
-            case "py.mul", [b] if not a.step:
-                return _Affine(a.first * b.step, a.first * b.first)
-            case _:
-                return None
-
-    def _fixed(self, v: Value) -> _Affine | None:
-        number = self._number(v)
-        return None if number is None else _Affine(0, number)
 
     def _number(self, v: Value) -> int | None:
         found = constant(v, self.around.makers)
@@ -261,10 +233,10 @@ class _Loop:
         form = self.forms[op.operands[place]]
         if dim is None or abs(form.step) != 1:
             return None
-        ends = form.first, form.first + form.step * (self.trips - 1)
+        ends = form.offset, form.offset + form.step * (self.trips - 1)
         if min(ends) < 0 or max(ends) >= whole.shape[dim]:
             return None
-        return _Read(op, place, tensor, Cut(dim, form.first, form.step))
+        return _Read(op, place, tensor, Cut(dim, form.offset, form.step))
 
     def _dim(self, op: Op, place: int, rank: int) -> int | None:
         """The dim of the tensor that the operand at this place is an item of."""
