@@ -107,7 +107,6 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int], int], 
                 plan = Plan(
                     driver=driver,
                     memory=memory,
-                    forward_bytes=0,
                     growth_bytes=0,
                     growths={},
                     ends="",
