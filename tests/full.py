@@ -6,8 +6,9 @@ a part failed.
     ./dev test full                    all parts
     ./dev test full clang sanitize     two of them
 
-Each part is a command of its own. The file has the commit and the machine; for each part its exit
-status, the names that failed, the last printed line, and the seconds it took.
+Each part is a command of its own. The file has the machine; for each part its commit, exit status,
+the names that failed, the last printed line, and the seconds it took. Parts that an earlier run of
+the day wrote stay in the file until they are run again.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ PARTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """`status`: the part's exit status, None where it was left out. `failed`: the lines that name
-    what failed."""
+    """`commit`: what was checked out. `status`: the part's exit status, None where it was left out.
+    `failed`: the lines that name what failed."""
 
     name: str
+    commit: str
     status: int | None
     seconds: float
     command: str
@@ -84,8 +86,9 @@ def run(part: Part) -> Outcome:
     if missing:
         note = f"left out: {', '.join(missing)} is not installed"
         return Outcome(
-            name=part.name, status=None, seconds=0, command=command, failed=[], last_line=note
-        )
+            name=part.name, commit=commit(), status=None, seconds=0, command=command, failed=[],
+            last_line=note,
+        )  # fmt: skip
     begun, failed, last = time.monotonic(), list[str](), ""
     process = subprocess.Popen(
         [sys.executable, *part.arguments],
@@ -106,12 +109,20 @@ def run(part: Part) -> Outcome:
     seconds = round(time.monotonic() - begun, 1)
     return Outcome(
         name=part.name,
+        commit=commit(),
         status=status,
         seconds=seconds,
         command=command,
         failed=failed,
         last_line=last,
     )
+
+
+def commit() -> str:
+    """The commit that is checked out."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
 
 
 def machine() -> dict[str, str]:
@@ -124,15 +135,7 @@ def machine() -> dict[str, str]:
     found = re.search(r"vendor_id\s*:\s*(\S+)(?s:.*?)model name\s*:\s*(.*)", cpu)
     vendor, model = (found[1], found[2].strip()) if found else ("unknown", "unknown")
     compiler = toolchain.compiler()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     return {
-        "commit": commit.stdout.strip(),
         "vendor": vendor,
         "cpu": model,
         "vector_bytes": str(compiler.target.vector_bytes),
@@ -143,7 +146,7 @@ def machine() -> dict[str, str]:
 
 
 def _recorded(path: Path, about: dict[str, str]) -> dict[str, dict[str, object]]:
-    """The parts that an earlier run of the same commit on the same machine wrote to the file."""
+    """The parts that an earlier run on the same machine wrote to the file."""
     if not path.exists():
         return {}
     found = json.loads(path.read_text(encoding="utf-8"))

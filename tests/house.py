@@ -1,0 +1,192 @@
+"""How the house stands: `python -m tests.house` prints the measures, one a line.
+
+In: the source. Out: a table of what was found and its target. Import cycles count imports inside
+functions and under TYPE_CHECKING. `--json` prints the numbers only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.test_imports import PACKAGE, module_name
+
+ROOT = PACKAGE.parent
+# One name of each stage: a file that imports those of two stages knows something of their order.
+STAGES = {
+    "source": ("script_function", "record"),
+    "simplify": ("tidy", "tidy_unrolled", "simplified"),
+    "specialise": ("specialise",),
+    "differentiate": ("Gradient", "differentiated"),
+    "split": ("partition", "in_strips"),
+    "normalise": ("normalise",),
+    "fuse": ("group",),
+    "tile": ("Arrangement", "plan", "schedule"),
+    "emit": ("kernel_text", "module_text", "driver_text"),
+    "load": ("load_library",),
+}
+_FOLDERS_APART = ("frontend/script",)  # of one folder's count
+_PRIVATE = re.compile(
+    r"\btorch(?:\.\w+)*\._[A-Za-z]\w*|from torch(?:\.\w+)*\._\w+|from torch\.\w[\w.]* import _"
+)
+_PRIVATE_ALLOWED = "torch._foreach", "torch.__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One line of the table; `target`: the most that is wanted."""
+
+    name: str
+    found: int
+    target: int
+
+
+def files() -> dict[str, Path]:
+    """The package's modules by name."""
+    return {module_name(p): p for p in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
+    """The modules of the package that a file imports, wherever the statement stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lowtide"):
+            base = (node.module or "").removeprefix("lowtide").removeprefix(".")
+            for alias in node.names:
+                inner = f"{base}.{alias.name}".removeprefix(".")
+                yield inner if inner in known else base
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("lowtide."):
+                    yield alias.name.removeprefix("lowtide.")
+
+
+def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import one another: strongly connected components of two or more."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(start: str) -> None:
+        todo = [(start, iter(sorted(graph[start])))]
+        index[start] = low[start] = len(index)
+        stack.append(start)
+        while todo:
+            node, rest = todo[-1]
+            for other in rest:
+                if other not in index:
+                    index[other] = low[other] = len(index)
+                    stack.append(other)
+                    todo.append((other, iter(sorted(graph[other]))))
+                    break
+                if other in stack:
+                    low[node] = min(low[node], index[other])
+            else:
+                todo.pop()
+                if todo:
+                    low[todo[-1][0]] = min(low[todo[-1][0]], low[node])
+                if low[node] == index[node]:
+                    at = stack.index(node)
+                    group = stack[at:]
+                    del stack[at:]
+                    if len(group) > 1:
+                        found.append(sorted(group))
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def knows_order(path: Path) -> bool:
+    """Whether a file imports what belongs to two stages."""
+    names = {
+        alias.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lowtide")
+        for alias in node.names
+    }
+    return sum(not names.isdisjoint(stage) for stage in STAGES.values()) > 1
+
+
+def private_files(known: Mapping[str, Path]) -> list[str]:
+    """Modules with private names of PyTorch, each folder `torch_private` aside."""
+    return [
+        name
+        for name, path in known.items()
+        if "torch_private" not in name
+        and any(not m.startswith(_PRIVATE_ALLOWED) for m in _PRIVATE.findall(_code(path)))
+    ]
+
+
+def _code(path: Path) -> str:
+    """A file without its comments."""
+    return re.sub(r"#.*", "", path.read_text(encoding="utf-8"))
+
+
+def folders(known: Mapping[str, Path]) -> dict[str, tuple[int, int]]:
+    """Files and lines of each folder at the top, those within it counted."""
+    found: dict[str, tuple[int, int]] = {}
+    for path in known.values():
+        parts = path.relative_to(PACKAGE).parts
+        inside = path.relative_to(PACKAGE).as_posix()
+        if len(parts) > 1 and not inside.startswith(_FOLDERS_APART):
+            count, total = found.get(parts[0], (0, 0))
+            found[parts[0]] = count + 1, total + lines(path)
+    return found
+
+
+def measures() -> list[Measure]:
+    """All measures, taken now."""
+    known = files()
+    graph = {
+        name: {m for m in imports(p, known) if m in known and m != name}
+        for name, p in known.items()
+    }
+    sizes = folders(known).values()
+    architecture = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rows = {
+        "files that know the order of stages": (sum(map(knows_order, known.values())), 1),
+        "files of the largest folder": (max(count for count, _ in sizes), 45),
+        "lines of the largest folder": (max(total for _, total in sizes), 10_000),
+        "import cycles": (len(cycles(graph)), 0),
+        "files with private names of PyTorch": (len(private_files(known)), 10),
+        "lines of the package": (sum(map(lines, known.values())), 86_000),
+        "words of ARCHITECTURE.md": (len(architecture.split()), 4_000),
+        "its lines over 120 columns": (sum(len(x) > 120 for x in architecture.splitlines()), 0),
+    }
+    return [Measure(name=n, found=found, target=target) for n, (found, target) in rows.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.house", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="the numbers only")
+    parser.add_argument("--cycles", action="store_true", help="the modules of each import cycle")
+    args = parser.parse_args()
+    if args.cycles:
+        known = files()
+        graph = {
+            n: {m for m in imports(p, known) if m in known and m != n} for n, p in known.items()
+        }
+        for group in cycles(graph):
+            print(" ".join(group))
+        return
+    found = measures()
+    if args.json:
+        print(json.dumps({m.name: m.found for m in found}, indent=1))
+        return
+    for m in found:
+        print(f"{m.name:40} {m.found:8} {m.target:8}  {'' if m.found <= m.target else 'above'}")
+
+
+if __name__ == "__main__":
+    main()
