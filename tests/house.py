@@ -20,13 +20,13 @@ ROOT = PACKAGE.parent
 # One name of each stage: a file that imports those of two stages knows something of their order.
 STAGES = {
     "source": ("script_function", "record"),
-    "simplify": ("tidy", "tidy_unrolled", "simplified"),
+    "simplify": ("simplified",),
     "specialise": ("specialise",),
     "differentiate": ("Gradient", "differentiated"),
     "split": ("partition", "in_strips"),
     "normalise": ("normalise",),
     "fuse": ("group",),
-    "tile": ("Arrangement", "plan", "schedule"),
+    "tile": ("plan", "schedule"),
     "emit": ("kernel_text", "module_text", "driver_text"),
     "load": ("load_library",),
 }

@@ -31,14 +31,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "passes": OPS,
     "tile": PASSES,
     # Launches through the runtime, and shares the formulas of memory plans.
-    "codegen": PASSES | {"tile", "runtime", "memory"},
-    "frontend": BASE | {"ir", "ops", "passes"},
+    "codegen": PASSES | {"tile", "runtime", "memory", "compiler"},
+    "frontend": BASE | {"ir", "ops", "compiler"},
+    # The list of stages: it calls what compiles, and nothing that executes.
+    "compiler": PASSES
+    | {
+        "tile",
+        "codegen.c",
+        "runtime.cache",
+        "pipeline.near_constants",
+        "pipeline.specialise",
+    },
     "runtime": BASE,
     # Counts what the heap leaves in holes.
     "memory": BASE | {"runtime"},
     "memory.scopes": BASE,
     # Beside the pipeline: programs and modules as it has them, into a file and out of it.
-    "deploy": PASSES | {"", "passes", "frontend", "pipeline", "memory"},
+    "deploy": PASSES | {"", "compiler", "frontend", "pipeline", "memory"},
     # Sees what the arena hands out, and which handles a dispose scope has emptied.
     "memory.profiler": BASE | {"memory", "memory.scopes", "runtime", "tables"},
 }

@@ -27,7 +27,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, product
 from lowtide.texpr.sizes import evaluate
-from lowtide.tile.group import Group
+from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides
 from lowtide.tile.matmul import Matmul, as_matmul
@@ -61,15 +61,6 @@ class KernelInfo:
     ops: tuple[tuple[str, Loc], ...]
     outputs: tuple[str, ...]
     note: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fusion:
-    """A Program, its normal form, and which definitions of that share a kernel."""
-
-    program: Program
-    normal: Program
-    groups: Sequence[Group]
 
 
 class Executable(ABC):

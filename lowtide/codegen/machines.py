@@ -7,18 +7,13 @@ interpreter   Triton's interpreter   the same kernels on CPU tensors, to check t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from lowtide.codegen.c.executable import HostExecutable
-from lowtide.codegen.executable import Executable, Fusion
-from lowtide.texpr.expr import Program
-from lowtide.texpr.long_folds import in_two_steps
-from lowtide.texpr.normalise import normalise
-from lowtide.texpr.terms import products_apart
-from lowtide.tile.group import group
+from lowtide.codegen.executable import Executable
+from lowtide.compiler import fused
+from lowtide.tile.group import Fusion
 from lowtide.tile.summation import order_in_blocks, two_orders
 from lowtide.tile.target import BLOCK_TILINGS, TILINGS
 
@@ -33,22 +28,14 @@ class Kind:
     tiling: str = ""
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether kernels are of blocks that are independent of each other, as Triton's are."""
+        return self.machine != CPU
+
+    @property
     def tilings(self) -> tuple[str, ...]:
         """The tilings that there are for the machine; first that of the cost model."""
         return tuple(TILINGS if self.machine == CPU else BLOCK_TILINGS)
-
-
-def fused(
-    program: Program, hints: Mapping[str, int], kind: Kind, once: Set[str] = frozenset()
-) -> Fusion:
-    """A Program in groups, not planned yet; `hints` are likely sizes. `once`: what no second kernel
-    may compute again."""
-    apart = kind.machine != CPU
-    normal = normalise(program, hints)
-    if apart:
-        normal = products_apart(in_two_steps(normal, hints), hints)
-    groups = group(normal, hints, torch.get_num_threads(), apart=apart, once=once)
-    return Fusion(program=program, normal=normal, groups=groups)
 
 
 def executable(
@@ -65,13 +52,13 @@ def executable(
     if kind.machine == CPU:
         made = HostExecutable(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
         if differing := two_orders(made.plans, fusion.groups):
-            fusion = fused(fusion.program, hints, kind, once=differing)
+            fusion = fused(fusion.program, hints, blocks=False, once=differing)
             made = HostExecutable(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
         return made
     from lowtide.codegen.triton.executable import BlockExecutable  # few programs need it
 
     made = BlockExecutable(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)
     if differing := two_orders(made.plans, fusion.groups, order_in_blocks):
-        fusion = fused(fusion.program, hints, kind, once=differing)
+        fusion = fused(fusion.program, hints, blocks=True, once=differing)
         made = BlockExecutable(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)
     return made

@@ -19,18 +19,19 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from lowtide import compiler
 from lowtide.codegen.executable import Executable, KernelInfo
 from lowtide.codegen.loop import run_loop, slots
-from lowtide.codegen.machines import CPU, Kind, executable, fused
+from lowtide.codegen.machines import CPU, Kind, executable
 from lowtide.codegen.strips import run_strips
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.plan import Event, Held, MemoryPlan, peak_of
 from lowtide.runtime import arena
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, product
-from lowtide.texpr.partition import Loop, Part, partition
+from lowtide.texpr.partition import Loop, Part
 from lowtide.texpr.sizes import evaluate
-from lowtide.tile.strips import ROWS, START, Strips, in_strips
+from lowtide.tile.strips import ROWS, START, Strips
 
 Values = dict[str, Tensor]
 _MUCH_BYTES: Final = 1 << 16  # of what else would stay with a value
@@ -104,8 +105,10 @@ def _stages(
         known = dict(hints)
         if isinstance(part, Strips):
             known |= {START: part.count, ROWS: part.count}
-        fusion = fused(part.program, known, kind)
-        cut = in_strips(fusion.normal, fusion.groups, hints) if isinstance(part, Part) else None
+        fusion = compiler.fused(part.program, known, blocks=kind.has_blocks)
+        cut = None
+        if isinstance(part, Part):
+            cut = compiler.strips(fusion.normal, fusion.groups, hints)
         if cut is not None:
             yield from _stages(cut, symbols, scalars, hints, kind)
             continue
@@ -132,12 +135,12 @@ def _looped(
     moving = {part.step, *part.carried}
 
     def step(program: Program) -> Executable:
-        fusion = fused(program, known, kind)
+        fusion = compiler.fused(program, known, blocks=kind.has_blocks)
         return executable(fusion, names, scalars, known, kind, moving)
 
     if not part.program.delays:
         return Stage(part, step(part.program), symbols)
-    within = partition(part.program, known, level + 1).parts
+    within = compiler.parts(part.program, known, level + 1).parts
     moving.update(n for p in within for n in _given(p))
     stages = [
         _looped(p, names, scalars, known, kind, level + 1)
@@ -380,11 +383,11 @@ def compile_program(
     """Plan a program for one signature; `hints` are the sizes of the first call."""
     kind = Kind(machine=machine, tiling=tiling)
     if program.delays:
-        found = partition(program, hints)
+        found = compiler.parts(program, hints)
         stages = _stages(found.parts, symbols, scalars, hints, kind)
         return Staged(program, stages, found.same)
-    fusion = fused(program, hints, kind)
-    cut = in_strips(fusion.normal, fusion.groups, hints)
+    fusion = compiler.fused(program, hints, blocks=kind.has_blocks)
+    cut = compiler.strips(fusion.normal, fusion.groups, hints)
     if cut is not None:
         return Staged(program, _stages(cut, symbols, scalars, hints, kind), {})
     return executable(fusion, symbols, scalars, hints, kind)
@@ -392,5 +395,5 @@ def compile_program(
 
 def cuts_strips(program: Program, hints: Mapping[str, int], machine: str = CPU) -> bool:
     """Is one of its parts done in strips?"""
-    fusion = fused(program, hints, Kind(machine=machine))
-    return in_strips(fusion.normal, fusion.groups, hints) is not None
+    fusion = compiler.fused(program, hints, blocks=machine != CPU)
+    return compiler.strips(fusion.normal, fusion.groups, hints) is not None

@@ -25,14 +25,13 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script.module_attributes import optional_type
 from lowtide.frontend.script.module_methods import method_types
 from lowtide.frontend.script.module_state import follow, is_torch_class, root_of
-from lowtide.frontend.script.script import script_function, signature_types
+from lowtide.frontend.script.script import signature_types
 from lowtide.frontend.script.source import parameters_of
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
 from lowtide.ir.types import TupleType
-from lowtide.passes.standard import tidy
 from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.script import ScriptFunction
+from lowtide.pipeline.script import ScriptFunction, program_of
 from lowtide.pipeline.script_method import ScriptMethod, Variant
 
 
@@ -47,7 +46,7 @@ def of_function(f: ScriptFunction) -> list[Program]:
     if (not made or _is_annotated(parameters)) and not _is_variadic(parameters):
         try:
             types = tuple(signature_types(fn).values())
-            made.insert(0, tidy(script_function(fn, types)))
+            made.insert(0, program_of(fn, types))
         except CompileError:
             if not made:
                 raise
@@ -61,7 +60,7 @@ def _as_now(fn: Any, driver: Driver) -> Function:
     each call since they have changed before, a program that has them as they are."""
     function = driver.function
     if driver.is_outdated() or _reads_numbers(function):
-        return tidy(script_function(fn, [a.type for a in function.arguments]))
+        return program_of(fn, [a.type for a in function.arguments])
     return function
 
 

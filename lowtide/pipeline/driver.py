@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 import torch.utils.checkpoint
 
+from lowtide import compiler
 from lowtide.codegen.host.python_part import PythonPart, is_printable, plain_values
 from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir import types as t
@@ -32,7 +33,6 @@ from lowtide.ir.prepared import Step, prepared
 from lowtide.ir.recomputed import Recomputed
 from lowtide.memory import watching
 from lowtide.memory.available import is_out_of_memory
-from lowtide.passes.turns import take_turns_together
 from lowtide.pipeline import little, plain, stats
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.budget.checkpoint import as_section
@@ -44,7 +44,6 @@ from lowtide.pipeline.differences import attribute
 from lowtide.pipeline.holes import Holes
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.mutation import Shared, statistics
-from lowtide.pipeline.near_constants import with_near_constants
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.reuse import owned
@@ -553,10 +552,9 @@ class Driver:
 
 def make_driver(function: Function, options: Options) -> Driver:
     """A driver for a function, within a budget if there is one."""
-    function = with_near_constants(function)
+    function = compiler.ready(function, in_stretches=options.budget_bytes is not None)
     if options.budget_bytes is None:
-        # a budget does a loop in stretches, which know `x[t]`, not `x[2 * u]`
-        return Driver(take_turns_together(function), tiles=options.tiles)
+        return Driver(function, tiles=options.tiles)
     from lowtide.pipeline.budget.budgeted import BudgetedDriver  # it derives from Driver
 
     return BudgetedDriver(function, options.budget_bytes, options.tiles)

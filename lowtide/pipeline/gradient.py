@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 
+from lowtide import compiler
 from lowtide.errors import Loc
 from lowtide.pipeline import backend, debug, plain, stats
 from lowtide.pipeline.at_once import AtOnce, at_once
@@ -28,7 +29,7 @@ from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.parted import Part, parts_of
 from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
-from lowtide.texpr.autodiff import differentiated, given_name
+from lowtide.texpr.autodiff import given_name
 from lowtide.texpr.contribution import Scatter
 from lowtide.texpr.equal_gradients import with_equal_gradients
 from lowtide.texpr.expr import Def, Program, Reduce
@@ -106,7 +107,7 @@ class Gradient:
         self.names = tuple(names)
         self.scalars = tuple(scalars)
         self.wanted = tuple(n for n in wanted if n in program.inputs)
-        self.diff = differentiated(program, self.wanted)
+        self.diff = compiler.differentiated(program, self.wanted)
         self.carrying = tuple(self.diff.carries(n) for n in program.results)
         self.reached = frozenset(self._reached())
         instead = [i for i in outputs_for_inputs(program) if self.diff.carries(i.output)]

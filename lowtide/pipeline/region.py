@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import torch
 
+from lowtide import compiler
 from lowtide.errors import Loc, LowtideError
 from lowtide.ir.core import Block, Value, walk
 from lowtide.pipeline import backend, debug, holes, hostcode, little, plain, reuse, stats
@@ -34,7 +35,7 @@ from lowtide.pipeline.outgrown import GROWN, GROWN_AGAIN, OUTGROWN, TOO_WIDE, Pl
 from lowtide.pipeline.recording import EagerRegion, Launch, Recorder, eager_region, item, launched
 from lowtide.pipeline.reuse import Dying
 from lowtide.pipeline.signature import CPU, Binding, Levels, Spot, escalated, with_varying
-from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace, specialise
+from lowtide.pipeline.specialise import NeedFloats, NeedGuard, Trace
 from lowtide.pipeline.stopping import adds_at_places
 from lowtide.pipeline.unsaved import unsaved
 from lowtide.texpr.build import NeedConst, Unsupported, symbols
@@ -407,7 +408,7 @@ class Region:
         stats.count("traces")
         try:
             reach = range(self.start, self.end if self.is_parted else len(self.block.ops))
-            trace = specialise(
+            trace = compiler.specialise(
                 self.block, reach, self.live_ins, binding, assumed, floats, self.statistics
             )
             return self._specialised(trace, binding, assumed, values)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 
+from lowtide.compiler import simplified
 from lowtide.errors import CompileError
 from lowtide.frontend.script.leaves import leaf_classes
 from lowtide.frontend.script.outside import Assumptions, renewed
@@ -32,7 +33,6 @@ from lowtide.ir import python_objects
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
 from lowtide.memory import watching
-from lowtide.passes.standard import tidy
 from lowtide.pipeline import debug, plain, stats
 from lowtide.pipeline.argument_errors import python_words
 from lowtide.pipeline.captures import Reader
@@ -154,7 +154,7 @@ class ScriptFunction(TorchJitMembers):
                     self._assumed.get(types), self.__name__, warn
                 )
                 compiled = script_function(self._fn, types, assumed)
-                leaves, function = leaf_classes(compiled), tidy(compiled)
+                leaves, function = leaf_classes(compiled), simplified(compiled)
                 debug.show("ir", function.name, lambda: str(function))
                 driver = make_driver(function, self.options)
                 driver.leaves, driver.holds = leaves, assumed.holds()
@@ -219,7 +219,12 @@ class ScriptFunction(TorchJitMembers):
             if self._drivers:
                 return next(reversed(self._drivers.values())).function
         types = tuple(signature_types(self._fn).values())
-        return tidy(script_function(self._fn, types))
+        return program_of(self._fn, types)
+
+
+def program_of(fn: Callable[..., Any], types: Sequence[ir_types.Type]) -> Function:
+    """The program of a function for arguments of these types."""
+    return simplified(script_function(fn, types))
 
 
 def defaults_of(fn: Any) -> list[object]:

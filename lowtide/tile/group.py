@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from lowtide.texpr import expr as ex
@@ -82,6 +82,15 @@ class Group:
     def all_sources(self) -> set[str]:
         """What must lie in memory for it: what it reads, and what its epilogue reads."""
         return {*self.sources, *(s for d in self.epilogue.values() for s in sources(d))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """A Program, its normal form, and which definitions of that share a kernel."""
+
+    program: Program
+    normal: Program
+    groups: Sequence[Group]
 
 
 def group(

@@ -8,9 +8,10 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen import gpus
-from lowtide.codegen.machines import CUDA, Kind, executable, fused
+from lowtide.codegen.machines import CUDA, Kind, executable
 from lowtide.codegen.triton import executable as triton_executable
 from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.compiler import fused
 from lowtide.runtime.blocks import BlockKernel
 from lowtide.runtime.gpus import Properties
 from lowtide.texpr.build import Builder
@@ -43,7 +44,7 @@ def made(name: str, tiling: str = "", hints: dict[str, int] = HINTS) -> BlockExe
     b = Builder()
     b.program.outputs = [v.name for v in PROGRAMS[name](b)]
     kind = Kind(machine=CUDA, tiling=tiling)
-    found = executable(fused(b.program, hints, kind), list(hints), [], hints, kind)
+    found = executable(fused(b.program, hints, blocks=True), list(hints), [], hints, kind)
     assert isinstance(found, BlockExecutable)
     return found
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lowtide.codegen.machines import CUDA, Kind, executable, fused
+from lowtide.codegen.machines import CUDA, Kind, executable
 from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.compiler import fused
 from lowtide.ir import dtypes as dt
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder
@@ -20,7 +21,7 @@ from tests.emit.test_kernels import HINTS, PROGRAMS, K, M, N
 
 def compiled(program: Program) -> BlockExecutable:
     kind = Kind(machine=CUDA)
-    found = executable(fused(program, HINTS, kind), list(HINTS), [], HINTS, kind)
+    found = executable(fused(program, HINTS, blocks=True), list(HINTS), [], HINTS, kind)
     assert isinstance(found, BlockExecutable)
     return found
 
@@ -60,7 +61,7 @@ def test_what_is_made_of_nothing_is_on_the_machines_device() -> None:
     program = Program(
         defs={"t": Def(name="t", axes=(Axis("i", N),), expr=ex.const(0.0, dt.f32))}, outputs=["t"]
     )
-    found = executable(fused(program, HINTS, kind), list(HINTS), [], HINTS, kind)
+    found = executable(fused(program, HINTS, blocks=True), list(HINTS), [], HINTS, kind)
     assert isinstance(found, BlockExecutable)
     assert found.device_of([]) == torch.device("cuda", 1)
     assert found.device_of([torch.zeros(1, device="meta")]) == torch.device("meta")

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import lowtide as lt
+from lowtide.compiler import simplified
 from lowtide.frontend.dynamo import convert
 from lowtide.ir.core import Function
-from lowtide.passes.standard import tidy_unrolled
 from lowtide.pipeline import faults
 from tests.dynamo.unrolled import CASES, STEPS, Case
 from tests.passes.unrolled_programs import B, D, T, function, source
@@ -48,11 +48,11 @@ def check(case: Case, compiled: Callable[..., Any], x: torch.Tensor) -> None:
 def test_captured(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     programs: list[Function] = []
 
-    def kept(fn: Function) -> Function:
-        programs.append(tidy_unrolled(fn))
+    def kept(fn: Function, unrolled: bool) -> Function:
+        programs.append(simplified(fn, unrolled=unrolled))
         return programs[-1]
 
-    monkeypatch.setattr(convert, "tidy_unrolled", kept)
+    monkeypatch.setattr(convert, "simplified", kept)
     torch._dynamo.reset()
     torch.manual_seed(0)
     _, model, count = case

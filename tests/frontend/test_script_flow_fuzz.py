@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
+from lowtide.compiler import simplified
 from lowtide.frontend.script.script import script_function
 from lowtide.ir.interpret import run
 from lowtide.ir.types import INT
-from lowtide.passes.standard import tidy
 
 SEEDS = range(150)
 ARGUMENTS = [(a, b) for a in (-1, 0, 1, 3) for b in (0, 2, 5)]
@@ -132,7 +132,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 def test_flow(seed: int, module: ModuleType) -> None:
     fn = getattr(module, f"f{seed}")
     program = script_function(fn, [INT, INT])
-    tidied = tidy(program)
+    tidied = simplified(program)
     for a, b in ARGUMENTS:
         expected = fn(a, b)
         assert run(program, a, b) == expected

@@ -10,13 +10,13 @@ import pytest
 import torch
 from script_programs import PROGRAMS
 
+from lowtide.compiler import simplified
 from lowtide.frontend.script.script import script_function
 from lowtide.ir.interpret import run
 from lowtide.ir.parser import parse_function
 from lowtide.ir.printer import print_function
 from lowtide.ir.python_text import python_text
 from lowtide.ir.types import type_of
-from lowtide.passes.standard import tidy
 
 CASES = [
     pytest.param(fn, args, id=f"{fn.__name__}-{k}")
@@ -51,7 +51,7 @@ def test_interpreter_gives_what_python_gives(fn: Callable[..., Any], args: tuple
     program = script_function(fn, [type_of(a) for a in args])
     assert parse_function(print_function(program)) == program
     _check_same(run(program, *copy.deepcopy(args)), expected)
-    tidied = tidy(program)
+    tidied = simplified(program)
     assert parse_function(print_function(tidied)) == tidied
     _check_same(run(tidied, *copy.deepcopy(args)), expected)
     assert python_text(tidied).startswith("def ")
@@ -85,5 +85,5 @@ SHOWN = [
 @pytest.mark.parametrize("name", SHOWN)
 def test_golden(name: str, golden: Any) -> None:
     fn, argument_lists = next(p for p in PROGRAMS if p[0].__name__ == name)
-    program = tidy(script_function(fn, [type_of(a) for a in argument_lists[0]]))
+    program = simplified(script_function(fn, [type_of(a) for a in argument_lists[0]]))
     golden(name, f"{print_function(program, locs=False)}\n{python_text(program)}")

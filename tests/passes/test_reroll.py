@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from lowtide.compiler import simplified
 from lowtide.ir.core import Function, Op
 from lowtide.ir.interpret import run as interpret
 from lowtide.ir.parser import parse_function
@@ -14,7 +15,6 @@ from lowtide.ir.printer import print_function
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.reroll import reroll
 from lowtide.passes.run import run
-from lowtide.passes.standard import tidy_unrolled
 
 HEAD = """
 def f(%x: Tensor, %w: Tensor, %v: Tensor) -> {result}:
@@ -70,7 +70,7 @@ def rerolled(source: str) -> Function:
     assert print_function(before) == text_before
     assert str(parse_function(print_function(after))) == str(after)
     same(before, after)
-    same(before, tidy_unrolled(before))
+    same(before, simplified(before, unrolled=True))
     return after
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from lowtide.compiler import simplified
 from lowtide.ir.core import Function
 from lowtide.ir.interpret import run as interpret
 from lowtide.ir.parser import parse_function
 from lowtide.ir.printer import print_function
 from lowtide.ir.verify import verify
 from lowtide.passes.reroll import reroll
-from lowtide.passes.standard import tidy_unrolled
 from tests.passes.unrolled_programs import B, D, T, function, recorded, source
 
 
@@ -45,7 +45,7 @@ def test_random_loops(block: int) -> None:
         assert print_function(before) == printed
         assert str(parse_function(print_function(after))) == str(after)
         want = results(eager)
-        for fn in (before, after, tidy_unrolled(before)):
+        for fn in (before, after, simplified(before, unrolled=True)):
             got = interpreted(fn)
             torch.testing.assert_close(got, want, rtol=0, atol=0, msg=f"{seed}\n{text}")
         rolled += any(op.name == "loop" for op in after.walk())

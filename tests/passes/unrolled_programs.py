@@ -101,12 +101,12 @@ def recorded(made: Callable[..., Any]) -> Function:
     """Its ops, as `lt.trace` hands them to the first pass."""
     seen: list[Function] = []
 
-    def keep(fn: Function) -> Function:
+    def keep(fn: Function, unrolled: bool) -> Function:
         seen.append(fn)
         return fn
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(tracing, "tidy_unrolled", keep)
+        patch.setattr(tracing, "simplified", keep)
         given = tuple(torch.rand(*s) for s in ((T, B, D), (D, D), (B, D)))
         lt.trace(made, given, check_trace=False)
     return seen[0]

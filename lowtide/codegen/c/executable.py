@@ -9,21 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide import compiler
 from lowtide.codegen.c.driver import driver_text, small_shape
 from lowtide.codegen.c.kernel import KernelNeeds, KernelText, kernel_needs, kernel_text
-from lowtide.codegen.c.module import module_text, without_names
 from lowtide.codegen.c.steps import host_launches
 from lowtide.codegen.choices import MATMUL
-from lowtide.codegen.executable import Executable, Fusion
+from lowtide.codegen.executable import Executable
 from lowtide.codegen.stepwise import Room, StepRun
-from lowtide.runtime import arena, cache, launch, ours, toolchain
+from lowtide.runtime import arena, launch, ours, toolchain
 from lowtide.runtime.steps import Launch, Steps, run_steps
 from lowtide.tile.arrange import Arrangement
-from lowtide.tile.group import Group
+from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
-from lowtide.tile.plan import plan
-from lowtide.tile.schedule import schedule
-from lowtide.tile.summation import computed_again, order_of
+from lowtide.tile.summation import computed_again
 from lowtide.tile.target import target_for
 
 _small_scratch = arena.SmallScratch()
@@ -90,7 +88,7 @@ class HostExecutable(Executable):
     @cached_property
     def _source(self) -> str:
         """One C file per lane count, joined: each is compiled by itself."""
-        return "\n".join(self._sources(self.target.vector_bytes).values())
+        return "\n".join(self._sources().values())
 
     @property
     def driver(self) -> str:
@@ -130,16 +128,10 @@ class HostExecutable(Executable):
         arrangement = Arrangement(
             g, stores, n.inputs, n.defs, hints, target, name, bool(self.moving), alike
         )
-        made = schedule(plan(arrangement, self.moving), hints, target, self.strides)
-        for d in arrangement.reductions.values():
-            order_of(made, d)
-        return made
+        return compiler.tiled(arrangement, self.moving, hints, self.strides)
 
-    def _sources(self, vector_bytes: int) -> dict[int, str]:
-        by_lanes: dict[int, list[KernelText]] = {}
-        for p, text in zip(self.plans, self.texts, strict=True):
-            by_lanes.setdefault(p.lanes, []).append(text)
-        return {n: module_text(ts, n, vector_bytes) for n, ts in by_lanes.items()}
+    def _sources(self) -> dict[int, str]:
+        return compiler.emitted(self.plans, self.texts, self.target.vector_bytes)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """See the base class."""
@@ -185,8 +177,7 @@ class HostExecutable(Executable):
 
     def _bound(self) -> dict[str, launch.Kernel]:
         found: dict[str, launch.Kernel] = {}
-        for lanes, source in self._sources(self.target.vector_bytes).items():
-            library = cache.load_library(without_names(source), "kernels")
+        for lanes, library in compiler.loaded(self._sources()).items():
             for p, t in zip(self.plans, self.texts, strict=True):
                 if p.lanes == lanes:
                     fmt = "P" * (1 + len(t.tensors)) + "q" * len(t.sizes) + "d" * len(t.numbers)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide import compiler
 from lowtide.codegen.choices import MATMUL
-from lowtide.codegen.executable import Executable, Fusion
+from lowtide.codegen.executable import Executable
 from lowtide.codegen.gpus import gpu
 from lowtide.codegen.indexing import size_names
 from lowtide.codegen.stepwise import Room, StepRun
@@ -26,9 +27,8 @@ from lowtide.runtime.interpreted import InterpretedKernel
 from lowtide.runtime.steps import Launch, Steps
 from lowtide.texpr.index import Index
 from lowtide.tile.blocks import BlockArrangement
-from lowtide.tile.group import Group
+from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
-from lowtide.tile.plan import plan
 from lowtide.tile.summation import computed_again
 from lowtide.tile.target import block_target
 
@@ -122,7 +122,7 @@ class BlockExecutable(Executable):
             g, stores, n.inputs, n.defs, hints, self.target, name, bool(self.moving), alike
         )
         self.arrangements.append(arrangement)
-        return plan(arrangement, self.moving)
+        return compiler.tiled(arrangement, self.moving, hints, self.strides)
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
         """See the base class."""

@@ -23,6 +23,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from lowtide.compiler import simplified
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.frontend.dynamo.calls import Call, Result, call_function, call_method
 from lowtide.frontend.dynamo.internals import (
@@ -46,7 +47,6 @@ from lowtide.ir.differentiated import GOES_ON
 from lowtide.ir.literals import is_literal
 from lowtide.ir.types import DictType, ListType, TupleType, Type
 from lowtide.ir.verify import verify
-from lowtide.passes.standard import tidy_unrolled
 
 
 class NotConverted(Exception):
@@ -306,7 +306,7 @@ class _Writer:
         loc = next((op.loc for op in block.ops if op.loc.line), UNKNOWN_LOC)
         function = Function(name, block, self.result.type, {}, loc, tuple(self.paths))
         verify(function, after="capture")
-        return tidy_unrolled(function)
+        return simplified(function, unrolled=True)
 
 
 def _may_be_differentiated(module: fx.GraphModule) -> bool:

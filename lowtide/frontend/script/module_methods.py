@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from lowtide.compiler import simplified
 from lowtide.errors import CompileError
 from lowtide.frontend.script import module_attributes, module_calls, module_containers
 from lowtide.frontend.script.arguments import handed_on
@@ -49,7 +50,6 @@ from lowtide.ir.core import Block, Function, Value
 from lowtide.ir.literals import is_literal
 from lowtide.ir.types import DictType, ListType, TupleType, Type
 from lowtide.ir.verify import verify
-from lowtide.passes.standard import tidy
 
 LANGUAGE = (module_attributes, module_calls, module_containers)  # these fill the tables
 _MOST_RESTARTS = 64
@@ -165,7 +165,7 @@ def _compile(
     paths = tuple(state.paths)
     compiled = Function(name, builder.block, result.type, defaults, loc, paths)
     verify(compiled, after="script")
-    function = without_unused_captures(tidy(compiled), c.assumed.methods)
+    function = without_unused_captures(simplified(compiled), c.assumed.methods)
     # What only its type was asked of is read no more, but the answer must still hold.
     unread = [p for p in paths if p not in function.captures and not p.startswith("@")]
     types_only = [Guard("type", p) for p in unread if follow(module, p)[1]]

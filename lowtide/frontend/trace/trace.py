@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from lowtide.compiler import simplified
 from lowtide.errors import UNKNOWN_LOC, CompileError, Loc, LowtideError
 from lowtide.frontend.trace import active
 from lowtide.frontend.trace.captures import Captures, Constants
@@ -33,7 +34,6 @@ from lowtide.ir import types as t
 from lowtide.ir.builder import Builder
 from lowtide.ir.core import Function, Value
 from lowtide.ir.verify import verify
-from lowtide.passes.standard import tidy_unrolled
 
 _OUTPUTS = (torch.Tensor, TracedInt, TracedFloat)
 
@@ -200,7 +200,7 @@ def _function(
     builder.block.args = list(params)
     function = Function(name, builder.block, result.type, {}, loc, tuple(recorder.captures.paths))
     verify(function, after="trace")
-    return _without_unused(tidy_unrolled(function))
+    return _without_unused(simplified(function, unrolled=True))
 
 
 def _without_unused(function: Function) -> Function:
