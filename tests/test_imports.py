@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {
         "tile",
         "codegen.c",
-        "runtime.cache",
+        "runtime",
         "pipeline.near_constants",
         "pipeline.specialise",
     },
