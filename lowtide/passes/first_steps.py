@@ -37,14 +37,12 @@ from lowtide.passes.constants import fold_constants
 from lowtide.passes.evolution import evolution, number_of
 from lowtide.passes.making import (
     constant,
-    copied_ops,
-    if_it_runs,
-    make_constant,
     makers_of,
     users_of,
     with_inner,
 )
 from lowtide.passes.run import about
+from lowtide.passes.split_iterations import split_iterations
 
 LONGEST: Final = 300  # ops of a body that is written twice at most
 MOST_STEPS: Final = 3  # done before a loop
@@ -111,7 +109,12 @@ class _Peeler:
             loop = _Loop(self, op, kept) if op.name == "loop" else None
             answers = dict(loop.answers()) if loop is not None else {}
             peels = bool(answers) or (loop is not None and loop.adds_to_number())
-            kept += _peeled(op, answers) if peels else [op]
+            if peels:
+                first = {c: a.first for c, a in answers.items()}
+                later = {c: a.later for c, a in answers.items() if a.later is not None}
+                kept += split_iterations(op, first=first, each=[later])
+            else:
+                kept.append(op)
             self.has_peeled = self.has_peeled or peels
         block.ops = kept
 
@@ -259,51 +262,3 @@ def _always_adds(op: Op, xs: Value) -> bool:
     if op.name == "list.append":
         return op.operands[0] is xs
     return op.name == "if" and all(any(_always_adds(o, xs) for o in b.ops) for b in op.blocks)
-
-
-# ---- the loop without its first step ----------------------------------------------------------
-
-
-def _peeled(loop: Op, answers: Mapping[Value, _Answer]) -> list[Op]:
-    """The ops that take the place of a loop."""
-    trips, _, *inits = loop.operands
-    (body,) = loop.blocks
-    index = Value(body.args[0].name, t.INT)
-    ops = [make_constant(index, 0, loop)]
-    mapping = dict(zip(body.args, (index, *inits), strict=True))
-    ops += copied_ops(body, mapping, {c: a.first for c, a in answers.items()})
-    going, *carried = ops.pop().operands
-    one, left = Value("", t.INT), Value("", t.INT)
-    ops += [
-        make_constant(one, 1, loop),
-        Op(name="py.sub", operands=[trips, one], results=[left], loc=loop.loc),
-    ]
-    kinds = [
-        _later_type(a, y) for a, y in zip(body.args[1:], body.terminator.operands[1:], strict=True)
-    ]
-    later = {c: a.later for c, a in answers.items() if a.later is not None}
-    rest = Op(
-        name="loop",
-        operands=[left, going, *carried],
-        results=[Value(r.name, kind) for r, kind in zip(loop.results, kinds, strict=True)],
-        blocks=[_later(body, kinds, later, loop)],
-        loc=loop.loc,
-    )
-    return if_it_runs(loop, [*ops, rest], rest.results)
-
-
-def _later_type(arg: Value, yielded: Value) -> t.Type:
-    """Of what is carried once a step has been done."""
-    return arg.type if t.is_subtype(t.NONE, yielded.type) else yielded.type
-
-
-def _later(body: Block, kinds: list[t.Type], known: Mapping[Value, bool], loop: Op) -> Block:
-    index, *old = body.args
-    one, step, now = Value("", t.INT), Value("", t.INT), Value(index.name, t.INT)
-    args = [Value(a.name, kind) for a, kind in zip(old, kinds, strict=True)]
-    mapping = dict(zip(body.args, (now, *args), strict=True))
-    head = [
-        make_constant(one, 1, loop),
-        Op(name="py.add", operands=[step, one], results=[now], loc=loop.loc),
-    ]
-    return Block([step, *args], [*head, *copied_ops(body, mapping, known)])

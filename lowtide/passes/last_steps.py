@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from lowtide.ir import opdefs
-from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.evolution import Evolution, evolution, number_of
@@ -30,12 +29,10 @@ from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
 from lowtide.passes.making import (
     Makers,
     constant,
-    copied_ops,
-    if_it_runs,
-    make_constant,
     makers_of,
 )
 from lowtide.passes.run import about
+from lowtide.passes.split_iterations import split_iterations
 
 MOST_STEPS: Final = 3  # done after a loop
 
@@ -76,8 +73,13 @@ def _peel(block: Block, makers: Makers) -> bool:
         for inner in op.blocks:
             found = _peel(inner, makers) or found
         answers = dict(_answers(op, makers)) if op.name == "loop" else {}
-        kept += _peeled(op, answers) if answers else [op]
-        found = found or bool(answers)
+        if answers:
+            found = True
+            earlier = {c: a.earlier for c, a in answers.items() if a.earlier is not None}
+            last = {c: a.last for c, a in answers.items()}
+            kept += split_iterations(op, each=[earlier], last=last)
+        else:
+            kept.append(op)
     block.ops = kept
     return found
 
@@ -142,31 +144,3 @@ def _through_range(value: Value, step: Value, makers: Makers) -> Evolution:
         return found
     end = _through_range(stop, step, makers)
     return found if end.step or found.step else end.more(found.offset - begin)
-
-
-def _peeled(loop: Op, answers: Mapping[Value, _Answer]) -> list[Op]:
-    """The ops that take the place of a loop."""
-    trips, going, *inits = loop.operands
-    (body,) = loop.blocks
-    one, last = Value("", t.INT), Value("", t.INT)
-    args = [Value(a.name, a.type) for a in body.args]
-    known = {c: a.earlier for c, a in answers.items() if a.earlier is not None}
-    earlier = copied_ops(body, dict(zip(body.args, args, strict=True)), known)
-    carried = [Value(r.name, r.type) for r in loop.results]
-    index = Value(body.args[0].name, t.INT)
-    ops = [
-        make_constant(one, 1, loop),
-        Op(name="py.sub", operands=[trips, one], results=[last], loc=loop.loc),
-        Op(
-            name="loop",
-            operands=[last, going, *inits],
-            results=carried,
-            blocks=[Block(args, earlier)],
-            loc=loop.loc,
-        ),
-        Op(name="py.sub", operands=[trips, one], results=[index], loc=loop.loc),
-    ]
-    mapping = dict(zip(body.args, (index, *carried), strict=True))
-    ops += copied_ops(body, mapping, {c: a.last for c, a in answers.items()})
-    results = ops.pop().operands[1:]
-    return if_it_runs(loop, ops, results)

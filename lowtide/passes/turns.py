@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.dead_code import eliminate_dead_code
@@ -31,11 +30,9 @@ from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
 from lowtide.passes.making import (
     Makers,
     constant,
-    copied_ops,
-    if_it_runs,
-    make_constant,
     makers_of,
 )
+from lowtide.passes.split_iterations import split_iterations
 
 MOST_TURNS: Final = 8
 
@@ -74,7 +71,8 @@ def _rewrite(block: Block, makers: Makers) -> bool:
         length = math.lcm(*(turn.length for turn in turns.values()))
         size = sum(1 for inner in op.blocks for _ in walk(inner))
         if turns and length <= MOST_TURNS and size * length <= LONGEST:
-            kept += _Together(op, turns, length).ops()
+            rounds = [{c: x.holds(turn) for c, x in turns.items()} for turn in range(length)]
+            kept += split_iterations(op, each=rounds)
             found = True
         else:
             kept.append(op)
@@ -125,86 +123,3 @@ def _modulo(value: Value, step: Value, makers: Makers, test: str, limit: int) ->
         return None
     offset = evolution(maker.operands[0], step, makers).ahead
     return None if offset is None else _Turn(length, offset, test, limit)
-
-
-class _Together:
-    """The ops that take the place of a loop."""
-
-    def __init__(self, loop: Op, turns: dict[Value, _Turn], length: int) -> None:
-        self.loop = loop
-        self.turns = turns
-        (self.body,) = loop.blocks
-        self.count = length
-        self.length, self.rounds = Value("", t.INT), Value("", t.INT)
-        self.done, self.left = Value("", t.INT), Value("", t.INT)
-
-    def ops(self) -> list[Op]:
-        """The loop of whole rounds, then the steps that are left."""
-        trips, going, *inits = self.loop.operands
-        carried, results = self._like(self.loop.results), self._like(self.loop.results)
-        ops = [
-            make_constant(self.length, self.count, self.loop),
-            self._op("py.floordiv", [trips, self.length], self.rounds),
-            Op(
-                name="loop",
-                operands=[self.rounds, going, *inits],
-                results=carried,
-                blocks=[self._round()],
-                loc=self.loop.loc,
-            ),
-            self._op("py.mod", [trips, self.length], self.left),
-            self._op("py.mul", [self.rounds, self.length], self.done),
-            *self._rest(0, carried, results),
-        ]
-        return if_it_runs(self.loop, ops, results)
-
-    def _round(self) -> Block:
-        """All turns, one after another."""
-        index, *args = self._like(self.body.args)
-        first = Value("", t.INT)
-        ops, going, carried = self._step(0, first, args)
-        for turn in range(1, self.count):
-            made, going, carried = self._step(turn, first, carried)
-            ops += made
-        ops = [self._op("py.mul", [index, self.length], first), *ops]
-        done = Op(name="yield", operands=[going, *carried], loc=self.loop.loc)
-        return Block([index, *args], [*ops, done])
-
-    def _rest(self, turn: int, carried: list[Value], results: list[Value]) -> list[Op]:
-        """If more than `turn` steps are left, that one, and what is left after it."""
-        limit, is_left = Value("", t.INT), Value("", t.BOOL)
-        ops, _, found = self._step(turn, self.done, carried)
-        if turn + 2 < self.count:
-            inner = self._like(results)
-            ops += self._rest(turn + 1, found, inner)
-            found = inner
-        blocks = [
-            Block([], [*made, Op(name="yield", operands=list(values), loc=self.loop.loc)])
-            for made, values in ((ops, found), ([], carried))
-        ]
-        return [
-            make_constant(limit, turn, self.loop),
-            self._op("py.gt", [self.left, limit], is_left),
-            Op(name="if", operands=[is_left], results=results, blocks=blocks, loc=self.loop.loc),
-        ]
-
-    def _step(
-        self, turn: int, first: Value, carried: list[Value]
-    ) -> tuple[list[Op], Value, list[Value]]:
-        """The step whose number is `first` and `turn` more: its ops, whether it goes on, what it
-        carries."""
-        more, index = Value("", t.INT), Value(self.body.args[0].name, t.INT)
-        mapping = dict(zip(self.body.args, (index, *carried), strict=True))
-        ops = copied_ops(self.body, mapping, {c: x.holds(turn) for c, x in self.turns.items()})
-        going, *found = ops.pop().operands
-        head = [
-            make_constant(more, turn, self.loop),
-            self._op("py.add", [first, more], index),
-        ]
-        return [*head, *ops], going, found
-
-    def _op(self, name: str, operands: list[Value], result: Value) -> Op:
-        return Op(name=name, operands=operands, results=[result], loc=self.loop.loc)
-
-    def _like(self, values: list[Value]) -> list[Value]:
-        return [Value(v.name, v.type) for v in values]
