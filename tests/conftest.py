@@ -55,6 +55,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(autouse=True, scope="session")
+def not_the_threads_of_pytest() -> None:
+    """The thread by which pytest-xdist speaks to a worker uses no tensors."""
+    from lowtide.memory.scopes import threads
+
+    count, ours = threads._count_of_threads, threads._count_of_threads()
+    threads._count_of_threads = lambda: max(count() - ours, 0)
+
+
 def pytest_collection_finish() -> None:
     """Python's collector passes over what is imported by now, and looks seldom: it takes an eighth
     of the time of tests that compile much. Those of memory collect by themselves."""

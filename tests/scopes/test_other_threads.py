@@ -294,6 +294,18 @@ def test_a_thread_of_the_same_class_as_one_that_does_not_count_does() -> None:
         thread.join()
 
 
+def test_where_threads_cannot_be_counted_tensors_may_be_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Near the limit of recursion, say."""
+
+    def fail() -> int:
+        raise RecursionError
+
+    monkeypatch.setattr(threads, "_count_of_threads", fail)
+    assert threads.may_share()
+
+
 def test_retained_gradients_wait_for_an_end_without_other_threads() -> None:
     x = torch.ones(2, requires_grad=True)
     with lt.dispose_scope():

@@ -39,8 +39,13 @@ def is_alone() -> bool:
 
 def may_share() -> bool:
     """Whether a tensor of this thread's may be in use on another thread that runs Python."""
-    if is_alone():
-        return False
+    try:
+        return not is_alone() and _may_share()
+    except Exception:  # a scope's end must not fail by it, be it for want of memory or of stack
+        return True
+
+
+def _may_share() -> bool:
     # One that is starting has no ident, and is not counted yet.
     servants = sum(
         thread.ident is not None and _work_of(thread) in _SERVANTS
