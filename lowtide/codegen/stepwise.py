@@ -8,23 +8,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lowtide.runtime.steps import Launch, Slot
+from lowtide.texpr.expr import Def
 from lowtide.texpr.sizes import evaluate
+from lowtide.tile.ir import Kernel
 
-if TYPE_CHECKING:  # which imports this module
-    from lowtide.codegen.executable import Executable
+
+class Step(Protocol):
+    """What is asked of the executable of a step."""
+
+    scalars: tuple[str, ...]
+    plans: list[Kernel]
+    shaped: dict[str, Def]
+
+    def device_of(self, tensors: Sequence[Tensor]) -> torch.device: ...
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor: ...
+    def launches(self, run: StepRun) -> list[Launch]: ...
 
 
 class Room:
     """The tensors of one run of steps, kept until it is over: those that it reads, and what it
     makes, on the same device."""
 
-    def __init__(self, executable: Executable, given: Iterable[Tensor]) -> None:
+    def __init__(self, executable: Step, given: Iterable[Tensor]) -> None:
         self.executable = executable
         self.tensors = list(given)
         self.device = executable.device_of(self.tensors)
@@ -42,7 +53,7 @@ class StepRun(ABC):
 
     def __init__(
         self,
-        step: Executable,
+        step: Step,
         room: Room,
         sizes: Mapping[str, int],
         numbers: Sequence[float],

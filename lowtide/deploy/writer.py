@@ -28,10 +28,9 @@ from lowtide.deploy.storages import TensorTable
 from lowtide.deploy.values import Encoder, can_encode
 from lowtide.errors import UNKNOWN_LOC, CompileError, Loc
 from lowtide.frontend.script.module_state import Guard, follow, join_path
-from lowtide.ir.core import Function, Op, Value
+from lowtide.ir.core import Function, Op, Value, print_function
 from lowtide.ir.literals import is_literal
 from lowtide.ir.parser import parse_function
-from lowtide.ir.printer import print_function
 from lowtide.ir.types import (
     ClassType,
     FunctionType,

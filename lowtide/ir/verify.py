@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from lowtide.errors import VerifyError
 from lowtide.ir import object_ops, opdefs
 from lowtide.ir import types as t
-from lowtide.ir.core import TERMINATORS, Block, Function, Op, Value
+from lowtide.ir.core import TERMINATORS, Block, Function, Op, Value, print_function
 from lowtide.ir.literals import is_literal
-from lowtide.ir.printer import print_function
 from lowtide.ir.signature import accepts, result_type
 from lowtide.ir.types import ListType, TupleType, is_subtype
 

@@ -25,9 +25,8 @@ from lowtide.frontend.trace.captures import Constants
 from lowtide.frontend.trace.nests import take_apart
 from lowtide.frontend.trace.places import here, warn
 from lowtide.frontend.trace.trace import Call, Recording, record
-from lowtide.ir.core import Function
+from lowtide.ir.core import Function, print_function
 from lowtide.ir.interpret import run_block
-from lowtide.ir.printer import print_function
 from lowtide.pipeline.traced import TracedFunction
 
 _ATOL = 1e-5

@@ -4,7 +4,8 @@ In:  the source of a module (`codegen/triton/module`), the name of a function in
 Out: a `BlockKernel`, called with the number of programs, then what the function takes.
 
 Triton itself is imported when the first kernel is made. What differs: `runtime/cubins` compiles
-kernels and launches them, `runtime/interpreted` has what the interpreter lacks.
+kernels and launches them, `runtime/interpreter_functions` has what the interpreter
+lacks.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _loaded(source: str, interpreted: bool) -> dict[str, Any]:
         return scope
     from triton.runtime.interpreter import InterpretedFunction
 
-    from lowtide.runtime.interpreted import in_place_of_tritons, stand_in
+    from lowtide.runtime.interpreter_functions import in_place_of_tritons, stand_in
 
     scope |= {"jit": InterpretedFunction, "lib": stand_in()}
     exec(code, scope)

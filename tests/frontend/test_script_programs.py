@@ -12,9 +12,9 @@ from script_programs import PROGRAMS
 
 from lowtide.compiler import simplified
 from lowtide.frontend.script.script import script_function
+from lowtide.ir.core import print_function
 from lowtide.ir.interpret import run
 from lowtide.ir.parser import parse_function
-from lowtide.ir.printer import print_function
 from lowtide.ir.python_text import python_text
 from lowtide.ir.types import type_of
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lowtide.ir.core import Function
+from lowtide.ir.core import Function, print_function
 from lowtide.ir.parser import parse_function
-from lowtide.ir.printer import print_function
 from lowtide.passes.asked_again import ask_again
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants

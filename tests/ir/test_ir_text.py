@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lowtide.ir.core import print_function
 from lowtide.ir.literals import parse_attrs, parse_literal, print_literal, same_literal
 from lowtide.ir.parser import ParseError, parse_function
-from lowtide.ir.printer import print_function
 from lowtide.ir.types import NONE, TENSOR, ListType, OptionalType, TupleType, parse_type
 
 TEXT = """\

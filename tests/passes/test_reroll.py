@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from lowtide.compiler import simplified
-from lowtide.ir.core import Function, Op
+from lowtide.ir.core import Function, Op, print_function
 from lowtide.ir.interpret import run as interpret
 from lowtide.ir.parser import parse_function
-from lowtide.ir.printer import print_function
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.reroll import reroll
 from lowtide.passes.run import run

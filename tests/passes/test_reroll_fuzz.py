@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from lowtide.compiler import simplified
-from lowtide.ir.core import Function
+from lowtide.ir.core import Function, print_function
 from lowtide.ir.interpret import run as interpret
 from lowtide.ir.parser import parse_function
-from lowtide.ir.printer import print_function
 from lowtide.ir.verify import verify
 from lowtide.passes.reroll import reroll
 from tests.passes.unrolled_programs import B, D, T, function, recorded, source

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lowtide as lt
+from lowtide.ir.core import print_function
 from lowtide.ir.parser import parse_function
-from lowtide.ir.printer import print_function
 from lowtide.passes.private_writes import make_private_writes_plain
 from tests.run.names_and_writes import MODES, agree
 

@@ -7,7 +7,7 @@ Out: C lines. A point names, for the axes held in registers, which row or vector
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -59,8 +59,16 @@ Point = tuple[tuple[Axis, int], ...]
 class Body:
     """Emits one variant. A point names, for blocked axes, which of the held rows or vectors."""
 
-    def __init__(self, nest: Nest, names: Names, variant: Variant) -> None:
+    def __init__(
+        self,
+        nest: Nest,
+        names: Names,
+        variant: Variant,
+        accumulate: Callable[[Body, Accumulate], None],
+    ) -> None:
+        """`accumulate` writes an `Accumulate` into the body: see `reduce`."""
         self.nest = nest
+        self.accumulate = accumulate
         self.names = names
         self.variant = variant
         self.order = [a for a in nest.order if a not in nest.full]
@@ -80,7 +88,7 @@ class Body:
     def lines(self) -> Iterator[str]:
         for w in self.nest.writes:
             if isinstance(w, Accumulate):
-                self._accumulate(w)
+                self.accumulate(self, w)
             else:
                 for point in self.points(frozenset(self.nest.axes)):
                     self._write(w, point)
@@ -467,11 +475,6 @@ class Body:
             )
 
     # -- reductions --
-
-    def _accumulate(self, w: Accumulate) -> None:
-        from lowtide.codegen.c.reduce import Accumulator
-
-        Accumulator(self, w).emit()
 
     def masked(self, name: str, t: str, neutral: str) -> str:
         """The value with lanes past the end replaced by a neutral one."""

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from lowtide.codegen.c import pointwise as pw
 from lowtide.codegen.c.body import Body, Variant
 from lowtide.codegen.c.names import Names
+from lowtide.codegen.c.reduce import accumulate
 from lowtide.tile.ir import Accumulate, Nest
 
 ARG = ("argmin", "argmax")
@@ -72,7 +73,7 @@ def _variants(nest: Nest, names: Names) -> Iterator[Variant]:
 def _guarded(nest: Nest, names: Names, variant: Variant) -> Iterator[str]:
     guard = _guard(nest, names, variant)
     yield f"if ({guard}) {{" if guard else "{"
-    yield from ("  " + line for line in Body(nest, names, variant).lines())
+    yield from ("  " + line for line in Body(nest, names, variant, accumulate).lines())
     yield "}"
 
 

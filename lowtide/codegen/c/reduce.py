@@ -13,20 +13,22 @@ what it saw, and where that sum is NaN the kernel runs again, exact.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from lowtide.codegen.c import pointwise as pw
+from lowtide.codegen.c.body import Body, Point
 from lowtide.codegen.c.vecmath.lanes import COMPARISONS
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.expr import Apply, Cast
 from lowtide.tile.ir import Accumulate, Buffer
 from lowtide.tile.items import counts
 
-if TYPE_CHECKING:
-    from lowtide.codegen.c.body import Body, Point
-
 ARG = {"argmin": "min", "argmax": "max"}
 _BOOL = {"max": "any", "min": "all", "sum": "any", "prod": "all"}
+
+
+def accumulate(body: Body, w: Accumulate) -> None:
+    """Writes an accumulator into a body."""
+    Accumulator(body, w).emit()
 
 
 class Accumulator:

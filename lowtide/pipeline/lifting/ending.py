@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lowtide.ir import dtypes
 from lowtide.pipeline import varying
@@ -24,20 +24,16 @@ from lowtide.pipeline.lifting.match import NotLifted
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.expr import Expr
 
-if TYPE_CHECKING:  # which imports this module
-    from lowtide.pipeline.lifting.lift import Lift
-
 WHY: Final = "the data may end it at any step"
 LEFT: Final = "it ends where the data or the index say so"
 
 
-def begun(lift: Lift, going: Abs) -> Ending:
-    """For a loop that goes on as `going` says; raises NotLifted.
+def begun(b: Builder, is_alone: bool, going: Abs) -> Ending:
+    """For a loop that goes on as `going` says; raises NotLifted. `is_alone`: it is the outermost of
+    a region's loops, scans, and has no constant number of steps.
 
     With gradients, all steps would be kept and gone back through. A GPU does not look at the data
     between two steps."""
-    b = lift.b
-    is_alone = lift.scans and lift.is_outermost and lift.steps.count is None
     if not is_alone or b.records or b.device.type != "cpu" or varying.truth(going) is None:
         raise NotLifted(LEFT)
     return Ending(b)

@@ -147,7 +147,8 @@ class Lift:
         if self.ends is not None:
             yields.append(self.ends.going(going))
         elif not is_constant(going) or not going.value:
-            self.ends = ending.begun(self, going)
+            is_alone = self.scans and self.is_outermost and self.steps.count is None
+            self.ends = ending.begun(self.b, is_alone, going)
         return yields
 
     def _iterate(self, block: Block) -> list[Abs]:
