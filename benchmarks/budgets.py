@@ -3,7 +3,7 @@
     python -m benchmarks.budgets [name ...]     prints, writes benchmarks/results/…-budgets.json
 
 In: a transformer block and a U-Net, as a call without gradients and as a training step, by
-`lt.script` and by `lt.compile`. Out: resident peaks beyond the start of a call, in MB; least and
+`lt.script` and by `lt.compile`. Out: peaks of what a call asks its allocators for, in MB; least and
 median milliseconds. Each variant has a process of its own, since what one leaves in the C library's
 heap makes another fast or slow; they take turns, some calls each, and peaks are measured last. A
 budget of a quarter that no plan reaches is said so: `needs`. Peaks of training hold the loss, too,
@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 import lowtide as lt
 from benchmarks.files import write_results
-from lowtide.comparison import release_caches
 from lowtide.machine import this_machine
 from lowtide.memory.measure import measure_peak, time_call
 
@@ -150,7 +149,7 @@ def serve(name: str, trains: bool, variant: str, budget: int | None) -> None:
     print(json.dumps(found), flush=True)
     for line in sys.stdin:
         if line.strip() == "peak":
-            print(measure_peak(one, release=release_caches)[0].peak_bytes, flush=True)
+            print(measure_peak(one)[0].peak_bytes, flush=True)
         else:
             print(json.dumps([time_call(one)[0] / 1e6 for _ in range(int(line))]), flush=True)
 

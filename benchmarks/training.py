@@ -5,7 +5,7 @@
     python -m benchmarks.training --device cuda     on the current GPU
 
 In: handwritten layers with loops, and pair programs, each with gradients of all its inputs. Out:
-median milliseconds of one forward and backward pass, first calls in seconds, resident peaks in
+median milliseconds of one forward and backward pass, first calls in seconds, peaks in
 bytes. torch.compile runs with its defaults, `dynamic=False`.
 """
 
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 import lowtide as lt
 from benchmarks.files import write_results
 from lowtide import programs
-from lowtide.comparison import release_caches
 from lowtide.machine import this_machine
 from lowtide.memory.measure import measure_peak, time_alternating
 
@@ -243,7 +242,7 @@ def measure(case: Case, repeats: int, compiles: bool) -> dict[str, dict[str, flo
         step()
     for name, step in steps.items():
         where = case.inputs[0].device
-        peak, _ = measure_peak(step, release=release_caches, device=where)
+        peak, _ = measure_peak(step, device=where)
         found[name]["peak_mb"] = round(peak.peak_bytes / 2**20, 1)
     timings = time_alternating(steps, repeats=repeats, seconds=20)
     for name, timing in timings.items():

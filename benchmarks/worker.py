@@ -68,10 +68,10 @@ def _peak(program_name: str, variant: str, sizes: str, device: str) -> dict[str,
     """Peak memory of a warm call, over inputs; the output's bytes beside it."""
     import torch
 
+    from benchmarks.resident import resident_peak
     from benchmarks.variants import EAGER, JAX, make_variant, prepare
-    from lowtide.comparison import release_caches
     from lowtide.memory.available import available_bytes
-    from lowtide.memory.measure import measure_peak, tensor_bytes
+    from lowtide.memory.measure import tensor_bytes
     from lowtide.programs import PROGRAMS
 
     program = PROGRAMS[program_name]
@@ -86,16 +86,16 @@ def _peak(program_name: str, variant: str, sizes: str, device: str) -> dict[str,
     function, args = make_variant(program, variant), prepare(variant, tensors)
     function(*prepare(variant, warm))
     where = torch.device(device)
-    peak, result = measure_peak(lambda: function(*args), release=release_caches, device=where)
+    peak_bytes, result, method = resident_peak(lambda: function(*args), where)
     if variant == JAX:
         arrays: Any = result if isinstance(result, tuple) else (result,)
         output_bytes = sum(int(array.nbytes) for array in arrays)
     else:
         output_bytes = tensor_bytes(result, beyond=args)
     found: dict[str, Any] = {
-        "peak_bytes": peak.peak_bytes,
+        "peak_bytes": peak_bytes,
         "output_bytes": output_bytes,
-        "method": peak.method,
+        "method": method,
     }
     memory: Any = getattr(function, "memory", None)
     if memory is not None:

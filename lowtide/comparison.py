@@ -146,14 +146,6 @@ def compare(
     return Comparison(tuple(rows[name] for name in variants))
 
 
-def release_caches() -> None:
-    """Give the memory that Lowtide keeps warm for outputs back to the system."""
-    from lowtide.runtime import arena
-
-    if arena.stats().cached_bytes:
-        arena.empty_cache()
-
-
 def describe_error(fault: BaseException) -> str:
     """The kind of an exception and the first line of its message; a second if that ends in `:`."""
     lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
@@ -214,7 +206,7 @@ def _check(
     first_ns, result = time_call(call)
     device = next((x.device for x in tensors_in(result)), None)
     del result
-    peak, result = measure_peak(call, release=release_caches, device=device)
+    peak, result = measure_peak(call, device=device)
     found: Difference | None = None
     if reference.is_set:
         found = difference(reference.value, result, rtol=rtol, atol=atol)

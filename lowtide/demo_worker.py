@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from lowtide.comparison import describe_error, release_caches
+from lowtide.comparison import describe_error
 from lowtide.difference import Difference, difference
 from lowtide.memory.available import available_bytes
 from lowtide.memory.measure import (
@@ -151,9 +151,7 @@ class Worker:
 
     def peak(self, function: Function) -> tuple[Peak, object]:
         """The peak of one call, and its result."""
-        return measure_peak(
-            lambda: function(*self.args), release=release_caches, device=self.device
-        )
+        return measure_peak(lambda: function(*self.args), device=self.device)
 
     def check(self, function: Function, result: object) -> Difference:
         """Compare with eager; at the quick sizes if eager had no memory for these."""

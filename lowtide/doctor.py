@@ -1,7 +1,7 @@
 """`lowtide doctor`: what Lowtide finds on this machine, and what to do where something is missing.
 
 In: nothing. Out: the runtime's own checks (`lowtide.runtime.doctor`), and around them what only
-people and comparisons need to know: the machine, how peaks are measured, torch.compile's needs.
+people and comparisons need to know: the machine, and what torch.compile needs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from lowtide.machine import this_machine
 from lowtide.memory.available import available_bytes
-from lowtide.memory.measure import can_measure_resident
 from lowtide.runtime import doctor
 from lowtide.runtime.doctor import Check
 from lowtide.tables import format_bytes
@@ -20,7 +19,7 @@ from lowtide.tables import format_bytes
 
 def run_checks() -> list[Check]:
     """All checks, in the order in which they should be read."""
-    return [_machine(), *doctor.checks(), _measuring(), _torch_compile()]
+    return [_machine(), *doctor.checks(), _torch_compile()]
 
 
 def render(checks: list[Check]) -> str:
@@ -41,16 +40,6 @@ def render(checks: list[Check]) -> str:
 def _machine() -> Check:
     free = format_bytes(available_bytes())
     return Check(name="machine", ok=True, detail=f"{this_machine()}\n{free} of memory free")
-
-
-def _measuring() -> Check:
-    can = can_measure_resident()
-    return Check(
-        name="peak memory",
-        ok=can,
-        detail="read from the system" if can else "seen by PyTorch's profiler only",
-        remedy="" if can else "comparisons miss what other allocators take: no /proc here",
-    )
 
 
 def _torch_compile() -> Check:

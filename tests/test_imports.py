@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pipeline.specialise",
     },
     "runtime": BASE,
-    # Counts what the heap leaves in holes.
+    # Counts what is asked of the arena.
     "memory": BASE | {"runtime"},
     "memory.scopes": BASE,
     # Beside the pipeline: programs and modules as it has them, into a file and out of it.

@@ -6,16 +6,9 @@ nodes_of([y])      those whose backward pass leads on from y
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
-
-THROUGH: Final = "lowtide.through"  # in a node's metadata: a rehearsal alone has such a node
-
-
-def in_backward() -> bool:
-    """Whether a node of a backward pass runs just now, in this thread."""
-    return torch._C._current_autograd_node() is not None  # pyright: ignore
 
 
 def nodes_of(results: Sequence[torch.Tensor]) -> list[Any]:

@@ -3,7 +3,7 @@
 In: everything that PyTorch does while the ledger is entered, on meta tensors, in autograd too. Out:
 `peak_bytes`, and `at_peak()`: what was alive then. Nothing is computed and no data is allocated.
 
-    ledger = Ledger(arena)
+    ledger = Ledger()
     with ledger:
         y = x * 2                      # x: on the meta device; one entry, until y's storage dies
         ledger.play(events)            # kernels: what they take and give back
@@ -21,7 +21,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -30,31 +30,21 @@ from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import layouts, makers, remembered, scratch, scratch_cuda
 from lowtide.memory.composites import is_composite, parts
 from lowtide.memory.elsewhere import Elsewhere
-from lowtide.memory.graph import THROUGH, in_backward, nodes_of
-from lowtide.memory.host_heap import Small, Within
+from lowtide.memory.graph import nodes_of
 from lowtide.memory.largest import largest
 from lowtide.memory.layouts import is_packed
 from lowtide.memory.modes import OwnMode
 from lowtide.memory.plan import Event, Held
 from lowtide.memory.stand_ins import like
-from lowtide.runtime import heap, libc
 
 _NODE = "lowtide.place"
-_OP = "lowtide.op"
 _ROOT = "torch::autograd::GraphRoot"  # gives the cotangents, and computes nothing
 WATCHED = "lowtide.watched"  # in the metadata of a node that `watch` has seen
 _META = torch.device("meta")
-_REST = ("whole blocks", "PyTorch"), ("whole pages, what is kept warm, autograd's nodes", "arena")
 _FOREVER = 1 << 62
-HEAP_BYTES = 1 << 16  # what is smaller lies among others, and its place stays resident
 _TORCH = "PyTorch"
-_OBJECT_BYTES = 448  # of a tensor, besides its elements
-_NODE_BYTES = 384  # of an op in autograd's graph
-_EDGE_BYTES = 160  # of each of its operands, which it may save
 _ALONE = 2  # uses of a storage that one tensor has, while it is asked
 _ONCE = 4  # uses of a gradient that the engine holds for one operand, as an op under a mode sees it
-_MOST_WITHIN_BYTES = 1 << 26  # of a hole that an op leaves within itself: what is larger is mapped
-_HOLE_WITHIN_BYTES = 4 << 20  # of it in the peak, and a sixteenth of that
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
 _CONSTANT = {aten.zeros.default, aten.ones.default, aten.full.default, aten.empty.memory_format}
@@ -87,60 +77,25 @@ class Entry:
     itemsize: int = 1
     formula: str = ""
     died: int = _FOREVER
-    block: Any = None  # where the arena holds it
-    op: int = -1  # in whose part of the heap
-
-
-class Arena(Protocol):
-    """What holds the large results of kernels: how much, with what it keeps warm."""
-
-    reserved_bytes: int
-
-    def serves(self, nbytes: int) -> bool:
-        """Whether a tensor of so many bytes lies there."""
-        ...
-
-    def trim(self) -> None:
-        """From now on no free block counts."""
-        ...
-
-    def take(self, nbytes: int, is_for_work: bool = False) -> Any:
-        """A block for a tensor, or for work memory."""
-        ...
-
-    def give_back(self, block: Any) -> None:
-        """The end of its use."""
-        ...
 
 
 class Ledger(OwnMode):
     """See the module's text. `name`, `loc` and `kind` are those of what is made from now on.
-    `of_host`: of the CPU's memory; a GPU's has no heap, and tensors are whole blocks there."""
+    `of_host`: of the CPU's memory; of a GPU's, tensors are whole blocks."""
 
-    def __init__(self, arena: Arena, of_host: bool = True) -> None:
+    def __init__(self, of_host: bool = True) -> None:
         super().__init__()
-        self.arena = arena
         self.of_host = of_host
-        self.torch_bytes = 0
-        self._heap = Small()
-        self._within = Within() if of_host and libc.leaves_holes() else None
-        self.asked_bytes = 0  # of what is alive, without pages and warm blocks
+        self.live_bytes = 0  # what is held now
         self.peak_bytes = 0
-        self.growth_bytes = 0  # what one op has added at most, also for a moment, with its hole
-        self.growths: dict[Any, int] = {}  # the same of each op, and of its backward pass
-        self._of: Any = None  # which of these it is
-        self._before_bytes = 0  # what was held when the op began
         self._node = -1  # of autograd's graph, whose op it is
         self.entries: list[Entry] = []
         self.notes: dict[str, None] = {}
         self.name, self.loc, self.kind = "", UNKNOWN_LOC, _TORCH
-        self._op: Any = None
         self._clock = 0
         self._peak_clock = 0
         self._peak_inside = Held(name="", nbytes=0, kind="", loc=UNKNOWN_LOC)
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._blocks: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # of those in the arena
-        self._views: dict[int, weakref.ref[torch.Tensor]] = {}
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_paused = False
         self.was_asked = False  # for a number that only the data know
@@ -152,37 +107,16 @@ class Ledger(OwnMode):
 
     # -- what the run tells --
 
-    def at(self, name: str, loc: Loc, kind: str = _TORCH, op: object = None) -> None:
-        """What follows is done by this op; `op`: by which it is known in `growths`."""
-        self.name, self.loc, self.kind, self._op = name, loc, kind, op
-        self._begin(op)
-
-    def _begin(self, op: object) -> None:
-        self._before_bytes, self._of = self.live_bytes, op
-        if self._within is not None:
-            self._within.begin()
-
-    @property
-    def live_bytes(self) -> int:
-        """What is held now, blocks that the arena keeps warm counted."""
-        return self.torch_bytes + self._heap.nbytes + self.arena.reserved_bytes
+    def at(self, name: str, loc: Loc, kind: str = _TORCH) -> None:
+        """What follows is done by this op."""
+        self.name, self.loc, self.kind = name, loc, kind
 
     def spike(self, nbytes: int) -> None:
-        """So many bytes are there for a moment, within an op: if it takes them one after the other,
-        the heap has no place for the next where the one before it was."""
+        """So many bytes are there for a moment, within an op."""
         self._clock += 1
         now_bytes = self.live_bytes + nbytes
-        hole_bytes = min(nbytes, _MOST_WITHIN_BYTES) if self.of_host else 0
-        usual_bytes = now_bytes
-        if self._within is not None:
-            hole_bytes += self._within.hole_bytes
-            few_bytes = min(hole_bytes, _HOLE_WITHIN_BYTES + now_bytes // 16)
-            usual_bytes += max(few_bytes, self._within.old_bytes)
-        growth_bytes = now_bytes + hole_bytes - self._before_bytes
-        self.growth_bytes = max(self.growth_bytes, growth_bytes)
-        self.growths[self._of] = max(self.growths.get(self._of, 0), growth_bytes)
-        if usual_bytes > self.peak_bytes:
-            self.peak_bytes = usual_bytes
+        if now_bytes > self.peak_bytes:
+            self.peak_bytes = now_bytes
             self._peak_clock = self._clock
             self._peak_inside = Held(
                 name=f"within {self.name}", nbytes=nbytes, kind=self.kind, loc=self.loc
@@ -200,9 +134,6 @@ class Ledger(OwnMode):
             entry = Entry(
                 name=x.name, kind=x.kind, loc=x.loc, nbytes=x.nbytes, born=0, formula=x.formula
             )
-            is_work = x.kind == "work memory"
-            if x.nbytes and (is_work or self.arena.serves(x.nbytes)):
-                entry.block = self.arena.take(x.nbytes, is_work)
             self._enter(entry)
             left[x.name] = entry
         return left
@@ -211,13 +142,6 @@ class Ledger(OwnMode):
         """The entry lives as long as the tensor's memory."""
         storage = x.untyped_storage()
         self._storages[_key(x)] = weakref.ref(storage, self._end_of(_key(x), entry))
-        if entry.block is not None:
-            self._blocks[_key(x)] = weakref.ref(storage)
-
-    def in_arena(self, x: torch.Tensor) -> bool:
-        """Whether the arena would hold the tensor's memory."""
-        found = self._blocks.get(_key(x))
-        return found is not None and found() is not None
 
     def hold(self, nbytes: int) -> None:
         """So many bytes more stay, of what is not rehearsed one by one."""
@@ -228,11 +152,11 @@ class Ledger(OwnMode):
     @contextlib.contextmanager
     def aside(self, nbytes: int) -> Generator[None]:
         """Inside, so many bytes of what is alive do not count: they belong to another road."""
-        self.torch_bytes -= nbytes
+        self.live_bytes -= nbytes
         try:
             yield
         finally:
-            self.torch_bytes += nbytes
+            self.live_bytes += nbytes
 
     @contextlib.contextmanager
     def paused(self) -> Generator[None]:
@@ -259,7 +183,6 @@ class Ledger(OwnMode):
             node = todo.pop()
             if node is not None and _NODE not in node.metadata:
                 node.metadata[_NODE] = self.name, self.loc
-                node.metadata[_OP] = self._op
                 todo += [below for below, _ in node.next_functions]
 
     def watch(self, results: Sequence[torch.Tensor]) -> None:
@@ -309,8 +232,7 @@ class Ledger(OwnMode):
             found.append(self._peak_inside)
         rest = self.peak_bytes - sum(e.nbytes for e in found)
         if rest > 0:
-            name, kind = _REST[self.of_host]
-            found.append(Held(name=name, nbytes=rest, kind=kind, loc=UNKNOWN_LOC))
+            found.append(Held(name="whole blocks", nbytes=rest, kind=_TORCH, loc=UNKNOWN_LOC))
         return sorted(found, key=lambda e: -e.nbytes)
 
     # -- what PyTorch does --
@@ -359,16 +281,10 @@ class Ledger(OwnMode):
         for x in _tensors(result):
             if not any(x is given for given in args):  # as the ops in place return
                 self.book(x)
-        if self.of_host and _is_recorded(args):
-            self._heap.graph_bytes += _node_bytes(args, result)
-        if self._within is not None and scratch.runs_twice(func):
-            self._within.give_back(result.nbytes, self._within.take(result.nbytes))
         kernels = scratch if self.of_host else scratch_cuda
         inside = kernels.scratch_bytes(func, args, kwargs, result)
         if inside:
             self.spike(inside)
-            if self._within is not None:
-                self._within.give_back(inside, self._within.take(inside))
         return result
 
     def _as_without_a_mode(self, func: Any, args: tuple[Any, ...]) -> Any:
@@ -430,8 +346,6 @@ class Ledger(OwnMode):
         if not x.is_meta:
             return
         if known is not None and known() is not None:
-            if self.kind == _TORCH:
-                self._see_view(x)
             return
         storage = x.untyped_storage()
         name, loc = self._place()
@@ -447,32 +361,12 @@ class Ledger(OwnMode):
         self._storages[key] = weakref.ref(storage, self._end_of(key, entry))
         self._enter(entry)
 
-    def _see_view(self, x: torch.Tensor) -> None:
-        """It has no elements of its own."""
-        if not self.of_host:
-            return
-        key = id(x)
-
-        def end(_: object) -> None:
-            del self._views[key]
-            self._take_small(-_OBJECT_BYTES)
-
-        self._views[key] = weakref.ref(x, end)
-        self._take_small(_OBJECT_BYTES)
-
-    def _take_small(self, nbytes: int) -> None:
-        """A place in the heap is taken, or is free for others: it stays resident."""
-        self._heap.take(nbytes, in_backward)
-        self.torch_bytes += nbytes
-
     def see_node(self) -> None:
-        """In a backward pass an op begins where the engine comes to another node."""
+        """In a backward pass the engine may have come to another node."""
         node, number = _current()
-        if number not in (-1, self._node) and THROUGH not in node.metadata:
-            self._begin((heap.BACKWARD, node.metadata.get(_OP) or node.name()))
-            if why := _BY_DATA.get(node.name()):
-                name, loc = self._place()
-                self.notes[f"{loc}: {name} {why}"] = None
+        if number not in (-1, self._node) and (why := _BY_DATA.get(node.name())):
+            name, loc = self._place()
+            self.notes[f"{loc}: {name} {why}"] = None
         self._node = number
 
     def _place(self) -> tuple[str, Loc]:
@@ -484,36 +378,17 @@ class Ledger(OwnMode):
         self._clock += 1
         entry.born = self._clock
         self.entries.append(entry)
-        self.asked_bytes += entry.nbytes
-        if entry.block is None:
-            self._take(entry, 1)
+        self.live_bytes += self._size(entry)
         self.spike(0)
 
-    def _take(self, entry: Entry, sign: int) -> None:
-        """The elements of a tensor, and the tensor, of which PyTorch makes many."""
-        if not self.of_host:
-            self.torch_bytes += sign * scratch_cuda.rounded(entry.nbytes)
-            return
-        is_small = entry.nbytes < HEAP_BYTES
-        own = _OBJECT_BYTES if entry.kind == _TORCH else 0
-        self._take_small(sign * (own + is_small * entry.nbytes))
-        if is_small:
-            return
-        self.torch_bytes += sign * entry.nbytes
-        if self._within is not None and sign > 0:
-            entry.op = self._within.take(entry.nbytes)
-        elif self._within is not None:
-            self._within.give_back(entry.nbytes, entry.op)
+    def _size(self, entry: Entry) -> int:
+        return entry.nbytes if self.of_host else scratch_cuda.rounded(entry.nbytes)
 
     def end(self, entry: Entry) -> None:
         """It is given back."""
         self._clock += 1
         entry.died = self._clock
-        self.asked_bytes -= entry.nbytes
-        if entry.block is None:
-            self._take(entry, -1)
-        else:
-            self.arena.give_back(entry.block)
+        self.live_bytes -= self._size(entry)
 
     def _end_of(self, key: int, entry: Entry) -> Callable[[object], None]:
         books = weakref.ref(self)  # which holds what calls this
@@ -527,19 +402,6 @@ class Ledger(OwnMode):
                 del ledger._storages[key]
 
         return end
-
-
-def _is_recorded(args: Sequence[Any]) -> bool:
-    """Whether autograd has a node for such an op, which stays; what is computed again in a backward
-    pass has its nodes for a moment."""
-    records = torch.is_grad_enabled() and not in_backward()
-    return records and any(x.requires_grad for x in _tensors(args))
-
-
-def _node_bytes(args: Sequence[Any], result: Any) -> int:
-    """Of a node, of what it saves beside tensors, and of its results but one, which are views."""
-    operands, results = len(_tensors(args)), len(_tensors(result))
-    return _NODE_BYTES + _EDGE_BYTES * operands + _OBJECT_BYTES * max(results - 1, 0)
 
 
 def _answer(func: Any, x: torch.Tensor) -> Any:

@@ -1,15 +1,13 @@
 """How much memory a call really takes at its peak, and how long it takes.
 
-In: a callable without arguments. Out: `Peak` (bytes resident beyond what was resident before the
-call) and `Timing` (nanoseconds of each call). Nothing here knows the compiler.
+In: a callable without arguments. Out: `Peak` (bytes asked for from the allocators beyond what was
+held before the call) and `Timing` (nanoseconds of each call). Nothing here knows the compiler.
 
-The peak is the kernel's own high-water mark of resident memory, which sees every allocator, every
-thread and pages that were reserved but never touched. It is exact to a few hundred KiB: the
-kernel counts pages in per-CPU batches. Memory that the process holds in a warm cache before the
-call is not counted as the call's, so a cache of outputs must be emptied first: see `release`.
+Counted is what is asked of PyTorch's allocator, on any thread, and of Lowtide's arena: the same in
+every run. What libraries take from malloc is not seen, nor what malloc keeps of freed pages.
 
     peak, result = measure_peak(lambda: torch.rand(1000, 1000) + 1)
-    peak.peak_bytes                                     # 8_000_000, and a little
+    peak.peak_bytes                                     # 8_000_000
     timings = time_alternating({"eager": f, "compiled": g}, repeats=10)
     timings["eager"].median_ns
 """
@@ -19,25 +17,20 @@ from __future__ import annotations
 import gc
 import os
 import random
-import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 
-from lowtide.runtime import arena, libc
+from lowtide.runtime import arena
 
 T = TypeVar("T")
 
-_CLEAR_REFS = Path("/proc/self/clear_refs")
-_STATUS = Path("/proc/self/status")
-_RESET_HIGH_WATER_MARK = "5"
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _record: Any = _C._profiler._RecordFunctionFast
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -47,8 +40,8 @@ _ARENA = "lowtide.arena "  # of a mark: bytes that the arena has given, negative
 @dataclass(frozen=True, kw_only=True)
 class Peak:
     """`peak_bytes` beyond the start of the call, its result counted; `method` says how it was seen:
-    `"resident"` (the kernel's high-water mark), `"profiler"` (what was asked of PyTorch's allocator
-    and of the arena) or `"allocator"` (on a GPU, what PyTorch's allocator has handed out)."""
+    `"profiler"` (what was asked of PyTorch's allocator and of the arena) or `"allocator"` (on a
+    GPU, what PyTorch's allocator has handed out)."""
 
     peak_bytes: int
     time_ns: int
@@ -72,37 +65,15 @@ class Timing:
         return statistics.median(self.samples_ns)
 
 
-def measure_peak(
-    call: Callable[[], T],
-    *,
-    release: Callable[[], None] | None = None,
-    allocations_only: bool = False,
-    device: torch.device | None = None,
-) -> tuple[Peak, T]:
+def measure_peak(call: Callable[[], T], *, device: torch.device | None = None) -> tuple[Peak, T]:
     """Run `call` once and return its peak memory and its result.
 
-    `allocations_only` counts bytes asked of PyTorch's allocator and of Lowtide's arena instead of
-    resident pages: the same in every run, and blind to what libraries take from malloc. `release`
-    is called before, to give cached memory back to the system, so that memory which the call takes
-    out of a cache counts as its own. Warm the call up first: what a first call loads, compiles and
-    starts would count as well. On a CUDA `device`, what PyTorch's allocator has handed out there is
-    the peak.
-    """
-    _give_back_free_memory(release)
+    Warm the call up first: what a first call makes for good would count as well. On a CUDA
+    `device`, what PyTorch's allocator has handed out there is the peak."""
+    gc.collect()
     if device is not None and device.type == "cuda":
         return _allocator_peak(call, device)
-    if allocations_only or not can_measure_resident():
-        return _profiled_peak(call)
-    return _resident_peak(call)
-
-
-def can_measure_resident() -> bool:
-    """Whether this system lets a process reset and read its high-water mark (Linux with /proc)."""
-    try:
-        _CLEAR_REFS.write_text(_RESET_HIGH_WATER_MARK)
-        return _status_bytes("VmHWM") > 0
-    except (OSError, LookupError):
-        return False
+    return _profiled_peak(call)
 
 
 def time_call(call: Callable[[], T]) -> tuple[float, T]:
@@ -170,25 +141,8 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def resident_bytes() -> int:
-    """What of this process is in memory now, in bytes; a LookupError where /proc is missing."""
-    try:
-        return _status_bytes("VmRSS")
-    except OSError as fault:
-        raise LookupError(f"{_STATUS} cannot be read") from fault
-
-
 def _storages(value: object) -> list[torch.UntypedStorage]:
     return [tensor.untyped_storage() for tensor in tensors_in(value)]
-
-
-def _resident_peak(call: Callable[[], T]) -> tuple[Peak, T]:
-    _CLEAR_REFS.write_text(_RESET_HIGH_WATER_MARK)
-    # Right after the reset the mark is what is resident now, counted the way the peak will be.
-    before_bytes = _status_bytes("VmHWM")
-    time_ns, result = time_call(call)
-    peak_bytes = max(_status_bytes("VmHWM") - before_bytes, 0)
-    return Peak(peak_bytes=peak_bytes, time_ns=int(time_ns), method="resident"), result
 
 
 def _allocator_peak(call: Callable[[], T], device: torch.device) -> tuple[Peak, T]:
@@ -252,21 +206,6 @@ def _memory_events(profile: torch.profiler.profile) -> list[tuple[int, int]]:
         elif name.startswith(_ARENA):
             found.append((event.start_ns(), int(name.removeprefix(_ARENA))))
     return found
-
-
-def _status_bytes(key: str) -> int:
-    found = re.search(rf"^{key}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
-    if found is None:
-        raise LookupError(f"{_STATUS} has no {key}")
-    return int(found[1]) * 1024
-
-
-def _give_back_free_memory(release: Callable[[], None] | None) -> None:
-    gc.collect()
-    if release is not None:
-        release()
-    # glibc keeps freed blocks resident; the next call would reuse them unseen.
-    libc.trim()
 
 
 def _calls_per_sample(call: Callable[[], object], min_sample_ns: float) -> int:

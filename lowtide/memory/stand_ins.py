@@ -15,7 +15,6 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lowtide.errors import LowtideError
-from lowtide.memory.graph import THROUGH
 
 Tensor = torch.Tensor
 Storage = torch.UntypedStorage
@@ -70,7 +69,6 @@ def from_leaf(leaf: torch.Tensor) -> torch.Tensor:
 class _FromLeaf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
-        ctx.metadata[THROUGH] = True
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
 
     @staticmethod

@@ -41,7 +41,6 @@ from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import run_section
 from lowtide.pipeline.demands import Demands
 from lowtide.pipeline.differences import attribute
-from lowtide.pipeline.holes import Holes
 from lowtide.pipeline.hostcode import CheckFailed, HostFault
 from lowtide.pipeline.mutation import Shared, statistics
 from lowtide.pipeline.options import Options
@@ -49,7 +48,7 @@ from lowtide.pipeline.region import Entry, Region
 from lowtide.pipeline.reuse import owned
 from lowtide.pipeline.signature import CPU, Ineligible
 from lowtide.pipeline.stopping import ends_region, static_reason
-from lowtide.runtime import arena, heap
+from lowtide.runtime import arena
 from lowtide.runtime.blocks import KernelFault
 
 Env = dict[Value, Any]
@@ -246,8 +245,6 @@ class BlockPlan:
         while pos < self.last:
             region = self.region(pos)
             if region is not None:
-                if (trimmer := heap.trimmer()) is not None:
-                    trimmer.check(self.ops[pos])
                 stop = self._run_region(region, pos, env)
                 if isinstance(stop, list):
                     return stop
@@ -272,8 +269,6 @@ class BlockPlan:
         except Ineligible:
             return ~self.run_eager(pos, region.end, env)
         spec = entry.spec
-        if results is not None and (trimmer := heap.trimmer()) is not None:
-            trimmer.follow(trimmer.nodes(values), results, self.ops[pos])
         del values
         if entry.eager == little.WHY:
             return ~self._run_ops(pos, region.end, env)
@@ -349,8 +344,6 @@ class BlockPlan:
             results = self._with(op, env, alive)
         elif op.name == RECALLED:
             results = run_recalled(op, env)
-            if (trimmer := heap.trimmer()) is not None:  # its gradient is computed as ever
-                trimmer.follow((), results, op)
         else:
             results = self._section(op, env, alive)
         env.update(zip(op.results, results, strict=True))
@@ -363,15 +356,7 @@ class BlockPlan:
             dead = {v for v in (*op.operands, *op.results) if v not in self.live_at[pos + 1]}
             known = self._steps[pos] = prepared(op), tuple(dead)
         step, dead = known
-        trimmer = heap.trimmer()
-        if trimmer is None:
-            step(env)
-        else:
-            op = self.ops[pos]
-            trimmer.check(op)
-            given = trimmer.nodes([env[v] for v in op.operands])
-            step(env)
-            trimmer.follow(given, [env[v] for v in op.results], op)
+        step(env)
         for v in dead:
             env.pop(v, None)
 
@@ -465,7 +450,6 @@ class Driver:
     assumes, None if it assumes nothing of it. `demands`: what it assumes of its operands. `leaves`:
     classes whose methods it has inlined, since none is derived from them."""
 
-    is_tight: bool = False  # whether the arena keeps no free block while it needs another
     differences: tuple[str, ...] = ()
     leaves: tuple[type[Any], ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
@@ -494,7 +478,6 @@ class Driver:
         self.plan.shown.update((v, attribute(path)) for v, path in rows)
         self._first = self.plan.region(0)
         self._shared = Shared(function)
-        self._holes = Holes()
 
     def is_outdated(self) -> bool:
         """Whether a class was derived from one whose methods the program has inlined, or something
@@ -545,9 +528,7 @@ class Driver:
 
     def _walk(self, args: Sequence[Any]) -> Any:
         env = dict(zip(self.function.params, args, strict=True))
-        if self._holes.are_few() or heap.trimmer() is not None:
-            return self.plan.run(env)[0]
-        return self._holes.run(self, args, lambda: self.plan.run(env))[0]
+        return self.plan.run(env)[0]
 
 
 def make_driver(function: Function, options: Options) -> Driver:

@@ -18,7 +18,7 @@ import torch
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.plan import Event
-from lowtide.runtime import heap, ours
+from lowtide.runtime import ours
 from lowtide.texpr.sizes import evaluate
 
 _TRUE = torch.tensor(True, device="cpu")
@@ -75,7 +75,7 @@ def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
     carrying = [x for x in results if x.requires_grad]
     if not carrying:
         return []
-    ledger.at("cotangent", UNKNOWN_LOC, "gradient", heap.COTANGENTS)
+    ledger.at("cotangent", UNKNOWN_LOC, "gradient")
     ledger.watch(carrying)
     cotangents = [torch.ones_like(x) for x in carrying]
     ledger.python_has(cotangents)  # so that the engine adds nothing to them in their place

@@ -269,7 +269,7 @@ class _Region(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
-        is_watched = call.rules.in_arena is not None and WATCHED in ctx.metadata
+        is_watched = call.rules.is_rehearsal and WATCHED in ctx.metadata
         ours_alone = ours.all_alone_in_backward(cotangents, call.rules, is_watched)
         r = call.recorder
         count = len(r.gradient.kept_inputs)

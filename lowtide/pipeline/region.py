@@ -22,7 +22,7 @@ import torch
 from lowtide import compiler
 from lowtide.errors import Loc, LowtideError
 from lowtide.ir.core import Block, Value, walk
-from lowtide.pipeline import backend, debug, holes, hostcode, little, plain, reuse, stats
+from lowtide.pipeline import backend, debug, hostcode, little, plain, reuse, stats
 from lowtide.pipeline.abstract import Abs, Place
 from lowtide.pipeline.backend import Tiles
 from lowtide.pipeline.differences import Facts, differences, signature_facts
@@ -195,7 +195,6 @@ class Region:
             return self.keys.setdefault(kinds, key_function(kinds, self.floats_constant))
 
     def _miss(self, values: Sequence[Any], key: tuple[Any, ...]) -> Entry:
-        holes.sizes_are_new()
         with self.lock:
             entry = self.resolve(values)
             spec = entry.spec

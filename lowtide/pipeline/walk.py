@@ -35,7 +35,7 @@ from lowtide.memory.like_cuda import LikeCuda
 from lowtide.memory.stand_ins import like
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.checkpoint import BY_PYTORCH
-from lowtide.pipeline.budget.chunks import RunBlock, known_as
+from lowtide.pipeline.budget.chunks import RunBlock
 from lowtide.pipeline.budget.recalled import RECALLED, run_recalled
 from lowtide.pipeline.budget.section import SECTION, run_section
 from lowtide.pipeline.driver import BlockPlan, Driver, Env
@@ -45,8 +45,7 @@ from lowtide.pipeline.stand_ins import NUMBERS, UNKNOWN, stand_ins
 from lowtide.pipeline.stopping import about_a_loop, static_reason
 from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects, is_pytorchs
 from lowtide.pipeline.walked_steps import KernelStep, Step, TorchStep
-from lowtide.runtime import arena, ours
-from lowtide.runtime.played_arena import PlayedArena
+from lowtide.runtime import ours
 
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
 SHOWN_CHUNKS: Final = 2  # of a section: the others are like the second
@@ -109,9 +108,7 @@ class Walk:
         self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
         self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
-        is_tight = driver.is_tight or arena.is_tight()
-        played = PlayedArena(is_tight, is_used=on_host, is_trimmed=driver.is_tight)
-        self.ledger = Ledger(played, of_host=on_host)
+        self.ledger = Ledger(of_host=on_host)
         self._computed = computed
         self._has_modes = plain.function_modes_on()  # the caller's
         self._known: dict[int, torch.Tensor] = {}
@@ -126,8 +123,7 @@ class Walk:
             env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
             road = LikeTheCpu() if on_host else LikeCuda(self.device, places, self.ledger.notes)
-            rules = ours.Rules(driver.is_tight, on_host, self.ledger.in_arena)
-            over = ours.under(rules)
+            over = ours.under(ours.Rules(on_host=on_host, is_rehearsal=True))
             casts = (
                 self._casts.on() if plain.may_cast(driver.function) else contextlib.nullcontext()
             )
@@ -232,7 +228,7 @@ class Walk:
         """What the region's kernels would give."""
         entry, host, ledger = step.entry, step.entry.spec.host, self.ledger
         assert host is not None
-        ledger.at(step.region.name.partition(":")[0], step.loc, "output", first)
+        ledger.at(step.region.name.partition(":")[0], step.loc, "output")
         executable = step.executable()
         dying = step.region.dying(entry)
         if dying is not None and (taken := executable.over_inputs(dying.alone(values))):
@@ -264,7 +260,7 @@ class Walk:
         elif op.name == SECTION:
             results = self._section(plan, op, env, plan.live_at[pos + 1])
         elif op.name == RECALLED:
-            self.ledger.at("kept product", op.loc, op=op)
+            self.ledger.at("kept product", op.loc)
             self.ledger.mark(_tensors(results := run_recalled(op, env)))
         elif op.name == "with" and isinstance(env[op.operands[0]], recomputed.Recomputed):
             results = self._again(plan, op, env, plan.live_at[pos + 1])
@@ -275,7 +271,7 @@ class Walk:
         else:
             why = reason or static_reason(op) or "takes the part of this iteration"
             step = TorchStep(op=op, reason=why)
-            self.ledger.at(step.label, op.loc, op=op)
+            self.ledger.at(step.label, op.loc)
             results = self._plain(op, env, plan.live_at[pos + 1])
             if self.records:
                 self.ledger.mark(_tensors(results))
@@ -362,9 +358,9 @@ class Walk:
 
     def _road(self, inner: tuple[BlockPlan, Env]) -> tuple[list[Any], tuple[int, int]]:
         """One of two branches: its results, what it leaves behind in bytes, and its steps."""
-        held, steps = self.ledger.asked_bytes, len(self.steps)
+        held, steps = self.ledger.live_bytes, len(self.steps)
         results = self._block(*inner)
-        return results, (self.ledger.asked_bytes - held, len(self.steps) - steps)
+        return results, (self.ledger.live_bytes - held, len(self.steps) - steps)
 
     def _section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         runs = [self._runner(plan.inner(block), block) for block in op.blocks]
@@ -372,7 +368,7 @@ class Walk:
         _keep(env, alive)
         self.ledger.at("chunks", op.loc)
         results = run_section(op, values, runs, SHOWN_CHUNKS)
-        self.ledger.at("chunks", op.loc, op=known_as(op))
+        self.ledger.at("chunks", op.loc)
         self.ledger.mark(_tensors(results))
         return results
 

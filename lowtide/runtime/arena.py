@@ -126,28 +126,6 @@ def class_bytes(asked_bytes: int) -> int:
     return -(-asked_bytes // step_bytes) * step_bytes
 
 
-def resident_bytes(asked_bytes: int) -> int:
-    """What a block takes of the machine once `asked_bytes` of it are written: huge pages as far as
-    they fit into the block whole, small ones behind them."""
-    small_bytes = -(-asked_bytes // _PAGE_BYTES) * _PAGE_BYTES
-    if _HUGE_ADVICE is None:
-        return small_bytes
-    huge_end = class_bytes(max(asked_bytes, 1)) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
-    return max(min(-(-asked_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES, huge_end), small_bytes)
-
-
-def _never(_nbytes: int) -> bool:
-    return False
-
-
-def _nothing(_nbytes: int) -> None:
-    pass
-
-
-def _is_not() -> bool:
-    return False
-
-
 class _Pool:
     """The free blocks by size class, and the account of all.
 
@@ -173,10 +151,7 @@ class _Pool:
         self._misses = 0
         self._trims = 0
         self.observer: Callable[[int, int], None] | None = None
-        self.is_tight = False  # whether free blocks are unmapped before another is mapped
-        self.has_room: Callable[[int], bool] = _never  # unless so many bytes may be beside them
-        self.is_short: Callable[[], bool] = _is_not  # whether none may stay
-        self.make_room: Callable[[int], None] = _nothing  # for so many bytes, elsewhere
+        self.is_tight = False  # whether no more is mapped than has been in use at once
         self.storages: dict[int, int] = {}  # by address of a block, whose tensor is alive
         self._held_for_fork = False
         self._is_failing = False  # nothing is kept, until something new could be mapped
@@ -275,9 +250,8 @@ class _Pool:
 
     def _take_new(self, block_bytes: int, asked_bytes: int) -> _Block:
         self._read_cap()
-        self.make_room(block_bytes)
-        if self.is_tight and not self.has_room(block_bytes):
-            self.shrink(0)
+        if self.is_tight:
+            self.shrink(max(self._peak_in_use_bytes - self._in_use_bytes - block_bytes, 0))
         block = self._map(block_bytes)
         self._is_failing = False
         block.asked_bytes = asked_bytes
@@ -334,8 +308,7 @@ class _Pool:
             free.append(block)
             self._give_backs += 1
             block.freed = self._give_backs
-        keeps_none = self._is_failing or (self.is_tight and self.is_short())
-        limit_bytes = 0 if keeps_none else self._cap_bytes
+        limit_bytes = 0 if self._is_failing else self._cap_bytes
         if self._cached_bytes > limit_bytes:
             self._shrink(limit_bytes)
 
@@ -542,24 +515,9 @@ def set_cap_bytes(cap_bytes: int) -> None:
 
 
 def keep_tight() -> None:
-    """From now on free blocks are unmapped before another is mapped, so that what is mapped is not
-    more than has been in use at once, unless there is room (`set_room`). Plans under a budget count
-    on that."""
+    """From now on free blocks are unmapped before another is mapped, as far as what is mapped would
+    else be more than has been in use at once. Plans under a budget ask for that."""
     _pool.is_tight = True
-
-
-def set_room(
-    has_room: Callable[[int], bool], is_short: Callable[[], bool], make_room: Callable[[int], None]
-) -> None:
-    """Has them asked then: `has_room(nbytes)`, whether this thread may hold so much more, and
-    `is_short()`, whether it can keep nothing that is free; `make_room(nbytes)` before so much is
-    mapped, for which others may have to give back what they have."""
-    _pool.has_room, _pool.is_short, _pool.make_room = has_room, is_short, make_room
-
-
-def is_tight() -> bool:
-    """Whether `keep_tight` was called."""
-    return _pool.is_tight
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

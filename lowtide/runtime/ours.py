@@ -14,10 +14,6 @@ has it is not counted. Nor is a GPU's: another stream may still read what no ten
 
 What counts are for something that nobody else has is found by asking it of such a thing, since it
 hangs on the versions of Python and PyTorch.
-
-What the C library's heap has is taken within budgets only, and where it is so large that it is
-mapped by itself: a result that stays in the heap, where one in the arena would have freed its
-place, leaves holes there, and more of it becomes resident (8 % for a U-Net).
 """
 
 from __future__ import annotations
@@ -26,29 +22,25 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
-from lowtide.runtime import arena, heap
+from lowtide.runtime import arena
 
 LEAST_BYTES = arena.SMALL_BYTES  # what is smaller is not worth the counting
-MAPPED_BYTES = 33 << 20  # what is larger glibc never takes from its heap, and unmaps when freed
 
 Counts = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`takes_heap`: whether memory of the C library's heap is taken, too, because its free pages
-    are given back in this call. `in_arena`: of a rehearsal, whose meta tensors stand for others:
-    which of them the arena would hold. `on_host`: whether these stand for tensors of the CPU."""
+    """`is_rehearsal`: whose meta tensors stand for others; `on_host`: for tensors of the CPU."""
 
-    takes_heap: bool = False
     on_host: bool = True
-    in_arena: Callable[[torch.Tensor], bool] | None = None
+    is_rehearsal: bool = False
 
 
 def is_alone(held: Sequence[torch.Tensor], k: int, others: int = 0) -> bool:
@@ -60,8 +52,7 @@ def is_alone(held: Sequence[torch.Tensor], k: int, others: int = 0) -> bool:
 
 def rules() -> Rules:
     """Those of the call that this thread is in."""
-    trimmer = heap.trimmer()
-    return _now.rules or (_BUDGETED if trimmer is not None and trimmer.takes_heap else _FREE)
+    return _now.rules or _OF_A_RUN
 
 
 def is_alone_in_backward(cotangents: Sequence[Any], k: int, rules: Rules, is_watched: bool) -> bool:
@@ -137,7 +128,7 @@ class _Now(threading.local):
 
 
 _now = _Now()
-_FREE, _BUDGETED = Rules(), Rules(takes_heap=True)
+_OF_A_RUN = Rules()
 
 
 def _is_whole(x: torch.Tensor, rules: Rules) -> bool:
@@ -149,13 +140,9 @@ def _is_whole(x: torch.Tensor, rules: Rules) -> bool:
     storage = x.untyped_storage()
     if storage.nbytes() != x.numel() * x.itemsize or x.device.type not in ("cpu", "meta"):
         return False
-    takes_heap = rules.takes_heap or storage.nbytes() > MAPPED_BYTES
     if x.is_meta:
-        in_arena = rules.in_arena is not None and rules.in_arena(x)
-        return rules.on_host and (takes_heap or in_arena)
-    if storage.is_shared():
-        return False
-    return (takes_heap and storage.resizable()) or arena.has_made(x)
+        return rules.on_host and rules.is_rehearsal
+    return not storage.is_shared() and (storage.resizable() or arena.has_made(x))
 
 
 def _counts(held: Sequence[torch.Tensor], k: int) -> Counts:

@@ -6,20 +6,13 @@ import gc
 
 import pytest
 
-from lowtide.runtime import libc, ours
+from lowtide.runtime import ours
 
 
 @pytest.fixture
 def small_ones_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is small is written over too, as within a budget."""
+    """What is small is written over too."""
     monkeypatch.setattr(ours, "LEAST_BYTES", 0)
-    monkeypatch.setattr(ours, "_FREE", ours.Rules(takes_heap=True))
-
-
-@pytest.fixture(autouse=True)
-def no_holes_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predictions are the same whatever the environment asks of glibc."""
-    monkeypatch.setattr(libc, "leaves_holes", lambda: False)
 
 
 @pytest.fixture(autouse=True)

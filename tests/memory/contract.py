@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import lowtide as lt
 from lowtide.memory.measure import measure_peak
 
 FACTOR = 1.25
@@ -33,7 +32,7 @@ def asked_bytes(call: Callable[[], object]) -> int:
     `call` runs once; what a first call compiles is not memory of tensors, but constants that it
     makes for good are: run it before.
     """
-    return measure_peak(call, release=lt.empty_cache, allocations_only=True)[0].peak_bytes
+    return measure_peak(call)[0].peak_bytes
 
 
 def violation(measured_bytes: int, predicted_bytes: int, *, library_ops: bool) -> str:

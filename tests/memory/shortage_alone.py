@@ -9,6 +9,7 @@ once the main one cannot grow.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import re
 import resource
@@ -18,9 +19,24 @@ import torch
 from torch import nn
 
 import lowtide as lt
-from lowtide.runtime import libc
 
 WIDTH = 250
+
+
+class _Counted(ctypes.Structure):
+    """glibc's `mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("heaps", "free_pieces", "free_small", "maps", "mapped", "unused", "of_small"),
+            *("of_pieces", "free", "at_end"),
+        )
+    ]
+
+
+_library = ctypes.CDLL("libc.so.6")
+_library.mallinfo2.restype = _Counted
 SPARE_MB = (1, 8, 24)
 
 
@@ -46,7 +62,7 @@ def main() -> None:
     def in_use() -> tuple[int, int]:
         gc.collect()
         lt.empty_cache()
-        return libc.used_bytes(), lt.memory_stats().in_use_bytes
+        return _used_bytes(), lt.memory_stats().in_use_bytes
 
     for _ in range(2):
         step()
@@ -65,6 +81,12 @@ def main() -> None:
         net.zero_grad(set_to_none=True)
         now_heap, now_arena = in_use()
         print(how, now_heap - heap, now_arena - arena, has)
+
+
+def _used_bytes() -> int:
+    """Of the C library's heap."""
+    counted = _library.mallinfo2()
+    return counted.of_pieces + counted.mapped
 
 
 def _address_space() -> int:

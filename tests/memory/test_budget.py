@@ -16,10 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide as lt
 from lowtide.errors import LowtideError
-from lowtide.pipeline.budget.search import path, search
+from lowtide.pipeline.budget.search import path
 from lowtide.pipeline.driver import Driver
 from lowtide.programs import PROGRAMS
-from lowtide.runtime import heap
 from tests.memory.calls import tensors
 from tests.memory.cases import CASES, Block, Unet
 from tests.memory.contract import asked_bytes, assert_budget_kept
@@ -192,40 +191,6 @@ def test_what_is_asked_for_is_within_the_budget(which: str) -> None:
         limited(x)
         asked = asked_bytes(lambda: limited(x))
     assert_budget_kept(asked, budget, library_ops=True)
-
-
-class Seen:
-    """A trimmer that notes when it is asked, and what was run."""
-
-    takes_heap = True
-
-    def __init__(self) -> None:
-        self.steps: list[str] = []
-
-    def check(self, op: object = None) -> None:
-        self.steps.append("check")
-
-    def nodes(self, operands: Any) -> tuple[()]:
-        return ()
-
-    def follow(self, given: Any, results: Any, op: object = None) -> None:
-        self.steps.append("run")
-
-
-def test_free_pages_are_looked_for_before_each_op_that_follows_a_kernel() -> None:
-    """What the kernel was the last to read is free only then."""
-
-    def f(x):
-        y = torch.sort(x.sin() * 2, -1).values
-        return torch.cumsum(y.cos() + 1, 1)
-
-    driver, values = lt.script(f).resolve(lt.script(f).bind((torch.rand(300, 400),), {}))
-    seen: Any = Seen()
-    with heap.trimming(seen):
-        Driver(driver.function)(values)
-    asked = [before for before, step in itertools.pairwise(seen.steps) if step == "run"]
-    assert len(asked) >= 4
-    assert {*asked} == {"check"}
 
 
 class Norms(nn.Module):
@@ -562,14 +527,3 @@ def test_what_lies_before_a_size_that_the_data_decide_is_planned(grad: bool) -> 
     with pytest.warns(RuntimeWarning, match="its budget is not kept: .*data"):
         found = limited(x)
     torch.testing.assert_close(found, free(x))
-
-
-def test_a_large_budget_counts_on_no_warm_block_either() -> None:
-    """What goes back before an op is taken again by it."""
-    x = torch.rand(1000, 600)
-    free: Any = lt.script(ordered)
-    driver, values = free.resolve(free.bind((x,), {}))
-    peak_bytes = free.memory(x).peak_bytes
-    plan = search(Driver(driver.function), values, peak_bytes)
-    assert plan.driver.is_tight
-    assert plan.peak_bytes < 0.9 * peak_bytes  # the arena keeps what was sorted

@@ -16,7 +16,6 @@ from lowtide.memory.cudnn import Places
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.like_cuda import LikeCuda
 from lowtide.memory.reductions_cuda import extremes, sums, variances
-from lowtide.runtime.played_arena import PlayedArena
 from tests.memory.cuda_calls import ON_CUDA, requested
 
 aten = torch.ops.aten
@@ -50,7 +49,7 @@ def test_parts_of_columns(
 def planned(q: Tensor, **options: Any) -> tuple[int, int]:
     """Bytes kept by the forward pass, and at the peak of the backward pass."""
     q.requires_grad_()
-    ledger = Ledger(PlayedArena(is_used=False), of_host=False)
+    ledger = Ledger(of_host=False)
     ledger.given([q])
     with ledger, LikeCuda(torch.device("cuda:0"), Places(), ledger.notes):
         y = F.scaled_dot_product_attention(q, q, q, **options)

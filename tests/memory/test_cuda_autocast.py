@@ -17,7 +17,6 @@ from lowtide.memory.casts import Casts
 from lowtide.memory.cudnn import Places
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.like_cuda import LikeCuda
-from lowtide.runtime.played_arena import PlayedArena
 from tests.memory.cuda_calls import ON_CUDA, requested
 
 HALF = torch.float16
@@ -86,7 +85,7 @@ def test_attention_in_parts_is_of_single_precision(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(attention_cuda, "_choice", lambda *_: SDPBackend.MATH)
     q = torch.empty(2, 4, 512, 64, device="meta", requires_grad=True)
     scores = 2 * 4 * 512 * 512 * 4
-    ledger = Ledger(PlayedArena(is_used=False), of_host=False)
+    ledger = Ledger(of_host=False)
     ledger.given([q])
     was_on = torch.is_autocast_enabled("cuda")
     torch.set_autocast_enabled("cuda", True)

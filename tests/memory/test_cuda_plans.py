@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import lowtide as lt
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.scratch_cuda import rounded
-from lowtide.runtime.played_arena import PlayedArena
 
 pytest.importorskip("triton")
 
@@ -104,7 +103,7 @@ WITHIN = {  # bytes that PyTorch 2.11's allocator was asked for beyond results
 @pytest.mark.parametrize("name", WITHIN)
 def test_what_pytorchs_kernels_take(name: str) -> None:
     op, measured = WITHIN[name]
-    ledger = Ledger(PlayedArena(False, is_used=False, is_trimmed=False), of_host=False)
+    ledger = Ledger(of_host=False)
     x = torch.empty(COUNT, device="meta")
     i = torch.empty(COUNT, device="meta", dtype=torch.int64)
     ledger.given([x, i])

@@ -15,7 +15,6 @@ from lowtide.memory.convolution import LAYOUTS
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.measure import measure_peak
 from lowtide.memory.scratch import scratch_bytes
-from lowtide.runtime.played_arena import PlayedArena
 from tests.memory.contract import asked_bytes, assert_within_contract
 
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -58,7 +57,7 @@ def test_forward_and_back(name: str, shape: tuple[int, ...], is_last: bool) -> N
     y = op(x)
     (g,) = torch.autograd.grad(y, x, torch.ones_like(y))
     meta = torch.empty_like(x, device="meta").requires_grad_()
-    with Ledger(PlayedArena()):
+    with Ledger():
         found = op(meta)
         (found_g,) = torch.autograd.grad(found, meta, torch.ones_like(found))
     assert (found.shape, found.stride()) == (y.shape, y.stride())
@@ -81,6 +80,6 @@ def test_images_that_stay_as_they_lie_are_not_copied_by_convolutions() -> None:
 @pytest.mark.parametrize("sizes", [(59, 61), (60, 60), (80, 100)])
 def test_a_matrix_is_turned_through_a_square(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
     x = torch.zeros(*sizes, dtype=dtype).t()
-    peak, copied = measure_peak(x.contiguous, allocations_only=True)
+    peak, copied = measure_peak(x.contiguous)
     found = scratch_bytes(torch.ops.aten.clone.default, [x], {}, copied)
     assert found == peak.peak_bytes - copied.nbytes

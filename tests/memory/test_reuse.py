@@ -37,7 +37,6 @@ def reused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(ours, "over", counted)
     monkeypatch.setattr(ours, "LEAST_BYTES", 0)
-    monkeypatch.setattr(ours, "_FREE", ours.Rules(takes_heap=True))
     return found
 
 
@@ -87,14 +86,6 @@ def test_the_account_is_that_of_the_run(reused: list[int], monkeypatch: pytest.M
 def test_small_ones_are_not_asked_for(monkeypatch: pytest.MonkeyPatch, reused: list[int]) -> None:
     monkeypatch.setattr(ours, "LEAST_BYTES", 1 << 20)
     monkeypatch.setattr(ours, "is_alone", None)  # would fail
-    agrees(chain, *tensors())
-    assert not reused
-
-
-def test_memory_of_the_heap_only_within_budgets(
-    monkeypatch: pytest.MonkeyPatch, reused: list[int]
-) -> None:
-    monkeypatch.setattr(ours, "_FREE", ours.Rules())
     agrees(chain, *tensors())
     assert not reused
 

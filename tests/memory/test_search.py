@@ -107,8 +107,6 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int], int], 
                 plan = Plan(
                     driver=driver,
                     memory=memory,
-                    growth_bytes=0,
-                    growths={},
                     ends="",
                 )
                 yield plan

@@ -15,6 +15,7 @@ import torch
 from torch.nn.utils import parametrizations, parametrize
 
 import lowtide as lt
+from lowtide.memory.scopes.scope import DisposeScope
 
 
 class Slotted(torch.Tensor):
@@ -157,13 +158,16 @@ def test_a_scope_that_another_thread_ends() -> None:
 def test_an_interrupt_while_a_scope_opens_leaves_none_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted() -> int:
+    enters = DisposeScope.enter_context
+
+    def interrupted(scope: DisposeScope) -> None:
+        enters(scope)
         raise KeyboardInterrupt
 
     lt.scope_statistics().stop()
     depth = torch._C._len_torch_function_stack()
     with monkeypatch.context() as patch:
-        patch.setattr("lowtide.memory.scopes.resident.resident_bytes", interrupted)
+        patch.setattr(DisposeScope, "enter_context", interrupted)
         with pytest.raises(KeyboardInterrupt), lt.dispose_scope():
             pass
     assert lt.current_dispose_scope() is None

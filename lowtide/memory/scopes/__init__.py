@@ -22,7 +22,6 @@ One idea a file:
     hidden      none of this is compiled by Dynamo
     functions   the same from the tensor's side
     decorate    scopes around functions, coroutines and generators
-    resident    memory back to the system, not only to malloc
     nests       tensors in lists, dicts and dataclasses
     statistics  the account of a thread
     sequential  nn.Sequential that lets go of each input

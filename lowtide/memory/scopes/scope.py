@@ -26,7 +26,7 @@ from typing import Any, ParamSpec, TypeVar, TypeVarTuple, overload
 import torch
 
 from lowtide.errors import ScopeError
-from lowtide.memory.scopes import disposed, keepers, resident, threads, watch
+from lowtide.memory.scopes import disposed, keepers, threads, watch
 from lowtide.memory.scopes.bag import LOCK
 from lowtide.memory.scopes.births import FIELDS, Birth, Births, loc_of, user_frame
 from lowtide.memory.scopes.disposed import DisposedTensor, Ending, empty_out
@@ -56,7 +56,7 @@ _NO_CONTEXT = contextlib.nullcontext()
 class DisposeScope(Place):
     """Tensors that end together. Made by `dispose_scope()`, opened by `with`, or a decorator."""
 
-    __slots__ = ("_opened", "_resident_bytes", "is_open")
+    __slots__ = ("_opened", "is_open")
 
     def __init__(self) -> None:
         thread = state()
@@ -64,7 +64,6 @@ class DisposeScope(Place):
         thread.places.add(self)
         self.is_open = False
         self._opened: tuple[CodeType, int] | None = None
-        self._resident_bytes = 0
 
     def __enter__(self) -> DisposeScope:
         self._begin(_getframe(1))
@@ -216,8 +215,6 @@ class DisposeScope(Place):
         self.is_open = True
         try:
             self.enter_context()
-            if self.outer is None:
-                self._resident_bytes = resident.resident_bytes()
         except BaseException:  # an interrupt: `with` will not call `__exit__`
             self._end("by an interrupt of the dispose scope")
             raise
@@ -300,8 +297,6 @@ class DisposeScope(Place):
                 self.thread.detached += 1
                 self.thread.loose.add(tensor, birth)
             disposed.release_pending()
-        if self.outer is None and self._resident_bytes:
-            resident.after_end(self._resident_bytes)
 
 
 class _Unopened(DisposeScope):

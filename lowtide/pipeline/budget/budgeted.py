@@ -26,7 +26,7 @@ from lowtide.pipeline.budget.search import Plan, search
 from lowtide.pipeline.driver import Driver
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.warned import warn
-from lowtide.runtime import arena, heap
+from lowtide.runtime import arena
 
 _Key = tuple[Any, Any]  # forms, what shares memory
 _MOST_PLANS: Final = 256
@@ -48,17 +48,7 @@ class BudgetedDriver(Driver):
         """Runs the function within the budget; raises BudgetError, and what a Driver raises."""
         if self.demands is not None and (why := self.demands.unmet(args)):
             raise Ineligible(why)
-        plan = self._plan_of(args)
-        if plan.growth_bytes is None:
-            return plan.driver(args)
-        # not the budget: what `memory()` says is true of a planned call, too
-        trimmer = heap.Trimmer(
-            most_bytes=plan.peak_bytes, growth_bytes=plan.growth_bytes, growths=plan.growths
-        )
-        with heap.trimming(trimmer):
-            results = plan.driver(args)
-            trimmer.hand_out()
-            return results
+        return self._plan_of(args).driver(args)
 
     def planned(self, args: Sequence[Any]) -> Driver:
         """The driver that these arguments are run by; raises BudgetError."""

@@ -29,7 +29,6 @@ backward pass the gradients of its operands, chunk by chunk.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -41,7 +40,6 @@ from lowtide.ir.core import Op
 from lowtide.pipeline import plain
 from lowtide.pipeline.budget.cut import Cut, Form, Plain, Span, form_of, order_of
 from lowtide.pipeline.budget.operand_gradients import Gradients
-from lowtide.runtime import heap
 
 Tensor = torch.Tensor
 RunBlock = Callable[[list[Any]], list[Any]]  # block arguments → operands of its terminator
@@ -60,7 +58,6 @@ class Chunks:
 
     def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
         """`shown`: so many chunks of it are rehearsed, for all."""
-        self.known_as = known_as(op)
         self.run = runs[0]
         self.run_again = runs[1 if "again" in op.attrs else 0]
         self.run_recalled = runs[-1]
@@ -273,12 +270,6 @@ class Chunks:
         ]
 
 
-def known_as(op: Op) -> object:
-    """By what the growth of a section is known (`Ledger.growths`): that of a checkpoint is made
-    anew for each call, its results are not."""
-    return op.results[0] if op.results else op
-
-
 def _copies_saved() -> contextlib.AbstractContextManager[None]:
     """While ops run, what they save are copies."""
     return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x)
@@ -359,6 +350,5 @@ def _room(part: Any, dim: int | None, span: Span, order: Sequence[int] | None) -
     order = order or order_of(part)
     extent = span.extent * (part.shape[dim] // span.size)
     shape = [extent if d == dim else part.shape[d] for d in order]
-    heap.make_room(math.prod(shape) * part.element_size())
     whole = torch.empty(shape, dtype=part.dtype, device=part.device)
     return whole.permute([order.index(d) for d in range(part.dim())])

@@ -24,7 +24,6 @@ from lowtide.memory.ledger import Ledger
 from lowtide.memory.modes import OwnMode
 from lowtide.pipeline.budget.candidate import Candidate, storage_of, tensors_in
 from lowtide.pipeline.budget.outer import Outer
-from lowtide.runtime.played_arena import PlayedArena
 
 Tensor = torch.Tensor
 _GAINING: Final = ("mutate", "py.call", "py.call_method")  # may give a graph to what they write
@@ -49,7 +48,7 @@ class Effects:
         self._without_graph = {  # ids; of a tensor that nobody has seen being made, nobody knows
             id(known) for known, x in outer.pairs if not x.requires_grad
         }
-        with Ledger(PlayedArena()), torch.enable_grad():
+        with Ledger(), torch.enable_grad():
             self.rows = [self._effect(op) for op in outer.ops[: outer.last]]
 
     def sources(self, run: Candidate) -> tuple[tuple[int, ...], ...]:

@@ -31,7 +31,6 @@ from lowtide.pipeline.budget.independence import Dependent, Needs, cut_results, 
 from lowtide.pipeline.budget.loops import Loops
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.followed import run_on_meta
-from lowtide.runtime.played_arena import PlayedArena
 
 Tensor = torch.Tensor
 _MOST_DIMS: Final = 4
@@ -44,7 +43,7 @@ def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Ca
     pos, stop = start, outer.last if stop is None else stop
     finder = _Finder(outer, stop)
     loops = Loops(outer.function, outer.known, outer.changed, outer.kept, outer.records)
-    with Ledger(PlayedArena()), torch.no_grad():
+    with Ledger(), torch.no_grad():
         while pos < stop:
             is_loop = outer.ops[pos].name == "loop"
             best = loops.candidate(pos) if is_loop else finder.found(pos)

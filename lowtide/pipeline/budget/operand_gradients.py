@@ -18,7 +18,6 @@ import torch
 from lowtide.memory.layouts import is_packed
 from lowtide.pipeline.budget.candidate import storage_of
 from lowtide.pipeline.budget.cut import Cut, Span
-from lowtide.runtime import heap
 
 Tensor = torch.Tensor
 
@@ -70,7 +69,6 @@ class Gradients:
         elif k in self._own:
             whole.add_(g)
         else:
-            heap.make_room(whole.nbytes)
             self.rows[k] = whole + g
             self._own.add(k)
 
@@ -97,11 +95,9 @@ class Gradients:
             part.add_(g)
 
     def _room(self, k: int, cut: Cut, span: Span) -> Tensor:
-        """Memory for a gradient. Zeros, where nothing has been before, make all of it resident, so
-        that what is resident is what is planned."""
+        """Memory for a gradient, zeros unless it lies over what is done with."""
         like, over = self._values[k], self._over.get(k)
         if over is None or not self._is_first or not cut.parts_all(like, span.extent):
-            heap.make_room(like.nbytes)
             return torch.zeros_like(like)
         return over.data
 

@@ -4,17 +4,15 @@ In: a Driver, the arguments of a call, a number of bytes. Out: a Driver of the p
 a BudgetError with the least peak that was found.
 
 Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
-the same with an arena that gives free blocks back before it takes others; that with its images
-turned to channels last (`turned`); then, step by step, twice as many chunks for the section that
+the same with the branches that its arguments decide (`decided`); that with its images turned to
+channels last (`turned`); then, step by step, twice as many chunks for the section that
 lowers the peak most. Where gradients are recorded chunks are computed again, at each step first
 only some of them, or without their products (`products`). And there are segments, which are
 computed again as a whole (`segments`), for ever fewer bytes (`cheapest`): before the chunks, if
 these would free less than half, and not at all if they would free most. At the end of the chunks,
 kernels whose tiles need least work memory. At last all that once more with short loops written out.
 
-The first plan that fits is taken, so a smaller budget never gives a larger peak. Holes that ops
-leave in the heap within themselves do not count: where there is no room for them, the op runs
-without (`runtime/mapped`).
+The first plan that fits is taken, so a smaller budget never gives a larger peak.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ from lowtide.pipeline.budget.segments import Cutter
 from lowtide.pipeline.budget.turned import turned
 from lowtide.pipeline.driver import BlockPlan, Driver
 from lowtide.pipeline.memory import MemoryPlan, plan_memory
-from lowtide.pipeline.signature import CPU
 from lowtide.pipeline.walk import Walk
 
 _MOST_STEPS: Final = 24
@@ -59,14 +56,11 @@ _MOST_KEPT: Final = 8  # chunks; each is rehearsed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A driver that keeps to `memory`. `growth_bytes`: what one op adds at most with
-    its holes, None where the C library's heap holds nothing of it; `growths`: the same by op.
-    `ends`: where and why nothing more is known of the call, "" if all is."""
+    """A driver that keeps to `memory`. `ends`: where and why nothing more is known of the call, ""
+    if all is."""
 
     driver: Driver
     memory: MemoryPlan
-    growth_bytes: int | None
-    growths: Mapping[object, int]
     ends: str
 
     @property
@@ -95,7 +89,6 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
 def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[Plan]:
     """Where no plan like one could fit, those that keep more than it are not tried."""
     driver = Driver(driver.function, tiles=driver.tiles)
-    driver.is_tight = True
     walk = Walk(driver, args)
     yield _plan(driver, walk)
     function = _rewritten(driver, lambda: decided(driver, args), "which branches are decided")
@@ -211,15 +204,7 @@ def _in_chunks(
 
 
 def _plan(driver: Driver, walk: Walk) -> Plan:
-    memory, ledger = plan_memory(walk), walk.ledger
-    on_cpu = walk.device == CPU
-    return Plan(
-        driver=driver,
-        memory=memory,
-        growth_bytes=ledger.growth_bytes if on_cpu else None,
-        growths=ledger.growths,
-        ends="" if walk.fails else walk.ends,
-    )
+    return Plan(driver=driver, memory=plan_memory(walk), ends="" if walk.fails else walk.ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +268,6 @@ class _Trials:
         if plan is None:
             function = with_sections(self.driver.function, chunks, self._bodies, kept, self.known)
             made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
-            made.is_tight = True
             plan = _plan(made, Walk(made, self.args))
             if kept is NOTHING:
                 self._plans[key] = plan

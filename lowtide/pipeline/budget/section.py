@@ -24,7 +24,7 @@ from lowtide.pipeline.budget.candidate import storage_of
 from lowtide.pipeline.budget.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.pipeline.budget.generators import Generators
 from lowtide.pipeline.budget.stretches import Stretches
-from lowtide.runtime import heap, ours
+from lowtide.runtime import ours
 
 SECTION: Final = "section"
 _CUT_SHORT: Final = (
@@ -55,7 +55,6 @@ class _Recomputed(torch.autograd.Function):
         ]
         ctx.random = Generators.of(values)
         ctx.autocast = Autocast.now()
-        ctx.trimmer = heap.trimmer()
         ctx.rules = ours.rules()
         ctx.set_materialize_grads(False)
         ctx.is_spent = False  # whether the backward pass has begun to write over what is saved
@@ -84,7 +83,7 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.is_spent:
             raise RuntimeError(_CUT_SHORT)
-        is_watched = ctx.rules.in_arena is not None and WATCHED in ctx.metadata
+        is_watched = ctx.rules.is_rehearsal and WATCHED in ctx.metadata
         free = ours.all_alone_in_backward(cotangents, ctx.rules, is_watched)
         saved = cast("Sequence[Any]", ctx.saved_tensors)
         spent = () if plain.keeps_graph() else ours.all_alone_as_saved(saved, ctx.rules)
@@ -98,14 +97,11 @@ class _Recomputed(torch.autograd.Function):
             casts,
             watching.aside(),
             ours.under(ctx.rules),  # a rehearsal's, which has ended by now
-            heap.trimming(ctx.trimmer),
         ):
             if torch.is_grad_enabled() or plain.in_transform(cotangents):
                 return None, *section.differentiable(values, wanted, cotangents)
             ctx.is_spent = bool(spent)
             found = section.gradients(values, saved[count:], wanted, cotangents, free, spent)
-            if (trimmer := heap.trimmer()) is not None:
-                trimmer.check((heap.BACKWARD, section.known_as))  # for sums with others' gradients
             return None, *found
 
 

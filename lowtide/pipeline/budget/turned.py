@@ -36,7 +36,6 @@ from lowtide.pipeline.budget.candidate import storage_of, tensors_in
 from lowtide.pipeline.budget.outer import Outer
 from lowtide.pipeline.budget.recalled import Products
 from lowtide.pipeline.followed import run_on_meta
-from lowtide.runtime.played_arena import PlayedArena
 
 Tensor = torch.Tensor
 _LEAST: Final = 0.5  # of all products, in operations, convolutions must be
@@ -50,7 +49,7 @@ def turned(outer: Outer) -> Function | None:
     if not outer.on_host or any(lies_last(x) for v in outer.args for x in outer.tensors(v)):
         return None
     turner = _Turner(outer)
-    with Ledger(PlayedArena()), LikeTheCpu(), torch.no_grad():
+    with Ledger(), LikeTheCpu(), torch.no_grad():
         found = turner.function()
     return found if turner.noted.are_most() else None
 
