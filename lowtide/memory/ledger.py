@@ -43,6 +43,7 @@ WATCHED = "lowtide.watched"  # in the metadata of a node that `watch` has seen
 _META = torch.device("meta")
 _FOREVER = 1 << 62
 _TORCH = "PyTorch"
+_NUMBERS_BYTES = 64  # that an op makes of its numbers, for itself
 _ALONE = 2  # uses of a storage that one tensor has, while it is asked
 _ONCE = 4  # uses of a gradient that the engine holds for one operand, as an op under a mode sees it
 aten = torch.ops.aten
@@ -283,8 +284,8 @@ class Ledger(OwnMode):
                 self.book(x)
         kernels = scratch if self.of_host else scratch_cuda
         inside = kernels.scratch_bytes(func, args, kwargs, result)
-        if inside:
-            self.spike(inside)
+        if inside or self.of_host:
+            self.spike(inside + _NUMBERS_BYTES * self.of_host)
         return result
 
     def _as_without_a_mode(self, func: Any, args: tuple[Any, ...]) -> Any:

@@ -95,9 +95,6 @@ def euclidean(args: Sequence[Any], _: Any) -> int:
     return sum(nbytes(x) + 2 * x.itemsize * (x.numel() // max(x.shape[-1], 1)) for x in points)
 
 
-_NUMBERS_BYTES: Final = 1 << 10  # norms and factors
-
-
 def matrix_exp(args: Sequence[Any], result: Any) -> int:
     """Of `aten.linalg_matrix_exp`: for matrices whose norms are alike 11 times their bytes. The
     more squarings there are between the least norm of a batch and the largest, the more is held,
@@ -108,8 +105,8 @@ def matrix_exp(args: Sequence[Any], result: Any) -> int:
     if n <= 1:
         return 0
     if x.numel() == n * n:
-        return 12 * nbytes(x) + _NUMBERS_BYTES
-    return nbytes(x) * 94 // 5 - nbytes(result) + _NUMBERS_BYTES
+        return 12 * nbytes(x)
+    return nbytes(x) * 94 // 5 - nbytes(result)
 
 
 def _work(x: Tensor) -> int:

@@ -45,8 +45,3 @@ def test_what_a_script_predicts_is_enough(function: Any) -> None:
     asked = asked_bytes(step)
     assert_within_contract(asked, predicted.peak_bytes, library_ops=False)
     assert predicted.peak_bytes <= 1.1 * asked
-
-
-def test_a_capture_says_that_they_are_not_counted() -> None:
-    torch.compiler.reset()
-    assert any("gradients of gradients" in note for note in lt.compile(twice).memory(*made()).notes)
