@@ -139,7 +139,7 @@ class LoadedMethod(ScriptMethod):
         """The program on the modules, if they are as it expects."""
         types = tuple(Guard("type", path) for path in program.reads)
         reads = program.reads.items()
-        fits = tuple(Guard("fits", p, str(x)) for p, x in reads if isinstance(x, _CONTAINERS))
+        fits = tuple(Guard("fits", p, str(x)) for p, x in reads if t.holds_items(x))
         hooks = tuple(g for g in program.guards if g.kind == "hooks")
         facts = tuple(g for g in program.guards if g.kind != "hooks")
         driver = self._drivers_made.get(id(program))
@@ -157,9 +157,6 @@ class LoadedMethod(ScriptMethod):
         if not all(map(holds, (p.type for p in params), captured)):
             return None
         return variant
-
-
-_CONTAINERS = (t.ListType, t.DictType, t.TupleType)
 
 
 def _count_of_nones(program: Program) -> int:

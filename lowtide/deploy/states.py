@@ -44,7 +44,12 @@ def held(root: torch.nn.Module, path: str) -> object:
 def holds(type_: Type, value: object) -> bool:
     """Whether a program that reads an attribute as of this type may read this value."""
     found = t.type_of(value)
-    return isinstance(type_, t.ClassType) or found is None or takes(type_, found)
+    fits = t.is_subtype if t.holds_items(type_) else _taken  # calls check what is held exactly
+    return isinstance(type_, t.ClassType) or found is None or fits(found, type_)
+
+
+def _taken(found: Type, type_: Type) -> bool:
+    return takes(type_, found)
 
 
 Difference = tuple[str, str]  # what differs, what to write instead

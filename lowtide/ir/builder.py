@@ -155,8 +155,15 @@ class Builder:
             elif op.name in ("if", "loop", "with"):
                 self._widen_carried(value, op)
         maker = self.makers.get(value)
-        if maker is not None and maker.name in ("list.get", "dict.item"):
+        if maker is not None and maker.name in _READING:
             self.widen(maker.operands[0], _with_item(maker.operands[0].type, type_))
+        elif maker is not None and maker.name == "cast" and _may_be_none(maker.operands[0]):
+            self.widen(maker.operands[0], t.optional(type_))
+        elif maker is not None and maker.name == "if":
+            k = maker.results.index(value)
+            for given in (block.terminator.operands[k] for block in maker.blocks):
+                if type(given.type) is type(type_) and _is_container(given):
+                    self.widen(given, t.join(given.type, type_))
         elif maker is not None and maker.name == "loop":
             self.widen(maker.blocks[0].args[maker.results.index(value) + 1], type_)
 
@@ -314,6 +321,7 @@ class Builder:
 
 
 _ANYTHING = Value("", t.ANY)  # what Python may change, called with an object or a list of lists
+_READING = ("list.get", "dict.item", "dict.get", "dict.setdefault")
 _MAKING = ("list.make", "dict.make", "object.new")
 _OPAQUE = ("py.call", "py.call_method", "call_module")  # may change what they are given
 
@@ -347,10 +355,18 @@ def _item_of(type_: Type, op: Op, before: Type) -> Type:
 
 
 def _with_item(type_: Type, item: Type) -> Type:
-    """The type of a list or dict that holds such an item, too."""
+    """The type of a list or dict that holds such an item, too; None may be for what is missing."""
+    item = item.elem if isinstance(item, t.OptionalType) else item
+    if isinstance(type_, t.OptionalType):
+        return t.optional(_with_item(type_.elem, item))
     if isinstance(type_, DictType):
         return DictType(type_.key, t.join(type_.value, item))
     return ListType(t.join(type_.elem, item)) if isinstance(type_, ListType) else type_
+
+
+def _may_be_none(value: Value) -> bool:
+    """Whether it is a container or None; a cast gives what it is given."""
+    return isinstance(value.type, t.OptionalType) and _is_container(Value("", value.type.elem))
 
 
 def _is_container(value: Value) -> bool:

@@ -217,6 +217,12 @@ def is_immutable(t: Type) -> bool:
             return False
 
 
+def holds_items(t: Type) -> bool:
+    """Whether it is a list, a dict or a tuple, or one of these or None."""
+    plain = t.elem if isinstance(t, OptionalType) else t
+    return isinstance(plain, ListType | DictType | TupleType)
+
+
 def types_in(type_: Type) -> Iterator[Type]:
     """The type and all types in it."""
     yield type_

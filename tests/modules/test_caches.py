@@ -185,7 +185,56 @@ class ListMadeInTheFirstCall(nn.Module):
         return x
 
 
+class ByAppend(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache is None:
+            self.cache = []
+        self.cache.append(x)
+        return torch.stack(self.cache).sum(0)
+
+
+class BySetdefault(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache.setdefault("k", []).append(x)
+        return torch.stack(self.cache["k"]).sum(0)
+
+
+class FilledLater(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache = self.cache
+        if cache is None:
+            cache = {}
+            self.cache = cache
+        cache["n"] = cache.get("n", 0) + 1
+        cache["x"] = x
+        return x * cache["n"]
+
+
+class OfOneName(nn.Module):
+    """`a` assigns `cache`, so that the one of `b` is read where it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = ByAppend(), InDict()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
 KINDS = [
+    MadeInTheFirstCall, ListMadeInTheFirstCall, ByAppend, BySetdefault, FilledLater, OfOneName,
     InDict, Declared, InList, ByGet, Grows, OfTwoTypes, InTuple, Layers, ByTwoNames, Nested,
     SharedByNames,
 ]  # fmt: skip
@@ -219,7 +268,7 @@ def test_what_is_put_in_is_there(kind: type[nn.Module], way: Callable[[nn.Module
         assert torch.equal(made(x), plain(x)), k
 
 
-@pytest.mark.parametrize("kind", [MadeInTheFirstCall, ListMadeInTheFirstCall])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_may_be_made_in_the_first_call(kind: type[nn.Module]) -> None:
     plain, made = kind(), lt.script(kind())
     for k, way in enumerate([lambda m: m, lambda m: m, copy.deepcopy, again, again]):
@@ -283,6 +332,26 @@ def test_a_loaded_program_was_made_for_an_empty_list() -> None:
     assert m(torch.ones(1)) == 1
     m.cache.append(torch.ones(1))
     with pytest.raises(lt.CompileError, match=r"type of `self.cache` was .*, is List\[Tensor\]"):
+        m(torch.ones(1))
+
+
+class Scales(nn.Module):
+    scales: list[float]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * sum(self.scales)
+
+
+def test_an_int_is_no_item_of_a_loaded_list_of_floats() -> None:
+    m = loaded(Scales())
+    m.scales.append(0.5)
+    assert m(torch.ones(1)) == 0.5
+    m.scales.append(1)
+    with pytest.raises(lt.CompileError, match=r"`self.scales` was List\[float\], is List\[number"):
         m(torch.ones(1))
 
 

@@ -400,10 +400,11 @@ def _dynamic(c: Context, ref: ModuleRef, name: str, found: object) -> Node:
     state = state_of(c)
     state.guard("type", join_path(ref.path, name))
     type_ = _dynamic_type(c, ref, name, found)
-    if isinstance(type_, t.ListType | t.DictType | t.TupleType):
+    if t.holds_items(type_):
         state.guards[Guard("fits", join_path(ref.path, name), str(type_))] = None
     module = state.object(ref.path, ref.module)
     read = c.builder.emit("attr.get", [module], [type_], name=name).result
+    state.note_dynamic(ref.module, name, read, type_)
     return c.stands_for(read, found, is_read=True)
 
 
@@ -454,6 +455,7 @@ def store_module_attribute(
         if new != old:
             knowledge.attribute_types[id(ref.module), name] = new
             raise Restart(name)
+        state.note_dynamic(ref.module, name, value, old)
     c.builder.emit("attr.set", [state.object(ref.path, ref.module), value], name=name)
 
 

@@ -96,6 +96,9 @@ class ModuleState:
     guards: dict[Guard, None] = field(default_factory=dict[Guard, None])
     callees: Callees = field(default_factory=Callees)
     read: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    _dynamic: list[tuple[tuple[int, str], Value, t.Type]] = field(
+        default_factory=list[tuple[tuple[int, str], Value, t.Type]]
+    )
     _values: dict[str, Value] = field(default_factory=dict[str, Value])
     _given: dict[str, t.Type] = field(default_factory=dict[str, t.Type])
     _objects: dict[int, tuple[str, Value, object]] = field(  # an id is good while the object lives
@@ -125,12 +128,21 @@ class ModuleState:
             self._objects[id(found)] = (path, value, found)
         return value
 
+    def note_dynamic(self, module: torch.nn.Module, name: str, value: Value, type_: t.Type) -> None:
+        """Notes what was read of, or put into, an attribute of this type that is assigned."""
+        self._dynamic.append(((id(module), name), value, type_))
+
     def settle(self) -> None:
         """Raises Restart if the program has put into a list or dict what it was not known to hold:
         branches before that were decided by what it held."""
         grown = {p: v.type for p, v in self._values.items() if v.type != self._given[p]}
+        self.knowledge.container_types.update(grown)
+        types = self.knowledge.attribute_types
+        for place, value, before in self._dynamic:
+            known = types.get(place, before)
+            if (now := t.join(known, value.type)) != known:
+                types[place] = grown[place[1]] = now
         if grown:
-            self.knowledge.container_types.update(grown)
             raise Restart(", ".join(grown))
 
     def object(self, path: str, module: torch.nn.Module) -> Value:

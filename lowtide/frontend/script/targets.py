@@ -122,8 +122,13 @@ def _store_tensor(
 
 def widen(c: Context, value: Value, type_: Type) -> None:
     """What is put into a container may tell what it holds."""
-    if isinstance(value.type, ListType | DictType):
-        c.builder.widen(value, type_)
+    match value.type:
+        case ListType() | DictType():
+            c.builder.widen(value, type_)
+        case OptionalType(ListType() | DictType()):
+            c.builder.widen(value, OptionalType(type_))
+        case _:
+            pass
 
 
 def augmented_item(c: Context, node: ast.AugAssign, target: ast.Subscript, operator: str) -> None:
