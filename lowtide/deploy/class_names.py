@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import inspect
 import re
-import warnings
 from collections.abc import Mapping
 from types import MemberDescriptorType
 from typing import Any, Final, cast
@@ -21,6 +20,7 @@ import torch
 from lowtide.deploy import class_table, records
 from lowtide.deploy.allowed import WARN
 from lowtide.deploy.class_table import EXCEPTIONS, WARNINGS, ClassEntry, NotSaved
+from lowtide.frontend.script.left_to_python import warn_at
 from lowtide.ir import python_objects
 from lowtide.ir.core import Op
 from lowtide.ir.types import ClassType, OptionalType, TupleType, Type, types_in
@@ -75,7 +75,7 @@ class ClassNames:
         found: Any = python_objects.find(name)
         if isinstance(found, type):
             return self.id(found)
-        if isinstance(found, functools.partial) and found.func is warnings.warn:  # pyright: ignore[reportUnknownMemberType]
+        if isinstance(found, functools.partial) and found.func is warn_at:  # pyright: ignore[reportUnknownMemberType]
             category: Any = found.keywords["category"]
             if EXCEPTIONS.get(category.__name__) is category and category.__name__ in WARNINGS:
                 return f"{WARN}{category.__name__}"

@@ -147,8 +147,7 @@ def use_names(
 
     def name(id_: str) -> str:
         if id_.startswith(WARN):
-            category: Any = EXCEPTIONS[id_.removeprefix(WARN)]
-            return python_objects.name_of(warner(category))
+            return id_
         return python_objects.name_of(classes[id_] if id_ in classes else FOREIGN[id_])
 
     fn = program.function
@@ -164,6 +163,12 @@ def use_names(
     for value in values_of(made.block):
         value.name = _HINT.sub("_", value.name)[:100]
     sources.restore(made, lines)
+    for op in made.walk():
+        target = str(op.attrs.get("target", ""))
+        if op.name == "py.call" and target.startswith(WARN):
+            category: Any = EXCEPTIONS[target.removeprefix(WARN)]
+            warns = warner(category, op.loc.file, op.loc.line)
+            op.attrs["target"] = python_objects.name_of(warns)
     reads = {path: rename_type(type_, name) for path, type_ in program.reads.items()}
     return Program(made, program.guards, program.facts, reads)
 

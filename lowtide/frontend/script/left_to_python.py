@@ -17,6 +17,8 @@ import ast
 import dataclasses
 import functools
 import inspect
+import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
@@ -306,19 +308,41 @@ def _methods(classes: frozenset[type], name: str) -> list[FunctionType]:
 
 
 @functools.cache
-def warner(category: type[Warning]) -> Callable[[str], None]:
-    """`warnings.warn` of one category, the same object for the same category."""
-    return functools.partial(warnings.warn, category=category, stacklevel=2)
+def warner(
+    category: type[Warning], file: str, line: int, module: str = ""
+) -> Callable[[str], None]:
+    """`warnings.warn` of one category at this line, the same object for the same ones."""
+    return functools.partial(warn_at, category=category, file=file, line=line, module=module)
+
+
+def warn_at(message: str, *, category: type[Warning], file: str, line: int, module: str) -> None:
+    """What `warnings.warn` does, as if it stood there."""
+    known = vars(sys.modules[module]) if module in sys.modules else _registries
+    registry: Any = known.setdefault("__warningregistry__", {})
+    name = module or os.path.splitext(file)[0]
+    warnings.warn_explicit(message, category, file, line, name, registry)
+
+
+_registries: dict[str, Any] = {}
 
 
 def warn(c: Context, call: Call) -> Node:
-    """`warnings.warn(message, category)`, when the program runs."""
-    message, *rest = [*call.args, *(v for k, v in call.keywords.items() if k == "category")]
-    classes = [r.obj for r in rest if isinstance(r, PythonObject)]
-    category = classes[0] if classes and isinstance(classes[0], type) else UserWarning
-    target = python_objects.name_of(warner(category))
-    operands = [c.as_value(message, call.node)]
-    c.builder.emit("py.call", operands, [t.NONE], target=target, kwnames=())
+    """`warnings.warn(message, category, stacklevel)`, when the program runs."""
+    given = dict(zip(("message", "category", "stacklevel"), call.args, strict=False))
+    given |= call.keywords
+    found = given.get("category")
+    category = found.obj if isinstance(found, PythonObject) else UserWarning
+    level = given.get("stacklevel")
+    up = c.builder.constant(level) if isinstance(level, Value) else 1
+    place, frames = c.frame.source.loc(call.node), c.frames
+    while isinstance(up, int) and up > 1 and frames[-1].caller is not None:
+        place, frames, up = frames[-1].caller, frames[:-1], up - 1
+    target = warner(cast("Any", category), place.file, place.line, frames[-1].fn.__module__)
+    operands = [c.as_value(given["message"], call.node)]
+    before, c.builder.loc = c.builder.loc, place
+    kwargs = {"target": python_objects.name_of(target), "kwnames": ()}
+    c.builder.emit("py.call", operands, [t.NONE], **kwargs)
+    c.builder.loc = before
     return c.const(None)
 
 
