@@ -340,8 +340,8 @@ def warn(c: Context, call: Call) -> Node:
     target = warner(cast("Any", category), place.file, place.line, frames[-1].fn.__module__)
     operands = [c.as_value(given["message"], call.node)]
     before, c.builder.loc = c.builder.loc, place
-    kwargs = {"target": python_objects.name_of(target), "kwnames": ()}
-    c.builder.emit("py.call", operands, [t.NONE], **kwargs)
+    name = python_objects.name_of(target)
+    c.builder.emit("py.call", operands, [t.NONE], target=name, kwnames=())
     c.builder.loc = before
     return c.const(None)
 
