@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from lowtide.api import INSTEAD, WHERE
-
-__version__ = "0.1.0"
+from lowtide.api import INSTEAD, WHERE, find
+from lowtide.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from lowtide.comparison import compare
@@ -54,7 +52,8 @@ if TYPE_CHECKING:
     from lowtide.pipeline.dynamo import compile, explain_compiled
     from lowtide.pipeline.explain import Explanation
     from lowtide.pipeline.memory import MemoryPlan
-    from lowtide.pipeline.script import ScriptFunction, script
+    from lowtide.pipeline.script import script
+    from lowtide.pipeline.script_function import ScriptFunction
     from lowtide.pipeline.script_module import ScriptModule, script_method
     from lowtide.pipeline.stats import cache_stats
     from lowtide.pipeline.trace import trace, trace_module
@@ -157,7 +156,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"lowtide has no {name!r}; write instead: {INSTEAD[name]}")
     if name not in WHERE:
         raise AttributeError(f"module 'lowtide' has no attribute {name!r}")
-    found = getattr(importlib.import_module(WHERE[name]), name)
+    found = find(name)
     globals()[name] = found
     return found
 

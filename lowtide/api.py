@@ -5,11 +5,12 @@ In: a name. Out: the object. `import lowtide` therefore costs next to nothing be
 
 from __future__ import annotations
 
-from typing import Final
+import importlib
+from typing import Any, Final
 
 WHERE: Final = {
     "script": "lowtide.pipeline.script",
-    "ScriptFunction": "lowtide.pipeline.script",
+    "ScriptFunction": "lowtide.pipeline.script_function",
     "ScriptModule": "lowtide.pipeline.script_module",
     "script_method": "lowtide.pipeline.script_module",
     "compile": "lowtide.pipeline.dynamo",
@@ -90,3 +91,8 @@ INSTEAD: Final = {
     "save_jit_module_to_flatbuffer": "lt.save(m, f)",
     "jit_module_from_flatbuffer": "lt.load(f)",
 }
+
+
+def find(name: str) -> Any:
+    """The object of a public name."""
+    return getattr(importlib.import_module(WHERE[name]), name)

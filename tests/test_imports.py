@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors"},
     "function_apply": set(),
     "tables": set(),
+    "version": set(),
     "ir": BASE,
     "texpr": IR,
     "ops": TEXPR,
@@ -47,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": BASE | {"runtime"},
     "memory.scopes": BASE,
     # Beside the pipeline: programs and modules as it has them, into a file and out of it.
-    "deploy": PASSES | {"", "compiler", "frontend", "pipeline", "memory"},
+    "deploy": PASSES | {"version", "compiler", "frontend", "pipeline", "memory"},
     # Sees what the arena hands out, and which handles a dispose scope has emptied.
     "memory.profiler": BASE | {"memory", "memory.scopes", "runtime", "tables"},
 }

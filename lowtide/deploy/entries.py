@@ -23,7 +23,7 @@ from lowtide.frontend.script.left_to_python import only_python
 from lowtide.frontend.script.module_state import own_call, root_of
 from lowtide.frontend.script.source import read_source
 from lowtide.ir.core import Function
-from lowtide.pipeline.script import ScriptFunction
+from lowtide.pipeline.script_function import ScriptFunction
 from lowtide.pipeline.script_method import MethodMaker, ScriptMethod
 from lowtide.pipeline.script_module import LazyMethod, ScriptModule, entry_points, make_or_get
 

@@ -16,7 +16,6 @@ from typing import IO, Any, Final
 
 import torch
 
-from lowtide import __version__
 from lowtide.deploy import (
     archive,
     class_rows,
@@ -37,8 +36,9 @@ from lowtide.deploy.values import Decoder
 from lowtide.errors import LoadError
 from lowtide.ir import python_objects
 from lowtide.memory import watching
-from lowtide.pipeline.script import ScriptFunction
+from lowtide.pipeline.script_function import ScriptFunction
 from lowtide.pipeline.script_module import ScriptModule, wrap
+from lowtide.version import __version__
 
 _MANIFEST: Final = (
     *("format", "producer", "torch", "kind", "name", "entries", "classes", "modules"),

@@ -27,7 +27,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Function
 from lowtide.ir.types import Type
 from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.script import ScriptFunction
+from lowtide.pipeline.script_function import ScriptFunction
 from lowtide.pipeline.script_method import MethodMaker, ScriptMethod, Variant
 
 

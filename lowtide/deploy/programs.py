@@ -31,7 +31,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Function
 from lowtide.ir.types import TupleType
 from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.script import ScriptFunction, program_of
+from lowtide.pipeline.script_function import ScriptFunction, program_of
 from lowtide.pipeline.script_method import ScriptMethod, Variant
 
 

@@ -45,7 +45,7 @@ from lowtide.pipeline.differences import attribute, guard_told, told
 from lowtide.pipeline.driver import Driver, make_driver
 from lowtide.pipeline.options import Options
 from lowtide.pipeline.parametrized import unchanged
-from lowtide.pipeline.script import ScriptFunction, defaults_of
+from lowtide.pipeline.script_function import ScriptFunction, defaults_of
 from lowtide.pipeline.signature import Ineligible
 from lowtide.pipeline.tracebacks import through_user_lines
 from lowtide.pipeline.walk import Walk

@@ -24,6 +24,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
+from lowtide import api
 from lowtide.frontend.script import decorators
 from lowtide.frontend.script.module_state import own_call, root_of
 from lowtide.frontend.script.source import unwrap
@@ -96,9 +97,7 @@ class ScriptModule(_Module):
 
     def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
         """Writes it to a file: `lt.save(self, f, _extra_files)`."""
-        from lowtide.deploy.save import save  # costs time to import
-
-        save(self, f, _extra_files)
+        api.find("save")(self, f, _extra_files)
 
     def save_to_buffer(self, _extra_files: dict[str, Any] | None = None) -> bytes:
         """The bytes that `save` writes."""

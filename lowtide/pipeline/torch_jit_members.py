@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 from typing import Any, Final
 
+from lowtide import api
 from lowtide.ir.core import Function
 from lowtide.pipeline.compiled import Compiled
 from lowtide.pipeline.schema import Schema, schema_of
@@ -34,10 +35,8 @@ def told_instead(name: str, owner: str) -> AttributeError:
 
 def saved_to_buffer(c: Any, _extra_files: dict[str, Any] | None = None) -> bytes:
     """The bytes that `lt.save(c, file, _extra_files)` writes."""
-    from lowtide.deploy.save import save  # costs time to import
-
     file = io.BytesIO()
-    save(c, file, _extra_files)
+    api.find("save")(c, file, _extra_files)
     return file.getvalue()
 
 
