@@ -15,11 +15,14 @@ from typing import Any, Final
 
 import torch
 
-from lowtide.memory import convolution
-from lowtide.memory.convolution import LAYOUTS, lies_last
-
 Tensor = torch.Tensor
 aten = torch.ops.aten
+VOLUMES: Final = 5  # dims of images of three
+LAYOUTS: Final = {4: torch.channels_last, VOLUMES: torch.channels_last_3d}
+# PyTorch's own convolutions; by their names, for a transposed one by oneDNN has none in Python.
+_SLOW: Final = ("Slow2d", "Slow3d", "SlowDilated2d", "SlowDilated3d",
+                "SlowTranspose2d", "SlowTranspose3d")  # fmt: skip
+_PYTORCHS: Final[list[Any]] = [getattr(torch._C._ConvBackend, name) for name in _SLOW]  # pyright: ignore
 
 # Those that are channels_last where this argument is, by its place; contiguous where it is not.
 _AS_ARGUMENT: Final[dict[Any, int]] = {
@@ -53,7 +56,47 @@ def as_it_lies(func: Any, args: Sequence[Any], result: Any) -> Any:
         if isinstance(result, Tensor):
             return _in_order(result, torch.contiguous_format)
         return tuple(_in_order(r, torch.contiguous_format) for r in result)
-    return convolution.as_it_lies(func, args, result)
+    if func is aten.convolution.default:
+        return _convolved(args, result)
+    return result
+
+
+def _convolved(args: Sequence[Any], result: Tensor) -> Tensor:
+    """Where one operand is channels_last so is the result, but for PyTorch's own of volumes; on
+    meta tensors it is contiguous."""
+    x, w = args[:2]
+    if not (lies_last(x) or lies_last(w)):
+        return result
+    if result.dim() == VOLUMES and not is_onednns(x, w, *args[3:9]):
+        return result
+    return torch.empty_like(result, memory_format=LAYOUTS[result.dim()])
+
+
+def is_onednns(x: Tensor, w: Tensor, *options: Any) -> bool:
+    """Whose a convolution on the CPU is, PyTorch knows: it is asked with tensors of one element.
+    `options`: stride, padding, dilation, transposed, output_padding, groups."""
+    images, weights = (torch.empty(1, dtype=v.dtype, device="cpu").expand(v.shape) for v in (x, w))
+    select: Any = torch._C._select_conv_backend  # pyright: ignore
+    return select(images, weights, None, *options, None) not in _PYTORCHS
+
+
+def is_dense(x: Tensor) -> bool:
+    """Does it lie as PyTorch's own kernels read it, contiguous or channels_last?"""
+    last = LAYOUTS.get(x.dim())
+    return x.is_contiguous() or (last is not None and x.is_contiguous(memory_format=last))
+
+
+def lies_last(x: Tensor) -> bool:
+    """Whether PyTorch takes x: [N, C, ...] for channels_last: by the strides alone, which of a dim
+    of size 1 may be anything. Those of contiguous images of one element are not."""
+    if x.dim() not in LAYOUTS or not x.stride(1):
+        return False
+    least = 0
+    for d in (1, *range(x.dim() - 1, 1, -1), 0):
+        if not x.shape[d] or x.stride(d) < least or (d == 0 and least == x.stride(1)):
+            return False
+        least = x.stride(d) * x.shape[d]
+    return True
 
 
 def _in_order(x: Tensor, layout: torch.memory_format) -> Tensor:

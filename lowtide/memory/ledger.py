@@ -27,7 +27,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory import layouts, makers, remembered, scratch, scratch_cuda
+from lowtide.memory import bounds, layouts, makers, remembered
 from lowtide.memory.composites import is_composite, parts
 from lowtide.memory.elsewhere import Elsewhere
 from lowtide.memory.graph import nodes_of
@@ -92,6 +92,7 @@ class Ledger(OwnMode):
         self._node = -1  # of autograd's graph, whose op it is
         self.entries: list[Entry] = []
         self.notes: dict[str, None] = {}
+        self.unbounded: dict[str, None] = {}  # notes on ops that the table of bounds does not have
         self.name, self.loc, self.kind = "", UNKNOWN_LOC, _TORCH
         self._clock = 0
         self._peak_clock = 0
@@ -282,10 +283,13 @@ class Ledger(OwnMode):
         for x in _tensors(result):
             if not any(x is given for given in args):  # as the ops in place return
                 self.book(x)
-        kernels = scratch if self.of_host else scratch_cuda
-        inside = kernels.scratch_bytes(func, args, kwargs, result)
-        if inside or self.of_host:
-            self.spike(inside + _NUMBERS_BYTES * self.of_host)
+        inside = bounds.scratch(func, args, kwargs, result, self.of_host)
+        if inside is None:
+            inside = bounds.largest_operand(args, kwargs)
+            self.unbounded[f"{self.loc}: {bounds.UNKNOWN.format(func.name())}"] = None
+        inside = inside + _NUMBERS_BYTES if self.of_host else bounds.rounded(inside)
+        if inside:
+            self.spike(inside)
         return result
 
     def _as_without_a_mode(self, func: Any, args: tuple[Any, ...]) -> Any:
@@ -383,7 +387,7 @@ class Ledger(OwnMode):
         self.spike(0)
 
     def _size(self, entry: Entry) -> int:
-        return entry.nbytes if self.of_host else scratch_cuda.rounded(entry.nbytes)
+        return entry.nbytes if self.of_host else bounds.rounded(entry.nbytes)
 
     def end(self, entry: Entry) -> None:
         """It is given back."""

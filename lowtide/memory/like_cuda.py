@@ -2,49 +2,44 @@
 
 Entered while a call is rehearsed.
 
-    nn.LSTM, nn.GRU, nn.RNN    see `memory/recurrent_cuda` and `memory/cudnn`
+    nn.LSTM, nn.GRU, nn.RNN    see `memory/recurrent`
     dropout                    one kernel, which keeps a mask of bools
-    attention                  one kernel, or in parts: see `memory/attention_cuda`
-    x[mask] = 0                the number stays on the CPU, and the mask is filled as it is
+    attention                  the kernel that PyTorch chooses, where there is a GPU to ask about;
+                               else in parts, which makes the matrix of all weights
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
-from lowtide.memory import casts, cudnn
-from lowtide.memory.attention import ENCODER_LAYER, encoder_layer
-from lowtide.memory.attention_cuda import attended
+from lowtide.memory import casts
 from lowtide.memory.like_cpu import ATTENTION, without_asking
-from lowtide.memory.linear import linear
-from lowtide.memory.recurrent_cuda import dropout, fused_layers
+from lowtide.memory.recurrent import layers
+from lowtide.memory.scopes.disposed import outside_dispatch_modes
+from lowtide.memory.stand_ins import over_nothing
 
-UNASKED: Final = (
-    "what cuDNN keeps of recurrent layers is only known where it can be asked: counted as what "
-    "PyTorch's own kernels keep, which may be less"
-)
+Tensor = torch.Tensor
+aten = torch.ops.aten
 
 
 class LikeCuda(TorchFunctionMode):
-    """See the module's text. `places`: of the caller's tensors; `notes`: where it says what is not
-    known."""
+    """See the module's text."""
 
-    def __init__(self, device: torch.device, places: cudnn.Places, notes: dict[str, None]) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        self._places = places
-        self._notes = notes
         is_there = device.type == "cuda" and torch.cuda.is_available()
         self._on: Any = torch.cuda.device(device) if is_there else contextlib.nullcontext()
 
     def __enter__(self) -> LikeCuda:
-        """Makes the device PyTorch's current one, which cuDNN is asked of."""
+        """Makes the device PyTorch's current one, which attention is asked about."""
         self._on.__enter__()
         super().__enter__()
         return self
@@ -62,41 +57,61 @@ class LikeCuda(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Calls the function, or what stands for it."""
+        named = dict(kwargs or {})
         if func is F.dropout or func is torch.dropout:
-            return _dropout(*args, **(kwargs or {}))
-        if func is ENCODER_LAYER:
-            return encoder_layer(*args, **(kwargs or {}))
-        if func is F.linear:
-            return linear(*args, **(kwargs or {}))
+            return _dropout(*args, **named)
         if func is F.multi_head_attention_forward:
             with self:
-                return without_asking(func)(*args, **(kwargs or {}))
+                return without_asking(func)(*args, **named)
         if func is F.scaled_dot_product_attention:
-            with casts.within(ATTENTION, args, kwargs or {}) as (args, given):
-                found = attended(self._device, *args, **given)
-                return func(*args, **given) if found is None else found
-        if func is torch.Tensor.__setitem__ and isinstance(args[2], int | float):
-            return func(*args[:2], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
-        if kwargs or func not in cudnn.MODES:
-            return func(*args, **(kwargs or {}))
-        half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        is_cudnns = args[0].is_meta and cudnn.takes(args[0])
-        found = cudnn.layers(func, args, self._places, half) if is_cudnns else None
-        if found is None:
-            found = fused_layers(func, args)
-            if found is not None and is_cudnns:
-                self._notes[UNASKED] = None
-        return func(*args) if found is None else found
+            with casts.within(ATTENTION, args, named) as (args, named):
+                found = _attended(self._device, *args, **named)
+                return func(*args, **named) if found is None else found
+        found = None if named else layers(func, args, "cuda")
+        return func(*args, **named) if found is None else found
 
 
 def _dropout(
-    input: torch.Tensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-    train: bool | None = None,
-) -> torch.Tensor:
-    """`train`: what torch.dropout calls `training`."""
-    if inplace:
-        return F.dropout(input, p, training, True)
-    return dropout(input, p, training if train is None else train)
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **named: bool
+) -> Tensor:
+    training = named.get("train", training)  # as torch.dropout calls it
+    if inplace or not training or not 0 < p < 1 or not input.numel():
+        return F.dropout(input, p, training, inplace)
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _attended(
+    device: torch.device,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    """None where the road is the one of meta tensors."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    how = dropout_p, is_causal
+    with outside_dispatch_modes():
+        given = [None if x is None else over_nothing(x, device) for x in (q, k, v, attn_mask)]
+        for made, x in zip(given[:3], (q, k, v), strict=True):
+            cast("Tensor", made).requires_grad_(x.requires_grad)
+        kernel = aten._fused_sdp_choice(*given, *how, scale=scale, enable_gqa=enable_gqa)
+    if kernel == SDPBackend.FLASH_ATTENTION.value:
+        return aten._scaled_dot_product_flash_attention(q, k, v, *how, False, scale=scale)[0]
+    keeps = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    bias = attn_mask
+    if bias is not None:
+        bias = bias.new_empty(bias.shape, dtype=q.dtype) if bias.dtype is torch.bool else bias
+        bias = bias.expand(*q.shape[:3], k.shape[2])
+    if kernel == SDPBackend.EFFICIENT_ATTENTION.value:
+        op = aten._scaled_dot_product_efficient_attention
+        return op(q, k, v, bias, keeps, *how, scale=scale)[0]
+    if kernel == SDPBackend.CUDNN_ATTENTION.value:
+        op = aten._scaled_dot_product_cudnn_attention
+        return op(q, k, v, bias, keeps, *how, False, scale=scale)[0]
+    return None

@@ -6,21 +6,92 @@ makes them; None for ops that PyTorch is right about.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
 
-from lowtide.memory import attention, cudnn, linalg, losses, onednn, recurrent_cuda
+import torch
 
-_MAKERS: Final = (
-    onednn.layer_results,
-    recurrent_cuda.cell_results,
-    cudnn.rnn_results,
-    attention.results,
-    linalg.results,
-    losses.results,
-)
+aten = torch.ops.aten
+Tensor = torch.Tensor
+_MEAN: Final = 1  # the number of this reduction
 
 
 def results(func: Any, args: Sequence[Any]) -> Any:
     """See the module's text."""
-    return next((found for make in _MAKERS if (found := make(func, args)) is not None), None)
+    make = _MAKERS.get(func)
+    return None if make is None else make(*args)
+
+
+def _attention(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, heads, length, _width = q.shape
+    single = torch.float32 if q.itemsize < 4 else q.dtype
+    return _by_heads(q), q.new_empty((batch, length, heads), dtype=single).transpose(1, 2)
+
+
+def _attention_backward(_: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    return tuple(map(_by_heads, given[:3]))
+
+
+def _by_heads(x: Tensor) -> Tensor:
+    """One like it, the heads of a place side by side."""
+    batch, heads, length, width = x.shape
+    return x.new_empty((batch, length, heads, width)).transpose(1, 2)
+
+
+def _native_attention(q: Tensor, k: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """`nn.MultiheadAttention` in one op, as it runs without gradients."""
+    heads = given[2]
+    needs, averages = (*given[8:10], True, True)[:2]
+    batch, length, _ = q.shape
+    dims = (batch, length, k.shape[1]) if averages else (batch, heads, length, k.shape[1])
+    return torch.empty_like(q), q.new_empty(dims if needs else 0)
+
+
+def _like_first(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _like_second(_: Tensor, x: Tensor, *__: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _soft_margin(x: Tensor, _: Tensor, reduction: int = _MEAN) -> Tensor:
+    """One number lies where the loss of each element was."""
+    of_each = x.new_empty(x.shape)
+    return of_each.view(-1)[0] if reduction and x.numel() else of_each
+
+
+def _ctc(log_probs: Tensor, targets: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """Targets are as long as they can be: no longer than what they are compared with."""
+    steps, batch, _labels = log_probs.shape
+    longest = min(targets.shape[-1], steps)
+    return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, 2 * longest + 1))
+
+
+def _lstsq(a: Tensor, b: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    """The solution lies in the first rows of what the right side was copied to."""
+    rows, columns = a.shape[-2:]
+    is_vector = b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]
+    right = (b.unsqueeze(-1) if is_vector else b).shape
+    batch: Any = cast("Any", torch).broadcast_shapes(a.shape[:-2], right[:-2])
+    room = b.new_empty((*batch, max(rows, columns), right[-1]))
+    solution = room[..., :columns, :]
+    rank = a.new_empty(a.shape[:-2], dtype=torch.int64)
+    nothing = a.new_empty(0)
+    return (solution.squeeze(-1) if is_vector else solution), nothing, rank, nothing.clone()
+
+
+_MAKERS: Final[dict[Any, Callable[..., Any]]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+    aten._native_multi_head_attention.default: _native_attention,
+    aten._transformer_encoder_layer_fwd.default: _like_first,
+    aten.linalg_lstsq.default: _lstsq,
+    aten.soft_margin_loss.default: _soft_margin,
+    aten._ctc_loss.default: _ctc,
+    aten._ctc_loss.Tensor: _ctc,
+    aten._ctc_loss_backward.default: _like_second,
+    aten._ctc_loss_backward.Tensor: _like_second,
+    aten.multi_margin_loss_backward.default: _like_second,
+    aten.multilabel_margin_loss_backward.default: _like_second,
+}

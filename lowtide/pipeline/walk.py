@@ -27,7 +27,6 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.memory.casts import Casts
-from lowtide.memory.cudnn import Places
 from lowtide.memory.largest import DEPENDS
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.like_cpu import LikeTheCpu
@@ -114,15 +113,14 @@ class Walk:
         self._known: dict[int, torch.Tensor] = {}
         self._casts = Casts(self.device.type)
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
-        self._places = places = Places()
-        self._objects = WalkedObjects(self.ledger.paused, places)
+        self._objects = WalkedObjects(self.ledger.paused)
         self._sizes: list[tuple[str, int]] = []
         try:
             if kind := _kind_beside_dense(args):
                 raise WalkEnds(_NOT_DENSE.format(kind))
             env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
-            road = LikeTheCpu() if on_host else LikeCuda(self.device, places, self.ledger.notes)
+            road = LikeTheCpu() if on_host else LikeCuda(self.device)
             over = ours.under(ours.Rules(on_host=on_host, is_rehearsal=True))
             casts = (
                 self._casts.on() if plain.may_cast(driver.function) else contextlib.nullcontext()
@@ -135,7 +133,7 @@ class Walk:
         except WalkEnds as why:
             self.ends = str(why)
             self.notes.append(self.ends)
-        self.notes += self.ledger.notes
+        self.notes += [*self.ledger.notes, *self.ledger.unbounded]
 
     def stages(self) -> list[tuple[str, str]]:
         """(name, text) of each stage, of each region in turn."""
@@ -482,8 +480,6 @@ class Walk:
                     self.ledger.given([found])
                 self._known[id(value)] = found
             self._casts.add(found, value)
-            if self.device != CPU:
-                self._places.add(found, value)
             return found
         if isinstance(value, tuple | list):
             elems = [self._meta(v) for v in value]  # pyright: ignore[reportUnknownVariableType]

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 
 from lowtide.ir import object_ops, python_objects
 from lowtide.ir.core import Op, Value
-from lowtide.memory.cudnn import Places
 
 OBJECT_OPS: Final = tuple(object_ops.RUN)
 _NAMESPACES: Final = ("aten", "prims")
@@ -50,9 +49,8 @@ def _overloads(called: object) -> list[str]:
 class WalkedObjects:
     """The attributes that one walk has assigned, and the copies of modules that it has run."""
 
-    def __init__(self, paused: Callable[[], AbstractContextManager[None]], places: Places) -> None:
+    def __init__(self, paused: Callable[[], AbstractContextManager[None]]) -> None:
         self._paused = paused  # inside, what is made is not the call's
-        self._places = places
         self._assigned: dict[tuple[int, str], Any] = {}
         self._copies: dict[int, torch.nn.Module] = {}
         self._made: list[Any] = []  # objects, told apart by their ids
@@ -92,8 +90,6 @@ class WalkedObjects:
             if made is None:
                 with self._paused():
                     made = self._copies[id(module)] = copy.deepcopy(module).to("meta")
-                for mine, parameter in zip(made.parameters(), module.parameters(), strict=True):
-                    self._places.add(mine, parameter)
             first, *rest = op.operands
             return object_ops.RUN[op.name](
                 op, {first: made, **dict(zip(rest, values, strict=True))}

@@ -168,39 +168,9 @@ def ordered(x):
     return torch.sort(x * 2, -1).values + 1
 
 
-@case()
-def ordered_columns(x):
-    return torch.sort(x, 0).values
-
-
-@case()
-def best(x):
-    return torch.topk(x * 2, 50, -1).values
-
-
-@case()
-def best_columns(x):
-    return torch.topk(x, 700, 0).values
-
-
-@case(lambda: (torch.rand(900, 1500),))
-def middle(x):
-    return x.median(1).values
-
-
-@case(lambda: (torch.rand(900, 1500),))
-def middle_columns(x):
-    return x.median(0).values
-
-
 @case(lambda: (torch.rand(900, 1500),))
 def smallest_k(x):
     return torch.kthvalue(x, 10, 1).values
-
-
-@case()
-def order(x):
-    return torch.argsort(x * 2, 1)
 
 
 @case(lambda: (torch.rand(400, 700),))
@@ -208,39 +178,9 @@ def product_of_rows(x):
     return torch.cumprod(x, 1)
 
 
-@case(lambda: (torch.rand(700, 700) + torch.eye(700) * 700,))
-def inverse(x):
-    return torch.linalg.inv(x * 2)
-
-
 @case(lambda: (torch.rand(700, 700) + torch.eye(700) * 700, torch.rand(700, 700)))
 def solved(x, y):
     return torch.linalg.solve(x, y)
-
-
-@case(lambda: (torch.rand(1000, 300),))
-def singular(x):
-    return torch.linalg.svdvals(x * 2)
-
-
-@case(lambda: (torch.randn(300, 64, 64) * torch.logspace(-4, 1, 300)[:, None, None],))
-def exponential_of_matrices(x):
-    return torch.matrix_exp(x)
-
-
-@case(lambda: (torch.randn(20000, 8, 8),))
-def exponential_of_small_matrices(x):
-    return torch.matrix_exp(x) * 2
-
-
-@case(lambda: (torch.randn(300, 300),))
-def exponential_of_a_matrix(x):
-    return torch.matrix_exp(x * 0.001)
-
-
-@case()
-def frequencies(x):
-    return torch.fft.rfft(x * 2).abs()
 
 
 @case(lambda: (torch.rand(N, N), torch.randint(0, N, (2000,))))
@@ -271,11 +211,6 @@ def best_with_places(x):
 @case()
 def running_maximum(x):
     return torch.cummax(x, 1)
-
-
-@case(lambda: (torch.rand(2_500_000),))
-def sorted_line(x):
-    return torch.sort(x).values
 
 
 @case(lambda: (torch.randint(0, 1000, (1500, 1500)),), grad=False)
@@ -312,24 +247,9 @@ def pooled(x):
     return F.max_pool2d(x * 2, 2)
 
 
-@case(lambda: (torch.rand(16, 32, 10_000),))
-def pooled_1d(x):
-    return F.max_pool1d(x, 2)
-
-
-@case(images)
-def averaged(x):
-    return F.avg_pool2d(x, 3, 1, 1)
-
-
 @case(images)
 def larger(x):
     return F.interpolate(x, scale_factor=2.0, mode="bilinear")
-
-
-@case(images)
-def larger_nearest(x):
-    return F.interpolate(x * 2, scale_factor=2.0, mode="nearest")
 
 
 @case(lambda: (torch.rand(4, 16, 96, 96), torch.rand(32, 16, 3, 3)))
@@ -340,66 +260,6 @@ def convolved(x, w):
 @case(lambda: (torch.rand(16, 32, 4000), torch.rand(32, 32, 5)))
 def convolved_1d(x, w):
     return F.conv1d(x, w)
-
-
-@case(lambda: (torch.rand(4, 32, 128, 128), torch.rand(32, 32, 3, 3)))
-def convolved_strided(x, w):
-    return F.conv2d(x, w, padding=1, stride=2)
-
-
-@case(lambda: (torch.rand(4, 32, 96, 96).transpose(2, 3), torch.rand(64, 32, 3, 3)))
-def convolved_turned(x, w):
-    return F.conv2d(x, w, padding=1)
-
-
-@case(lambda: (torch.rand(8, 3, 128, 128), torch.rand(64, 3, 3, 3)))
-def convolved_colours(x, w):
-    return F.conv2d(x.detach(), w, padding=1)
-
-
-@case(lambda: (torch.rand(4, 16, 64, 64).double(), torch.rand(32, 16, 3, 3).double()))
-def convolved_double(x, w):
-    return F.conv2d(x, w, padding=1)
-
-
-@case(lambda: (torch.rand(4, 16, 48, 48).double(), torch.rand(16, 16, 4, 4).double()))
-def convolved_double_up(x, w):
-    return F.conv_transpose2d(x, w, stride=2, padding=1)
-
-
-@case(lambda: (torch.rand(8, 32, 96, 96), torch.rand(32, 32, 3, 3).to(memory_format=LAST)))
-def convolved_by_channels_last(x, w):
-    return F.conv2d(x, w, padding=1)
-
-
-@case(lambda: (torch.rand(8, 16, 96, 96).to(memory_format=LAST), torch.rand(16, 16, 3, 3)))
-def convolved_twice_with_channels_last(x, w):
-    return F.conv2d(torch.relu(F.conv2d(x, w, padding=1)), w, padding=1)
-
-
-@case(lambda: (torch.rand(8, 32, 64, 64).to(memory_format=LAST), torch.rand(32, 32, 3, 3)))
-def convolved_up_with_channels_last(x, w):
-    return F.conv_transpose2d(x, w, stride=2)
-
-
-@case(
-    lambda: (
-        torch.rand(4, 16, 64, 64).double(),
-        torch.rand(32, 16, 3, 3).double().to(memory_format=LAST),
-    )
-)
-def convolved_double_by_channels_last(x, w):
-    return F.conv2d(x, w, padding=1, stride=2)
-
-
-@case(lambda: (torch.rand(8, 32, 96, 96).double(), torch.rand(16, 32, 1, 1).double()))
-def convolved_double_at_points(x, w):
-    return F.conv2d(x, w)
-
-
-@case(lambda: (torch.rand(4, 32, 96, 96).bfloat16(), torch.rand(64, 32, 3, 3).bfloat16()))
-def convolved_half(x, w):
-    return F.conv2d(x, w, padding=1)
 
 
 @case(lambda: (torch.randint(0, 3000, (64, 200)), torch.rand(3000, 128)))
@@ -429,32 +289,6 @@ def mixed(x):
     return (z * y).sum(0)
 
 
-@case(lambda: (torch.rand(600, 300),))
-def singular_parts(x):
-    return torch.linalg.svd(x, full_matrices=False)
-
-
-@case(lambda: (torch.rand(700, 700),))
-def own_vectors(x):
-    values, vectors = torch.linalg.eigh(x + x.t())
-    return vectors * values
-
-
-@case(lambda: (torch.rand(40, 300, 200), torch.rand(40, 300, 100)), grad=False)
-def least_squares(x, y):
-    return torch.linalg.lstsq(x, y).solution
-
-
-@case(lambda: (torch.rand(900, 900), torch.rand(900, 900)))
-def solved_by_its_root(x, y):
-    return torch.cholesky_solve(y, torch.linalg.cholesky(x @ x.t() + torch.eye(900) * 900))
-
-
-@case()
-def covariance(x):
-    return torch.cov(x)
-
-
 @case(lambda: (torch.rand(8, 100_000),))
 def sound_and_back(x):
     w = torch.hann_window(512)
@@ -475,11 +309,6 @@ def mean_of_each(x, i):
 @case(lambda: (torch.rand(300_000, 16), torch.randint(0, 1000, (300_000,))))
 def sums_of_segments(x, i):
     return torch.zeros(1000, 16).index_add(0, i, x)
-
-
-@case(lambda: (torch.rand(1_000_000),), grad=False)
-def distinct_with_counts(x):
-    return torch.unique(x, return_inverse=True, return_counts=True)
 
 
 @case(lambda: (torch.randint(0, 5, (100_000, 8)),), grad=False)
@@ -552,29 +381,9 @@ def blurred(x, w):
     return F.conv2d(x, w, padding=5, groups=3)
 
 
-@case(lambda: (torch.rand(800, 64), torch.rand(800, 64), torch.rand(16, 64, 64)))
-def bilinear(x, y, w):
-    return F.bilinear(x, y, w)
-
-
-@case(lambda: (torch.rand(2, 32, 64, 64).half(), torch.rand(32, 16, 4, 4).half()))
-def convolved_up_in_halves(x, w):
-    return F.conv_transpose2d(x, w, stride=2, padding=1)
-
-
 @case(lambda: (torch.rand(4, 96, 96, 32), torch.rand(96), torch.rand(96)))
 def normalised_over_turned(x, w, b):
     return F.batch_norm(x.transpose(1, 2), None, None, w, b, True)
-
-
-@case()
-def middle_of_all(x):
-    return x.median()
-
-
-@case(lambda: (torch.rand(1, 4, 58, 24, 24), torch.rand(16, 4, 3, 3, 3)))
-def convolved_one_volume(x, w):
-    return F.conv3d(x, w, padding=1)
 
 
 @case(two_squares)

@@ -106,21 +106,6 @@ def gru() -> nn.Module:
     return Directions(nn.GRU(64, 128, num_layers=2, bidirectional=True))
 
 
-@module("gru_of_little", lambda: (torch.rand(400, 4, 20),))
-def gru_of_little() -> nn.Module:
-    return Directions(nn.GRU(20, 30, num_layers=2))
-
-
-@module("lstm_of_one", lambda: (torch.rand(3000, 64),))
-def lstm_of_one() -> nn.Module:
-    return Directions(nn.LSTM(64, 128))
-
-
-@module("lstm_double", lambda: (torch.rand(6, 400, 64).double(),))
-def lstm_double() -> nn.Module:
-    return Directions(nn.LSTM(64, 128, proj_size=64).double())
-
-
 @module("encoder at rest", lambda: (torch.rand(8, 300, 128),))
 def encoder_at_rest() -> nn.Module:
     layer = nn.TransformerEncoderLayer(128, 8, 512, batch_first=True)

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import lowtide as lt
-from lowtide.memory.ledger import Ledger
-from lowtide.memory.like_cpu import LikeTheCpu
 from tests.memory.cases import CASES
 
 
@@ -58,27 +56,3 @@ def test_tensors_that_are_compared() -> None:
     x = torch.empty(1000, 1000)
     compiled: Any = lt.script(close)
     assert compiled.memory(x, x.clone()).peak_bytes >= 3 * x.nbytes
-
-
-def test_linear_adds_its_bias_in_place() -> None:
-    """As without a mode, under which PyTorch does so out of place."""
-
-    out = 50 * 40 * 3000 * 4
-    ledger = Ledger()
-    given = [torch.empty(*s, device="meta") for s in ((40, 50, 4), (3000, 4), (3000,))]
-    with ledger, LikeTheCpu():
-        F.linear(given[0].transpose(0, 1), *given[1:])
-    assert out <= ledger.peak_bytes < 1.2 * out
-
-
-def test_products_with_weights_without_gradients() -> None:
-    """PyTorch copies what they take in another order, as if for a gradient: a view of a weight says
-    that it requires one."""
-    layers = nn.GRU(300, 20, batch_first=True)
-    compiled: Any = lt.script(layers)
-    x = torch.empty(100, 90, 300)
-    with torch.no_grad():
-        more = compiled.memory(x).peak_bytes
-        layers.requires_grad_(requires_grad=False)
-        less = compiled.memory(x).peak_bytes
-    assert more >= less + x.nbytes // 2

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 
 import lowtide as lt
-from lowtide.memory.convolution import lies_last
+from lowtide.memory.layouts import lies_last
 from lowtide.pipeline.budget.search import path
 from lowtide.pipeline.budget.section import SECTION
 from lowtide.pipeline.driver import Driver

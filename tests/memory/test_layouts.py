@@ -3,7 +3,7 @@ copies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide as lt
-from lowtide.memory.convolution import LAYOUTS
+from lowtide.memory import layouts
+from lowtide.memory.layouts import LAYOUTS
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.measure import measure_peak
-from lowtide.memory.scratch import scratch_bytes
 from tests.memory.contract import asked_bytes, assert_within_contract
 
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -76,10 +75,25 @@ def test_images_that_stay_as_they_lie_are_not_copied_by_convolutions() -> None:
     assert_within_contract(asked, predicted, library_ops=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.complex128])
-@pytest.mark.parametrize("sizes", [(59, 61), (60, 60), (80, 100)])
-def test_a_matrix_is_turned_through_a_square(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
-    x = torch.zeros(*sizes, dtype=dtype).t()
-    peak, copied = measure_peak(x.contiguous)
-    found = scratch_bytes(torch.ops.aten.clone.default, [x], {}, copied)
-    assert found == peak.peak_bytes - copied.nbytes
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """The number of threads is put back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_volumes_lie_as_pytorchs(kernel: int, count: int) -> None:
+    """PyTorch's own convolutions of volumes, of one thread, give contiguous ones."""
+    torch.set_num_threads(count)
+    x = torch.rand(2, 4, 6, 6, 6).to(memory_format=torch.channels_last_3d)
+    w = torch.rand(3, 4, *[kernel] * 3)
+    func = torch.ops.aten.convolution.default
+    options = (None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1)
+    want = func(x, w, *options)
+    metas = [torch.empty_like(v, device="meta") for v in (x, w)]
+    args = (*metas, *options)
+    assert layouts.as_it_lies(func, args, func(*args)).stride() == want.stride()

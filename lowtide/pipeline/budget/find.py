@@ -23,7 +23,7 @@ import torch
 
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value, free_values
-from lowtide.memory.convolution import lies_last
+from lowtide.memory.layouts import lies_last
 from lowtide.memory.ledger import Ledger
 from lowtide.pipeline.budget.candidate import LEAST_BYTES, Candidate, storage_of, tensors_in
 from lowtide.pipeline.budget.cut import Cut, order_of

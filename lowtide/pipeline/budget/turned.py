@@ -28,8 +28,7 @@ import torch
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_op, free_values, with_block
-from lowtide.memory import convolution
-from lowtide.memory.convolution import lies_last
+from lowtide.memory import layouts
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.pipeline.budget.candidate import storage_of, tensors_in
@@ -46,7 +45,7 @@ _CONVOLUTIONS: Final = ("torch.conv2d", "torch.conv3d", "F.conv2d", "F.conv3d")
 
 def turned(outer: Outer) -> Function | None:
     """See the module's text."""
-    if not outer.on_host or any(lies_last(x) for v in outer.args for x in outer.tensors(v)):
+    if not outer.on_host or any(layouts.lies_last(x) for v in outer.args for x in outer.tensors(v)):
         return None
     turner = _Turner(outer)
     with Ledger(), LikeTheCpu(), torch.no_grad():
@@ -231,7 +230,7 @@ class _Convolutions(Products):
 
     def are_most(self) -> bool:
         """Of all operations of products those of convolutions by oneDNN."""
-        names = {id(made) for made, args in self.rows if convolution.is_onednns(args)}
+        names = {id(made) for made, args in self.rows if layouts.is_onednns(*args[:2], *args[3:9])}
         total = sum(count for _, count in self.found)
         ours = sum(count for made, count in self.found if id(made) in names)
         return ours > 0 and ours >= _LEAST * total

@@ -1,0 +1,310 @@
+"""What PyTorch's ops allocate inside themselves, beside their results: one table of upper bounds.
+
+In: an ATen op, its arguments and its result. Out: bytes, or None for an op that the table does not
+have: the ledger then counts its largest operand once more, and names the op in a note.
+
+    sort(x, dim)       0: PyTorch sorts in the results
+    kthvalue(x, k)     a copy of x, and a place of 8 bytes for each element
+    conv2d(x, w)       copies of x, w and the result, in the layout that a library computes in
+    x + y              of different dtypes: those of another than the result's, converted
+
+Each bound is a function of sizes and dtypes. None depends on a vendor, a version, or how a library
+works inside: what is measured may be 1.25 times as much, and 16 MB more.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.memory import layouts
+
+Tensor = torch.Tensor
+Bound = Callable[["Call"], int]
+
+UNKNOWN: Final = "what `{}` takes inside is not known: counted as its largest operand once more"
+_BLOCK_BYTES: Final = 512  # to whose multiples PyTorch's allocator for GPUs rounds
+_PLACE, _SINGLE = 8, 4  # bytes of a number
+_SORTED_BYTES: Final = 48  # of a place that is sorted beside its order
+_PARTS_BYTES: Final = 32_000_000  # that the threads of a GPU leave of a sum, for others to add up
+_ROW_BYTES: Final = 2048  # of counts of digits, for a row on GPUs
+_SHORT_ROW: Final = 4096  # elements
+_QUERIES, _KEYS = 256, 512  # that a thread of the CPU has at a time, in attention
+
+
+class Call:
+    """An op's arguments, the tensors among them, and its results."""
+
+    def __init__(self, args: Sequence[Any], result: Any, on_host: bool) -> None:
+        self.args, self.on_host = args, on_host
+        self.given, self.made = tensors_in(args), tensors_in(result)
+
+
+def scratch(
+    op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, on_host: bool
+) -> int | None:
+    """See the module's text. `on_host`: by the CPU, else by a GPU."""
+    call = Call([*args, *kwargs.values()], result, on_host)
+    bound = _bound(op)
+    return 0 if not (call.given and call.made) else None if bound is None else bound(call)
+
+
+def largest_operand(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Its bytes."""
+    return max(map(nbytes, tensors_in([*args, *kwargs.values()])), default=0)
+
+
+def rounded(asked_bytes: int) -> int:
+    """The least block that PyTorch's allocator for GPUs hands out for a tensor."""
+    return -(-asked_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+def nbytes(x: Tensor) -> int:
+    """Of the elements, not of what they lie in."""
+    return x.numel() * x.itemsize
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Those in tuples and lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [x for v in cast("Sequence[Any]", value) for x in tensors_in(v)]
+    return []
+
+
+@functools.cache
+def _bound(op: Any) -> Bound | None:
+    """By its name as it is, in place, of a gradient, of any number of dims: the first that is in
+    the table. Views take nothing."""
+    name = op.overloadpacket.__name__
+    plain = name.removesuffix("_").removesuffix("_backward")
+    for key in (name, name.removesuffix("_"), plain, re.sub(r"\dd", "", plain)):
+        if key in _BOUNDS:
+            return _BOUNDS[key]
+    if torch.Tag.pointwise in op.tags:
+        return _converted
+    return _nothing if any(r.alias_info is not None for r in op._schema.returns) else None
+
+
+# -- bounds ----------------------------------------------------------------------------------------
+
+
+def _nothing(_: Call) -> int:
+    return 0
+
+
+def _converted(call: Call) -> int:
+    """What is not of the widest dtype; masks, and all that GPUs read, are converted one by one."""
+    wide = [x for x in call.given + call.made[:1] if x.dim() and x.dtype is not torch.bool]
+    if not call.on_host or not wide:
+        return 0
+    common = functools.reduce(torch.promote_types, (x.dtype for x in wide))
+    return sum(x.numel() for x in wide if x.dtype is not common) * common.itemsize
+
+
+def _in_order(call: Call) -> int:
+    """Copies of operands that do not lie in order, contiguous or with channels last."""
+    return sum(nbytes(x) for x in call.given if not layouts.is_dense(x))
+
+
+def _copies(times: int, places: int = 0) -> Bound:
+    """Of the largest operand, and so many places for each element."""
+
+    def bound(call: Call) -> int:
+        x = max(call.given, key=nbytes)
+        return times * nbytes(x) + places * _PLACE * x.numel()
+
+    return bound
+
+
+def _all(call: Call) -> int:
+    return sum(map(nbytes, call.given))
+
+
+def _on(host: Bound, gpu: Bound) -> Bound:
+    return lambda call: (host if call.on_host else gpu)(call)
+
+
+def _plus(*bounds: Bound) -> Bound:
+    return lambda call: sum(bound(call) for bound in bounds)
+
+
+def _halves(call: Call) -> int:
+    """Half precision in single."""
+    return sum(_SINGLE * x.numel() for x in call.given if x.is_floating_point() and x.itemsize < 4)
+
+
+def _widened(call: Call) -> int:
+    """The operand in the dtype that is summed in."""
+    x, y = call.given[0], call.made[0]
+    return max(_halves(call), x.numel() * y.itemsize * (x.dtype is not y.dtype))
+
+
+def _parts(call: Call) -> int:
+    """What the threads of a GPU leave."""
+    return min(2 * nbytes(call.given[0]), _PARTS_BYTES) + _in_order(call)
+
+
+def _sorted(call: Call) -> int:
+    """A thread of the CPU sorts a row; so do some of a GPU, all in place, if it is short."""
+    x, dims = call.given[0], [a for a in call.args if type(a) is int]
+    if call.on_host:
+        return _copies(1, 1)(call) if x.dim() == 1 else 0
+    is_short = x.dim() == 0 or x.shape[dims[0] if dims else -1] <= _SHORT_ROW
+    return 0 if is_short else _copies(1, 4)(call)
+
+
+def _digits(call: Call) -> int:
+    """Of each row, on GPUs; the best are sorted."""
+    x = call.given[0]
+    rows = x.numel() // max(x.shape[-1] if x.dim() else 1, 1)
+    return nbytes(x) + 3 * sum(map(nbytes, call.made)) + _ROW_BYTES * rows
+
+
+def _masks(call: Call) -> int:
+    """A mask becomes the places of all its dims."""
+    found = [x for x in call.given[1:] if x.dtype in (torch.bool, torch.uint8)]
+    return sum(_PLACE * x.numel() * x.dim() for x in found)
+
+
+def _put(call: Call) -> int:
+    """Masks; on GPUs what is added is sorted by where it goes."""
+    adds = not call.on_host and True in call.args[3:4]
+    if call.given[-1].numel() == 1 and True not in call.args[3:4]:
+        return 0  # filled in where a mask is true
+    places = max((x.numel() for x in call.given[1:-1]), default=0)
+    return _masks(call) + adds * (_SORTED_BYTES * places + nbytes(call.given[-1]))
+
+
+def _added(call: Call) -> int:
+    """Rows sorted by where they go, on GPUs only to give the same each time; of a mean counts."""
+    x, source = call.given[0], call.given[-1]
+    mean = 2 * nbytes(x) if "mean" in call.args else 0
+    if not call.on_host:
+        is_sorted = torch.are_deterministic_algorithms_enabled()
+        return mean + is_sorted * (_SORTED_BYTES * source.numel() + nbytes(source))
+    rows = x.shape[0] + source.shape[0] if source.dim() > 1 else 0
+    return mean + _halves(call) + _SORTED_BYTES * rows
+
+
+def _sorted_indices(call: Call) -> int:
+    """Beside their order; on GPUs sums of runs of one index."""
+    indices = max((x.numel() for x in call.given if not x.is_floating_point()), default=0)
+    sums = 0 if call.on_host else nbytes(call.given[0]) // 4 + nbytes(call.made[0])
+    return _SORTED_BYTES * indices + sums
+
+
+def _for_products(call: Call) -> int:
+    """Matrices of which neither rows nor columns lie side by side, or that are conjugated."""
+    matrices = [x for x in call.given if x.dim() > 1][-2:]
+    return sum(nbytes(x) for x in matrices if 1 not in x.stride()[-2:] or x.is_conj())
+
+
+def _convolution(call: Call) -> int:
+    x, w = call.given[:2]
+    return _windows(x, w, call.made[0], call.args[3:9], call.on_host)
+
+
+def _convolution_backward(call: Call) -> int:
+    cotangent, x, w = call.given[:3]
+    return _windows(x, w, cotangent, call.args[4:10], call.on_host)
+
+
+def _windows(x: Tensor, w: Tensor, y: Tensor, how: Sequence[Any], on_host: bool) -> int:
+    """A library copies all into a layout of its own; PyTorch's own kernel makes columns: a row for
+    each element of a window, a column for each place."""
+    if not on_host or layouts.is_onednns(x, w, *how):
+        return nbytes(x) + nbytes(w) + nbytes(y)
+    _, _, dilation, is_transposed, *_ = how
+    images = 0 if max(w.shape[2:]) == 1 else x.shape[0] if max(dilation) == 1 else 1
+    places = math.prod((x if is_transposed else y).shape[2:])
+    columns = images * math.prod(w.shape[1:]) * places * x.itemsize
+    return columns + max(nbytes(x), nbytes(y))
+
+
+def _scores(call: Call) -> int:
+    """`nn.MultiheadAttention`, or an encoder layer, as one op: the scores of all pairs twice, or
+    the wide layer's values; queries, keys and values twice."""
+    x, *weights = call.given
+    heads = next(a for a in (*call.args[4:5], call.args[2]) if type(a) is int)
+    batch, length, width = x.shape
+    wide = max((w.shape[0] for w in weights if w.dim() == 2), default=width)
+    numbers = batch * length * max(heads * length, wide)
+    return 2 * numbers * x.itemsize + 5 * nbytes(x)
+
+
+def _tiles(call: Call) -> int:
+    """Scores of a tile for each thread of the CPU, and a copy that lies in order."""
+    q = call.given[0]
+    each = min(_QUERIES, q.shape[2]) * (2 * _KEYS + q.shape[3]) * max(q.itemsize, _SINGLE)
+    return torch.get_num_threads() * each + nbytes(q)
+
+
+def _in_single(times: int) -> Bound:
+    """The largest operand in single precision: a GPU's attention makes no scores."""
+    return lambda call: times * _SINGLE * max(x.numel() for x in call.given)
+
+
+_TABLE: Final[dict[str, Bound]] = {
+    "bernoulli normal uniform random exponential rand_like randn_like randint_like empty_like "
+    "zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_empty_strided fill "
+    "zero lift lift_fresh copy clone _to_copy _unsafe_view view_copy cat stack repeat flip tril "
+    "triu trace diag_embed diagonal gather index_select index_copy index_fill embedding take put "
+    "scatter slice select slice_scatter select_scatter diagonal_scatter as_strided_scatter unfold "
+    "constant_pad_nd reflection_pad replication_pad pixel_shuffle pixel_unshuffle channel_shuffle "
+    "native_channel_shuffle complex polar equal max min amax amin aminmax any all argmax argmin "
+    "cummax cummin _cummax_helper _cummin_helper searchsorted bucketize histc bincount dot vdot "
+    "native_dropout rrelu_with_noise nll_loss_forward nll_loss multi_margin_loss _ctc_loss "
+    "multilabel_margin_loss_forward multilabel_margin_loss linalg_cross grid_sampler_ _cdist "
+    "_pdist_forward _pdist _embedding_bag _embedding_bag_forward_only embedding_renorm "
+    "unique_consecutive _local_scalar_dense log_sigmoid_forward glu _prelu_kernel": _nothing,
+    "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit "
+    "_native_batch_norm_legit_no_training batch_norm cudnn_batch_norm _fused_rms_norm "
+    "_weight_norm_interface avg_pool max_pool_with_indices _adaptive_avg_pool adaptive_max_pool "
+    "fractional_max_pool max_unpool upsample_nearest _upsample_nearest_exact upsample_linear "
+    "upsample_bilinear upsample_bicubic upsample_trilinear": _in_order,
+    "sum mean prod nansum linalg_vector_norm norm var std var_mean std_mean count_nonzero":
+        _on(_widened, _parts),
+    "cumsum cumprod logcumsumexp": _on(_widened, _in_order),
+    "_softmax _log_softmax": _plus(_in_order, _on(_widened, _nothing)),
+    "_softmax_backward_data _log_softmax_backward_data": _on(_in_order, _copies(1)),
+    "_safe_softmax": lambda call: 2 * call.given[0].numel(),
+    "logsumexp roll multinomial _cdist_forward affine_grid_generator unique_dim huber_loss fma "
+    "_upsample_bilinear_aa _upsample_bicubic_aa binary_cross_entropy _ctc_loss_backward _fft_c2c "
+    "_fft_r2c _fft_c2r": _copies(1),
+    "median nanmedian mode": _on(_copies(1), _copies(0, 4)),
+    "kthvalue randperm": _copies(1, 1),
+    "sort": _sorted,
+    "topk": _on(_nothing, _digits),
+    "_unique2 isin": _copies(1, 2),
+    "masked_select masked_scatter_backward nonzero": _copies(0, 2),
+    "masked_scatter": _on(_in_order, _copies(0, 2)),
+    "index": _masks,
+    "index_put _index_put_impl": _put,
+    "scatter_add index_add scatter_reduce index_reduce": _added,
+    "embedding_dense_backward _embedding_bag_backward _embedding_bag_per_sample_weights_backward":
+        _sorted_indices,
+    "mm addmm bmm baddbmm mv addmv _addmm_activation": _for_products,
+    "im2col col2im": _plus(_in_order, _copies(1)),
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "_native_multi_head_attention _transformer_encoder_layer_fwd": _scores,
+    "_scaled_dot_product_flash_attention_for_cpu": _tiles,
+    "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
+    "_scaled_dot_product_cudnn_attention": _in_single(4),
+    "mse_loss smooth_l1_loss soft_margin_loss": _halves,
+    "binary_cross_entropy_with_logits soft_margin_loss_backward": _copies(2),
+    "_linalg_svd _linalg_eigh linalg_eig linalg_qr": _copies(2),
+    "linalg_pinv": _copies(3),
+    "linalg_matrix_exp": _copies(12),
+    "linalg_inv_ex _linalg_solve_ex linalg_solve_triangular linalg_cholesky_ex linalg_lu "
+    "linalg_lu_factor_ex linalg_lu_solve linalg_householder_product linalg_lstsq cholesky_solve "
+    "cholesky_inverse triangular_solve lu_unpack _linalg_det _linalg_slogdet _euclidean_dist": _all,
+}  # fmt: skip
+_BOUNDS: Final = {name: bound for names, bound in _TABLE.items() for name in names.split()}
