@@ -302,7 +302,7 @@ _TABLE: Final[dict[str, Bound]] = {
     "binary_cross_entropy_with_logits soft_margin_loss_backward": _copies(2),
     "_linalg_svd _linalg_eigh linalg_eig linalg_qr": _copies(2),
     "linalg_pinv": _copies(3),
-    "linalg_matrix_exp": _copies(12),
+    "linalg_matrix_exp": _copies(16),
     "linalg_inv_ex _linalg_solve_ex linalg_solve_triangular linalg_cholesky_ex linalg_lu "
     "linalg_lu_factor_ex linalg_lu_solve linalg_householder_product linalg_lstsq cholesky_solve "
     "cholesky_inverse triangular_solve lu_unpack _linalg_det _linalg_slogdet _euclidean_dist": _all,
