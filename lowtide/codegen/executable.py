@@ -26,6 +26,7 @@ from lowtide.runtime.steps import Launch, Steps
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, product
+from lowtide.texpr.printer import print_program
 from lowtide.texpr.sizes import evaluate
 from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
@@ -316,8 +317,8 @@ class Executable(ABC):
     @property
     def stages(self) -> list[tuple[str, str]]:
         return [
-            ("tensor expressions", str(self.program)),
-            ("normal form", str(self.normal)),
+            ("tensor expressions", print_program(self.program)),
+            ("normal form", print_program(self.normal)),
             ("tile program", "\n".join(map(str, self.plans))),
             *(() if self.is_step else [("driver", self.driver)]),
             (self.language, self.source),

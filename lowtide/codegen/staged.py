@@ -30,6 +30,7 @@ from lowtide.runtime import arena
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index, product
 from lowtide.texpr.partition import Loop, Part
+from lowtide.texpr.printer import print_program
 from lowtide.texpr.sizes import evaluate
 from lowtide.tile.strips import ROWS, START, Strips
 
@@ -251,7 +252,7 @@ class Staged:
 
     @property
     def stages(self) -> list[tuple[str, str]]:
-        found = [("tensor expressions", str(self.program))]
+        found = [("tensor expressions", print_program(self.program))]
         for head, _, stage in self._titled():
             found += [(head + name, text) for name, text in stage.executable.stages]
         return found

@@ -25,7 +25,7 @@ _HEAD = re.compile(r"def ([\w.$<>]+)\(")
 
 
 class ParseError(LowtideError):
-    """The text is not printed IR: the line, and what was expected there."""
+    """The text is not printed IR: the line with a caret, and what was expected there."""
 
 
 def parse_function(text: str) -> Function:
@@ -43,7 +43,8 @@ class _Line:
         self.position = 0
 
     def fail(self, expected: str) -> ParseError:
-        return ParseError(f"line {self.number}: expected {expected}\n    {self.text}")
+        caret = " " * self.position + "^"
+        return ParseError(f"line {self.number}: expected {expected}\n    {self.text}\n    {caret}")
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         found = pattern.match(self.text, self.position)

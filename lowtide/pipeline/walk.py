@@ -45,6 +45,7 @@ from lowtide.pipeline.stopping import about_a_loop, static_reason
 from lowtide.pipeline.walked_objects import OBJECT_OPS, PURE_OPS, WalkedObjects, is_pytorchs
 from lowtide.pipeline.walked_steps import KernelStep, Step, TorchStep
 from lowtide.runtime import ours
+from lowtide.texpr.printer import print_program
 
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
 SHOWN_CHUNKS: Final = 2  # of a section: the others are like the second
@@ -146,7 +147,7 @@ class Walk:
                 continue
             seen.add(id(host))
             where = f"@{step.loc.line}" if len(kernels) > 1 else ""
-            found.append((f"signature{where}", str(host.program)))
+            found.append((f"signature{where}", print_program(host.program)))
             found.append((f"driver{where}", host.text))
             found.extend((f"{name}{where}", text) for name, text in executable.stages)
             backward = step.backward()

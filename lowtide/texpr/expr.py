@@ -334,24 +334,6 @@ class Program:
             tuple(self.outputs), tuple(self.checks), tuple(self.equalities), self.again,
         )  # fmt: skip
 
-    def __str__(self) -> str:
-        lines = [
-            f"input {i.name}: {i.dtype}[{', '.join(map(str, i.shape))}]"
-            f" strides ({', '.join(map(str, i.strides))})"
-            for i in self.inputs.values()
-        ]
-        for y in self.delays.values():
-            sizes, step = ", ".join(map(str, y.shape)), "-1" if not y.reverse else "+1"
-            lines.append(f"delay {y.name}: {y.dtype}[{sizes}] = {y.source}[{step}] from {y.init}")
-        for d in self.defs.values():
-            axes = ", ".join(f"{a.name}:{a.extent}" for a in d.axes)
-            place = f"    # {d.loc}" if d.loc.line else ""
-            lines.append(f"{d.name}[{axes}]: {d.dtype} = {d.expr}{place}")
-        lines.append(f"output {', '.join(self.outputs)}")
-        if self.checks:
-            lines.append(f"check {', '.join(self.checks)}")
-        return "\n".join(lines)
-
 
 def ordered(defs: Mapping[str, Def]) -> dict[str, Def]:
     """Each definition after what it loads; raises AssertionError if they form a cycle."""

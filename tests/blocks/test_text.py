@@ -16,6 +16,7 @@ from lowtide.texpr.build import Builder
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.expr import Def, Program
 from lowtide.texpr.index import Axis, as_index, clamp, gather
+from lowtide.texpr.printer import print_program
 from tests.emit.test_kernels import HINTS, PROGRAMS, K, M, N
 
 
@@ -76,7 +77,7 @@ def test_text(name: str, golden: Callable[[str, str], None]) -> None:
 
 def test_scatter(golden: Callable[[str, str], None]) -> None:
     found = compiled(scattered())
-    texts = [str(found.program), *map(str, found.plans), *(t.text for t in found.texts)]
+    texts = [print_program(found.program), *map(str, found.plans), *(t.text for t in found.texts)]
     golden("scatter", "\n\n".join([*texts, found.driver]))
 
 

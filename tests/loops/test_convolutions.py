@@ -130,7 +130,7 @@ def test_no_columns_are_stored() -> None:
     sums = [line for line in normal.splitlines() if "sum[" in line]
     assert len(sums) == 1
     assert "%" not in sums[0]
-    assert "//" not in sums[0].replace("((s0 + 1) // (2))", "")
+    assert "//" not in sums[0].replace("((s0 + 1) // 2)", "")
 
 
 # ---- what stays as it is -----------------------------------------------------------------------

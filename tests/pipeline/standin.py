@@ -11,6 +11,7 @@ import torch
 from lowtide.memory.plan import Event, Held
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.expr import Program
+from lowtide.texpr.printer import print_program
 from lowtide.texpr.sizes import evaluate as evaluate_size
 
 
@@ -38,7 +39,7 @@ class StandIn:
         self.scalars = scalars
         defs = program.defs.values()
         self.kernels = [Kernel("kernel0", [(d.op, d.loc) for d in defs], list(program.outputs))]
-        self.stages = [("texpr", str(program)), ("c", "/* stand-in */")]
+        self.stages = [("texpr", print_program(program)), ("c", "/* stand-in */")]
         self.refusals = ()
 
     def write(self) -> None:

@@ -1,0 +1,240 @@
+"""Program → text. `parser` reads it back to the same Program.
+
+    size N >= 2
+    input x: f32[N, 3] strides (3, 1)
+    t1[i:N]: f32 = sum[k:3](mul(x[i, k], 0.5))    # sum model.py:3
+    output t1
+
+A number without a dtype is f32 where it has a point, else i64 or bool; `$n` is an f64. Of another
+dtype it stands with it: `0.5:f64`. A part that is long and used twice, or lies deep, has a line of
+its own under its definition: `%1[k:3] = exp(x[i, k])`, with the axes that are not the definition's.
+
+Always holds: the text says all, and is the same for Programs that differ in the identity of axes
+only. Axes of one name in one definition are told apart: `i`, `i.1`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from lowtide.errors import Loc
+from lowtide.ir import dtypes
+from lowtide.ir.dtypes import DType
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import (
+    AddAt,
+    Apply,
+    At,
+    Cast,
+    Const,
+    Def,
+    Delay,
+    Expr,
+    Input,
+    Load,
+    Program,
+    Reduce,
+    Scalar,
+    Select,
+)
+from lowtide.texpr.index import Atom, Axis, Clamp, FloorDiv, Gather, Index, Mod, Size, deep_atoms
+
+COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf", "isfinite"})
+REDUCTIONS: Final = frozenset({"sum", "prod", "min", "max", "any", "all", "argmin", "argmax"})
+_LONG: Final = 80  # characters of a part that is written once, if it is used twice
+_DEEP: Final = 40  # parts within parts; the parser goes so deep
+
+
+def print_program(program: Program) -> str:
+    """The text of a Program, a line for each of its parts."""
+    sizes = {a.name: a for a in sizes_of(program)}
+    lines = [
+        f"size {a.name}{'' if a.low is None else f' >= {a.low}'}"
+        for a in sizes.values()
+        if a.low != 0
+    ]
+    lines += [_input(i) for i in program.inputs.values()]
+    lines += [_delay(y) for y in program.delays.values()]
+    for d in program.defs.values():
+        lines += _Printer(sizes.keys()).definition(d)
+    lines += [f"equal {_index(a)}, {_index(b)}: {m!r}" for a, b, m in program.equalities]
+    for word, names in (
+        ("output", program.outputs),
+        ("check", program.checks),
+        ("again", sorted(program.again)),
+    ):
+        lines += [f"{word} {', '.join(names)}"] if names else []
+    return "\n".join(lines)
+
+
+def sizes_of(program: Program) -> list[Size]:
+    """The sizes that are known at run time only, in the order in which they are met."""
+    found: dict[Atom, None] = {}
+    for i in program.inputs.values():
+        found |= _atoms((*i.shape, *i.strides))
+    for y in program.delays.values():
+        found |= _atoms(y.shape)
+    for d in program.defs.values():
+        found |= _atoms(d.shape)
+        for node in ex.walk(d.expr):
+            found |= _atoms(ex.indices(node))
+            if isinstance(node, Reduce):
+                found |= _atoms(a.extent for a in node.axes)
+    for a, b, _ in program.equalities:
+        found |= _atoms((a, b))
+    return [a for a in found if isinstance(a, Size)]
+
+
+def _atoms(held: Iterable[Index]) -> dict[Atom, None]:
+    return {a: None for i in held for a in deep_atoms(i)}
+
+
+def result_of(fn: str, args: Sequence[Expr]) -> DType:
+    """The usual dtype of a pointwise function."""
+    return dtypes.boolean if fn in COMPARISONS else args[0].dtype
+
+
+def reduced(fn: str, body: Expr) -> DType:
+    """The usual dtype of a reduction."""
+    return dtypes.i64 if fn in ("argmin", "argmax") else body.dtype
+
+
+def _input(i: Input) -> str:
+    order = "" if i.order is None else f" order ({', '.join(map(str, i.order))})"
+    return f"input {i.name}: {i.dtype}[{_indices(i.shape)}] strides ({_indices(i.strides)}){order}"
+
+
+def _delay(y: Delay) -> str:
+    step = "+1" if y.reverse else "-1"
+    text = f"delay {y.name}: {y.dtype}[{_indices(y.shape)}] = {y.source}[{step}] from {y.init}"
+    text += f" ends {', '.join(y.ends)}" if y.ends else ""
+    text += f" why {y.why!r}" if y.why else ""
+    return text + _place("", y.loc)
+
+
+def _place(op: str, loc: Loc) -> str:
+    """What made it, and where that stands."""
+    if not op and not loc.line:
+        return ""
+    return f"    # {op or '-'} {loc}" if loc.line else f"    # {op}"
+
+
+def _indices(held: Iterable[Index]) -> str:
+    return ", ".join(map(_index, held))
+
+
+def _index(index: Index) -> str:
+    return _Printer(()).index(index)
+
+
+class _Printer:
+    """Of one definition; `taken`: names that no axis gets."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self.taken = set(taken)
+        self.axes: dict[Axis, str] = {}
+        self.known: dict[Expr, str] = {}
+        self.lines: list[str] = []
+
+    def definition(self, d: Def) -> list[str]:
+        axes = self.binders(d.axes)
+        users = Counter(c for node in ex.walk(d.expr) for c in node.children)
+        depth: dict[Expr, int] = {}
+        apart = {d.expr.place} if isinstance(d.expr, AddAt) else set[Expr]()
+        for node in ex.walk(d.expr):
+            depth[node] = 1 + max((depth[c] for c in node.children), default=0)
+            text = self.node(node)
+            twice = users[node] > 1 and len(text) > _LONG
+            if (twice or depth[node] > _DEEP) and node is not d.expr and node not in apart:
+                free = ex.ordered_axes(node, d.axes)
+                within = self.binders(a for a in free if a not in d.axes)
+                number = len(self.lines) + 1
+                self.lines.append(f"  %{number}{f'[{within}]' if within else ''} = {text}")
+                text, depth[node] = f"%{number}", 0
+            self.known[node] = text
+        head = f"{d.name}[{axes}]: {d.dtype} = {self.known[d.expr]}{_place(d.op, d.loc)}"
+        return [head, *self.lines]
+
+    def binders(self, axes: Iterable[Axis]) -> str:
+        return ", ".join(f"{self.name(a)}:{self.index(a.extent)}" for a in axes)
+
+    def name(self, a: Axis) -> str:
+        if a not in self.axes:
+            name, count = a.name, 0
+            while name in self.taken:
+                count += 1
+                name = f"{a.name}.{count}"
+            self.taken.add(name)
+            self.axes[a] = name
+        return self.axes[a]
+
+    def node(self, e: Expr) -> str:
+        """The text of a node whose operands are known."""
+        known = self.known
+        match e:
+            case Load():
+                return f"{e.source}[{', '.join(map(self.index, e.index))}]"
+            case Const():
+                usual = (
+                    "f32" if e.dtype.is_float else "bool" if isinstance(e.value, bool) else "i64"
+                )
+                return f"{e.value!r}{_of(e.dtype, dtypes.BY_NAME[usual])}"
+            case At():
+                return f"at({self.index(e.index)}){_of(e.dtype, dtypes.i64)}"
+            case Scalar():
+                return f"${e.name}{_of(e.dtype, dtypes.f64)}"
+            case Apply():
+                kind = _of(e.dtype, result_of(e.fn, e.args))
+                return f"{e.fn}{kind}({', '.join(known[a] for a in e.args)})"
+            case Select():
+                return f"select({known[e.cond]}, {known[e.yes]}, {known[e.no]})"
+            case Cast():
+                return f"{e.dtype}({known[e.arg]})"
+            case AddAt():
+                return f"{known[e.value]} added to {known[e.place]}"
+            case Reduce():
+                kind = _of(e.dtype, reduced(e.fn, e.body))
+                return f"{e.fn}[{self.binders(e.axes)}]{kind}({known[e.body]})"
+            case _:
+                raise AssertionError(f"no text for {type(e).__name__}")
+
+    def index(self, index: Index) -> str:
+        """A sum of products, in an order that is told by the text only."""
+        if index.const is not None:
+            return str(index.const)
+        terms = [(sorted(map(self.atom, m)), factor) for m, factor in index.terms]
+        parts: list[str] = []
+        for names, factor in sorted(terms, key=lambda term: (-len(term[0]), term[0])):
+            number = [] if abs(factor) == 1 and names else [str(abs(factor))]
+            body = "*".join((*number, *(text for _, text in names)))
+            sign = "-" if factor < 0 else "+"
+            parts.append(f"{sign} {body}" if parts else (f"-{body}" if factor < 0 else body))
+        return " ".join(parts)
+
+    def atom(self, a: Atom) -> tuple[int, str]:
+        """What sorts it, and its text."""
+        match a:
+            case Axis():
+                text = self.name(a)
+            case FloorDiv():
+                text = f"({self.within(a.num)} // {self.within(a.den)})"
+            case Mod():
+                text = f"({self.within(a.num)} % {self.within(a.den)})"
+            case Clamp():
+                text = f"clamp({self.index(a.num)}, {self.index(a.extent)})"
+            case Gather():
+                text = f"[{self.known[a.expr]}]"
+            case _:
+                text = repr(a)
+        return a.key[0], text
+
+    def within(self, index: Index) -> str:
+        """A part of a division."""
+        text = self.index(index)
+        return text if text.isidentifier() or text.isdecimal() else f"({text})"
+
+
+def _of(dtype: DType, usual: DType) -> str:
+    return "" if dtype is usual else f":{dtype}"
