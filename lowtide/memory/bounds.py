@@ -28,6 +28,7 @@ Tensor = torch.Tensor
 Bound = Callable[["Call"], int]
 
 UNKNOWN: Final = "what `{}` takes inside is not known: counted as its largest operand once more"
+_OURS: Final = ("aten", "prims")  # namespaces
 _BLOCK_BYTES: Final = 512  # to whose multiples PyTorch's allocator for GPUs rounds
 _PLACE, _SINGLE = 8, 4  # bytes of a number
 _SORTED_BYTES: Final = 48  # of a place that is sorted beside its order
@@ -81,7 +82,9 @@ def tensors_in(value: Any) -> list[Tensor]:
 @functools.cache
 def _bound(op: Any) -> Bound | None:
     """By its name as it is, in place, of a gradient, of any number of dims: the first that is in
-    the table. Views take nothing."""
+    the table. Views take nothing; of ops of others nothing is known."""
+    if op.namespace not in _OURS:
+        return None
     name = op.overloadpacket.__name__
     plain = name.removesuffix("_").removesuffix("_backward")
     for key in (name, name.removesuffix("_"), plain, re.sub(r"\dd", "", plain)):
@@ -123,16 +126,8 @@ def _copies(times: int, places: int = 0) -> Bound:
     return bound
 
 
-def _all(call: Call) -> int:
-    return sum(map(nbytes, call.given))
-
-
 def _on(host: Bound, gpu: Bound) -> Bound:
     return lambda call: (host if call.on_host else gpu)(call)
-
-
-def _plus(*bounds: Bound) -> Bound:
-    return lambda call: sum(bound(call) for bound in bounds)
 
 
 def _halves(call: Call) -> int:
@@ -174,12 +169,12 @@ def _masks(call: Call) -> int:
 
 
 def _put(call: Call) -> int:
-    """Masks; on GPUs what is added is sorted by where it goes."""
-    adds = not call.on_host and True in call.args[3:4]
-    if call.given[-1].numel() == 1 and True not in call.args[3:4]:
-        return 0  # filled in where a mask is true
-    places = max((x.numel() for x in call.given[1:-1]), default=0)
-    return _masks(call) + adds * (_SORTED_BYTES * places + nbytes(call.given[-1]))
+    """Masks, but where one number is filled in; on GPUs what is added is sorted by its place."""
+    values, adds = call.given[-1], True in call.args[3:4]
+    if values.numel() == 1 and not adds:
+        return 0
+    is_sorted = adds and not call.on_host
+    return _masks(call) + is_sorted * (_SORTED_BYTES * values.numel() + nbytes(values))
 
 
 def _added(call: Call) -> int:
@@ -196,8 +191,7 @@ def _added(call: Call) -> int:
 def _sorted_indices(call: Call) -> int:
     """Beside their order; on GPUs sums of runs of one index."""
     indices = max((x.numel() for x in call.given if not x.is_floating_point()), default=0)
-    sums = 0 if call.on_host else nbytes(call.given[0]) // 4 + nbytes(call.made[0])
-    return _SORTED_BYTES * indices + sums
+    return _SORTED_BYTES * indices + (0 if call.on_host else nbytes(call.made[0]))
 
 
 def _for_products(call: Call) -> int:
@@ -246,11 +240,6 @@ def _tiles(call: Call) -> int:
     return torch.get_num_threads() * each + nbytes(q)
 
 
-def _in_single(times: int) -> Bound:
-    """The largest operand in single precision: a GPU's attention makes no scores."""
-    return lambda call: times * _SINGLE * max(x.numel() for x in call.given)
-
-
 _TABLE: Final[dict[str, Bound]] = {
     "bernoulli normal uniform random exponential rand_like randn_like randint_like empty_like "
     "zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_empty_strided fill "
@@ -262,8 +251,9 @@ _TABLE: Final[dict[str, Bound]] = {
     "cummax cummin _cummax_helper _cummin_helper searchsorted bucketize histc bincount dot vdot "
     "native_dropout rrelu_with_noise nll_loss_forward nll_loss multi_margin_loss _ctc_loss "
     "multilabel_margin_loss_forward multilabel_margin_loss linalg_cross grid_sampler_ _cdist "
-    "_pdist_forward _pdist _embedding_bag _embedding_bag_forward_only embedding_renorm "
-    "unique_consecutive _local_scalar_dense log_sigmoid_forward glu _prelu_kernel": _nothing,
+    "_pdist_forward _pdist _embedding_bag _embedding_bag_forward_only embedding_renorm glu "
+    "unique_consecutive _local_scalar_dense _safe_softmax log_sigmoid_forward _prelu_kernel":
+        _nothing,
     "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit "
     "_native_batch_norm_legit_no_training batch_norm cudnn_batch_norm _fused_rms_norm "
     "_weight_norm_interface avg_pool max_pool_with_indices _adaptive_avg_pool adaptive_max_pool "
@@ -272,14 +262,13 @@ _TABLE: Final[dict[str, Bound]] = {
     "sum mean prod nansum linalg_vector_norm norm var std var_mean std_mean count_nonzero":
         _on(_widened, _parts),
     "cumsum cumprod logcumsumexp": _on(_widened, _in_order),
-    "_softmax _log_softmax": _plus(_in_order, _on(_widened, _nothing)),
+    "_softmax _log_softmax": _on(lambda call: _in_order(call) + _widened(call), _in_order),
     "_softmax_backward_data _log_softmax_backward_data": _on(_in_order, _copies(1)),
-    "_safe_softmax": lambda call: 2 * call.given[0].numel(),
     "logsumexp roll multinomial _cdist_forward affine_grid_generator unique_dim huber_loss fma "
     "_upsample_bilinear_aa _upsample_bicubic_aa binary_cross_entropy _ctc_loss_backward _fft_c2c "
     "_fft_r2c _fft_c2r": _copies(1),
     "median nanmedian mode": _on(_copies(1), _copies(0, 4)),
-    "kthvalue randperm": _copies(1, 1),
+    "kthvalue": _copies(1, 1),
     "sort": _sorted,
     "topk": _on(_nothing, _digits),
     "_unique2 isin": _copies(1, 2),
@@ -291,20 +280,20 @@ _TABLE: Final[dict[str, Bound]] = {
     "embedding_dense_backward _embedding_bag_backward _embedding_bag_per_sample_weights_backward":
         _sorted_indices,
     "mm addmm bmm baddbmm mv addmv _addmm_activation": _for_products,
-    "im2col col2im": _plus(_in_order, _copies(1)),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "_native_multi_head_attention _transformer_encoder_layer_fwd": _scores,
     "_scaled_dot_product_flash_attention_for_cpu": _tiles,
-    "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
-    "_scaled_dot_product_cudnn_attention": _in_single(4),
+    "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward "
+    "_scaled_dot_product_cudnn_attention_backward": _copies(6),
     "mse_loss smooth_l1_loss soft_margin_loss": _halves,
-    "binary_cross_entropy_with_logits soft_margin_loss_backward": _copies(2),
-    "_linalg_svd _linalg_eigh linalg_eig linalg_qr": _copies(2),
     "linalg_pinv": _copies(3),
     "linalg_matrix_exp": _copies(16),
     "linalg_inv_ex _linalg_solve_ex linalg_solve_triangular linalg_cholesky_ex linalg_lu "
     "linalg_lu_factor_ex linalg_lu_solve linalg_householder_product linalg_lstsq cholesky_solve "
-    "cholesky_inverse triangular_solve lu_unpack _linalg_det _linalg_slogdet _euclidean_dist": _all,
+    "cholesky_inverse triangular_solve lu_unpack _linalg_det _linalg_slogdet _euclidean_dist "
+    "_linalg_svd _linalg_eigh linalg_eig linalg_qr im2col col2im soft_margin_loss_backward "
+    "binary_cross_entropy_with_logits _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention": _copies(2),
 }  # fmt: skip
 _BOUNDS: Final = {name: bound for names, bound in _TABLE.items() for name in names.split()}

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
+
+from lowtide.memory.bounds import tensors_in
 
 Tensor = torch.Tensor
 Storage = torch.UntypedStorage
@@ -31,13 +33,13 @@ class Elsewhere:
             return torch.device(told).type == "cpu"
         if not self._known:
             return False
-        found = _tensors(list(args))
+        found = tensors_in(list(args))
         first = next((x for x in found if x.dim()), found[0] if found else None)
         return first is not None and self._has(first)
 
     def holds(self, values: Sequence[Any]) -> bool:
         """Whether one of the tensors lies there."""
-        return bool(self._known) and any(map(self._has, _tensors(list(values))))
+        return bool(self._known) and any(map(self._has, tensors_in(list(values))))
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """These lie there."""
@@ -52,11 +54,3 @@ class Elsewhere:
 
 def _key(x: Tensor) -> int:
     return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [x for v in cast("Sequence[Any]", value) for x in _tensors(v)]
-    return []

@@ -28,6 +28,7 @@ from torch.autograd.function import FunctionCtx
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import bounds, layouts, makers, remembered
+from lowtide.memory.bounds import tensors_in
 from lowtide.memory.composites import is_composite, parts
 from lowtide.memory.elsewhere import Elsewhere
 from lowtide.memory.graph import nodes_of
@@ -200,7 +201,7 @@ class Ledger(OwnMode):
     def _node_is_done(self, gradients: object, *_: object) -> None:
         self._done = torch._C._current_autograd_node()  # pyright: ignore
         if isinstance(self._done, FunctionCtx):
-            self.python_has(_tensors(gradients))
+            self.python_has(tensors_in(gradients))
 
     def python_has(self, tensors: Sequence[torch.Tensor]) -> None:
         """Python holds these, or may: the engine adds nothing to them in their place."""
@@ -277,10 +278,10 @@ class Ledger(OwnMode):
         if func in _MAKE_ZEROS:
             self._zeros = _key(result)
         if leaves:
-            self.given(_tensors(result))
-            self.elsewhere.add(_tensors(result))
+            self.given(tensors_in(result))
+            self.elsewhere.add(tensors_in(result))
             return result
-        for x in _tensors(result):
+        for x in tensors_in(result):
             if not any(x is given for given in args):  # as the ops in place return
                 self.book(x)
         inside = bounds.scratch(func, args, kwargs, result, self.of_host)
@@ -306,7 +307,7 @@ class Ledger(OwnMode):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with meta tensors in the place of real ones, and `device` likewise."""
-        given = _tensors([*args, *kwargs.values()])
+        given = tensors_in([*args, *kwargs.values()])
         schema = func._schema
         makes = not given and any(a.name == "device" for a in schema.arguments)
         if func in _CONSTANT and not self.of_host and _is_number_of_cpu(args, kwargs):
@@ -435,11 +436,3 @@ def _lifted(func: Any, result: Any) -> Any:
 
 def _key(x: torch.Tensor) -> int:
     return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [x for v in cast("Sequence[Any]", value) for x in _tensors(v)]
-    return []

@@ -315,3 +315,17 @@ def test_an_op_without_a_bound_is_named() -> None:
     plan = lt.script(f).memory(*given)
     assert any("`aten::_trilinear` takes inside is not known" in note for note in plan.notes)
     assert plan.peak_bytes >= 4 * (1000 * 30 + 1000 * 20)
+
+
+def test_ops_of_others_have_no_bound(request: pytest.FixtureRequest) -> None:
+    """Whatever their names are."""
+    library = torch.library.Library("tests_of_bounds", "FRAGMENT")
+    request.addfinalizer(library._destroy)
+    library.define("gather(Tensor x) -> Tensor")
+    library.impl("gather", lambda x: x.new_empty(4), "CompositeExplicitAutograd")
+    ledger, x = Ledger(), torch.empty(500_000, device="meta")
+    ledger.given([x])
+    with ledger:
+        torch.ops.tests_of_bounds.gather(x)
+    assert any("`tests_of_bounds::gather`" in note for note in ledger.unbounded)
+    assert ledger.peak_bytes >= x.nbytes
