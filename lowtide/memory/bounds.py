@@ -244,16 +244,17 @@ _TABLE: Final[dict[str, Bound]] = {
     "bernoulli normal uniform random exponential rand_like randn_like randint_like empty_like "
     "zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_empty_strided fill "
     "zero lift lift_fresh copy clone _to_copy _unsafe_view view_copy cat stack repeat flip tril "
-    "triu trace diag_embed diagonal gather index_select index_copy index_fill embedding take put "
-    "scatter slice select slice_scatter select_scatter diagonal_scatter as_strided_scatter unfold "
-    "constant_pad_nd reflection_pad replication_pad pixel_shuffle pixel_unshuffle channel_shuffle "
-    "native_channel_shuffle complex polar equal max min amax amin aminmax any all argmax argmin "
-    "cummax cummin _cummax_helper _cummin_helper searchsorted bucketize histc bincount dot vdot "
-    "native_dropout rrelu_with_noise nll_loss_forward nll_loss multi_margin_loss _ctc_loss "
-    "multilabel_margin_loss_forward multilabel_margin_loss linalg_cross grid_sampler_ _cdist "
-    "_pdist_forward _pdist _embedding_bag _embedding_bag_forward_only embedding_renorm glu "
-    "unique_consecutive _local_scalar_dense _safe_softmax log_sigmoid_forward _prelu_kernel":
-        _nothing,
+    "rot90 triu trace diag_embed diagonal gather index_select index_copy index_fill embedding take "
+    "put scatter slice select slice_scatter select_scatter diagonal_scatter as_strided_scatter "
+    "unfold constant_pad_nd reflection_pad replication_pad pixel_shuffle pixel_unshuffle "
+    "channel_shuffle native_channel_shuffle complex polar equal max min amax amin aminmax any all "
+    "argmax argmin cummax cummin _cummax_helper _cummin_helper searchsorted bucketize histc "
+    "bincount dot vdot native_dropout rrelu_with_noise nll_loss_forward nll_loss "
+    "multi_margin_loss _ctc_loss multilabel_margin_loss_forward multilabel_margin_loss "
+    "linalg_cross grid_sampler_ _cdist _pdist_forward _pdist _embedding_bag "
+    "_embedding_bag_forward_only embedding_renorm glu unique_consecutive _local_scalar_dense "
+    "_safe_softmax log_sigmoid_forward _prelu_kernel": _nothing,
+    "hardswish hardtanh softplus elu log_sigmoid addr": _converted,
     "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit "
     "_native_batch_norm_legit_no_training batch_norm cudnn_batch_norm _fused_rms_norm "
     "_weight_norm_interface avg_pool max_pool_with_indices _adaptive_avg_pool adaptive_max_pool "
@@ -264,9 +265,9 @@ _TABLE: Final[dict[str, Bound]] = {
     "cumsum cumprod logcumsumexp": _on(_widened, _in_order),
     "_softmax _log_softmax": _on(lambda call: _in_order(call) + _widened(call), _in_order),
     "_softmax_backward_data _log_softmax_backward_data": _on(_in_order, _copies(1)),
-    "logsumexp roll multinomial _cdist_forward affine_grid_generator unique_dim huber_loss fma "
-    "_upsample_bilinear_aa _upsample_bicubic_aa binary_cross_entropy _ctc_loss_backward _fft_c2c "
-    "_fft_r2c _fft_c2r": _copies(1),
+    "logsumexp roll renorm multinomial _cdist_forward affine_grid_generator unique_dim huber_loss "
+    "fma _upsample_bilinear_aa _upsample_bicubic_aa binary_cross_entropy _ctc_loss_backward "
+    "_fft_c2c _fft_r2c _fft_c2r": _copies(1),
     "median nanmedian mode": _on(_copies(1), _copies(0, 4)),
     "kthvalue": _copies(1, 1),
     "sort": _sorted,
