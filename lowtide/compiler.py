@@ -65,10 +65,14 @@ from lowtide.tile.strips import in_strips as strips
 from lowtide.tile.summation import order_of
 
 __all__ = [
-    "differentiated", "emitted", "fused", "loaded", "parts", "ready", "simplified", "specialise",
-    "strips", "tiled",
+    "STAGES", "differentiated", "emitted", "fused", "loaded", "parts", "ready", "simplified",
+    "specialise", "strips", "tiled",
 ]  # fmt: skip
 
+# For `python -m lowtide.opt`: up to `specialise` of Functions, then of Programs.
+STAGES = (
+    "ir", "simplify", "specialise", "differentiate", "split", "normalise", "fuse", "tile", "emit",
+)  # fmt: skip
 SIMPLIFY: tuple[Pass, ...] = (
     make_private_writes_plain,
     inline_no_grad,
@@ -90,8 +94,8 @@ SIMPLIFY: tuple[Pass, ...] = (
     eliminate_dead_code,
     ask_again,  # in the end: what is asked twice is a common subexpression
 )
-# Of a program in which Python's loops have been run: first they are loops again.
 REROLL: tuple[Pass, ...] = (make_private_writes_plain, reroll)
+READY: tuple[Pass, ...] = (with_near_constants, take_turns_together)
 
 
 def simplified(fn: Function, *, unrolled: bool = False) -> Function:
@@ -100,10 +104,8 @@ def simplified(fn: Function, *, unrolled: bool = False) -> Function:
 
 
 def ready(fn: Function, *, in_stretches: bool = False) -> Function:
-    """The function as the driver runs it. `in_stretches`: a budget may do a loop so; these know
-    `x[t]`, not `x[2 * u]`."""
-    fn = with_near_constants(fn)
-    return fn if in_stretches else take_turns_together(fn)
+    """As the driver runs it. `in_stretches`: a budget may do loops so: of `x[t]`, not `x[2*u]`."""
+    return run(fn, READY[:1] if in_stretches else READY)
 
 
 def fused(

@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # They join the layers: the pipeline, the public names, and the tools around the compiler.
 SEES_ALL = {
     "", "__main__", "api", "cli", "compare", "comparison", "demo", "demo_worker", "difference",
-    "doctor", "explain_command", "machine", "memory_table", "patch", "pipeline",
+    "doctor", "explain_command", "machine", "memory_table", "opt", "patch", "pipeline",
     "profile_command", "programs", "torch_jit_names",
 }  # fmt: skip
 HEAVY = (

@@ -316,9 +316,14 @@ class Executable(ABC):
 
     @property
     def stages(self) -> list[tuple[str, str]]:
+        groups = [
+            f"{p.name}: {', '.join((*g.defs, *g.epilogue))}"
+            for p, g in zip(self.plans, self.groups, strict=True)
+        ]
         return [
             ("tensor expressions", print_program(self.program)),
             ("normal form", print_program(self.normal)),
+            ("groups", "\n".join(groups)),
             ("tile program", "\n".join(map(str, self.plans))),
             *(() if self.is_step else [("driver", self.driver)]),
             (self.language, self.source),

@@ -1,0 +1,200 @@
+"""`python -m lowtide.opt`: enters any stage of the compiler from its text, shows those after it.
+
+    python -m lowtide.opt --from simplify --pass fold_constants program.txt
+    python -m lowtide.opt --from specialise --shape x=100x3,n=5 --to normalise program.txt
+    python -m lowtide.opt --from normalise --rewrite softmax --size N=1000 < formulas.txt
+
+In: a Function as `print_function` writes it, or a Program as `print_program` does. From `fuse` on
+the Program is in normal form already. Exit status: 0 done, 2 what was given makes no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from lowtide import compiler
+from lowtide.codegen.staged import compile_program
+from lowtide.errors import LowtideError
+from lowtide.explain_command import ArgumentFault, parse_dtype, parse_shape
+from lowtide.ir.core import Function, Value, print_function
+from lowtide.ir.literals import parse_literal
+from lowtide.ir.parser import parse_function
+from lowtide.ir.types import TENSOR
+from lowtide.passes.run import Pass, run
+from lowtide.pipeline.driver import make_driver
+from lowtide.pipeline.options import Options
+from lowtide.pipeline.walk import Walk
+from lowtide.pipeline.walked_steps import KernelStep
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Program
+from lowtide.texpr.parser import parse_program
+from lowtide.texpr.printer import print_program, sizes_of
+from lowtide.texpr.rewrites import REWRITES, gradients
+
+LIKELY: Final = 64  # a size of which nothing is said
+PASSES: Final[Mapping[str, Pass]] = {
+    getattr(step, "__name__", ""): step
+    for step in (*compiler.REROLL, *compiler.SIMPLIFY, *compiler.READY)
+}
+COMPILED: Final[Mapping[str, tuple[str, ...]]] = {  # what of an executable's stages is shown
+    "split": ("tensor expressions",), "normalise": ("normal form",), "fuse": ("groups",),
+    "tile": ("tile program",), "emit": ("driver", "c"),
+}  # fmt: skip
+Shown = Iterator[tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A Program on its way. `hints`: likely sizes."""
+
+    title: str
+    program: Program
+    hints: Mapping[str, int]
+
+
+def choice(kind: str, name: str, known: Collection[str]) -> str:
+    """The name; raises ArgumentFault, which lists those there are."""
+    if name not in known:
+        raise ArgumentFault(f"there is no {kind} {name!r}; write one of {', '.join(known)}")
+    return name
+
+
+@dataclass
+class Run:
+    """Stages change what it holds, and give titles and texts."""
+
+    options: argparse.Namespace
+    function: Function | None = None
+    work: list[Work] = field(default_factory=list[Work])
+
+    def ir(self) -> Shown:
+        assert self.function is not None
+        yield "", print_function(self.function).rstrip()
+
+    def simplify(self) -> Shown:
+        assert self.function is not None
+        if name := self.options.one_pass:
+            self.function = run(self.function, [PASSES[choice("pass", name, PASSES)]])
+        else:
+            self.function = compiler.simplified(self.function)
+        yield from self.ir()
+
+    def specialise(self) -> Shown:
+        assert self.function is not None
+        given = pairs(self.options.shape)
+        values = [value_of(p, given, self.options) for p in self.function.params]
+        for step in Walk(make_driver(self.function, Options()), values).steps:
+            if not isinstance(step, KernelStep):
+                yield f"@{step.loc.line}", f"PyTorch runs {step.label}: {step.reason}"
+            elif (host := step.entry.spec.host) is not None:
+                title = f"@{step.loc.line}" if step.loc.line else ""
+                self.work.append(Work(title=title, program=host.program, hints=step.numbers))
+        yield from self.programs()
+
+    def programs(self) -> Shown:
+        yield from ((w.title, print_program(w.program)) for w in self.work)
+
+    def differentiate(self) -> Shown:
+        if self.options.grad is None and self.options.begin != "differentiate":
+            return
+        wanted = (self.options.grad or "").split(",")
+        for w in list(self.work):
+            names = [choice("input", n, w.program.inputs) for n in wanted if n] or None
+            program = gradients(w.program, names)
+            self.work.append(replace(w, title=f"{w.title} backward".strip(), program=program))
+        yield from self.programs()
+
+    def rewrite(self) -> Shown:
+        apply = REWRITES[choice("rewrite", self.options.rewrite, REWRITES)]
+        self.work = [replace(w, program=apply(w.program, w.hints)) for w in self.work]
+        yield from self.programs()
+
+    def compiled(self, *names: str) -> Shown:
+        """What the code generator shows under these names."""
+        for w in self.work:
+            every = [e for d in w.program.defs.values() for e in ex.walk(d.expr)]
+            scalars = dict.fromkeys(e.name for e in every if isinstance(e, ex.Scalar))
+            made = compile_program(w.program, symbols=[*w.hints], scalars=[*scalars], hints=w.hints)
+            for title, text in made.stages:
+                if title.rpartition(".")[2] in names:
+                    yield f"{w.title} {title}".strip(), text
+
+
+def pairs(text: str) -> dict[str, str]:
+    """`x=100x3,n=5` by name."""
+    found = [part.partition("=") for part in text.split(",") if part]
+    if not all(equals for _, equals, _ in found):
+        raise ArgumentFault(f"{text!r} is not of the form x=100x3,n=5")
+    return {name.strip(): value.strip() for name, _, value in found}
+
+
+def value_of(p: Value, given: Mapping[str, str], options: argparse.Namespace) -> Any:
+    """A meta tensor of the shape that is given for a parameter; or the number."""
+    if p.name not in given:
+        raise ArgumentFault(f"--shape says nothing of `{p.name}`; write --shape {p.name}=100x3")
+    if p.type != TENSOR:
+        return parse_literal(given[p.name])
+    dtype = pairs(options.dtype).get(p.name, "float32")
+    return torch.empty(parse_shape(given[p.name]), dtype=parse_dtype(dtype), device="meta")
+
+
+def stages(text: str, options: argparse.Namespace) -> Shown:
+    """Titles and texts; raises ArgumentFault and LowtideError."""
+    known = compiler.STAGES
+    begin = known.index(choice("stage", options.begin, known))
+    end = known.index(choice("stage", options.end or known[-1], known))
+    this = Run(options)
+    is_function = text.lstrip().startswith("def ")
+    if is_function != (begin <= known.index("specialise")):
+        kind = "a Program (`input …`), not a Function" if is_function else "a Function (`def …`)"
+        raise ArgumentFault(f"--from {options.begin} reads {kind}")
+    if is_function:
+        this.function = parse_function(text)
+    else:
+        program = parse_program(text)
+        sizes = {a.name: max(a.low or 0, LIKELY) for a in sizes_of(program)}
+        given = {n: int(v) for n, v in pairs(options.size).items()}
+        this.work = [Work(title="", program=program, hints={**sizes, **given})]
+    for stage in known[begin : end + 1]:
+        if stage == "normalise" and options.rewrite:
+            found = this.rewrite()
+        elif stage in COMPILED:
+            found = this.compiled(*COMPILED[stage])
+        else:
+            found = getattr(this, stage)()
+        for title, shown in found:
+            yield f"{stage} {title}".strip(), shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m lowtide.opt", description=__doc__)
+    add = parser.add_argument
+    add("file", nargs="?", default="-", help="the text; - for what comes in")
+    add("--from", dest="begin", default="ir", metavar="STAGE", help=" ".join(compiler.STAGES))
+    add("--to", dest="end", default="", metavar="STAGE", help="the last one that is shown")
+    add("--pass", dest="one_pass", default="", metavar="NAME", help="of simplify, this one only")
+    add("--rewrite", default="", metavar="NAME", help="of normalise, this one only")
+    add("--shape", default="", help="of a Function's parameters: x=100x3,n=5")
+    add("--dtype", default="", help="where it is not float32: x=float64")
+    add("--size", default="", help=f"likely sizes of a Program, {LIKELY} by default: N=1000")
+    add("--grad", nargs="?", const="", help="differentiate, by these inputs or by all floats")
+    options = parser.parse_args(arguments)
+    try:
+        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text("utf-8")
+        for title, shown in stages(text, options):
+            print(f"== {title} ==\n{shown}\n")
+    except (ArgumentFault, LowtideError, OSError, ValueError) as fault:
+        print(f"opt: {fault}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
